@@ -1,0 +1,8 @@
+"""Real failures of GRPO and Online DPO training, reproduced, measured and repaired.
+
+What to take home, each in a module of its own and usable in any training script:
+`gradients`, `rollouts`, `guards`, and the measurements of `observe`. They need torch and transformers only, and work
+unchanged from transformers 4.48 to 5.x. The rest of the package runs the course.
+"""
+
+__version__ = "0.1.0"
