@@ -24,8 +24,21 @@ def resolve(name: str, *options: str) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraint:
         constraint.write(TORCH.split("+")[0] + "\n")
         constraint.flush()
-        command = [os.environ.get("UV", "uv"), "pip", "compile", str(HERE / f"{name}.in"), "-c", constraint.name,
-                   "--universal", "--python-version", "3.11", "--no-header", "--no-annotate", "-q", *options]
+        command = [
+            os.environ.get("UV", "uv"),
+            "pip",
+            "compile",
+            str(HERE / f"{name}.in"),
+            "-c",
+            constraint.name,
+            "--universal",
+            "--python-version",
+            "3.11",
+            "--no-header",
+            "--no-annotate",
+            "-q",
+            *options,
+        ]
         return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
 
 

@@ -27,8 +27,19 @@ MARKER = "failurelab-era.json"
 # Hidden from each other, or a library of the caller's environment would be imported in the era.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "JPY_PARENT_PID")
 # What DeepSpeed's own build imports; it must be there before the lock is installed without build isolation.
-_BUILD_TOOLS = ("setuptools", "wheel", "ninja", "py-cpuinfo", "hjson", "msgpack", "einops", "pydantic", "numpy",
-                "psutil", "tqdm")
+_BUILD_TOOLS = (
+    "setuptools",
+    "wheel",
+    "ninja",
+    "py-cpuinfo",
+    "hjson",
+    "msgpack",
+    "einops",
+    "pydantic",
+    "numpy",
+    "psutil",
+    "tqdm",
+)
 # Free bytes asked for before an environment is made: as measured with a CPU build of torch, and a third more.
 _ROOM = {TODAY: 3_000_000_000, "era": 2_000_000_000}
 
@@ -106,8 +117,9 @@ def root() -> pathlib.Path:
             if (folder / "eras" / "torch.txt").is_file() and (folder / "helpers" / "failurelab").is_dir():
                 return folder
     raise EraError(
-        f"this is not the course's repository ({starts[-1]}): no eras/torch.txt above it. The notebooks, labs and locks "
-        "live there. Next: cd into your clone, or set FAILURELAB_ROOT to it.")
+        f"this is not the course's repository ({starts[-1]}): no eras/torch.txt above it. Notebooks, labs and locks "
+        "live there. Next: cd into your clone, or set FAILURELAB_ROOT to it."
+    )
 
 
 def known() -> list[Era]:
@@ -139,8 +151,10 @@ def find(name: str, *, ready: bool = True) -> Era:
         raise EraError(f"unknown era {name!r}: the eras are {', '.join(eras)}")
     found = eras[name]
     if ready and found.status != "ready" and not (name == TODAY and _is_own(found)):
-        raise EraError(f"era {name} is {found.status} ({found.folder}): its library stack cannot be imported. "
-                       f"Next: failurelab eras create {name}")
+        raise EraError(
+            f"era {name} is {found.status} ({found.folder}): its library stack cannot be imported. "
+            f"Next: failurelab eras create {name}"
+        )
     return found
 
 
@@ -179,8 +193,10 @@ def create(name: str, say=print) -> Era:
     """
     era = find(name, ready=False)
     if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-        raise EraError(f"Python {sys.version.split()[0]} runs this, and the locks are for 3.11 and 3.12. "
-                       "Next: install one of these and run: make PYTHON=python3.11")
+        raise EraError(
+            f"Python {sys.version.split()[0]} runs this, and the locks are for 3.11 and 3.12. "
+            "Next: install one of these and run: make PYTHON=python3.11"
+        )
     top = root()
     (top / ".eras").mkdir(exist_ok=True)
     with _locked(top / ".eras" / f".{name}.lock", say, name):
@@ -211,8 +227,10 @@ def _check_room(era: Era) -> None:
     need = _ROOM.get(era.name, _ROOM["era"])
     free = shutil.disk_usage(root()).free
     if free < need:
-        raise EraError(f"{free / 1e9:.1f} GB of disk are free at {root()} and era {era.name} needs about "
-                       f"{need / 1e9:.0f} GB. Next: free some, and run the same command again.")
+        raise EraError(
+            f"{free / 1e9:.1f} GB of disk are free at {root()} and era {era.name} needs about "
+            f"{need / 1e9:.0f} GB. Next: free some, and run the same command again."
+        )
 
 
 def _make_today(era: Era, say) -> None:
@@ -233,8 +251,10 @@ def _make(era: Era, say) -> None:
     partial = top / ".eras" / f".{era.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        _step([_uv(), "venv", "--quiet", "--relocatable", "--python", sys.executable, str(partial)],
-              "a virtual environment")
+        _step(
+            [_uv(), "venv", "--quiet", "--relocatable", "--python", sys.executable, str(partial)],
+            "a virtual environment",
+        )
         _fill(era, partial, say)
         (partial / MARKER).write_text(json.dumps({"lock": fingerprint(era.lock)}))
         shutil.rmtree(era.folder, ignore_errors=True)
@@ -255,7 +275,7 @@ def _fill(era: Era, folder: pathlib.Path, say) -> None:
     _step([*install, *backend, torch], torch, era)
     say(f"era {era.name}: {sum('==' in line for line in era.lock.read_text().splitlines())} packages")
     _step([*install, *_BUILD_TOOLS, "-c", str(era.lock)], "build tools", era)
-    _step([*install, "--no-build-isolation-package", "deepspeed", "-r", str(era.lock)], f"the lock {era.lock.name}", era)
+    _step([*install, "--no-build-isolation-package", "deepspeed", "-r", str(era.lock)], era.lock.name, era)
     _step([*install, "--no-deps", "--no-build-isolation", "--editable", str(root())], "the package failurelab", era)
 
 
@@ -264,15 +284,19 @@ def _finish(era: Era, say) -> None:
     zero3 = False
     if shutil.which("g++") or shutil.which("c++"):
         say(f"era {era.name}: DeepSpeed's operation for the CPU is built (about a minute)")
-        code = ("import deepspeed.ops.op_builder as b; from deepspeed.accelerator import get_accelerator;"
-                "get_accelerator().create_op_builder('ShareMemCommBuilder').load(verbose=False)")
+        code = (
+            "import deepspeed.ops.op_builder as b; from deepspeed.accelerator import get_accelerator;"
+            "get_accelerator().create_op_builder('ShareMemCommBuilder').load(verbose=False)"
+        )
         built = run(era, ["-c", code], capture_output=True, text=True)
         zero3 = built.returncode == 0
         if not zero3:
             say(f"era {era.name}: that build failed, so ZeRO-3 is NOT RUN: {_last_line(built.stderr)}")
     else:
-        say(f"era {era.name}: no C++ compiler is found, so ZeRO-3 is NOT RUN. Next: install g++, then "
-            f"failurelab eras remove {era.name} and create it again")
+        say(
+            f"era {era.name}: no C++ compiler is found, so ZeRO-3 is NOT RUN. Next: install g++, then "
+            f"failurelab eras remove {era.name} and create it again"
+        )
     (era.folder / MARKER).write_text(json.dumps({"lock": fingerprint(era.lock), "zero3": zero3}))
     say(f"era {era.name}: ready")
 
@@ -284,8 +308,11 @@ def register_kernel(era: Era) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     spec = {
         "argv": [str(era.python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": era.title, "language": "python", "metadata": {"debugger": True, "failurelab_era": era.name},
-        "env": era.variables | {"PATH": f"{era.folder / 'bin'}{os.pathsep}${{PATH}}"}}
+        "display_name": era.title,
+        "language": "python",
+        "metadata": {"debugger": True, "failurelab_era": era.name},
+        "env": era.variables | {"PATH": f"{era.folder / 'bin'}{os.pathsep}${{PATH}}"},
+    }
     text = json.dumps(spec, indent=1)
     path = folder / "kernel.json"
     if not path.is_file() or path.read_text() != text:
@@ -332,12 +359,16 @@ def _works(command: list[str]) -> bool:
         return False
 
 
-_NO_NETWORK = re.compile(r"failed to fetch|dns error|error sending request|could not connect|network is unreachable|"
-                         r"timed out|temporary failure in name resolution|connection refused|max retries|"
-                         r"newconnectionerror|network connectivity is disabled", re.IGNORECASE)
+_NO_NETWORK = re.compile(
+    r"failed to fetch|dns error|error sending request|could not connect|network is unreachable|"
+    r"timed out|temporary failure in name resolution|connection refused|max retries|"
+    r"newconnectionerror|network connectivity is disabled",
+    re.IGNORECASE,
+)
 _NO_SPACE = re.compile(r"no space left|os error 28|disk quota", re.IGNORECASE)
-_NOT_RESOLVED = re.compile(r"no solution found|no matching distribution|could not find a version|was not found",
-                           re.IGNORECASE)
+_NOT_RESOLVED = re.compile(
+    r"no solution found|no matching distribution|could not find a version|was not found", re.IGNORECASE
+)
 
 
 def _step(command: list[str], what: str, era: Era | None = None) -> None:
@@ -360,12 +391,16 @@ def explain(output: str, what: str, name: str) -> str:
     if _NO_SPACE.search(output):
         return f"era {name}: no space is left on the disk while installing {what}. Free some. {again}"
     if _NO_NETWORK.search(output):
-        return (f"era {name}: {what} could not be fetched, the package index was not reached. Set-up needs the network "
-                f"once. Check it, or the proxy. {again}")
+        return (
+            f"era {name}: {what} could not be fetched, the package index was not reached. Set-up needs the network "
+            f"once. Check it, or the proxy. {again}"
+        )
     if _NOT_RESOLVED.search(output):
         said = next((line.strip(" ×╰─▶│") for line in output.splitlines() if _NOT_RESOLVED.search(line)), "")
-        return (f"era {name}: {what} does not resolve ({said}). Next: git checkout eras/{name}.txt, or after a change to "
-                f"eras/{name}.in: make lock")
+        return (
+            f"era {name}: {what} does not resolve ({said}). Next: git checkout eras/{name}.txt, or after a "
+            f"change to eras/{name}.in: make lock"
+        )
     return f"era {name}: {what} could not be installed: {_last_line(output)}"
 
 

@@ -41,11 +41,13 @@ def expect_failure(kind: type[BaseException], match: str = "") -> Iterator[Expec
             if not isinstance(error, Exception):
                 raise  # an interrupt or an exit asked for from outside is no outcome of the block
             raise UnexpectedOutcome(
-                f"expected {kind.__name__}, but {type(error).__name__} was raised: {_first_line(text)}") from error
+                f"expected {kind.__name__}, but {type(error).__name__} was raised: {_first_line(text)}"
+            ) from error
         if not re.search(match, text):
             raise UnexpectedOutcome(
                 f"{kind.__name__} was raised as expected, but for another reason: {_first_line(text)!r} "
-                f"does not match {match!r}") from error
+                f"does not match {match!r}"
+            ) from error
         caught.error = error
         print(f"{type(error).__name__}: {_first_line(text)} (expected)")
     else:

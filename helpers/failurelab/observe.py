@@ -50,8 +50,16 @@ def device_name(device: str | torch.device = "cpu") -> str:
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
-def record(failure: str, state: str, figures: Mapping[str, Any], *, case: str = "", seed: int | None = None,
-           tier: str | None = None, device: str | torch.device = "cpu") -> dict[str, Any]:
+def record(
+    failure: str,
+    state: str,
+    figures: Mapping[str, Any],
+    *,
+    case: str = "",
+    seed: int | None = None,
+    tier: str | None = None,
+    device: str | torch.device = "cpu",
+) -> dict[str, Any]:
     """Make one evidence record, and write it where FAILURELAB_EVIDENCE says.
 
     Args:
@@ -75,9 +83,18 @@ def record(failure: str, state: str, figures: Mapping[str, Any], *, case: str = 
     if tier not in TIERS:
         raise ValueError(f"unknown tier {tier!r}: a record's tier is one of {', '.join(TIERS)}")
     made = {
-        "schema": SCHEMA, "failure": failure, "case": case, "state": state, "era": era(), "seed": seed, "tier": tier,
-        "device": device_name(device), "versions": versions(),
-        "source": os.environ.get("FAILURELAB_SOURCE", ""), "figures": {k: _plain(k, v) for k, v in figures.items()}}
+        "schema": SCHEMA,
+        "failure": failure,
+        "case": case,
+        "state": state,
+        "era": era(),
+        "seed": seed,
+        "tier": tier,
+        "device": device_name(device),
+        "versions": versions(),
+        "source": os.environ.get("FAILURELAB_SOURCE", ""),
+        "figures": {k: _plain(k, v) for k, v in figures.items()},
+    }
     folder = os.environ.get("FAILURELAB_EVIDENCE")
     if folder:
         path = pathlib.Path(folder)
@@ -97,8 +114,10 @@ def _plain(name: str, value: Any) -> Any:
         return [_plain(name, part) for part in value]
     if hasattr(value, "item") and getattr(value, "numel", lambda: 1)() == 1:
         return _plain(name, value.item())
-    raise ValueError(f"figure {name!r} is a {type(value).__name__}: a record holds numbers, strings, booleans and "
-                     "lists of these; reduce it to such first")
+    raise ValueError(
+        f"figure {name!r} is a {type(value).__name__}: a record holds numbers, strings, booleans and "
+        "lists of these; reduce it to such first"
+    )
 
 
 class SeenWarnings:
@@ -135,8 +154,11 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
         return torch.cuda.max_memory_allocated(device) - start
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in profile.profiler.kineto_results.events()
-                     if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU)
+    changes = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in profile.profiler.kineto_results.events()
+        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+    )
     held = peak = 0
     for _, size in changes:
         held += size
@@ -145,8 +167,19 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
 
 
 # Loggers of other libraries that talk at import or once a step; the course says itself what matters.
-_TALKERS = ("transformers", "trl", "accelerate", "peft", "bitsandbytes", "deepspeed", "DeepSpeed", "datasets",
-            "torch.distributed", "httpx", "papermill")
+_TALKERS = (
+    "transformers",
+    "trl",
+    "accelerate",
+    "peft",
+    "bitsandbytes",
+    "deepspeed",
+    "DeepSpeed",
+    "datasets",
+    "torch.distributed",
+    "httpx",
+    "papermill",
+)
 
 
 def quiet() -> None:
