@@ -9,6 +9,8 @@ This module uses the standard library alone, for it makes the environments that 
     PYTHONPATH=helpers python3 -m failurelab.eras create today trl-0.14
 """
 
+from __future__ import annotations  # a Python that is too old must get as far as saying so
+
 import contextlib
 import dataclasses
 import fcntl
@@ -239,7 +241,9 @@ def _make_today(era: Era, say) -> None:
     if not (era.python.exists() and _works([str(era.python), "-m", "pip", "--version"])):
         shutil.rmtree(era.folder, ignore_errors=True)
         say(f"era {era.name}: a virtual environment, and uv in it")
-        _step([sys.executable, "-m", "venv", str(era.folder)], "a virtual environment")
+        # The interpreter that runs this may be the broken one that was just deleted.
+        base = getattr(sys, "_base_executable", None) or sys.executable
+        _step([base, "-m", "venv", str(era.folder)], "a virtual environment")
     if not os.access(era.folder / "bin" / "uv", os.X_OK):
         _step([str(era.python), "-m", "pip", "install", "--quiet", "uv"], "uv")
     _fill(era, era.folder, say)
@@ -274,7 +278,10 @@ def _fill(era: Era, folder: pathlib.Path, say) -> None:
     say(f"era {era.name}: {torch}")
     _step([*install, *backend, torch], torch, era)
     say(f"era {era.name}: {sum('==' in line for line in era.lock.read_text().splitlines())} packages")
-    _step([*install, *_BUILD_TOOLS, "-c", str(era.lock)], "build tools", era)
+    if _asks_deepspeed(era):
+        _step([*install, *_BUILD_TOOLS, "-c", str(era.lock)], "build tools", era)
+    else:
+        _step([*install, "setuptools", "wheel", "-c", str(era.lock)], "build tools", era)
     _step([*install, "--no-build-isolation-package", "deepspeed", "-r", str(era.lock)], era.lock.name, era)
     _step([*install, "--no-deps", "--no-build-isolation", "--editable", str(root())], "the package failurelab", era)
 
@@ -282,7 +289,9 @@ def _fill(era: Era, folder: pathlib.Path, say) -> None:
 def _finish(era: Era, say) -> None:
     """Build DeepSpeed's CPU operation, once; without a compiler the era works and ZeRO-3 is NOT RUN there."""
     zero3 = False
-    if shutil.which("g++") or shutil.which("c++"):
+    if not _asks_deepspeed(era):
+        say(f"era {era.name}: holds no DeepSpeed, so ZeRO-3 is NOT RUN there")
+    elif shutil.which("g++") or shutil.which("c++"):
         say(f"era {era.name}: DeepSpeed's operation for the CPU is built (about a minute)")
         code = (
             "import deepspeed.ops.op_builder as b; from deepspeed.accelerator import get_accelerator;"
@@ -299,6 +308,10 @@ def _finish(era: Era, say) -> None:
         )
     (era.folder / MARKER).write_text(json.dumps({"lock": fingerprint(era.lock), "zero3": zero3}))
     say(f"era {era.name}: ready")
+
+
+def _asks_deepspeed(era: Era) -> bool:
+    return bool(re.search(r"^deepspeed==", era.lock.read_text(), re.MULTILINE))
 
 
 def register_kernel(era: Era) -> pathlib.Path:
