@@ -1,0 +1,51 @@
+# make course   set up, then run the course's notebooks
+# make test     set up, then run all tests
+# make lab      set up, then open JupyterLab
+# make help     the rest
+# A .venv that works is asked first, so that another python3 on the path changes nothing once all is there.
+PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python || echo python3)
+ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/*.in)))
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help setup course test lab lint lock outputs evidence tables
+
+help:
+	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
+	@echo "make test      set up what is missing, then run all tests"
+	@echo "make lab       set up what is missing, then open JupyterLab"
+	@echo "make setup     set up only: .venv and the eras"
+	@echo "make outputs   run the notebooks and store their outputs in them"
+	@echo "make evidence  measure everything again into evidence/cpu.json, and the README's tables from it"
+	@echo "make tables    write the README's tables from evidence/cpu.json"
+	@echo "make lint      ruff"
+	@echo "make lock      compile eras/*.in into eras/*.txt"
+
+# Does nothing, and needs no network, once all is there.
+setup:
+	@test -f eras/torch.txt || { echo "ERROR run make in the repository's root: eras/torch.txt is not here" >&2; exit 1; }
+	@PYTHONPATH=helpers $(PYTHON) -m failurelab.eras create $(ERAS)
+
+course: setup
+	@$(BIN)/failurelab run
+
+test: setup
+	@$(BIN)/python -m pytest
+
+lab: setup
+	@$(BIN)/jupyter lab --notebook-dir=.
+
+lint: setup
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+lock:
+	@UV=$(BIN)/uv UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/python eras/compile.py
+
+outputs: setup
+	@$(BIN)/failurelab outputs
+
+evidence: setup
+	@$(BIN)/failurelab evidence record --out evidence/cpu.json
+	@$(BIN)/failurelab evidence tables
+
+tables:
+	@$(BIN)/failurelab evidence tables

@@ -1,0 +1,202 @@
+"""The command line: run notebooks, prove labs, make eras, record evidence, look at a machine.
+
+Modules are imported inside the commands, for some cost seconds. A known error is one line on stderr; the exit status is
+0 only if all held, 1 if something failed, 2 for a wrong call, 3 if the environment broke before the question was asked.
+"""
+
+import json
+import pathlib
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import eras
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="The GRPO Failure Lab.", pretty_exceptions_enable=False)
+eras_app = typer.Typer(no_args_is_help=True, help="The pinned library stacks.")
+evidence_app = typer.Typer(no_args_is_help=True, help="What runs measured.")
+app.add_typer(eras_app, name="eras")
+app.add_typer(evidence_app, name="evidence")
+console = Console()
+
+Names = Annotated[list[str] | None, typer.Argument(help="Numbers or names; all when none is given.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.command("run")
+def run_notebooks(
+    names: Names = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    model: Annotated[str, typer.Option(help="tiny, random-0.5b, a hub name or a folder.")] = "tiny",
+    seed: Annotated[int, typer.Option(help="The seed of the runs.")] = 0,
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", "--parameter", metavar="NAME VALUE", help="A further parameter.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="How many notebooks at once.")] = 2,
+    time_limit: Annotated[int, typer.Option(help="Seconds for one notebook.")] = 600,
+) -> None:
+    """Run notebooks through papermill; keep executed copies, HTML and evidence under .course/runs."""
+    from . import course
+
+    given = dict(_name_value(text) for text in parameter or [])
+    results = course.run(
+        names or [], device=device, model=model, seed=seed, parameters=given, jobs=jobs, time_limit=time_limit
+    )
+    raise typer.Exit(course.exit_status(results))
+
+
+@app.command()
+def outputs(names: Names = None) -> None:
+    """Run notebooks on the CPU tier and store their outputs in notebooks/."""
+    from . import course
+
+    course.regenerate(names or [])
+
+
+@app.command()
+def verify(names: Names = None, as_json: Json = False) -> None:
+    """Prove labs in three states: broken fails, wrong fixes still fail, the right fix heals."""
+    from . import labs
+
+    matrix = labs.verify(names or None)
+    print(json.dumps(labs.to_json(matrix), indent=1)) if as_json else console.print(labs.render(matrix))
+    raise typer.Exit(labs.exit_status(matrix))
+
+
+@app.command()
+def doctor(
+    python: Annotated[
+        pathlib.Path | None, typer.Option(help="Look at this Python's libraries instead of the course.")
+    ] = None,
+) -> None:
+    """Look at this machine, or at another Python's libraries: which failures would it meet?"""
+    from . import doctor as look
+
+    checks = look.other_python(python) if python else look.course()
+    console.print(look.text(checks), markup=False, highlight=False)
+    raise typer.Exit(look.exit_status(checks))
+
+
+@eras_app.command("list")
+def eras_list() -> None:
+    """List the eras, and whether each is ready."""
+    table = Table("era", "title", "status", "ZeRO-3 on a CPU")
+    for era in eras.known():
+        table.add_row(era.name, era.title, era.status, "yes" if era.has_zero3 else "NOT RUN")
+    console.print(table)
+
+
+@eras_app.command("create")
+def eras_create(names: Names = None) -> None:
+    """Make eras that are missing, half-made or of another lock."""
+    for name in names or [era.name for era in eras.known() if era.name != eras.TODAY]:
+        eras.create(name, say=_say)
+
+
+@eras_app.command("remove")
+def eras_remove(names: Annotated[list[str], typer.Argument(help="The eras to delete.")]) -> None:
+    """Delete eras and their kernelspecs."""
+    for name in names:
+        eras.remove(name, say=_say)
+
+
+@evidence_app.command("record")
+def evidence_record(
+    out: Annotated[pathlib.Path, typer.Option(help="The ledger to write.")],
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    only: Annotated[list[str] | None, typer.Option(help="Only these benchmarks or notebooks; others are kept.")] = None,
+) -> None:
+    """Run notebooks, labs and benchmarks, and keep what they measured in one ledger."""
+    from . import recording
+
+    recording.record(out, device=device, only=only or [], say=_say)
+
+
+@evidence_app.command("show")
+def evidence_show(
+    ledger: Annotated[pathlib.Path | None, typer.Argument(help="By default evidence/cpu.json.")] = None,
+    failure: Annotated[str, typer.Option(help="Only this failure, such as F1.")] = "",
+) -> None:
+    """Print a ledger's records."""
+    from . import evidence
+
+    table = Table("failure", "case", "state", "era", "seed", "tier", "figures")
+    for made in evidence.load(ledger or eras.root() / "evidence" / "cpu.json"):
+        if not failure or made["failure"] == failure:
+            figures = ", ".join(f"{name} {_short(value)}" for name, value in made["figures"].items())
+            table.add_row(*(str(made.get(k, "")) for k in ("failure", "case", "state", "era", "seed", "tier")), figures)
+    console.print(table)
+
+
+@evidence_app.command("tables")
+def evidence_tables() -> None:
+    """Write the tables in README.md from evidence/cpu.json."""
+    from . import evidence
+
+    readme = eras.root() / "README.md"
+    old = readme.read_text(encoding="utf-8")
+    new = evidence.update_tables(old, evidence.load(eras.root() / "evidence" / "cpu.json"))
+    readme.write_text(new, encoding="utf-8")
+    _say("README.md: tables unchanged" if new == old else "README.md: tables written")
+
+
+def _short(value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _name_value(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise typer.BadParameter(f"{text!r} is not a NAME with a VALUE, such as -p steps 50")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _known_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that are said in one line; only modules already imported can have raised theirs."""
+    found: list[type[Exception]] = [eras.EraError]
+    for module, names in {
+        "course": ("CourseError",),
+        "evidence": ("EvidenceError",),
+        "labs": ("LabError",),
+        "registry": ("RegistryError",),
+        "models": ("ModelError",),
+    }.items():
+        loaded = sys.modules.get(f"failurelab.{module}")
+        found += [getattr(loaded, name) for name in names if hasattr(loaded, name)]
+    return tuple(found)
+
+
+def _papermill_parameters(arguments: list[str]) -> list[str]:
+    """Return the arguments with `-p NAME VALUE`, as papermill writes it, joined to `-p NAME=VALUE`, as typer reads it."""
+    joined, rest = [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word in ("-p", "--parameter") and len(rest) >= 2 and "=" not in rest[0]:
+            joined += [word, f"{rest.pop(0)}={rest.pop(0)}"]
+        else:
+            joined.append(word)
+    return joined
+
+
+def run() -> int:
+    """Run the command line; return the exit status."""
+    try:
+        app(_papermill_parameters(sys.argv[1:]))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception as error:
+        if not isinstance(error, _known_errors()):
+            raise
+        print(f"ERROR {error}", file=sys.stderr)
+        return 1
+    return 0

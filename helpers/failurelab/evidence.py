@@ -1,0 +1,229 @@
+"""The ledger: what runs measured, kept in the repository, and the tables made from it.
+
+A ledger is one JSON file under evidence/, named after the device: `cpu.json`, `h100.json`. It holds evidence records
+(see `observe.record`). README tables are written from it by `update_tables`, never typed; a test finds a stale one.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import eras
+
+SCHEMA = 1
+_FIELDS = {
+    "schema": int,
+    "failure": str,
+    "case": str,
+    "state": str,
+    "era": str,
+    "tier": str,
+    "device": str,
+    "versions": dict,
+    "source": str,
+    "figures": dict,
+}
+Record = dict[str, Any]
+
+
+class EvidenceError(Exception):
+    """A ledger or record cannot be read, or what should make it failed."""
+
+
+def validate(record: Record, where: str = "record") -> None:
+    """Check one record against the schema.
+
+    Raises:
+        EvidenceError: a field is missing or of another type, or the schema is a newer one.
+    """
+    for field, kind in _FIELDS.items():
+        if not isinstance(record.get(field), kind):
+            raise EvidenceError(
+                f"{where}: field {field!r} is {record.get(field)!r}, a {kind.__name__} is needed. "
+                "Records are made by observe.record; next: record this evidence again."
+            )
+    if record["schema"] > SCHEMA:
+        raise EvidenceError(
+            f"{where}: schema {record['schema']} is newer than this package knows ({SCHEMA}). Next: update failurelab."
+        )
+
+
+def collect(folder: pathlib.Path) -> list[Record]:
+    """Return the records that runs wrote under `folder`, all levels, in a stable order.
+
+    Raises:
+        EvidenceError: a line is not JSON, or not a record.
+    """
+    found = []
+    for path in sorted(folder.rglob("*.jsonl")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                made = json.loads(line)
+            except ValueError as error:
+                raise EvidenceError(f"{path.name} line {number} is not JSON: {error}") from error
+            validate(made, f"{path.name} line {number}")
+            found.append(made)
+    return found
+
+
+def key(record: Record) -> tuple:
+    """Return what makes two records the same measurement, so that the newer one replaces the older."""
+    return tuple(
+        str(record.get(field)) for field in ("failure", "case", "state", "era", "tier", "device", "seed", "source")
+    )
+
+
+def load(path: pathlib.Path) -> list[Record]:
+    """Return a ledger's records.
+
+    Raises:
+        EvidenceError: the file is missing, not JSON, or holds something else.
+    """
+    try:
+        ledger = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        records = ledger["records"]
+    except FileNotFoundError as error:
+        raise EvidenceError(f"no ledger at {path}. Next: failurelab evidence record --out {path}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise EvidenceError(f"{path} is not a ledger ({error}). Next: git checkout it, or record again.") from error
+    for number, made in enumerate(records, 1):
+        validate(made, f"{path} record {number}")
+    return records
+
+
+def save(path: pathlib.Path, records: Iterable[Record]) -> None:
+    """Write a ledger, sorted, one record a line, so that a change to it reads well in a diff."""
+    ordered = sorted(records, key=key)
+    lines = ",\n".join(json.dumps(made, sort_keys=True, ensure_ascii=False) for made in ordered)
+    temporary = pathlib.Path(f"{path}.{os.getpid()}")
+    temporary.write_text(f'{{"schema": {SCHEMA}, "records": [\n{lines}\n]}}\n', encoding="utf-8")
+    temporary.replace(path)
+
+
+def merge(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
+    """Return both together; where two are the same measurement, the one in `new`."""
+    return list({**{key(made): made for made in old}, **{key(made): made for made in new}}.values())
+
+
+def benchmarks() -> dict[str, tuple[str, ...]]:
+    """Return each script in benchmarks/ that records evidence, with the eras it is to run in.
+
+    A script says so in a line of its docstring: `Eras: today, trl-0.14`.
+    """
+    found = {}
+    for path in sorted((eras.root() / "benchmarks").glob("*.py")):
+        line = re.search(r"^Eras: (.+?)\.?$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if line:
+            found[path.stem] = tuple(name.strip() for name in line.group(1).split(","))
+    return found
+
+
+def run_benchmark(name: str, era_name: str, folder: pathlib.Path, device: str = "cpu") -> list[Record]:
+    """Run one benchmark script in one era and return what it recorded.
+
+    Raises:
+        EvidenceError: it failed, or recorded nothing.
+    """
+    era = eras.find(era_name)
+    inside = folder / f"{name}-{era_name}"
+    done = eras.run(
+        era,
+        [str(eras.root() / "benchmarks" / f"{name}.py"), "--device", device],
+        env={"FAILURELAB_EVIDENCE": str(inside), "FAILURELAB_SOURCE": f"benchmarks/{name}.py"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        tail = "\n".join(done.stdout.strip().splitlines()[-5:])
+        raise EvidenceError(f"benchmarks/{name}.py failed in era {era_name} (exit status {done.returncode}):\n{tail}")
+    made = collect(inside) if inside.is_dir() else []
+    if not made:
+        raise EvidenceError(f"benchmarks/{name}.py ended well in era {era_name} and recorded nothing")
+    return made
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def rows_for(records: Iterable[Record], **wanted: str) -> list[Record]:
+    """Return the records whose fields equal those named; a field ending in `*` matches by its beginning."""
+
+    def holds(made: Record) -> bool:
+        for field, value in wanted.items():
+            have = str(made.get(field))
+            if not (have.startswith(value[:-1]) if value.endswith("*") else have == value):
+                return False
+        return True
+
+    return [made for made in records if holds(made)]
+
+
+def spread(values: Iterable[float], digits: int = 2) -> str:
+    """Return `median (minimum to maximum)` of figures."""
+    numbers = sorted(float(value) for value in values)
+    middle = f"{statistics.median(numbers):.{digits}f}"
+    if len(numbers) == 1:
+        return middle
+    return f"{middle} ({numbers[0]:.{digits}f} to {numbers[-1]:.{digits}f})"
+
+
+def markdown(head: list[str], body: list[list[str]]) -> str:
+    """Return a markdown table."""
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def learning_table(records: list[Record]) -> str:
+    """GRPO on the small Qwen2: sampled accuracy before and after, in each era."""
+    found = rows_for(records, failure="ground", state="healthy", case="GRPO learns sums")
+    body = []
+    for name in sorted({made["era"] for made in found}, key=lambda each: (each != "today", each)):
+        runs = [made["figures"] for made in found if made["era"] == name]
+        gains = [run["accuracy_after"] - run["accuracy_before"] for run in runs]
+        body.append(
+            [
+                name,
+                len(runs),
+                spread(run["accuracy_before"] for run in runs),
+                spread(run["accuracy_after"] for run in runs),
+                f"{sum(gain >= 0.2 for gain in gains)} of {len(runs)}",
+                spread((run["seconds"] for run in runs), 0),
+                found[0]["tier"],
+            ]
+        )
+    head = ["era", "seeds", "sampled accuracy before", "after", "gain of 0.2 or more", "seconds", "tier"]
+    return markdown(head, body)
+
+
+TABLES: dict[str, Callable[[list[Record]], str]] = {"learning": learning_table}
+
+
+def update_tables(text: str, records: list[Record]) -> str:
+    """Return `text` with each block between `<!-- table: NAME -->` and `<!-- end table -->` made anew.
+
+    Raises:
+        EvidenceError: a block names a table that does not exist.
+    """
+
+    def made(match: re.Match) -> str:
+        name = match.group(1)
+        if name not in TABLES:
+            raise EvidenceError(f"unknown table {name!r}: the tables are {', '.join(TABLES)}")
+        return f"<!-- table: {name} -->\n{TABLES[name](records)}\n<!-- end table -->"
+
+    return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end table -->", made, text, flags=re.DOTALL)
+
+
+@contextlib.contextmanager
+def temporary_folder():
+    """Yield a folder for the evidence of one recording; it is gone after."""
+    with tempfile.TemporaryDirectory(prefix="failurelab-evidence-") as folder:
+        yield pathlib.Path(folder)
