@@ -15,7 +15,9 @@ from rich.table import Table
 
 from . import eras
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="The GRPO Failure Lab.", pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="The GRPO Failure Lab.", pretty_exceptions_enable=False
+)
 eras_app = typer.Typer(no_args_is_help=True, help="The pinned library stacks.")
 evidence_app = typer.Typer(no_args_is_help=True, help="What runs measured.")
 app.add_typer(eras_app, name="eras")

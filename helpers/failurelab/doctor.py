@@ -68,7 +68,10 @@ def _eras() -> list[Check]:
         detail = era.title if ready else f"{era.title}: {era.status}"
         made.append(
             Check(
-                f"Era {era.name}", PASS if ready else FAIL, detail, "" if ready else f"failurelab eras create {era.name}"
+                f"Era {era.name}",
+                PASS if ready else FAIL,
+                detail,
+                "" if ready else f"failurelab eras create {era.name}",
             )
         )
     return made

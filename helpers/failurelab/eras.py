@@ -28,20 +28,6 @@ TODAY = "today"
 MARKER = "failurelab-era.json"
 # Hidden from each other, or a library of the caller's environment would be imported in the era.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "JPY_PARENT_PID")
-# What DeepSpeed's own build imports; it must be there before the lock is installed without build isolation.
-_BUILD_TOOLS = (
-    "setuptools",
-    "wheel",
-    "ninja",
-    "py-cpuinfo",
-    "hjson",
-    "msgpack",
-    "einops",
-    "pydantic",
-    "numpy",
-    "psutil",
-    "tqdm",
-)
 # Free bytes asked for before an environment is made: as measured with a CPU build of torch, and a third more.
 _ROOM = {TODAY: 3_000_000_000, "era": 2_000_000_000}
 
@@ -279,11 +265,10 @@ def _fill(era: Era, folder: pathlib.Path, say) -> None:
     _step([*install, *backend, torch], torch, era)
     say(f"era {era.name}: {sum('==' in line for line in era.lock.read_text().splitlines())} packages")
     if _asks_deepspeed(era):
-        _step([*install, *_BUILD_TOOLS, "-c", str(era.lock)], "build tools", era)
-    else:
+        else:
         _step([*install, "setuptools", "wheel", "-c", str(era.lock)], "build tools", era)
-    _step([*install, "--no-build-isolation-package", "deepspeed", "-r", str(era.lock)], era.lock.name, era)
-    _step([*install, "--no-deps", "--no-build-isolation", "--editable", str(root())], "the package failurelab", era)
+    _step([*install, "-r", str(era.lock)], era.lock.name, era)
+    _step([*install, "--no-deps", "--editable", str(root())], "the package failurelab", era)
 
 
 def _finish(era: Era, say) -> None:
