@@ -152,6 +152,8 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
         step()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - start
+    # The profiler's C++ log writes when it starts and stops, to stderr, unless its level is above the last one.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step()
     changes = sorted(
