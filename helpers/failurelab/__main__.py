@@ -9,8 +9,8 @@ def main() -> int:
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         print(
-            f"ERROR the command failurelab needs {' and '.join(missing)}, which the core alone does not install: the "
-            "helpers and guards work without. Next: make, in a clone of the course, or pip install 'failurelab[course]'",
+            f"ERROR the command failurelab needs {' and '.join(missing)}, which the core alone does not install: "
+            "helpers and guards work without. Next: pip install 'failurelab[course]', or make in a clone of the course",
             file=sys.stderr,
         )
         return 2

@@ -179,7 +179,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
 
 
 def _papermill_parameters(arguments: list[str]) -> list[str]:
-    """Return the arguments with `-p NAME VALUE`, as papermill writes it, joined to `-p NAME=VALUE`, as typer reads it."""
+    """Return the arguments with `-p NAME VALUE`, as papermill writes it, joined to NAME=VALUE, as typer reads it."""
     joined, rest = [], list(arguments)
     while rest:
         word = rest.pop(0)

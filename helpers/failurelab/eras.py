@@ -264,9 +264,6 @@ def _fill(era: Era, folder: pathlib.Path, say) -> None:
     say(f"era {era.name}: {torch}")
     _step([*install, *backend, torch], torch, era)
     say(f"era {era.name}: {sum('==' in line for line in era.lock.read_text().splitlines())} packages")
-    if _asks_deepspeed(era):
-        else:
-        _step([*install, "setuptools", "wheel", "-c", str(era.lock)], "build tools", era)
     _step([*install, "-r", str(era.lock)], era.lock.name, era)
     _step([*install, "--no-deps", "--editable", str(root())], "the package failurelab", era)
 
@@ -277,7 +274,7 @@ def _finish(era: Era, say) -> None:
     if not _asks_deepspeed(era):
         say(f"era {era.name}: holds no DeepSpeed, so ZeRO-3 is NOT RUN there")
     elif shutil.which("g++") or shutil.which("c++"):
-        say(f"era {era.name}: DeepSpeed's operation for the CPU is built (about a minute)")
+        say(f"era {era.name}: DeepSpeed's operation for the CPU is built (up to a minute)")
         code = (
             "import deepspeed.ops.op_builder as b; from deepspeed.accelerator import get_accelerator;"
             "get_accelerator().create_op_builder('ShareMemCommBuilder').load(verbose=False)"

@@ -1,0 +1,208 @@
+"""Eras: made whole or not at all, found broken, and every refusal one line with a next step."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from failurelab import eras
+
+ROOT = eras.root()
+
+
+@pytest.fixture
+def course(tmp_path, monkeypatch):
+    """A course's repository with one small era, without torch, whose environment is made by a stand-in for uv."""
+    (tmp_path / "eras").mkdir()
+    (tmp_path / "helpers" / "failurelab").mkdir(parents=True)
+    (tmp_path / "eras" / "torch.txt").write_text("torch==2.13.0\n")
+    (tmp_path / "eras" / "today.in").write_text("# title: today\n")
+    (tmp_path / "eras" / "today.txt").write_text("six==1.17.0\n")
+    (tmp_path / "eras" / "old.in").write_text("# title: old times\nsix==1.16.0\n")
+    (tmp_path / "eras" / "old.txt").write_text("six==1.16.0\n")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    uv = tmp_path / ".venv" / "bin" / "uv"
+    uv.write_text(
+        "#!/bin/sh\n"
+        'echo "$@" >> "$FAKE_UV_LOG"\n'
+        'case "$1" in venv) shift; for last; do :; done\n'
+        f'  mkdir -p "$last/bin" && ln -s {sys.executable} "$last/bin/python";;\n'
+        'pip) case "$*" in *"$FAKE_UV_FAILS_AT"*) echo "$FAKE_UV_SAYS" >&2; exit 1;; esac;;\n'
+        "esac\n"
+    )
+    uv.chmod(0o755)
+    monkeypatch.setenv("FAILURELAB_ROOT", str(tmp_path))
+    monkeypatch.setenv("FAKE_UV_LOG", str(tmp_path / "uv.log"))
+    monkeypatch.setenv("FAKE_UV_FAILS_AT", "nothing-fails")
+    monkeypatch.setenv("FAKE_UV_SAYS", "")
+    return tmp_path
+
+
+def test_an_era_is_made_once_and_its_kernel_is_offered(course):
+    """A second set-up finds the era ready and calls no installer, so it needs no network."""
+    said = []
+    eras.create("old", say=said.append)
+    assert eras.find("old").status == "ready"
+    spec = json.loads((course / ".venv/share/jupyter/kernels/failurelab-old/kernel.json").read_text())
+    assert spec["display_name"] == "old times"
+    assert spec["argv"][0] == str(course / ".eras/old/bin/python")
+    assert spec["env"]["FAILURELAB_ERA"] == "old"
+    calls = (course / "uv.log").read_text()
+    eras.create("old", say=said.append)
+    assert (course / "uv.log").read_text() == calls
+    assert said[-1] == "era old: ready"
+
+
+def test_torch_comes_before_the_lock(course):
+    """The lock holds no torch: it must be there first, or the newest with its CUDA libraries would come."""
+    eras.create("old", say=lambda text: None)
+    installs = [line for line in (course / "uv.log").read_text().splitlines() if " install " in line]
+    assert installs[0].endswith("torch==2.13.0")
+    assert installs[1].endswith("old.txt")
+
+
+def test_a_failed_set_up_leaves_nothing_half_made(course, monkeypatch):
+    """What fails in the middle is removed, and the next set-up starts from nothing."""
+    monkeypatch.setenv("FAKE_UV_FAILS_AT", "old.txt")
+    monkeypatch.setenv("FAKE_UV_SAYS", "error: Failed to fetch: `six`\n  Caused by: dns error")
+    with pytest.raises(eras.EraError, match=r"could not be fetched.*network.*Next:"):
+        eras.create("old", say=lambda text: None)
+    assert eras.find("old", ready=False).status == "missing"
+    assert [path.name for path in (course / ".eras").iterdir()] == [".old.lock"]
+    monkeypatch.setenv("FAKE_UV_FAILS_AT", "nothing-fails")
+    assert eras.create("old", say=lambda text: None).status == "ready"
+
+
+@pytest.mark.parametrize(
+    "damage", ["marker", "interpreter", "lock"], ids=["half-made", "interpreter gone", "made from another lock"]
+)
+def test_a_broken_era_is_found_and_made_again(course, damage):
+    """An environment without its marker, its interpreter or its lock is no era."""
+    era = eras.create("old", say=lambda text: None)
+    if damage == "marker":
+        (era.folder / eras.MARKER).unlink()
+    elif damage == "interpreter":
+        era.python.unlink()
+    else:
+        era.lock.write_text("six==1.15.0\n")
+    assert era.status == ("stale" if damage == "lock" else "broken")
+    with pytest.raises(eras.EraError, match="failurelab eras create old"):
+        eras.find("old")
+    said = []
+    eras.create("old", say=said.append)
+    assert eras.find("old").status == "ready"
+    assert "made again" in said[0]
+
+
+def test_two_set_ups_at_once_wait_for_each_other(course):
+    """The second one waits on the lock that the first holds, then finds the era ready."""
+    (course / ".eras").mkdir()
+    import fcntl
+
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "helpers")}
+    with open(course / ".eras" / ".old.lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        other = subprocess.Popen(
+            [sys.executable, "-m", "failurelab.eras", "create", "old"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert "waiting" in other.stdout.readline()
+        assert not (course / ".eras" / "old").exists()
+    assert other.wait(timeout=120) == 0
+    assert eras.find("old").status == "ready"
+
+
+def test_unknown_era_lists_the_known(course):
+    """A typing error is answered with what there is."""
+    with pytest.raises(eras.EraError, match="unknown era 'odl': the eras are today, old"):
+        eras.find("odl")
+
+
+def test_no_room_is_said_before_anything_is_made(course, monkeypatch):
+    """A full disk is found out before the first download, with the room that is needed."""
+    monkeypatch.setattr(eras, "_ROOM", {"era": 10**18})
+    with pytest.raises(eras.EraError, match=r"GB of disk are free .* needs about"):
+        eras.create("old", say=lambda text: None)
+    assert not (course / "uv.log").exists()
+
+
+def test_an_old_python_is_told(course, monkeypatch):
+    """The locks are for 3.11 and 3.12; another Python is named, with what to call instead."""
+    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+    with pytest.raises(eras.EraError, match=r"the locks are for 3.11 and 3.12. Next: .*PYTHON="):
+        eras.create("old", say=lambda text: None)
+
+
+def test_outside_the_repository(tmp_path, monkeypatch):
+    """Without the repository there are no locks: the error says where to go."""
+    monkeypatch.setenv("FAILURELAB_ROOT", str(tmp_path))
+    with pytest.raises(eras.EraError, match="not the course's repository"):
+        eras.root()
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("error: Failed to fetch: `index/six/`\n Caused by: dns error: failed to lookup", "network"),
+        ("WARNING: Retrying after connection broken by 'NewConnectionError'", "network"),
+        ("× No solution found when resolving dependencies:\n ╰─▶ Because there is no version of six==9", "make lock"),
+        ("error: failed to write: No space left on device (os error 28)", "no space"),
+        ("something\nerror: it broke in a new way", "it broke in a new way"),
+    ],
+)
+def test_an_installer_s_output_becomes_one_line(output, expected):
+    """Pages of an installer's output are reduced to what was found and what to do."""
+    line = eras.explain(output, "six", "old")
+    assert expected in line
+    assert "\n" not in line
+
+
+def test_today_cannot_be_removed(course):
+    """The environment that runs the command is not deleted by it."""
+    with pytest.raises(eras.EraError, match="make"):
+        eras.remove("today")
+
+
+def test_remove_takes_environment_and_kernel(course):
+    """After a removal, JupyterLab does not offer a kernel that cannot start."""
+    era = eras.create("old", say=lambda text: None)
+    eras.remove("old", say=lambda text: None)
+    assert era.status == "missing"
+    assert not (course / ".venv/share/jupyter/kernels/failurelab-old").exists()
+
+
+@pytest.mark.parametrize("lock", sorted((ROOT / "eras").glob("*.txt")), ids=lambda path: path.stem)
+def test_locks_hold_released_packages_only(lock):
+    """No local build, no path, no host, and no torch with its CUDA libraries: these come by torch's own step."""
+    lines = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
+    names = [line.partition("==")[0] for line in lines]
+    assert all("==" in line for line in lines)
+    assert not [line for line in lines if "+" in line.partition(";")[0] or "/" in line or "@" in line]
+    if lock.stem != "torch":
+        assert not [name for name in names if name in ("torch", "triton") or name.startswith(("nvidia-cu", "cuda-"))]
+
+
+@pytest.mark.parametrize("source", sorted((ROOT / "eras").glob("*.in")), ids=lambda path: path.stem)
+def test_a_lock_holds_what_was_asked_for(source):
+    """A pin changed in NAME.in and not compiled would be a promise that set-up does not keep."""
+    locked = dict(line.split(" ")[0].split("==") for line in source.with_suffix(".txt").read_text().splitlines()[1:])
+    for line in source.read_text().splitlines():
+        name, pinned, version = line.partition("==")
+        if pinned:
+            assert locked[name] == version
+
+
+@pytest.mark.parametrize("era", eras.known(), ids=lambda era: era.name)
+def test_every_era_of_the_course_is_ready(era):
+    """The environments that all other tests use are there, and hold the versions of their locks."""
+    assert era.status == "ready"
+    code = "import importlib.metadata as m; print(m.version('trl'), m.version('transformers'), m.version('failurelab'))"
+    printed = eras.run(era, ["-c", code], capture_output=True, text=True, check=True).stdout.split()
+    wanted = dict(line.partition(" ")[0].split("==") for line in era.lock.read_text().splitlines()[1:])
+    assert printed == [wanted["trl"], wanted["transformers"], "0.1.0"]
+    assert pathlib.Path(era.python).is_file()
