@@ -1,0 +1,88 @@
+"""Measurements: records that JSON can hold, warnings counted, and a peak of memory that is exact."""
+
+import json
+import math
+import warnings
+
+import pytest
+import torch
+
+from failurelab import observe
+
+
+@pytest.fixture
+def ledger_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAILURELAB_EVIDENCE", str(tmp_path))
+    monkeypatch.setenv("FAILURELAB_SOURCE", "a test")
+    return tmp_path
+
+
+def test_a_record_says_what_ran_where(ledger_folder):
+    """One line of JSON holds failure, state, era, versions, tier, seed and figures."""
+    made = observe.record("F1", "broken", {"changed": 1, "loss": torch.tensor(0.5)}, case="frozen", seed=3)
+    (path,) = ledger_folder.glob("*.jsonl")
+    assert json.loads(path.read_text()) == made
+    assert made["figures"] == {"changed": 1, "loss": 0.5}
+    assert made["versions"]["torch"] == torch.__version__
+    assert (made["tier"], made["seed"], made["source"]) == ("cpu", 3, "a test")
+
+
+def test_records_are_added_not_replaced(ledger_folder):
+    """A run that records twice keeps both."""
+    observe.record("F1", "broken", {})
+    observe.record("F1", "right_fix", {})
+    (path,) = ledger_folder.glob("*.jsonl")
+    assert [json.loads(line)["state"] for line in path.read_text().splitlines()] == ["broken", "right_fix"]
+
+
+def test_nothing_is_written_unless_a_folder_is_named(tmp_path, monkeypatch):
+    """A helper taken home leaves no files behind."""
+    monkeypatch.delenv("FAILURELAB_EVIDENCE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    observe.record("F1", "broken", {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_that_json_cannot_hold(ledger_folder):
+    """NaN becomes the word nan; a whole tensor is refused with its name."""
+    assert observe.record("F1", "broken", {"loss": math.nan})["figures"]["loss"] == "nan"
+    with pytest.raises(ValueError, match="figure 'logits' is a Tensor"):
+        observe.record("F1", "broken", {"logits": torch.zeros(2)})
+
+
+@pytest.mark.parametrize(("state", "tier"), [("fixed", None), ("broken", "tpu")])
+def test_unknown_words_are_refused(state, tier):
+    """The words of the schema are few, and listed in the error."""
+    with pytest.raises(ValueError, match="is one of"):
+        observe.record("F1", state, {}, tier=tier)
+
+
+def test_warnings_are_counted_every_one(recwarn):
+    """Python shows a warning of one line once; the count is of all, and none reaches the reader."""
+    with observe.count_warnings("requires_grad") as seen:
+        for _ in range(3):
+            warnings.warn("None of the inputs have requires_grad=True", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    assert seen.count == 3
+    assert not recwarn.list
+
+
+def test_peak_memory_is_that_of_the_tensors():
+    """Two tensors of 4 MiB live at once, a third after one has gone: the peak is 8 MiB."""
+
+    def step():
+        first = torch.zeros(1 << 20)
+        second = first + 1
+        del first
+        return (second * 2).sum()
+
+    measured = observe.peak_memory(step)
+    assert abs(measured - (8 << 20)) < 4096
+
+
+def test_peak_memory_does_not_count_what_was_held_before():
+    """The figure is over the start of the step."""
+    held = torch.zeros(1 << 22)
+    measured = observe.peak_memory(lambda: torch.zeros(1 << 18))
+    assert abs(measured - (1 << 20)) < 4096
+    assert held.numel()
