@@ -211,8 +211,8 @@ Accuracy over all 400 sums (sampled: temperature 1, mean of 10 draws):
 
 Trained on the answers of these sums by `models/train_tiny_qwen2.py`, from random weights: {settings["steps"]} steps of
 {settings["batch_size"]} sums, {settings["chat_share"]:.0%} of the batches in ChatML, AdamW at {settings["rate"]},
-falling linearly to zero at step {settings["planned"]} if it ran that far, seed {settings["seed"]}. That script wrote this card
-and `figures.json`. Licence: Apache-2.0.
+falling linearly to zero at step {settings["planned"]} if it ran that far, seed {settings["seed"]}. That script wrote
+this card and `figures.json`. Licence: Apache-2.0.
 """
 
 
