@@ -9,7 +9,6 @@ folder that the environment variable FAILURELAB_EVIDENCE names (`failurelab run`
 import contextlib
 import importlib.metadata
 import json
-import logging
 import os
 import pathlib
 import platform
@@ -22,6 +21,8 @@ from typing import Any
 
 import torch
 import transformers
+
+from failurelab import noise
 
 SCHEMA = 1
 STATES = ("healthy", "broken", "wrong_fix", "right_fix", "measured")
@@ -168,39 +169,17 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
     return peak
 
 
-# Loggers of other libraries that talk at import or once a step; the course says itself what matters.
-_TALKERS = (
-    "transformers",
-    "trl",
-    "accelerate",
-    "peft",
-    "bitsandbytes",
-    "deepspeed",
-    "DeepSpeed",
-    "datasets",
-    "torch.distributed",
-    "httpx",
-    "papermill",
-)
-
-
 def quiet() -> None:
     """Keep other libraries' notices out of a notebook: their loggers at ERROR, no progress bars, no upgrade advice.
 
     Python warnings of the categories DeprecationWarning, FutureWarning and UserWarning are silenced too, for the
     whole process. `count_warnings` sees them all the same: where a warning is the subject, the course counts it.
     """
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("BITSANDBYTES_NOWELCOME", "1")
-    for name in _TALKERS:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    noise.silence()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if "datasets" in sys.modules:
         sys.modules["datasets"].disable_progress_bars()
-    for category in (DeprecationWarning, FutureWarning, UserWarning):
-        warnings.filterwarnings("ignore", category=category)
 
 
 @contextlib.contextmanager
