@@ -1,0 +1,84 @@
+"""Changes to a live model that can be taken back: handles, and one method of one object wrapped.
+
+A repair that is left behind, or taken back twice, is a new failure. So every repair here is a handle: it says what it
+did, is removed once, and removing it restores what was there, whatever was changed after it.
+"""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+
+class HandleError(RuntimeError):
+    """A handle was removed twice; the message says what it had done."""
+
+
+class Handle:
+    """A change that `remove()` takes back, once; as a context manager it is taken back at the end of the block."""
+
+    def __init__(self, what: str, undo: Callable[[], None]):
+        self.what = what
+        self._undo: Callable[[], None] | None = undo
+
+    @property
+    def active(self) -> bool:
+        """True until the handle is removed."""
+        return self._undo is not None
+
+    def remove(self) -> None:
+        """Take the change back.
+
+        Raises:
+            HandleError: it was taken back before. A second removal means that two places think they own the change.
+        """
+        if self._undo is None:
+            raise HandleError(
+                f"this handle ({self.what}) was removed already, so nothing is left to take back. Next: remove a "
+                "handle in one place only, or ask handle.active first; to have the change again, make it again."
+            )
+        undo, self._undo = self._undo, None
+        undo()
+
+    def __enter__(self) -> "Handle":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.active:
+            self.remove()
+
+    def __repr__(self) -> str:
+        return f"<{self.what}: {'active' if self.active else 'removed'}>"
+
+
+def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) -> Handle:
+    """Make `owner.name(...)` call `around(method, *args, **kwargs)`, on this one object; `method` is what it was.
+
+    Wraps may be stacked and removed in any order. A deep copy of `owner`, such as a trainer's reference model, carries
+    the wrap bound to the copy.
+    """
+    if not callable(getattr(owner, name, None)):
+        raise AttributeError(f"{type(owner).__name__} has no method {name}: {what} needs one")
+    before = vars(owner).get(name)
+    active = True
+
+    def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # bound anew each time, so that a deep copy calls its own method and not the original's
+        if isinstance(before, types.MethodType):
+            method = types.MethodType(before.__func__, self)
+        else:
+            method = before or types.MethodType(getattr(type(self), name), self)
+        return around(method, *args, **kwargs) if active else method(*args, **kwargs)
+
+    wrapped = types.MethodType(dispatch, owner)
+    setattr(owner, name, wrapped)
+
+    def undo() -> None:
+        nonlocal active
+        active = False  # if another wrap came on top, ours stays below it and does nothing
+        if vars(owner).get(name) is wrapped:
+            if before is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+    return Handle(what, undo)

@@ -1,0 +1,272 @@
+"""Rollouts that are garbage: generation in train mode under gradient checkpointing, measured and repaired.
+
+What goes wrong: `generate()` in train mode with gradient checkpointing and the KV cache in use returns other tokens
+than in eval mode, without an error. The model switches the cache off for itself, and `generate` goes on as if there
+were one.
+
+- transformers up to 4.48: no cache comes back, so the whole sequence is fed again, but `cache_position` is the last
+  position alone. The 4-D causal mask made from it is a full square: every token sees those after it. It is made for
+  batches with padding, and with eager attention always; prompts of equal length with sdpa are right.
+- transformers 4.49 to 4.52: `generate` keeps the cache it made, which the layers do fill: right.
+- transformers 4.53 and later: each checkpointed layer drops the cache (`GradientCheckpointingLayer`), and `generate`
+  feeds one token a step: each new token is predicted from the last one alone.
+
+A policy trained on such rollouts gets worse, with healthy gradients and no message. trl switches checkpointing off
+while it generates since 0.22; a bare `generate` is as wrong as ever.
+
+Sources: `_update_model_kwargs_for_generation` (transformers, generation/utils.py), `Qwen2Model.forward` (4.48),
+`GradientCheckpointingLayer` (modeling_layers.py); https://github.com/huggingface/trl/issues/3683,
+https://github.com/huggingface/trl/pull/3882.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from failurelab import decoding, gradients
+from failurelab.decoding import Prompt
+from failurelab.handles import Handle, wrap_method
+
+# Two computations of the same log-probability differ by rounding; by how many nats at most, by the size of a number.
+ROUNDING = {2: 0.5, 4: 0.01, 8: 0.01}
+
+
+# The repair
+
+
+@contextlib.contextmanager
+def safe_generation(model: nn.Module) -> Iterator[nn.Module]:
+    """Inside, `generate` on this model agrees with eval mode: checkpointing is off, and so is dropout.
+
+    Every module's mode and checkpointing flag is restored after, also when generation raises. The checkpointing
+    function with its arguments is never touched, so what comes back is what was there. May be nested. For plain models,
+    PEFT's and other wrappers; parameters that are partitioned (ZeRO-3) still have to be gathered by the caller.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    checkpointed = [module for _, module in gradients.checkpointed(model)]
+    try:
+        for module in checkpointed:
+            module.gradient_checkpointing = False
+        model.eval()
+        yield model
+    finally:
+        for module in checkpointed:
+            module.gradient_checkpointing = True
+        for module, training in modes:
+            module.training = training
+
+
+def repair(model: nn.Module) -> Handle:
+    """Run every `model.generate` from now on inside `safe_generation`; `remove()` on the handle takes that back.
+
+    For trainers that generate by themselves: `rollouts.repair(trainer.model)` before `trainer.train()`. A model may be
+    repaired before PEFT or a trainer wraps it.
+
+    Raises:
+        AttributeError: the model has no `generate`, such as a DistributedDataParallel wrapper: repair what it wraps.
+    """
+
+    def around(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with safe_generation(generate.__self__):
+            return generate(*args, **kwargs)
+
+    return wrap_method(model, "generate", around, "generation is safe under gradient checkpointing")
+
+
+# The measurement
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """One prompt, completed greedily in both states.
+
+    `position` is the first token that differs, counted from 0 in the completion, or None. `gap` says by how many nats
+    eval mode prefers its own token there: near 0 is a tie that rounding decided.
+    """
+
+    prompt: str
+    training: str
+    evaluation: str
+    position: int | None = None
+    gap: float = 0.0
+    agrees: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutReport:
+    """Generation as a trainer does it, against generation in eval mode with gradient checkpointing off; both greedy.
+
+    Attributes:
+        rollouts: the prompts with both completions.
+        training_logp: mean log-probability, in nats a token, that the policy in eval mode gives the completions made in
+            train mode.
+        evaluation_logp: the same of the completions made in eval mode.
+        checkpointing: whether gradient checkpointing was on: `off`, `reentrant`, `non-reentrant` or `unknown`.
+        use_cache: what `generate` told the model, as seen in its forward pass; None where it said nothing.
+        dropout: whether dropout would be at work in train mode; the comparison leaves it out.
+    """
+
+    rollouts: tuple[Rollout, ...]
+    training_logp: float
+    evaluation_logp: float
+    checkpointing: str
+    use_cache: bool | None
+    dropout: bool
+
+    @property
+    def agreeing(self) -> int:
+        """How many completions agree, of `len(report.rollouts)`."""
+        return sum(rollout.agrees for rollout in self.rollouts)
+
+    @property
+    def agrees(self) -> bool:
+        """True if every completion agrees, up to ties that rounding decides."""
+        return self.agreeing == len(self.rollouts)
+
+    @property
+    def worst(self) -> Rollout | None:
+        """The rollout that disagrees most clearly, by its gap, or None."""
+        return max((each for each in self.rollouts if not each.agrees), key=lambda each: each.gap, default=None)
+
+    def table(self, limit: int = 8) -> str:
+        """Return prompts and completions side by side, the clearest disagreements first, at most `limit` rows."""
+        chosen = sorted(self.rollouts, key=lambda rollout: (rollout.agrees, -rollout.gap))[:limit]
+        rows = [("prompt", "in train mode", "in eval mode", "")]
+        rows += [
+            (repr(each.prompt), repr(each.training), repr(each.evaluation), "" if each.agrees else "differs")
+            for each in chosen
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0])).rstrip() for row in rows
+        )
+
+    def __str__(self) -> str:
+        total = len(self.rollouts)
+        state = f"gradient checkpointing {self.checkpointing}, use_cache={self.use_cache}"
+        worst = self.worst
+        if worst is None:
+            return f"all {total} completions made in train mode ({state}) agree with eval mode."
+        return (
+            f"{total - self.agreeing} of {total} completions made in train mode ({state}) differ from eval mode. "
+            f"Most clearly {worst.prompt!r}: {worst.training!r}, where eval mode gives {worst.evaluation!r} (token "
+            f"{worst.position}, {worst.gap:.2f} nats less likely). Mean log-probability of a token under the policy: "
+            f"{self.training_logp:.2f}, of its own in eval mode {self.evaluation_logp:.2f}. "
+            "Next: rollouts.repair(trainer.model), or trainer.generation_config.use_cache = False, or no checkpointing."
+        )
+
+
+def check(model: nn.Module, tokenizer: Any, prompts: Sequence[Prompt], **generate_kwargs: Any) -> RolloutReport:
+    """Say whether generation as a trainer will do it agrees with generation in eval mode.
+
+    As a trainer will do it: in train mode, with gradient checkpointing as it is set on the model now, the cache as
+    `generate_kwargs` and the generation configs say, and all prompts in one batch, padded on the left. Both sides
+    decode greedily, so that they can be compared token by token. Modes, checkpointing, generation config and random
+    state are as before afterwards.
+
+    Args:
+        model: a causal language model, plain or PEFT.
+        tokenizer: encodes the prompts; its padding side does not matter.
+        prompts: texts, or lists of messages for the chat template. Let them differ in length: up to transformers 4.48
+            a batch without padding is right with sdpa, whatever the next one is.
+        generate_kwargs: for `generate`, such as `use_cache=False`, `max_new_tokens=8` (32 where nothing says it) or a
+            trainer's `generation_config=trainer.generation_config`. What samples is overridden.
+
+    Raises:
+        ValueError: no prompts, an empty one, or prompts that do not fit the model's context with the new tokens.
+    """
+    config = generate_kwargs.get("generation_config") or decoding.base_model(model).generation_config
+    new_tokens = generate_kwargs.get("max_new_tokens") or config.max_new_tokens or decoding.NEW_TOKENS
+    ids, mask = decoding.encode(model, tokenizer, prompts, new_tokens)
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    try:
+        return compare(model, tokenizer, ids, mask, **(generate_kwargs | {"max_new_tokens": new_tokens}))
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def compare(
+    model: nn.Module,
+    tokenizer: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    *,
+    generate: Callable[..., Any] | None = None,
+    rounding: float | None = None,
+    **generate_kwargs: Any,
+) -> RolloutReport:
+    """Compare greedy generation by the model as it stands with the same inside `safe_generation`.
+
+    Args:
+        model: as it stands at the moment that is in question.
+        tokenizer: for the report's texts, and for the end token where the generation configs have none.
+        input_ids: `(batch, length)`, padded on the left.
+        attention_mask: `(batch, length)`, 0 for padding.
+        generate: called instead of `model.generate`.
+        rounding: a first difference of at most so many nats is a tie; by default by the size of the weights' numbers.
+        generate_kwargs: for `generate`; what samples is overridden.
+    """
+    generate = generate or model.generate
+    if rounding is None:
+        rounding = ROUNDING[min(each.element_size() for each in model.parameters() if each.is_floating_point())]
+    batch = {"input_ids": input_ids, "attention_mask": attention_mask}
+    kinds = sorted({kind for kind, _ in gradients.checkpointed(model)})
+    no_dropout = decoding.NoDropout()
+    cuda = [input_ids.device] if input_ids.is_cuda else []
+    with torch.no_grad(), torch.random.fork_rng(devices=cuda), decoding.greedy(model, generate_kwargs) as kwargs:
+        with no_dropout, decoding.use_cache_told(model) as told:
+            training = generate(**batch, **kwargs)
+        with safe_generation(model):
+            evaluation = generate(**batch, **kwargs)
+            made = [
+                decoding.completions(ids, input_ids.shape[1], kwargs["generation_config"], tokenizer)
+                for ids in (training, evaluation)
+            ]
+            judged = [
+                _judge(model, tokenizer, ids[mask.bool()], *pair, rounding)
+                for ids, mask, *pair in zip(*batch.values(), *made)
+            ]
+    logps = [torch.cat([scores[side] for _, *scores in judged]).mean().item() for side in (0, 1)]
+    return RolloutReport(
+        rollouts=tuple(rollout for rollout, *_ in judged),
+        training_logp=logps[0],
+        evaluation_logp=logps[1],
+        checkpointing=kinds[0] if kinds else "off",
+        use_cache=told[-1] if told else None,
+        dropout=no_dropout.stopped,
+    )
+
+
+def _judge(
+    model: nn.Module, tokenizer: Any, prompt: torch.Tensor, training: list[int], evaluation: list[int], rounding: float
+) -> tuple[Rollout, torch.Tensor, torch.Tensor]:
+    """Return the rollout, and the log-probability of each token of both completions under the policy in eval mode."""
+    table = _log_probs(model, prompt, evaluation)
+    own = table.gather(-1, torch.tensor(evaluation, device=table.device)[:, None])[:, 0]
+    texts = (
+        tokenizer.decode(prompt),
+        *(tokenizer.decode(row, skip_special_tokens=True) for row in (training, evaluation)),
+    )
+    if training == evaluation:
+        return Rollout(*texts), own, own
+    other = _log_probs(model, prompt, training)
+    other = other.gather(-1, torch.tensor(training, device=table.device)[:, None])[:, 0]
+    shared = min(len(training), len(evaluation))
+    position = next((at for at in range(shared) if training[at] != evaluation[at]), shared)
+    if position == shared:  # one is the beginning of the other: there is no token to weigh
+        return Rollout(*texts, position, float("inf"), False), other, own
+    gap = (table[position, evaluation[position]] - table[position, training[position]]).item()
+    return Rollout(*texts, position, gap, abs(gap) <= rounding), other, own
+
+
+def _log_probs(model: nn.Module, prompt: torch.Tensor, completion: list[int]) -> torch.Tensor:
+    """Return `(tokens, vocabulary)`: the log-probabilities from which each token of the completion is drawn."""
+    ids = torch.cat([prompt, torch.tensor(completion, dtype=prompt.dtype, device=prompt.device)])[None]
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
+    return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
