@@ -45,6 +45,10 @@ def silence() -> None:
         os.environ.setdefault(name, value)
     for name in TALKERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+    # bitsandbytes 0.45 tells of its CPU library at ERROR, with a traceback, where libstdc++ is older than it likes. On
+    # a GPU that would matter; without one, transformers of its time refuses 4-bit models by itself.
+    if not os.path.exists("/dev/nvidiactl"):
+        logging.getLogger("bitsandbytes.cextension").setLevel(logging.CRITICAL + 1)
     # DeepSpeed sets its logger's level when it is imported, and talks at once; a filter it leaves alone.
     logging.getLogger("DeepSpeed").addFilter(_is_error)
     for category in (DeprecationWarning, FutureWarning, UserWarning):
