@@ -15,9 +15,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import nbformat
-
-from .stored import CHECKED, KERNELSPEC, checked_cells, declared_parameters, normalise, output_texts, tags
+from .stored import CHECKED, KERNELSPEC, checked_cells, declared_parameters, normalise, output_texts, read, tags
 
 # The fast CPU tier: only papermill injects other values, so these defaults are what a reader runs.
 DEFAULTS = {"device": "cpu", "model": "tiny", "seed": 0}
@@ -78,10 +76,9 @@ def check(path: pathlib.Path | str) -> list[Violation]:
     """Return every violation of the contract in the notebook at `path`; an unreadable file is one."""
     path = pathlib.Path(path)
     try:
-        notebook = nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
-        nbformat.validate(notebook)
-    except (OSError, ValueError, nbformat.ValidationError) as error:
-        return [Violation("format", 0, f"this is no notebook: {str(error).splitlines()[0]}")]
+        notebook = read(path)
+    except ValueError as error:
+        return [Violation("format", 0, str(error))]
     view = _View(path, notebook)
     return [Violation(name, cell, text) for name, rule in RULES.items() for cell, text in rule(view)]
 
@@ -329,7 +326,7 @@ def _card(view: _View) -> Found:
         yield 1, "the first cell is no card: a title (`# ...`), then what a reader needs to choose this notebook"
         return
     for field in CARD:
-        if not re.search(rf"^\W*{field}\b[^|:\n]*[|:]\W*\S*\w", first.source, re.MULTILINE | re.IGNORECASE):
+        if not re.search(rf"^\W*{field}\b[^|:\n]*[|:][^\w★\n]*[\w★]", first.source, re.MULTILINE | re.IGNORECASE):
             yield 1, f"the card does not say: {field}"
 
 

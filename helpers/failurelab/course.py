@@ -22,12 +22,21 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import nbformat
-
 from . import contract, eras, evidence, runner, stored, supervise
 from .results import Result, exit_status, report, summary, to_json
 
-__all__ = ["CourseError", "Notebook", "Result", "exit_status", "find", "notebooks", "regenerate", "run", "summary"]
+__all__ = [
+    "CourseError",
+    "Notebook",
+    "Result",
+    "exit_status",
+    "find",
+    "known",
+    "notebooks",
+    "regenerate",
+    "run",
+    "summary",
+]
 
 
 class CourseError(Exception):
@@ -53,12 +62,9 @@ class Notebook:
             CourseError: the file cannot be read as one.
         """
         try:
-            return nbformat.reads(self.path.read_text(encoding="utf-8"), as_version=4)
-        except (OSError, ValueError) as error:
-            raise CourseError(
-                f"notebook {self.path.name} cannot be read: {runner.first_line(str(error))}. "
-                f"Next: git checkout {self.path.name}"
-            ) from error
+            return stored.read(self.path)
+        except ValueError as error:
+            raise CourseError(f"notebook {error}. Next: git checkout {self.path.name}") from error
 
     @property
     def code(self) -> list[Any]:
@@ -117,21 +123,26 @@ def notebooks(folder: pathlib.Path | None = None) -> list[Notebook]:
     return found
 
 
+def known(folder: pathlib.Path | None = None) -> list[str]:
+    """Return the names of all notebooks, in their order."""
+    return [each.name for each in notebooks(folder)]
+
+
 def find(names: Iterable[str] = (), folder: pathlib.Path | None = None) -> list[Notebook]:
     """Return the named notebooks, all without a name. `0`, `00`, `00_start_here`, `start_here` name the same one.
 
     Raises:
         CourseError: a name is unknown (the message lists the known ones), or two notebooks have it.
     """
-    known = notebooks(folder)
+    every = notebooks(folder)
     chosen: list[Notebook] = []
     for name in names:
-        same = [each for each in known if str(name).removesuffix(".ipynb") in _aliases(each.name)]
+        same = [each for each in every if str(name).removesuffix(".ipynb") in _aliases(each.name)]
         if len(same) != 1:
             many = f"{name!r} names {len(same)} notebooks" if same else f"unknown notebook {name!r}"
-            raise CourseError(f"{many}: the notebooks are {', '.join(each.name for each in known)}")
+            raise CourseError(f"{many}: the notebooks are {', '.join(each.name for each in every)}")
         chosen += [each for each in same if each not in chosen]
-    return chosen or known
+    return chosen or every
 
 
 def _aliases(name: str) -> set[str]:
@@ -198,7 +209,7 @@ def regenerate(
         if notebook.path.read_bytes() != before[notebook.name]:
             result.status, result.reason = "FAIL", "it was changed while it ran, so it was not written; run it again"
             return
-        made = stored.text(stored.normalise(nbformat.read(result.copy, as_version=4)))
+        made = stored.text(stored.normalise(stored.read(result.copy)))
         if made.encode() != before[notebook.name]:
             _write(notebook.path, made)
         if broken := contract.check(notebook.path):

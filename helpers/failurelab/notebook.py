@@ -78,8 +78,8 @@ def not_run(reason: str) -> None:
 def show(figure: Any, alt: str) -> None:
     """Show a matplotlib figure as a small picture with a text for those who do not see it, and close the figure.
 
-    The text goes with the picture into the notebook, its HTML export and plain text; JupyterLab 4 keeps it but does
-    not hand it to a screen reader. The picture's bytes are the same for the same figure: no date or version is in it.
+    The text goes with the picture into the notebook, its plain text and the HTML of `failurelab run`; JupyterLab 4
+    keeps it but does not hand it to a screen reader. The picture's bytes are the same for the same figure: no date or version is in it.
 
     Args:
         figure: a matplotlib figure.

@@ -41,7 +41,7 @@ def record(out: pathlib.Path, *, device: str = "cpu", only: list[str], say: Call
             results = course.run(names, device=device, jobs=1)
             for result in results:
                 _keep(out, result.records)
-            failed += [f"notebook {each.name}: {each.result}, {each.reason}" for each in results if not each.passed]
+            failed += [f"notebook {each.name}: {each.status}, {each.reason}" for each in results if not each.passed]
         if names := [each for each in all_labs if each in chosen]:
             say(f"labs {', '.join(names)}")
             matrix = labs.verify(names)

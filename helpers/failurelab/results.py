@@ -26,6 +26,11 @@ class Result:
     log: pathlib.Path
     records: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
+    @property
+    def passed(self) -> bool:
+        """Whether it held; a notebook that was not run did not."""
+        return self.status == "PASS"
+
     def figures(self, **wanted: Any) -> dict[str, Any]:
         """Return the figures of the only record whose fields are as wanted, such as `state="healthy", era="today"`.
 

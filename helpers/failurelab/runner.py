@@ -23,7 +23,8 @@ from collections.abc import Iterator
 TOKEN = "FAILURELAB_RUN"
 # Exceptions that say, in a notebook, that the question was not asked. By name: they come from another process.
 NOT_RUN = "NotRun"
-NOT_READY = ("EraError",)
+ERA_ERRORS = ("EraError", "EraMagicError", "EraKernelDied")
+NOT_READY = re.compile(r"era \S+ (is (missing|broken|stale)|did not (start|answer))")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -143,7 +144,7 @@ def _outcome_of_cell(error, order: dict, asked: bool) -> tuple[str, str]:
     name, text = error.ename, first_line(error.evalue)
     if name == NOT_RUN:
         return "NOT RUN", text
-    if name in NOT_READY:
+    if name in ERA_ERRORS and NOT_READY.search(text):
         return "ENVIRONMENT", text
     if name == "CellExecutionError" and not text:  # a magic that is unknown or misused: told on stderr alone
         text = first_line(_last_stderr(order["copy"], error.exec_count))
@@ -171,12 +172,20 @@ def _all_cells_ran(executed) -> tuple[str, str]:
     return "PASS", ""
 
 
+# nbconvert's own template leaves the alt text out, and then fills in "No description has been provided".
+_PAGE = """{% extends "lab/index.html.j2" %}
+{% block data_png scoped %}<div class="jp-RenderedImage jp-OutputArea-output">
+<img src="data:image/png;base64,{{ output.data["image/png"] | escape_html }}"
+alt="{{ (output | get_metadata("alt", "image/png") or "") | escape_html }}"></div>{% endblock %}
+"""
+
+
 def _export(executed, order: dict) -> None:
+    from jinja2 import DictLoader
     from nbconvert import HTMLExporter
 
-    body, _ = HTMLExporter(embed_images=False).from_notebook_node(
-        executed, resources={"metadata": {"name": order["name"]}}
-    )
+    exporter = HTMLExporter(extra_loaders=[DictLoader({"page.html.j2": _PAGE})], template_file="page.html.j2")
+    body, _ = exporter.from_notebook_node(executed, resources={"metadata": {"name": order["name"]}})
     pathlib.Path(order["html"]).write_text(body, encoding="utf-8")
 
 

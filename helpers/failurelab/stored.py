@@ -8,6 +8,7 @@ reader and nbval need, so that making the outputs again gives the same file.
 import ast
 import itertools
 import json
+import pathlib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,23 @@ LANGUAGE = {
     "nbconvert_exporter": "python",
     "pygments_lexer": "ipython3",
 }
+
+
+def read(path: pathlib.Path) -> Any:
+    """Read a notebook.
+
+    Raises:
+        ValueError: the file is missing, or holds no notebook of format 4; the message is one line.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.get("nbformat") != 4:
+            raise ValueError("it says no nbformat 4")
+        notebook = nbformat.from_dict(content)
+        nbformat.validate(notebook)
+    except (OSError, ValueError, nbformat.ValidationError) as error:
+        raise ValueError(f"{path.name} is no notebook: {str(error).strip().splitlines()[0]}") from error
+    return nbformat.reads(json.dumps(content), as_version=4)
 
 
 def tags(cell: Any) -> list[str]:

@@ -65,10 +65,10 @@ class Child:
                 self.outcome = told
         return bool(data)
 
-    def close(self, patience: float = PATIENCE) -> None:
-        """Reap a process that has ended, and end whatever of its run is left after `patience` seconds."""
+    def close(self) -> None:
+        """Reap a process that has ended, and end whatever of its run is left after PATIENCE seconds."""
         code = self.process.wait()
-        runner.end(self.token, patience)
+        runner.end(self.token, PATIENCE)
         self._closed()
         if self.outcome is None:
             lines = self.log.read_text(errors="replace").strip().splitlines()

@@ -1,0 +1,260 @@
+"""`failurelab run`: a run of a notebook ends as what it was, and leaves nothing behind."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import nbformat
+import pytest
+
+from failurelab import course, results
+
+# A kernel with a child in a session of its own, as an era's kernel is; both ids are written before it hangs.
+HANG = """
+import os, pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+pathlib.Path("pids.part").write_text(f"{os.getpid()} {child.pid}")
+os.replace("pids.part", "pids")
+time.sleep(3600)
+"""
+RECORD = """
+import json, os, pathlib
+folder = pathlib.Path(os.environ["FAILURELAB_EVIDENCE"])
+made = {"schema": 1, "failure": "ground", "case": "", "state": "healthy", "era": "today", "tier": "cpu", "seed": seed,
+        "device": "none", "versions": {}, "source": os.environ["FAILURELAB_SOURCE"], "figures": {"learns": True}}
+(folder / "1.jsonl").write_text(json.dumps(made) + "\\n")
+"""
+SETUP = "class notebook:\n    def setup(**_): {}\nnotebook.setup(seed=seed)"
+
+
+@pytest.fixture(scope="module")
+def ran(plant_once, tmp_path_factory):
+    """One run of many notebooks, each with another end; by name, and the folder with what was kept."""
+    plant_once("00_passes", RECORD, "print('seed', seed)")
+    plant_once("01_fails", "1 / 0", "print('never')")
+    plant_once("02_ends_early", "import sys\nsys.exit(0)", "print('never')")
+    plant_once("03_broken_setup", SETUP.format("import no_such_library"), "print('never')")
+    plant_once("04_fails_after_setup", SETUP.format("pass"), "import no_such_library")
+    plant_once("05_not_run", "class NotRun(Exception): pass", "raise NotRun('no GPU is found')", "print('never')")
+    plant_once("06_kernel_dies", "print(1)", "import os\nos.kill(os.getpid(), 9)")
+    plant_once("07_unknown_magic", "%%no_such_magic\npass")
+    plant_once("08_era_not_ready", "class EraError(Exception): pass\nraise EraError('era x is missing. Next: y')")
+    plant_once("10_era_dies", "class EraKernelDied(Exception): pass\nraise EraKernelDied('the kernel of era x died')")
+    plant_once("09_half_a_record", RECORD + "\n(folder / '2.jsonl').write_text('{')")
+    out = tmp_path_factory.mktemp("run")
+    found = course.run(folder=plant_once.folder, out=out, seed=5, jobs=2, time_limit=300, progress=False)
+    return {each.name: each for each in found} | {"out": out, "all": found}
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason", "cells"),
+    [
+        ("00_passes", "PASS", "", "3 of 3"),
+        ("01_fails", "FAIL", "In [3]: ZeroDivisionError: division by zero", "1 of 3"),
+        ("02_ends_early", "FAIL", "it ended early, without an error", "1 of 3"),
+        ("03_broken_setup", "ENVIRONMENT", "ModuleNotFoundError: No module named 'no_such_library'", "1 of 3"),
+        ("04_fails_after_setup", "FAIL", "ModuleNotFoundError: No module named 'no_such_library'", "2 of 3"),
+        ("05_not_run", "NOT RUN", "no GPU is found", "2 of 4"),
+        ("06_kernel_dies", "FAIL", "DeadKernelError", "2 of 3"),
+        ("07_unknown_magic", "FAIL", "Cell magic `%%no_such_magic` not found", "1 of 2"),
+        ("08_era_not_ready", "ENVIRONMENT", "era x is missing. Next: y", "1 of 2"),
+        ("10_era_dies", "FAIL", "EraKernelDied: the kernel of era x died", "1 of 2"),
+        ("09_half_a_record", "FAIL", "its evidence cannot be read: 2.jsonl line 1 is not JSON", "2 of 2"),
+    ],
+)
+def test_a_run_ends_as_what_it_was(ran, name, status, reason, cells):
+    """Papermill knows success and error; a broken machine, an early exit and a run not made are neither."""
+    result = ran[name]
+    assert (result.status, f"{result.cells} of {result.of}") == (status, cells), result.reason
+    assert reason in result.reason and (reason or not result.reason)
+    assert "\n" not in result.reason
+
+
+def test_copies_and_html_are_kept_even_of_a_failed_run(ran):
+    """Who looks for the cause of a failure needs the outputs up to it."""
+    for result in ran["all"]:
+        assert nbformat.read(result.copy, as_version=4).metadata.papermill.start_time
+        assert result.name in result.html.read_text() and "</html>" in result.html.read_text()
+    assert "ZeroDivisionError" in ran["01_fails"].html.read_text()
+
+
+def test_parameters_and_evidence_go_through_the_run(ran):
+    """The seed of the call reaches the notebook, and its record comes back with the notebook as its source."""
+    result = ran["00_passes"]
+    assert "seed 5" in nbformat.read(result.copy, as_version=4).cells[-1].outputs[0].text
+    assert result.records[0]["source"] == "00_passes" and result.records[0]["seed"] == 5
+    assert result.figures(state="healthy") == {"learns": True}
+    with pytest.raises(LookupError, match="0 of 1 records"):
+        result.figures(state="broken")
+
+
+def test_results_are_written_with_their_denominators(ran):
+    """results.json says for a machine what the table says for a reader."""
+    kept = json.loads((ran["out"] / "results.json").read_text())
+    assert kept["summary"] == "1 of 11 PASS, 7 FAIL, 2 ENVIRONMENT, 1 NOT RUN"
+    assert kept["exit_status"] == 1 and len(kept["results"]) == 11
+    assert kept["results"][0]["peak_bytes"] > 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "line"),
+    [
+        ("PASS PASS", 0, "2 of 2 PASS"),
+        ("PASS NOT_RUN", 0, "1 of 2 PASS, 1 NOT RUN"),
+        ("NOT_RUN", 3, "0 of 1 PASS, 1 NOT RUN"),
+        ("PASS ENVIRONMENT", 3, "1 of 2 PASS, 1 ENVIRONMENT"),
+        ("PASS FAIL ENVIRONMENT", 1, "1 of 3 PASS, 1 FAIL, 1 ENVIRONMENT"),
+        ("", 3, "0 of 0 PASS"),
+    ],
+)
+def test_exit_status_and_summary(statuses, status, line):
+    """A notebook that was not run is no failure, but a run of such alone is no success either."""
+    path = pathlib.Path("x")
+    found = [
+        results.Result("x", each.replace("_", " "), "", 0, 0, 0.0, None, {}, path, None, path)
+        for each in statuses.split()
+    ]
+    assert course.exit_status(found) == status
+    assert course.summary(found) == line
+
+
+@pytest.mark.parametrize("name", ["1", "01", "01_two", "two", "01_two.ipynb"])
+def test_a_notebook_has_several_names(plant, name):
+    """Nobody should have to type an underscore to run notebook 1."""
+    plant("00_one"), plant("01_two"), plant("10_three")
+    assert [each.name for each in course.find([name, name], plant.folder)] == ["01_two"]
+    assert [each.name for each in course.find([], plant.folder)] == ["00_one", "01_two", "10_three"]
+
+
+def test_bad_input_is_told_before_anything_starts(plant, tmp_path):
+    """An unknown name lists the known ones, an unknown parameter the declared ones; nothing runs."""
+    path = plant("00_one", "open('started', 'w')", parameters="steps = 3\nrate = 0.5\nfast = True")
+
+    def told(match, names=(), **options):
+        with pytest.raises(course.CourseError, match=match):
+            course.run(names, folder=plant.folder, out=tmp_path / "run", progress=False, **options)
+
+    told("unknown notebook '7': the notebooks are 00_one", ["7"])
+    told("has no parameter 'stesp'; it declares steps, rate, fast", parameters={"stesp": 1})
+    told("has no parameter 'device'", device="cuda")
+    told("steps is of type int .default 3., and 'many' was given", parameters={"steps": "many"})
+    told("steps is of type int", parameters={"steps": 1.5})
+    told("fast is of type bool", parameters={"fast": 1})
+    told("jobs must be at least 1", jobs=0)
+    told("time limit above 0", time_limit=0)
+    path.write_text(path.read_text()[:50])
+    told("notebook 00_one.ipynb is no notebook: .*git checkout")
+    path.unlink()
+    told("no notebook is in")
+    assert not (plant.folder / "started").exists() and not (tmp_path / "run").exists()
+
+
+def test_a_hung_kernel_is_ended_with_all_it_started(plant, tmp_path, gone):
+    """A kernel that never answers costs its time limit and no more, and its neighbour runs on to the end."""
+    plant("00_hangs", HANG)
+    plant("01_passes", "print(1)")
+    hung, passed = course.run(folder=plant.folder, out=tmp_path / "run", time_limit=20, progress=False)
+    assert (hung.status, passed.status) == ("FAIL", "PASS")
+    assert hung.reason.startswith("over its time limit of 20 s, after 1 of 2 cells")
+    assert gone([int(pid) for pid in (plant.folder / "pids").read_text().split()]) == []
+
+
+def test_what_a_notebook_leaves_running_is_ended(plant, tmp_path, gone, monkeypatch):
+    """A child that its notebook forgot, in a session of its own, does not outlive the run."""
+    monkeypatch.setattr(course.supervise, "PATIENCE", 0.5)
+    plant("00_forgets", HANG.replace("time.sleep(3600)\n", ""))
+    (result,) = course.run(folder=plant.folder, out=tmp_path / "run", progress=False, time_limit=300)
+    assert result.status == "PASS", result.reason
+    assert gone([int(pid) for pid in (plant.folder / "pids").read_text().split()]) == []
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_an_interrupted_run(plant, tmp_path, gone, signal_number):
+    """Ctrl-C ends all children and says what was interrupted; even where the run is killed, they end."""
+    plant("00_hangs", HANG)
+    code = "import sys; from failurelab import course; course.run(folder=sys.argv[1], out=sys.argv[2])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(plant.folder), str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
+    pids = plant.folder / "pids"
+    deadline = time.monotonic() + 120
+    while not pids.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal_number)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert gone([int(pid) for pid in pids.read_text().split()]) == []
+    if signal_number == signal.SIGINT:
+        assert "0 of 1 PASS, 1 NOT RUN" in said and "00_hangs: interrupted" in said
+
+
+def test_a_runner_that_cannot_start_is_the_environments_fault(plant, tmp_path, monkeypatch):
+    """A library that the runner itself needs is missing: that says nothing about the notebook."""
+    broken = tmp_path / "path" / "papermill"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('papermill is broken here')")
+    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    plant("00_one", "print(1)")
+    (result,) = course.run(folder=plant.folder, out=tmp_path / "run", progress=False, time_limit=300)
+    assert result.status == "ENVIRONMENT" and "papermill is broken here" in result.reason
+    assert course.exit_status([result]) == 3
+
+
+def test_the_kernel_is_this_pythons_whatever_python3_means(plant, tmp_path, monkeypatch):
+    """A user's own kernelspec named python3 hides the environment's; then the wrong libraries would be tested."""
+    spec = tmp_path / "jupyter" / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    (spec / "kernel.json").write_text(
+        json.dumps({"argv": ["/bin/false"], "display_name": "another", "language": "python"})
+    )
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
+    plant("00_one", f"import sys\nassert sys.executable == {sys.executable!r}, sys.executable")
+    (result,) = course.run(folder=plant.folder, out=tmp_path / "run", progress=False, time_limit=300)
+    assert result.status == "PASS", result.reason
+
+
+def test_each_run_has_its_folder_and_latest_leads_to_the_newest(plant, tmp_path, monkeypatch, capsys):
+    """Two runs do not overwrite each other, and a table with denominators ends each."""
+    monkeypatch.setattr(course.eras, "root", lambda: tmp_path)
+    monkeypatch.setattr(course.eras, "find", lambda *_, **__: type("Era", (), {"variables": {}}))
+    plant("00_one", "print(1)", parameters=None)
+    first, second = (course.run(folder=plant.folder, time_limit=300)[0] for _ in range(2))
+    top = tmp_path / ".course" / "runs"
+    assert first.copy.parent != second.copy.parent and first.copy.exists()
+    assert (top / "latest").resolve() == second.copy.parent
+    said = capsys.readouterr().out
+    assert "1 of 1 PASS" in said and "00_one: started, 1 cells" in said
+
+
+def test_outputs_are_stored_by_a_run_that_passes(plant, tmp_path):
+    """The stored outputs come from a run with the notebook's own parameters; made again, the file is the same."""
+    path = plant("00_one", "print('seed', seed)\nprint('two')", "1 + 1")
+    broken = plant("01_two", "1 / 0")
+    before = broken.read_bytes()
+
+    def store():
+        return course.regenerate(folder=plant.folder, out=tmp_path / "run", progress=False, time_limit=300)
+
+    kept, failed = store()
+    assert failed.status == "FAIL" and broken.read_bytes() == before
+    assert kept.status == "FAIL" and kept.reason.startswith("contract: "), "the planted notebook has no card"
+    stored = nbformat.read(path, as_version=4)
+    assert [cell.execution_count for cell in stored.cells[1:]] == [1, 2, 3]
+    assert stored.cells[2].outputs[0].text == "seed 0\ntwo\n"
+    assert "papermill" not in path.read_text() and "version" not in stored.metadata.language_info
+    first = path.read_bytes()
+    store()
+    assert path.read_bytes() == first
+
+
+def test_a_notebook_edited_while_it_ran_is_not_overwritten(plant, tmp_path):
+    """An author saves in JupyterLab while the outputs are made: the author's file stays."""
+    path = plant("00_one", "import pathlib\np = pathlib.Path('00_one.ipynb')\np.write_text(p.read_text() + ' ')")
+    (result,) = course.regenerate(folder=plant.folder, out=tmp_path / "run", progress=False, time_limit=300)
+    assert result.status == "FAIL" and "changed while it ran" in result.reason
+    assert path.read_text().endswith(" ") and os.listdir(plant.folder) == ["00_one.ipynb"]

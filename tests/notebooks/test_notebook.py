@@ -1,0 +1,146 @@
+"""The quiet first cell, figures and verdict tables, in a real kernel."""
+
+import base64
+import io
+import json
+import os
+import re
+import sys
+
+import nbformat
+import pytest
+
+from failurelab import course, eras, notebook
+
+SETUP = "from failurelab import notebook\nnotebook.setup(seed=seed)"
+DRAWS = "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())"
+SHOW = """
+from matplotlib import pyplot
+figure, axes = pyplot.subplots()
+axes.plot([1, 2, 4])
+notebook.show(figure, alt="A line that rises")
+"""
+TABLE = """
+import numpy, torch
+notebook.verdict_table([
+    ("tensors without a gradient", 0, "0", "1 or more", True),
+    ("reward <gain>", 0.204, "0.1 or more", "below", numpy.bool_(False)),
+    ("on a GPU", torch.tensor(3), "3", "other", None),
+])
+"""
+
+
+@pytest.fixture(scope="module")
+def executed(plant_once, tmp_path_factory):
+    """A notebook that uses all of it, twice with the same seed; and what a GPU that is not there makes of one."""
+    cells = (SETUP, DRAWS, SHOW, TABLE, "%era_stop", "print(torch.get_num_threads())")
+    plant_once("00_first", *cells)
+    plant_once("01_again", *cells)
+    plant_once("02_gpu", SETUP.replace("seed)", "seed, device='cuda')"))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        out = tmp_path_factory.mktemp("run")
+        found = course.run(folder=plant_once.folder, out=out, seed=3, progress=False, time_limit=600)
+    finally:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    return found
+
+
+def outputs(result):
+    cells = nbformat.read(result.copy, as_version=4).cells
+    return [cell.outputs for cell in cells if cell.cell_type == "code"][2:]
+
+
+def test_the_first_cell_is_quiet_and_makes_runs_repeat(executed):
+    """Two runs with one seed draw the same numbers and put out the same bytes; the set-up itself says nothing."""
+    first, again, _ = executed
+    assert first.status == again.status == "PASS", first.reason + again.reason
+    assert outputs(first)[0] == []
+    assert re.match(r"0\.\d+ 0\.\d+ 0\.\d+\n$", outputs(first)[1][0].text)
+    assert outputs(first) == outputs(again)
+    assert outputs(first)[5][0].text == "1\n", "one thread, so that sums are added in one order everywhere"
+
+
+def test_a_figure_has_a_text_and_is_small(executed):
+    """A picture comes once, with its text in the notebook and in the HTML; no date or version is in its bytes."""
+    from PIL import Image
+
+    (shown,) = outputs(executed[0])[2]
+    assert shown.metadata["image/png"]["alt"] == shown.data["text/plain"] == "A line that rises"
+    picture = base64.b64decode(shown.data["image/png"])
+    assert len(picture) < 20_000 and b"matplotlib" not in picture.lower()
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    assert image.getpixel((1, 1)) == (255, 255, 255), "its own white ground, for the dark theme"
+    assert 700 <= image.width <= 800
+    assert 'alt="A line that rises"' in executed[0].html.read_text()
+
+
+def test_a_verdict_table_says_its_verdicts_in_words(executed):
+    """As text and as HTML: a mark, a word and a colour, so that none of them is needed."""
+    (shown,) = outputs(executed[0])[3]
+    assert shown.data["text/plain"].splitlines() == [
+        "measured                    found  healthy      red flag   verdict",
+        "--------------------------  -----  -----------  ---------  ----------",
+        "tensors without a gradient  0      0            1 or more  ✓ healthy",
+        "reward <gain>               0.20   0.1 or more  below      ✗ red flag",
+        "on a GPU                    3      3            other      – not run",
+    ]
+    html = shown.data["text/html"]
+    assert "reward &lt;gain&gt;" in html and html.count("<tr>") == 4
+    for words in ("✓ healthy", "✗ red flag", "– not run"):
+        assert re.search(rf'style="background:#\w+;color:#\w+;[^"]*">{words}</span>', html)
+
+
+def test_a_verdict_is_legible_on_its_ground():
+    """Contrast of at least 7 to 1 (WCAG AAA), whatever the theme, for each mark brings its own ground."""
+
+    def light(colour):
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
+
+    for _, ground, ink in (*notebook._MARKS.values(), notebook._NOT_RUN):
+        assert (light(ground) + 0.05) / (light(ink) + 0.05) >= 7
+
+
+def test_without_a_gpu_a_notebook_on_cuda_is_not_run(executed):
+    """Asked for a GPU that is not there, a notebook says so, in a line and without a stack."""
+    result = executed[2]
+    assert result.status == "NOT RUN" and "finds no GPU" in result.reason
+    (shown,) = outputs(result)[0]
+    assert shown.traceback == [f"NOT RUN: {result.reason}"]
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: notebook.verdict_table([]), "without a row"),
+        (lambda: notebook.verdict_table([("a", True)]), "2 cells, and the columns are 5"),
+        (lambda: notebook.show(None, alt="plot"), "does not say what the figure shows"),
+    ],
+)
+def test_an_author_is_told_a_slip(call, match):
+    """A table without rows, a row too short, a picture without a text."""
+    with pytest.raises(ValueError, match=match):
+        call()
+
+
+def test_outside_a_notebook_the_text_is_printed(capsys):
+    """A script shows the table too."""
+    notebook.verdict_table([("learns", True)], columns=("measured", "verdict"))
+    assert capsys.readouterr().out.splitlines()[2] == "learns    ✓ healthy"
+
+
+@pytest.mark.era
+def test_the_set_up_works_in_an_era():
+    """In an era's kernel the same line makes it quiet and seeds it, and starts no era of its own."""
+    era = eras.find("trl-0.14")
+    code = (
+        "import json, sys; from failurelab import notebook; notebook.setup(seed=3); import torch, matplotlib;"
+        "print(json.dumps([torch.initial_seed(), torch.get_num_threads(), matplotlib.rcParams['figure.figsize'],"
+        "'failurelab.magics' in sys.modules]))"
+    )
+    done = eras.run(era, ["-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [3, 1, [7.5, 3.6], False]
+    assert sys.executable != str(era.python)
