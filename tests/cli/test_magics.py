@@ -1,0 +1,487 @@
+"""`%%era`: cells of a real notebook kernel run in another library stack, and nothing of it is left behind."""
+
+import base64
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import nbformat
+import psutil
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+from failurelab import era_kernel, eras, magics
+from failurelab.era_client import EraKernel
+
+OLD = "trl-0.14"
+PATIENCE = 120  # seconds until a test gives up: a limit against hanging, which no test waits for
+
+
+@dataclasses.dataclass
+class Output:
+    """What one cell of the notebook gave back."""
+
+    status: str
+    text: str = ""
+    errors: str = ""  # what was written to stderr
+    messages: list = dataclasses.field(default_factory=list)  # (kind, content), streams apart
+    error: dict = dataclasses.field(default_factory=dict)
+
+    @property
+    def kinds(self):
+        return [kind for kind, _ in self.messages]
+
+    @property
+    def traceback(self):
+        return re.sub(r"\x1b\[[\d;]*m", "", "\n".join(self.error["traceback"]))
+
+
+class Notebook:
+    """A notebook's own kernel, as JupyterLab starts it."""
+
+    def __init__(self):
+        self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=PATIENCE)
+        assert self.run("%load_ext failurelab.magics\nfrom failurelab import magics").status == "ok"
+
+    def send(self, cell):
+        return self.client.execute(cell)
+
+    def messages(self, request):
+        while True:
+            message = self.client.get_iopub_msg(timeout=PATIENCE)
+            kind, content = message["msg_type"], message["content"]
+            if message["parent_header"].get("msg_id") != request or kind == "execute_input":
+                continue
+            if kind == "status":
+                if content["execution_state"] == "idle":
+                    return
+                continue
+            yield kind, content
+
+    def result(self, request, seen=None):
+        output = Output("")
+        for kind, content in seen or self.messages(request):
+            if kind == "stream" and content["name"] == "stdout":
+                output.text += content["text"]
+            elif kind == "stream":
+                output.errors += content["text"]
+            elif kind == "error":
+                output.error = content
+            else:
+                output.messages.append((kind, content))
+        while (reply := self.client.get_shell_msg(timeout=PATIENCE))["parent_header"].get("msg_id") != request:
+            pass
+        output.status = reply["content"]["status"]
+        return output
+
+    def run(self, cell):
+        return self.result(self.send(cell))
+
+    def interrupt_once_it_says(self, word, cell):
+        request = self.send(cell)
+        seen = []
+        for kind, content in self.messages(request):
+            seen.append((kind, content))
+            if kind == "stream" and word in content["text"] and word:
+                word = ""
+                self.manager.interrupt_kernel()
+        return self.result(request, seen)
+
+    def end(self):
+        self.client.stop_channels()
+        if self.manager.is_alive():
+            self.manager.shutdown_kernel(now=True)
+        self.manager.cleanup_resources()
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    made = Notebook()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def own_notebook():
+    made = Notebook()
+    yield made
+    made.end()
+
+
+def running(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_gone(pids):
+    deadline = time.monotonic() + PATIENCE
+    while left := [pid for pid in pids if running(pid)]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.02)
+
+
+def test_text_values_and_the_result_come_back(notebook):
+    """A cell runs in the old stack with variables from here, and its prints, result and variables are here after."""
+    assert notebook.run("a, b, c = [1, 2.5], {'x': None}, 'é'").status == "ok"
+    output = notebook.run(
+        f"%%era {OLD} -i a,b -i c -o total,versions -o nothing\n"
+        "import importlib.metadata, sys\n"
+        "print(a, b, c)\n"
+        "print('careful', file=sys.stderr)\n"
+        "total, nothing = sum(a) * float('inf'), (None, True)\n"
+        "versions = {'trl': importlib.metadata.version('trl')}\n"
+        "sys.prefix"
+    )
+    assert (output.status, output.text, output.errors) == ("ok", "[1, 2.5] {'x': None} é\n", "careful\n")
+    assert output.kinds == ["execute_result"]
+    assert output.messages[0][1]["data"] == {"text/plain": repr(str(eras.find(OLD).folder))}
+    after = notebook.run("print(total, versions, nothing)")
+    assert after.text == "inf {'trl': '0.14.0'} [None, True]\n"
+
+
+def test_the_kernel_lives_on_and_is_not_this_one(notebook):
+    """Variables stay between cells, apart from the notebook's own; `today` is a process of its own as well."""
+    notebook.run("here = 1")
+    notebook.run(f"%%era {OLD}\nthere = 2")
+    assert notebook.run(f"%%era {OLD} -o pid\nimport os; pid = os.getpid(); print(there, 'here' in dir())").text == (
+        "2 False\n"
+    )
+    today = notebook.run("%%era today -o today\nimport os, trl; today = os.getpid(); print(trl.__version__)")
+    assert today.text == f"{eras_version('trl')}\n"
+    assert notebook.run("import os; print(len({pid, today, os.getpid()}), 'there' in dir())").text == "3 False\n"
+
+
+def eras_version(name):
+    import importlib.metadata
+
+    return importlib.metadata.version(name)
+
+
+def test_pictures_come_back_as_png(notebook):
+    """Pictures of matplotlib are inline, without a magic; other displays, updates and clearing come back in order."""
+    output = notebook.run(
+        f"%%era {OLD}\n"
+        "import matplotlib.pyplot as plt\n"
+        "from IPython.display import HTML, clear_output, display\n"
+        "handle = display(HTML('<b>1</b>'), display_id=True)\n"
+        "handle.update(HTML('<b>2</b>'))\n"
+        "clear_output(wait=True)\n"
+        "plt.plot([1, 2]);"
+    )
+    assert output.status == "ok" and output.errors == ""
+    assert output.kinds == ["display_data", "update_display_data", "clear_output", "display_data"]
+    first, update = output.messages[0][1], output.messages[1][1]
+    assert first["transient"] == update["transient"] and update["data"]["text/html"] == "<b>2</b>"
+    assert base64.b64decode(output.messages[-1][1]["data"]["image/png"]).startswith(b"\x89PNG")
+
+
+def test_what_programs_write_comes_back_as_it_comes(notebook):
+    """Output of a subprocess is shown; text is not held back until the cell ends: the cell waits for our answer."""
+    request = notebook.send(
+        f"%%era {OLD}\n"
+        "import os, pathlib, tempfile, time\n"
+        "file = pathlib.Path(tempfile.mkdtemp(), 'answer')\n"
+        "print(f'<{file}>')\n"
+        "while not file.exists(): time.sleep(0.01)\n"
+        "os.system('echo from a program')\n"
+        "time.sleep(0.3)\n"
+    )
+    seen = []
+    for kind, content in notebook.messages(request):
+        seen.append((kind, content))
+        if found := re.search("<(.*)>", content.get("text", "")):
+            open(found[1], "w").close()
+    assert "from a program" in notebook.result(request, seen).text
+
+
+def test_an_error_fails_the_cell_with_the_era_s_own_traceback(notebook):
+    """The traceback is the old stack's and counts lines as the reader does; no frame of ours; the cell has failed."""
+    output = notebook.run(f"%%era {OLD} -o never\n\ndef divide():\n    1 / 0\ndivide()")
+    assert output.status == "error" and output.error["ename"] == "EraCellError"
+    assert output.error["evalue"] == f"ZeroDivisionError: division by zero (in era {OLD})"
+    assert "----> 5 divide()" in output.traceback and "----> 4     1 / 0" in output.traceback
+    assert "era_client" not in output.traceback and output.traceback.count("Traceback") == 1
+    assert notebook.run("never").error["ename"] == "NameError"
+
+
+def test_input_is_an_error_not_a_hang(notebook):
+    """Nobody can answer a question of another kernel, so asking one fails at once."""
+    output = notebook.run(f"%%era {OLD}\ninput('your name? ')")
+    assert output.status == "error" and "does not support input requests" in output.error["evalue"]
+
+
+def test_expected_failures_work_inside_and_outside(notebook):
+    """`expect_failure` within the era's cell sees the original error, and around the call here the era's."""
+    inside = f"%%era {OLD}\nfrom failurelab.expect import expect_failure\nwith expect_failure(KeyError, 'x'): {{}}['x']"
+    assert notebook.run(inside).text == "KeyError: 'x' (expected)\n"
+    outside = notebook.run(
+        "from failurelab.expect import expect_failure\n"
+        f"with expect_failure(magics.EraCellError, 'KeyError'): magics.kernel('{OLD}').run('{{}}[0]')"
+    )
+    assert outside.status == "ok" and outside.text == f"EraCellError: KeyError: 0 (in era {OLD}) (expected)\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("%%era trl-0.13\n1", "unknown era 'trl-0.13': the eras are today, trl-0.14"),
+        ("%%era\n1", "required: name. The eras are today, trl-0.14"),
+        (f"%%era {OLD} -x\n1", "unrecognized arguments: -x"),
+        (f"%%era {OLD} -i no_such\n1", "-i: no_such does not exist here. Next: assign it"),
+        (f"%%era {OLD} -i a.b\n1", "-i: 'a.b' is not a variable's name"),
+        (f"%%era {OLD} -i magics\n1", "-i: magics is a module, which JSON cannot carry. Next: carry the numbers"),
+        (f"%%era {OLD} -o no_such\n1", f"-o (era {OLD}): no_such does not exist there after the cell. Next: assign"),
+        (
+            f"%%era {OLD} -o x\nx = [{{'k': range(2)}}]",
+            "x[0]['k'] is a range, which JSON cannot carry. Next: carry list(",
+        ),
+        (f"%%era {OLD} -o x\nx = {{1: 2}}", "x is a dict with a key of type int (1), and JSON's keys are strings"),
+        ("%era_start trl-0.13", "unknown era 'trl-0.13'"),
+        ("%era_stop trl-0.13", "unknown era 'trl-0.13'"),
+    ],
+)
+def test_bad_input_is_one_line(notebook, cell, message):
+    """What cannot be run says what was found and what to do, in a line that papermill and nbval see as an error."""
+    output = notebook.run(cell)
+    assert output.status == "error" and output.error["ename"] == "EraMagicError"
+    assert message in output.error["evalue"] and output.error["traceback"] == [
+        f"EraMagicError: {output.error['evalue']}"
+    ]
+
+
+def test_an_interrupt_reaches_the_era_and_keeps_its_variables(notebook):
+    """Stop in the notebook stops the old stack's cell, shows where it was, and costs nothing else."""
+    notebook.run(f"%%era {OLD}\nkept = 7")
+    loop = f"%%era {OLD}\nimport time\nprint('runs')\nwhile True: time.sleep(0.05)"
+    output = notebook.interrupt_once_it_says("runs", loop)
+    assert output.status == "error" and output.error["ename"] == "EraInterrupted"
+    assert "KeyboardInterrupt" in output.traceback and "time.sleep(0.05)" in output.traceback
+    assert notebook.run(f"%%era {OLD}\nkept").messages[0][1]["data"] == {"text/plain": "7"}
+
+
+def test_a_cell_that_handles_the_interrupt_goes_on(notebook):
+    """A training loop that saves on Ctrl-C does so in an era too, and its variables come back."""
+    output = notebook.interrupt_once_it_says(
+        "runs",
+        f"%%era {OLD} -o saved\nimport time\ntry:\n    print('runs')\n    while True: time.sleep(0.05)\n"
+        "except KeyboardInterrupt:\n    saved = True",
+    )
+    assert output.status == "ok" and notebook.run("saved").messages[0][1]["data"] == {"text/plain": "True"}
+
+
+def test_a_cell_that_cannot_be_interrupted_is_reported(notebook):
+    """A cell that goes on after the interrupt gives the notebook back in bounded time; stopping the era ends it."""
+    notebook.run("from failurelab import era_client; era_client.INTERRUPT_SECONDS = 0.5")
+    output = notebook.interrupt_once_it_says(
+        "runs",
+        f"%%era {OLD}\nimport os, time\nprint('runs', os.getpid())\nwhile True:\n"
+        "    try: time.sleep(0.05)\n    except KeyboardInterrupt: pass",
+    )
+    assert output.error["ename"] == "EraInterrupted" and f"Next: %era_stop {OLD}" in output.error["evalue"]
+    assert notebook.run(f"era_client.INTERRUPT_SECONDS = 15\n%era_stop {OLD}").status == "ok"
+    wait_until_gone([int(output.text.split()[1])])
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os._exit(3)", "exit status 3"),
+        ("os.kill(os.getpid(), 9)", "killed by SIGKILL, which the system sends when memory runs out"),
+        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
+    ],
+)
+def test_a_crash_names_the_era_and_the_next_cell_starts_anew(notebook, end, how):
+    """However an era's kernel dies, the cell says which and how; what it had started dies too; the next one works."""
+    start = f"%%era {OLD} -o child\nimport os, subprocess\nchild = subprocess.Popen(['sleep', '1000']).pid\nchild"
+    child = int(notebook.run(start).messages[0][1]["data"]["text/plain"])
+    output = notebook.run(f"%%era {OLD}\n{end}")
+    assert output.status == "error" and output.error["ename"] == "EraKernelDied"
+    assert output.error["evalue"].startswith(f"the kernel of era {OLD} died while this cell ran in it ({how});")
+    assert ("in string_at" in output.error["evalue"]) == ("SIGSEGV" in how)
+    wait_until_gone([child])
+    assert notebook.run(f"%%era {OLD}\n'child' in dir()").messages[0][1]["data"] == {"text/plain": "False"}
+
+
+def test_a_death_between_two_cells_is_told(notebook):
+    """Had the next cell started a new kernel without a word, it would complain of variables that were there before."""
+    pid = int(notebook.run(f"%%era {OLD}\nimport os; os.getpid()").messages[0][1]["data"]["text/plain"])
+    os.kill(pid, signal.SIGKILL)
+    wait_until_gone([pid])
+    output = notebook.run(f"%%era {OLD}\n1")
+    assert output.error["ename"] == "EraKernelDied" and "variables are lost" in output.error["evalue"]
+    assert notebook.run(f"%%era {OLD}\n1").status == "ok"
+
+
+def test_exit_in_a_cell_is_no_crash(notebook):
+    """`exit()` ends the era's kernel as asked, and the next cell has a new one."""
+    assert notebook.run(f"%%era {OLD}\nvalue = 1\nexit()").status == "ok"
+    assert notebook.run(f"%%era {OLD}\n'value' in dir()").messages[0][1]["data"] == {"text/plain": "False"}
+
+
+def test_a_plain_start_imports_no_torch_and_a_heavy_import_is_quiet(notebook):
+    """A kernel starts in about a second, for torch is imported when asked for; trl's import then says nothing."""
+    notebook.run(f"%era_stop {OLD}")
+    assert notebook.run(f"%%era {OLD}\nimport sys; print('torch' in sys.modules)").text == "False\n"
+    output = notebook.run(f"%%era {OLD}\nfrom trl import GRPOTrainer")
+    assert (output.status, output.text, output.errors, output.messages) == ("ok", "", "", [])
+
+
+def test_kernels_start_in_the_background_with_trl(notebook):
+    """`%era_start` returns while the kernel starts and imports trl; the next cell finds it there, and no noise."""
+    notebook.run("%era_stop")
+    output = notebook.run("%era_start today\nprint(magics.kernel('today')._starting != [])")
+    assert (output.status, output.text) == ("ok", "True\n")
+    cell = notebook.run(
+        "%%era today\nimport sys; print('trl.trainer.grpo_trainer' in sys.modules, 'GRPOTrainer' in dir())"
+    )
+    assert (cell.text, cell.errors) == ("True False\n", "")
+
+
+# One starts plain processes, one in a session of its own, and one whose parent has gone: all are the kernel's.
+CHILDREN = f"""%%era {OLD} -o pids
+import os, subprocess
+children = [subprocess.Popen(["sleep", "1000"]), subprocess.Popen(["sleep", "1000"], start_new_session=True)]
+orphan = int(subprocess.check_output("sleep 1000 >/dev/null & echo $!", shell=True))
+pids = [os.getpid(), os.getppid(), orphan, *(child.pid for child in children)]
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["restart", "shutdown", "SIGKILL", "SIGKILL while busy", "SIGKILL, but a fork lives on"]
+)
+def test_no_process_outlives_the_notebook_s_kernel(own_notebook, how):
+    """However the notebook's kernel ends, the era's kernel, its keeper and all they have started are gone."""
+    pids = json.loads(own_notebook.run(CHILDREN + "pids").messages[0][1]["data"]["text/plain"])
+    assert len(pids) == 5 and all(map(running, pids))
+    fork = None
+    if how == "restart":
+        own_notebook.manager.restart_kernel()
+    elif how == "shutdown":
+        own_notebook.manager.shutdown_kernel()
+    else:
+        if "busy" in how:
+            request = own_notebook.send(f"%%era {OLD}\nimport time\nprint('busy')\nwhile True: time.sleep(0.05)")
+            next(own_notebook.messages(request))
+        if "fork" in how:
+            # It holds every pipe of its parent, so that an end of file alone would come too late.
+            said = own_notebook.run(
+                "import os, time\nchild = os.fork()\n"
+                "if not child:\n    os.setsid(); time.sleep(1000); os._exit(0)\nchild"
+            )
+            fork = int(said.messages[0][1]["data"]["text/plain"])
+        own_notebook.manager.signal_kernel(signal.SIGKILL)
+    wait_until_gone(pids)
+    if fork:
+        assert running(fork), "the fork was to live on"
+        os.kill(fork, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("#!/bin/sh\necho 'no module named ipykernel' >&2\nexit 5\n", "did not start (exit status 5)"),
+        ("#!/no/such/interpreter\n", "did not start (exit status 127)"),
+    ],
+)
+def test_a_kernel_that_never_starts_shows_why(tmp_path, script, message):
+    """A broken environment is told at once, with its own last words, and leaves no process."""
+    kernel = EraKernel("today")
+    kernel.era = dataclasses.replace(kernel.era, name="broken", folder=tmp_path)
+    (tmp_path / "bin").mkdir()
+    kernel.era.python.write_text(script)
+    kernel.era.python.chmod(0o755)
+    with pytest.raises(magics.EraKernelDied, match=re.escape(message)) as caught:
+        kernel.run("1")
+    assert "Next: failurelab eras remove broken" in str(caught.value)
+    assert "ipykernel" in str(caught.value) or "cannot be run" in str(caught.value)
+    assert not kernel.alive
+
+
+def test_the_python_interface_works_without_a_notebook(capsys):
+    """`magics.kernel` gives the same kernel to a script, whose prints and results go to its own output."""
+    kernel = magics.kernel(OLD)
+    try:
+        assert magics.kernel(OLD) is kernel
+        assert kernel.run("print('hello')\ny = x + 1\ny", send={"x": 1}, fetch=["y"]) == {"y": 2}
+        assert capsys.readouterr().out == "hello\n2\n"
+        with pytest.raises(magics.EraCellError, match="ValueError: no") as caught:
+            kernel.run("raise ValueError('no')")
+        assert (caught.value.era, caught.value.ename, caught.value.evalue) == (OLD, "ValueError", "no")
+        child = os.fork()
+        if not child:
+            try:
+                magics.stop()  # what a forked worker's exit does: these kernels are not its own to stop
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        assert kernel.run("", fetch=["y"]) == {"y": 2}
+    finally:
+        magics.stop(OLD)
+    assert not kernel.alive
+    with pytest.raises(eras.EraError, match="unknown era"):
+        magics.kernel("trl-0.13")
+
+
+def test_values_are_carried_whole_or_refused():
+    """JSON alone would turn a key 1 into "1" and a list within itself into an endless recursion."""
+    values = {"a": [1, -0.5, True, None, "ü"], "b": {"c": {"d": []}}, "e": float("-inf")}
+    assert era_kernel.unpack(era_kernel.pack(values)) == values
+    assert era_kernel.unpack(era_kernel.pack({"nan": float("nan")}))["nan"] != 0
+    shared, loop = [1], []
+    assert era_kernel.unpack(era_kernel.pack({"v": [shared, shared]})) == {"v": [[1], [1]]}
+    loop.append(loop)
+    for value, message in [
+        (loop, "contains itself"),
+        ({2: 3}, "carry list(v.items())"),
+        ([object()], "v[0] is a object"),
+        ({"k": b""}, "v['k'] is a bytes"),
+    ]:
+        with pytest.raises(era_kernel.NotSendable, match=re.escape(message)):
+            era_kernel.pack({"v": value})
+
+
+def write_notebook(path, *cells):
+    made = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+    for source, output in cells:
+        cell = nbformat.v4.new_code_cell(source)
+        if output is not None:
+            cell.execution_count = 1
+            cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=output)]
+        made.cells.append(cell)
+    nbformat.write(made, path)
+    return path
+
+
+def python(*arguments, cwd):
+    return subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
+
+
+LOAD = ("%load_ext failurelab.magics", None)
+
+
+def test_papermill_sees_an_error_in_an_era(tmp_path):
+    """A run by papermill ends with an error, and shows the era's own."""
+    path = write_notebook(tmp_path / "in.ipynb", LOAD, (f"%%era {OLD}\nprint('fine')\n1 / 0", None))
+    done = python("-m", "papermill", "--no-progress-bar", path, tmp_path / "out.ipynb", cwd=tmp_path)
+    assert done.returncode != 0 and "ZeroDivisionError" in done.stderr
+    assert "fine" in (tmp_path / "out.ipynb").read_text()
+
+
+def test_nbval_compares_what_an_era_prints(tmp_path):
+    """A check by nbval passes the true output, and fails another output and an error."""
+    cells = [
+        (f"%%era {OLD}\n# NBVAL_CHECK_OUTPUT\nprint(1)", "1\n"),
+        (f"%%era {OLD}\n# NBVAL_CHECK_OUTPUT\nprint(1)", "2\n"),
+        (f"%%era {OLD}\n1 / 0", None),
+    ]
+    path = write_notebook(tmp_path / "in.ipynb", LOAD, *cells)
+    done = python("-m", "pytest", "--nbval-lax", "--nbval-current-env", "-p", "no:cacheprovider", path, cwd=tmp_path)
+    failed = set(map(int, re.findall(r"FAILED .*Cell (\d+)", done.stdout)))
+    assert failed == {2, 3} and "2 passed" in done.stdout, done.stdout
