@@ -4,14 +4,13 @@ import dataclasses
 import functools
 import pathlib
 import re
-import tomllib
 from collections.abc import Mapping
-from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from .. import predicates
+from ..tables import Table
 
 VERDICTS = ("true", "partly true", "refuted")
 KNOWN_BY = ("run", "code", "thread")
@@ -134,7 +133,7 @@ def ids(folder: pathlib.Path) -> dict[str, dict[str, str]]:
         RegistryError: the register of ids is not as it must be.
     """
     path = folder / "ids.toml"
-    read = _toml(path)
+    read = Table.read(path, RegistryError).rest
     if set(read) != {"reserved", "retired"}:
         raise RegistryError(f"{path.name}: it has the tables [reserved] and [retired], here: {', '.join(read)}")
     twice = set(read["reserved"]) & set(read["retired"])
@@ -146,17 +145,8 @@ def ids(folder: pathlib.Path) -> dict[str, dict[str, str]]:
     return read
 
 
-def _toml(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RegistryError(f"{path} cannot be read ({error.strerror}): the registry is incomplete") from error
-    except tomllib.TOMLDecodeError as error:
-        raise RegistryError(f"{path.name} is no TOML: {error}") from error
-
-
 def _failure(path: pathlib.Path) -> Failure:
-    raw = _Table(path.name, "", _toml(path))
+    raw = Table.read(path, RegistryError)
     id = raw.text("id")
     if not _ID.fullmatch(id) or path.stem != id:
         raise RegistryError(f"{path.name}: id is {id!r}; it must be F and a number, and the file must be called so")
@@ -188,7 +178,7 @@ def _failure(path: pathlib.Path) -> Failure:
     return made
 
 
-def _stack(raw: "_Table") -> Stack:
+def _stack(raw: Table) -> Stack:
     versions = {}
     for package, text in raw.take("versions", dict).items():
         if package not in PACKAGES:
@@ -212,20 +202,20 @@ def _stack(raw: "_Table") -> Stack:
     return made
 
 
-def _thread(raw: "_Table") -> Thread:
+def _thread(raw: Table) -> Thread:
     made = Thread(raw.text("thread"), raw.text("what"))
     _check_thread(raw, made.thread)
     raw.done()
     return made
 
 
-def _check_thread(raw: "_Table", text: str) -> None:
+def _check_thread(raw: Table, text: str) -> None:
     match = _THREAD.fullmatch(text)
     if not match or match[1] not in _REPOSITORIES:
         raise raw.error("thread", f"{text!r} must be like 'TRL #2671', with one of {', '.join(_REPOSITORIES)}")
 
 
-def _claim(raw: "_Table") -> Claim:
+def _claim(raw: Table) -> Claim:
     made = Claim(
         raw.take("number", int), raw.text("claim"), raw.text("verdict"), raw.text("because"), raw.text("known_by")
     )
@@ -234,50 +224,6 @@ def _claim(raw: "_Table") -> Claim:
             raise raw.error(key, f"{getattr(made, key)!r} is none of: {', '.join(words)}")
     raw.done()
     return made
-
-
-class _Table:
-    """A TOML table that is taken apart key by key, so that what is missing, of another type or unknown is said."""
-
-    def __init__(self, file: str, where: str, content: Mapping[str, Any]):
-        self.file, self.where, self.rest = file, where, dict(content)
-
-    def error(self, key: str, problem: str) -> RegistryError:
-        return RegistryError(f"{self.file}: {self.where}{key}: {problem}")
-
-    def take(self, key: str, kind: type, default: Any = None) -> Any:
-        if key not in self.rest:
-            if default is not None:
-                return default
-            raise self.error(key, f"it is missing (a {kind.__name__})")
-        value = self.rest.pop(key)
-        if type(value) is not kind:
-            raise self.error(key, f"it is {value!r}, a {kind.__name__} is needed")
-        return value
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.take(key, str, default)
-        if default is None and not value.strip():
-            raise self.error(key, "it is empty")
-        return value
-
-    def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        values = self.take(key, list, default)
-        for value in values:
-            if not isinstance(value, str) or not value.strip():
-                raise self.error(key, f"{value!r} is no text")
-        return tuple(values)
-
-    def tables(self, key: str) -> list["_Table"]:
-        values = self.take(key, list, [])
-        for value in values:
-            if not isinstance(value, dict):
-                raise self.error(key, f"{value!r} is no table")
-        return [_Table(self.file, f"{key} {number}: ", value) for number, value in enumerate(values, start=1)]
-
-    def done(self) -> None:
-        if self.rest:
-            raise self.error(next(iter(self.rest)), "no such key is known")
 
 
 def _version(package: str, installed: Mapping[str, str]) -> Version:

@@ -1,0 +1,316 @@
+"""Garbage rollouts: generation under gradient checkpointing, measured in the installed transformers, and repaired."""
+
+import copy
+import functools
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from failurelab import decoding, models, rollouts
+from failurelab.handles import HandleError
+
+installed = Version(transformers.__version__)
+MIXED = ["3+4=", "12+19=", "5+11=", "0+0=", "17+2=", "13+14=", "9+9=", "10+10="]  # padding is needed
+EVEN = [prompt for prompt in MIXED if len(prompt) == 6]
+# What was measured: up to 4.48 a causal mask that is a full square, made for padded batches and with eager attention
+# always; 4.49 to 4.52 right; from 4.53 on the layers drop the cache. Newer versions than those: unknown.
+SQUARE_MASK = installed < Version("4.49")
+DROPPED_CACHE = Version("4.53") <= installed <= Version("5.23")
+RIGHT = Version("4.49") <= installed < Version("4.53")
+KNOWN = SQUARE_MASK or DROPPED_CACHE or RIGHT
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return models.load("tiny")
+
+
+@pytest.fixture
+def tokenizer(loaded):
+    return loaded[1]
+
+
+@pytest.fixture
+def model(loaded):
+    return copy.deepcopy(loaded[0])
+
+
+def checkpoint(model, reentrant: bool = False) -> None:
+    base = decoding.base_model(model)
+    func = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=reentrant)
+    base._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=func)
+
+
+def state(model) -> list:
+    """Everything that a generation could leave changed."""
+    return [
+        (
+            name,
+            module.training,
+            getattr(module, "gradient_checkpointing", None),
+            id(getattr(module, "_gradient_checkpointing_func", None)),
+            sorted(vars(module)),
+            len(module._forward_hooks) + len(module._forward_pre_hooks),
+        )
+        for name, module in model.named_modules()
+    ] + [id(decoding.base_model(model).generation_config), str(decoding.base_model(model).generation_config)]
+
+
+def lora(model):
+    peft = pytest.importorskip("peft")
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+
+
+# The table
+
+
+def test_train_mode_alone_is_no_failure(model, tokenizer):
+    """Without checkpointing, train mode and eval mode give the same completions."""
+    report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    assert report.agrees and report.agreeing == 8 and report.worst is None
+    assert report.checkpointing == "off" and report.use_cache is True and report.dropout is False
+    assert report.training_logp == report.evaluation_logp
+    assert "all 8 completions" in str(report)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_with_the_cache(model, tokenizer, reentrant):
+    """The failure itself, in the versions that have it, whatever the kind of checkpointing."""
+    checkpoint(model, reentrant)
+    report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    assert report.checkpointing == ("reentrant" if reentrant else "non-reentrant")
+    assert report.use_cache is True  # generate goes on believing that there is a cache
+    if KNOWN:
+        assert report.agrees == RIGHT
+    if not report.agrees:
+        assert report.training_logp < report.evaluation_logp - 0.1
+        assert report.worst.gap > 0.1 and report.worst.training != report.worst.evaluation
+        assert f"{8 - report.agreeing} of 8 completions" in str(report) and "rollouts.repair" in str(report)
+        assert "differs" in report.table() and len(report.table(limit=2).splitlines()) == 3
+
+
+def test_prompts_of_equal_length_hide_it_up_to_4_48(model, tokenizer):
+    """With sdpa and no padding no mask is made, so a batch of one prompt looks healthy. Later versions break all."""
+    checkpoint(model)
+    report = rollouts.check(model, tokenizer, EVEN, max_new_tokens=4)
+    if KNOWN:
+        assert report.agrees == (SQUARE_MASK or RIGHT)
+
+
+def test_eager_attention_shows_it_without_padding(tokenizer):
+    """Eager attention always makes the mask: the cause is the mask and not the padding."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(models.path("tiny"), attn_implementation="eager")
+    checkpoint(model)
+    report = rollouts.check(model, tokenizer, EVEN, max_new_tokens=4)
+    if KNOWN:
+        assert report.agrees == RIGHT
+
+
+def test_without_the_cache_it_is_right_everywhere(model, tokenizer):
+    """The cure that reaches generation: use_cache=False as an argument, or in the config that is handed over."""
+    checkpoint(model)
+    report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4, use_cache=False)
+    assert report.agrees and report.use_cache is False
+    config = transformers.GenerationConfig(max_new_tokens=4, do_sample=True, use_cache=False)
+    report = rollouts.check(model, tokenizer, MIXED, generation_config=config)
+    assert report.agrees and report.use_cache is False
+
+
+def test_the_models_config_does_not_reach_generation(model, tokenizer):
+    """A popular wrong fix: model.config.use_cache=False. generate asks its own config and tells forward otherwise."""
+    checkpoint(model)
+    broken = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    model.config.use_cache = False
+    report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    assert report.use_cache is True and report == broken
+
+
+def test_the_models_generation_config_reaches_it_unless_another_is_handed_over(model, tokenizer):
+    """Up to 4.48 a trainer's own config hides the model's; later ones are filled from it."""
+    checkpoint(model)
+    model.generation_config.use_cache = False
+    assert rollouts.check(model, tokenizer, MIXED, max_new_tokens=4).agrees
+    own = transformers.GenerationConfig(max_new_tokens=4)
+    report = rollouts.check(model, tokenizer, MIXED, generation_config=own)
+    if SQUARE_MASK:
+        assert report.use_cache is True and not report.agrees
+    elif installed >= Version("4.53"):
+        assert report.use_cache is False and report.agrees
+
+
+# The repair
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("peft", [True, False])
+def test_safe_generation_agrees_with_eval_mode_and_restores_everything(model, tokenizer, reentrant, peft):
+    ids, mask = decoding.encode(model, tokenizer, MIXED, 4)
+    expected = model.eval().generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
+    if peft:
+        model = lora(model)  # B starts at zero: the function is the same
+        model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=1)  # PEFT leaves an attribute of its own
+    checkpoint(model, reentrant)
+    model.train()
+    decoding.base_model(model).model.layers[0].eval()  # a part that somebody keeps in eval mode
+    before = state(model)
+    with rollouts.safe_generation(model) as safe:
+        assert safe is model and not model.training
+        found = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
+    assert torch.equal(found, expected)
+    assert state(model) == before
+
+
+def test_safe_generation_restores_after_an_error_and_when_nested(model):
+    checkpoint(model)
+    model.train()
+    before = state(model)
+    with pytest.raises(ZeroDivisionError), rollouts.safe_generation(model):
+        with rollouts.safe_generation(model):
+            assert not model.training
+        assert not model.training
+        raise ZeroDivisionError
+    assert state(model) == before and model.training
+
+
+def test_a_repaired_model_generates_as_in_eval_mode_until_the_handle_goes(model, tokenizer):
+    """One line for a trainer that generates by itself."""
+    checkpoint(model)
+    broken = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    before = state(model)
+    handle = rollouts.repair(model)
+    assert rollouts.check(model, tokenizer, MIXED, max_new_tokens=4).agrees
+    handle.remove()
+    assert state(model) == before
+    assert rollouts.check(model, tokenizer, MIXED, max_new_tokens=4) == broken
+    with pytest.raises(HandleError):
+        handle.remove()
+
+
+def test_a_model_repaired_before_peft_wraps_it_stays_repaired(model, tokenizer):
+    handle = rollouts.repair(model)
+    wrapped = lora(model)
+    checkpoint(wrapped)
+    assert rollouts.check(wrapped, tokenizer, MIXED, max_new_tokens=4).agrees
+    handle.remove()
+    if KNOWN:
+        assert rollouts.check(wrapped, tokenizer, MIXED, max_new_tokens=4).agrees == RIGHT
+
+
+def test_a_copy_of_a_repaired_model_generates_with_its_own_weights(model, tokenizer):
+    """A trainer copies the policy for the reference model after a user has repaired it."""
+    ids, mask = decoding.encode(model, tokenizer, MIXED, 4)
+    options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    rollouts.repair(model)
+    twin = copy.deepcopy(model)
+    expected = model.generate(**options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(twin.generate(**options), expected)
+    assert not torch.equal(model.generate(**options), expected)
+
+
+# What the measurement must not do
+
+
+def test_a_check_changes_nothing(model, tokenizer):
+    """Modes, hooks, flags, configs and the random state are as before, also when generation raises."""
+    checkpoint(model)
+    model.eval()
+    model.model.layers[1].train()
+    before, random_state = state(model), torch.get_rng_state()
+    rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    assert state(model) == before and torch.equal(torch.get_rng_state(), random_state)
+    with pytest.raises((ValueError, TypeError)):
+        rollouts.check(model, tokenizer, MIXED, max_new_tokens=4, no_such_argument=torch.ones(1))
+    assert state(model) == before and torch.equal(torch.get_rng_state(), random_state)
+
+
+@pytest.mark.parametrize("where", ["attention", "adapter"])
+def test_dropout_is_reported_and_held_against_nobody(model, tokenizer, where):
+    """LoRA with dropout is a healthy run: train mode draws other numbers, but by no fault of generation."""
+    if where == "adapter":
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.9, init_lora_weights=False)
+        model = peft.get_peft_model(model, config)
+    else:
+        for layer in model.model.layers:
+            layer.self_attn.attention_dropout = 0.9
+    report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    assert report.dropout and report.agrees
+
+
+def test_sampling_settings_are_overridden_from_either_config(model, tokenizer):
+    """A published Qwen2 samples by its own generation config, and a trainer by its own."""
+    model.generation_config.update(do_sample=True, temperature=5.0, top_k=0, num_beams=1)
+    config = transformers.GenerationConfig(max_new_tokens=4, do_sample=True, temperature=9.0, num_return_sequences=3)
+    report = rollouts.check(model, tokenizer, MIXED, generation_config=config)
+    assert report.agrees and len(report.rollouts) == 8
+    assert rollouts.check(model, tokenizer, MIXED, max_new_tokens=4, do_sample=True, temperature=9.0) == report
+    assert model.generation_config.temperature == 5.0
+
+
+def test_a_tie_that_rounding_decides_is_no_disagreement(model, tokenizer):
+    """Two tokens of equal log-probability: which one is taken may differ between two computations."""
+
+    class Alternating:
+        calls = 0
+
+        def __call__(self, input_ids, **_):
+            self.calls += 1
+            token = tokenizer("7" if self.calls == 1 else "8")["input_ids"]
+            return torch.cat([input_ids, torch.tensor([token] * len(input_ids))], dim=1)
+
+    ids, mask = decoding.encode(model, tokenizer, ["3+4="], 4)
+    tied = copy.deepcopy(model)
+    with torch.no_grad():
+        weight = tied.get_output_embeddings().weight
+        weight[tokenizer("7")["input_ids"][0]] = weight[tokenizer("8")["input_ids"][0]]
+    assert rollouts.compare(tied, tokenizer, ids, mask, generate=Alternating()).agrees
+    report = rollouts.compare(model, tokenizer, ids, mask, generate=Alternating())
+    assert not report.agrees and report.worst.gap < 0 and report.worst.position == 0  # 7 is the likelier one
+
+
+def test_the_log_probability_is_that_of_the_tokens(model, tokenizer):
+    """Against a computation by hand for one prompt."""
+    report = rollouts.check(model, tokenizer, ["3+4="], max_new_tokens=4)
+    ids = tokenizer("3+4=" + report.rollouts[0].evaluation)["input_ids"] + [tokenizer.eos_token_id]
+    with torch.no_grad():
+        logps = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = torch.stack([logps[at - 1, ids[at]] for at in range(4, len(ids))]).mean().item()
+    assert report.evaluation_logp == pytest.approx(expected, abs=1e-4)
+
+
+def test_messages_go_through_the_chat_template(model, tokenizer):
+    report = rollouts.check(model, tokenizer, [models.as_chat("3+4="), models.as_chat("12+5=")], max_new_tokens=4)
+    assert report.agrees and len(report.rollouts) == 2 and report.rollouts[0].prompt != "3+4="
+
+
+# What cannot be asked
+
+
+def test_prompts_that_do_not_fit_the_context_are_an_error(model, tokenizer):
+    context = model.config.max_position_embeddings
+    with pytest.raises(ValueError, match=rf"prompt 1 does not fit: {context} tokens and 4 new .*context of {context}"):
+        rollouts.check(model, tokenizer, ["3+4=", "1" * context], max_new_tokens=4)
+    with pytest.raises(ValueError, match="max_new_tokens="):
+        rollouts.check(model, tokenizer, ["3+4="], max_new_tokens=context)
+
+
+@pytest.mark.parametrize(
+    "prompts, message", [([], "no prompts.*Next"), (["3+4=", ""], "prompt 1 .* has no tokens.*Next")]
+)
+def test_no_prompts_and_empty_prompts_are_errors(model, tokenizer, prompts, message):
+    with pytest.raises(ValueError, match=message):
+        rollouts.check(model, tokenizer, prompts, max_new_tokens=4)
+
+
+def test_one_prompt_may_be_a_plain_string(model, tokenizer):
+    assert len(rollouts.check(model, tokenizer, "3+4=", max_new_tokens=4).rollouts) == 1
+
+
+def test_a_wrapper_without_generate_cannot_be_repaired():
+    with pytest.raises(AttributeError, match="has no method generate"):
+        rollouts.repair(torch.nn.Linear(1, 1))
