@@ -1,0 +1,135 @@
+"""Checks sent to an era's check server: one process of the era, which imports once and forks for each check.
+
+What this side adds to `check_server`: the server's start in the era's environment, with a time limit for its imports,
+and its end, whatever happens here.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from . import eras
+
+# Seconds for the imports of a stack: 5 to 20 on two idle cores, more on a busy machine or the first time.
+IMPORT_LIMIT = 300.0
+# Seconds over a check's own limit in which the server must have answered.
+_GRACE = 30.0
+
+
+class EnvironmentBroken(Exception):
+    """The question could not be asked in this era; the message says why."""
+
+
+class Server:
+    """A check server that runs. `broken` says which of the needed imports fail, and how."""
+
+    def __init__(self, process: subprocess.Popen, folder: pathlib.Path):
+        self.process, self.folder = process, folder
+        self.broken: dict[str, str] = {}
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._count = 0
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self._answers.put(json.loads(line))
+        self._answers.put(None)
+
+    def order(self, content: dict[str, Any]) -> None:
+        """Send one order.
+
+        Raises:
+            EnvironmentBroken: the server has ended.
+        """
+        try:
+            self.process.stdin.write(json.dumps(content).encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError as error:
+            raise EnvironmentBroken(self._last_words()) from error
+
+    def check(
+        self, id: int, script: pathlib.Path, model: pathlib.Path, trainer: str, time_limit: float, record: Any = None
+    ) -> None:
+        """Order one check; its answer carries `id`."""
+        self._count += 1
+        content = {"id": id, "script": str(script), "model": str(model), "trainer": trainer, "time_limit": time_limit}
+        self.order(content | {"record": record, "folder": str(self.folder / f"check-{self._count}")})
+
+    def answer(self, limit: float) -> dict[str, Any]:
+        """Return the next answer.
+
+        Raises:
+            EnvironmentBroken: the server ended, or did not answer within `limit` seconds.
+        """
+        try:
+            answer = self._answers.get(timeout=limit)
+        except queue.Empty as error:
+            raise EnvironmentBroken(f"the era's process did not answer within {limit:g} s") from error
+        if answer is None:
+            raise EnvironmentBroken(self._last_words())
+        return answer
+
+    def _last_words(self) -> str:
+        self.process.wait()
+        lines = (self.folder / "server.txt").read_text(errors="replace").strip().splitlines()
+        said = lines[-1][:300] if lines else "nothing"
+        return f"the era's process ended with status {self.process.returncode}; it said last: {said}"
+
+
+@contextlib.contextmanager
+def start(era_name: str, needs: list[str], jobs: int, import_limit: float = IMPORT_LIMIT) -> Iterator[Server]:
+    """Start an era's check server, and end it and all its checks when the block is left.
+
+    Args:
+        era_name: the era.
+        needs: what is imported before the first check, as `module.Name`.
+        jobs: how many checks run at once, each with one thread.
+        import_limit: seconds for the imports.
+
+    Raises:
+        EnvironmentBroken: the era is not ready, or its process did not start.
+    """
+    try:
+        era = eras.find(era_name)
+    except eras.EraError as error:
+        raise EnvironmentBroken(str(error)) from error
+    variables = eras.environment(era) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with tempfile.TemporaryDirectory(prefix="failurelab-check-", ignore_cleanup_errors=True) as name:
+        folder = pathlib.Path(name)
+        with open(folder / "server.txt", "wb") as log:
+            process = subprocess.Popen(
+                [str(era.python), "-m", "failurelab.check_server", str(jobs)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=variables,
+                cwd=folder,
+                start_new_session=True,
+            )
+        try:
+            server = Server(process, folder)
+            server.order({"needs": needs})
+            server.broken = server.answer(import_limit)["broken"]
+            yield server
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Close the server's orders, at which it ends its checks and itself; kill it if it does not."""
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

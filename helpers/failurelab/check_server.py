@@ -1,0 +1,207 @@
+"""Checks of many scripts in one era, for one import of its libraries: a process that imports once and forks for each.
+
+    python -m failurelab.check_server          orders on stdin, answers on stdout, one JSON object a line
+
+The first order names what the labs need: `{"needs": ["trl.GRPOTrainer"]}`; the answer says what of it does not import.
+Each further order is a check: `{"id", "script", "model", "folder", "trainer", "time_limit"}`. It runs in a forked child
+with its own folder as HOME, working and temporary directory; the answer holds what `measure.run` measured, or how the
+child ended. No child outlives its time limit, or this process: at the end of stdin all are ended.
+
+Forking is safe here because this process computes nothing: it has one thread, and no parallel region of torch ever ran.
+"""
+
+import collections
+import contextlib
+import ctypes
+import dataclasses
+import importlib
+import json
+import os
+import pathlib
+import selectors
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_POLL = 0.05
+
+
+class Child:
+    """One check that runs."""
+
+    def __init__(self, order: dict[str, Any], pid: int):
+        self.order, self.pid, self.start = order, pid, time.monotonic()
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it is over its time limit."""
+        return time.monotonic() - self.start > self.order["time_limit"]
+
+    def end(self) -> None:
+        """Kill it and its process group, and reap it."""
+        _kill(os.killpg, self.pid)
+        _kill(os.kill, self.pid)
+        os.waitpid(self.pid, 0)
+
+
+def _kill(kill: Callable[[int, int], None], pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        kill(pid, signal.SIGKILL)
+
+
+def import_needs(needs: list[str]) -> dict[str, str]:
+    """Import each `module.Name` or `module`; return those that fail, with the reason."""
+    broken = {}
+    for need in needs:
+        try:
+            try:
+                importlib.import_module(need)
+            except ModuleNotFoundError:
+                module, _, name = need.rpartition(".")
+                if not module:
+                    raise
+                getattr(importlib.import_module(module), name)
+        except Exception as error:  # an import of a stack that does not fit fails in every way
+            first = next(iter(str(error).strip().splitlines()), "")
+            broken[need] = f"{type(error).__name__}: {first}"
+    return broken
+
+
+def serve(jobs: int, orders: int, answers: int) -> None:
+    """Read orders from the descriptor `orders` and write answers to `answers`, until the end of the orders."""
+    from . import measure  # torch and transformers, before the first fork
+
+    waiting: collections.deque[dict[str, Any]] = collections.deque()
+    running: list[Child] = []
+    rest, is_open = b"", True
+    with selectors.DefaultSelector() as selector:
+        selector.register(orders, selectors.EVENT_READ)
+        try:
+            while is_open:
+                if selector.select(timeout=_POLL if running or waiting else None):
+                    data = os.read(orders, 65536)
+                    is_open = bool(data)
+                    *lines, rest = (rest + data).split(b"\n")
+                    for order in map(json.loads, lines):
+                        if "needs" in order:
+                            _answer(answers, {"broken": import_needs(order["needs"])})
+                        else:
+                            waiting.append(order)
+                while waiting and len(running) < jobs:
+                    running.append(_start(waiting.popleft(), measure, (orders, answers)))
+                for child in [each for each in running if _ended(each, answers)]:
+                    running.remove(child)
+        finally:
+            for child in running:
+                child.end()
+
+
+def _start(order: dict[str, Any], measure: Any, private: tuple[int, ...]) -> Child:
+    folder = pathlib.Path(order["folder"])
+    work = folder / "work"
+    for part in (work, folder / "home", folder / "tmp"):
+        part.mkdir(parents=True)
+    script = work / "train.py"
+    shutil.copyfile(order["script"], script)
+    model = shutil.copytree(order["model"], folder / "model")
+    if threading.active_count() != 1:
+        raise RuntimeError("a forked check could hang: this process has more than one thread")
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return Child(order, pid)
+    try:
+        _settle(folder, parent, private)
+        made = measure.run(script, model, folder / "output", order["trainer"])
+        answer = folder / "answer.partial"
+        answer.write_text(json.dumps(dataclasses.asdict(made) | {"record": _record(order, made)}))
+        answer.rename(folder / "answer.json")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _settle(folder: pathlib.Path, parent: int, private: tuple[int, ...]) -> None:
+    """Make the forked child a run of its own: session, descriptors, folders, and an end when the server ends."""
+    os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    log = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    for descriptor in private:
+        os.close(descriptor)
+    os.environ |= {
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "HF_HOME": str(folder / "home"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    os.chdir(folder / "work")
+
+
+def _record(order: dict[str, Any], made: Any) -> dict[str, Any] | None:
+    """Make the evidence record of the run, where the order asks for one."""
+    asked = order.get("record")
+    if not asked or made.environment:
+        return None
+    from . import observe
+
+    os.environ["FAILURELAB_SOURCE"] = asked["source"]
+    return observe.record(asked["failure"], asked["state"], made.figures, case=asked["case"], seed=0)
+
+
+def _ended(child: Child, answers: int) -> bool:
+    """Answer for a child that has ended, or is over its time; return whether it is gone."""
+    pid, status = os.waitpid(child.pid, os.WNOHANG)
+    if not pid and not child.is_late:
+        return False
+    if pid:
+        _kill(os.killpg, child.pid)  # what it started and left behind
+    else:
+        child.end()
+    folder = pathlib.Path(child.order["folder"])
+    answer: dict[str, Any] = {"id": child.order["id"], "seconds": time.monotonic() - child.start}
+    if not pid:
+        answer["ended"] = f"over its time limit of {child.order['time_limit']:g} s"
+    elif (folder / "answer.json").is_file():
+        answer["measured"] = json.loads((folder / "answer.json").read_text())
+    elif os.WIFSIGNALED(status):
+        answer["ended"] = f"ended by signal {os.WTERMSIG(status)} before it was measured"
+    else:
+        answer["ended"] = f"left by itself with status {os.waitstatus_to_exitcode(status)} before it was measured"
+    log = folder / "output.txt"
+    answer["output"] = log.read_text(errors="replace")[-4000:] if log.is_file() else ""
+    shutil.rmtree(folder, ignore_errors=True)
+    _answer(answers, answer)
+    return True
+
+
+def _answer(descriptor: int, content: dict[str, Any]) -> None:
+    data = json.dumps(content).encode() + b"\n"
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def main() -> None:
+    """Serve on stdin and stdout; whatever libraries print goes to stderr."""
+    orders, answers = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    for descriptor in (orders, answers):
+        os.set_inheritable(descriptor, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(int(sys.argv[1]) if len(sys.argv) > 1 else 1, orders, answers)
+
+
+if __name__ == "__main__":
+    main()

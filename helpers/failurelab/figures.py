@@ -1,0 +1,28 @@
+"""The figures that a lab's checker measures, by name; labs and the registry write their predicates about these.
+
+A figure is None when the run ended before it could be measured, and then nothing holds of it.
+"""
+
+FIGURES = {
+    "error": "text: what was raised, as 'Type: first line', or empty",
+    "error_stage": "text: where it was raised: import, build, train or measure; or empty",
+    "checkpointing": "boolean: activation checkpointing was on in the training pass",
+    "steps_done": "number of optimizer steps",
+    "learning_rate": "the largest learning rate of any step",
+    "tensors_total": "number of parameter tensors of the model that is trained",
+    "tensors_trainable": "number of these that require grad",
+    "tensors_frozen": "number of these that do not",
+    "tensors_without_gradient": "trainable tensors whose gradient is None after the backward pass, in the worst step",
+    "tensors_zero_gradient": "trainable tensors whose gradient is all zero after the backward pass, in the last step",
+    "tensors_changed": "trainable tensors whose values differ after training",
+    "frozen_changed": "frozen tensors whose values differ after training",
+    "warnings": "how often torch's 'None of the inputs have requires_grad=True' came through the warning filters",
+    "rollouts": "number of completions that the trainer generated",
+    "reward_first": "share of right completions among the trainer's own rollouts, first tenth of the steps",
+    "reward_last": "share of right completions among the trainer's own rollouts, last tenth of the steps",
+    "accuracy_before": "share of right answers before training: eval mode, sampled at temperature 1, mean of 4 draws",
+    "accuracy_after": "the same after training, on a clean copy of the model with the trained weights",
+    "accuracy_gain": "accuracy_after - accuracy_before",
+    "rollout_gap": "accuracy_before - reward_first: how much worse the rollouts are than the model",
+    "finite": "boolean: every logged loss and every weight is a finite number",
+}
