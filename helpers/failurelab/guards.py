@@ -10,44 +10,20 @@ what it does. Neither changes the run: the random state, and so every loss and r
 """
 
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
 
 from failurelab import decoding, gradients, rollouts
+from failurelab.guard_base import Guard, GuardTripped, GuardWarning
 from failurelab.handles import Handle, wrap_method
+from failurelab.logits_guard import LogitsGuard
+
+__all__ = ["GradientGuard", "GuardTripped", "GuardWarning", "LogitsGuard", "RolloutGuard"]
 
 
-class GuardTripped(RuntimeError):
-    """A guard stopped the run; `report` is what it measured."""
-
-    def __init__(self, message: str, report: Any):
-        super().__init__(message)
-        self.report = report
-
-
-class GuardWarning(UserWarning):
-    """A guard found what it looks for, and was asked to warn."""
-
-
-class _Guard(TrainerCallback):
-    def __init__(self, action: str):
-        if action not in ("stop", "warn"):
-            raise ValueError(f"unknown action {action!r}: a guard can 'stop' the run or 'warn'")
-        self.action = action
-        self.report: Any = None
-
-    def _trip(self, message: str, report: Any) -> None:
-        text = f"{type(self).__name__}: {message}"
-        if self.action == "stop":
-            raise GuardTripped(text, report)
-        warnings.warn(text, GuardWarning, stacklevel=3)
-
-
-class GradientGuard(_Guard):
+class GradientGuard(Guard):
     """Stop or warn when trainable parameters got no gradient by the end of the first step, before they are left as is.
 
     A gradient of all zeros is no alarm: LoRA's A starts so. `report`, a `gradients.GradientReport`, is there after the
@@ -96,7 +72,7 @@ class GradientGuard(_Guard):
             self._watch = None
 
 
-class RolloutGuard(_Guard):
+class RolloutGuard(Guard):
     """Stop or warn when the trainer's generation disagrees with generation in eval mode.
 
     It judges the first batch that the trainer generates from in train mode and, where that one has no padding, the

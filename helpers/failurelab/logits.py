@@ -1,0 +1,216 @@
+"""Log-probabilities of completions: right, and without the logits of the whole sequence.
+
+What goes wrong, twice, by one renamed argument (`num_logits_to_keep`, from transformers 4.49 on `logits_to_keep`). A
+Qwen2 that does not know the name it is given swallows it and returns logits for the whole sequence, prompt included.
+
+- **Memory**: trl 0.15 with transformers 4.48 or older makes all rows, then cuts them itself. Numbers are right; logits
+  cost `sequence / completion` times what they need to. The vocabulary was never what is cut.
+- **Silence**: trl 0.14.0 with transformers 4.52 or newer does not cut. Every completion token is scored at a prompt
+  position, without an error: see `check_alignment`.
+
+Upstream: TRL #2683, #2770, #2773; transformers #35757, #37149.
+
+`completion_logps` needs no such argument: for one call the model's head answers with log-probabilities in place of
+logits. So it runs through the model's own forward, with whatever wraps it (autocast, PEFT, DDP, checkpointing).
+"""
+
+import contextlib
+import inspect
+import math
+import weakref
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+
+from failurelab.alignment import (
+    Alignment,
+    MisalignedLogProbs,
+    bare,
+    check_alignment,
+    device_of,
+    probing,
+    vocabulary,
+)
+from failurelab.chunked import is_plain, shared_weight, token_logps, token_logps_by_parts
+
+__all__ = ["Alignment", "MisalignedLogProbs", "check_alignment", "completion_logps", "keep_argument"]
+
+# Rows of logits held at once where the caller does not say: about 5 MiB for Qwen2 on a CPU, which stays in its cache
+# (more rows cost memory and save no time there); a GPU needs larger slices to be busy.
+_ROWS = {"cpu": 8}
+_ROWS_ELSEWHERE = 256
+_ROWS_BY_PARTS = 64  # where the head makes whole rows itself, and reads its weight again for each part
+
+_keeps: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
+_checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def keep_argument(model: nn.Module) -> str | None:
+    """Return the name by which this model is asked for its last rows of logits only.
+
+    The name is read from the signature of the model's forward, never from a version, and confirmed: of two tokens one
+    row must come back. The answer is remembered for each model object.
+
+    Args:
+        model: a causal language model, bare or wrapped (PEFT, DDP).
+
+    Returns:
+        `"logits_to_keep"`, `"num_logits_to_keep"`, or None where neither does anything.
+    """
+    base = bare(model)
+    if base not in _keeps:
+        taken = inspect.signature(type(base).forward).parameters
+        names = [name for name in ("logits_to_keep", "num_logits_to_keep") if name in taken]
+        ids = torch.zeros(1, 2, dtype=torch.long, device=device_of(base))
+        with probing(model):
+            _keeps[base] = next((name for name in names if model(ids, **{name: 1}).logits.shape[1] == 1), None)
+    return _keeps[base]
+
+
+def completion_logps(
+    model: nn.Module,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    completion_length: int,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+) -> torch.Tensor:
+    """Return the log-probability of each completion token, differentiable, without holding all logits.
+
+    Args:
+        model: a causal language model of transformers; PEFT, DDP, accelerate's mixed precision, gradient checkpointing
+            and a model split by `device_map` are fine, for the model's own forward runs. The head may carry LoRA.
+        input_ids: prompts, then completions, `(batch, sequence)`; prompts padded on the left.
+        attention_mask: of the same shape, 1 for a token, 0 for padding; None if there is none. Tokens after a
+            completion's end may be hidden. They get a score all the same, to be left out by the caller's own mask.
+        completion_length: how many of the last columns are completion.
+        temperature: what the logits are divided by.
+        chunk_size: how many rows of logits, one vocabulary wide, are held at once, in backward too; by default 8 on a
+            CPU and 256 elsewhere; 64 for a head with adapters, a bias or hooks. Three such chunks may exist at once.
+
+    Returns:
+        `(batch, completion_length)`, float32 (float64 from a float64 model): at `[b, t]` the log-probability of
+        completion token t of row b, given everything before it.
+
+    Raises:
+        ValueError: an argument does not fit (the message names it and its shape), or this model's logits are not what
+            its head returns (a final soft cap, a scale), so that scores would be wrong.
+    """
+    head = _head(model)
+    _check(model, input_ids, attention_mask, completion_length, temperature, chunk_size)
+    _check_logits_are_the_heads(model, head)
+    completion = input_ids[:, -completion_length:]
+    plain, own_forward = is_plain(head), head.forward
+    usual = _ROWS.get(input_ids.device.type, _ROWS_ELSEWHERE) if plain else _ROWS_BY_PARTS
+    rows = chunk_size or usual
+    with shared_weight(head, bare(model).get_input_embeddings()) as shared:
+
+        def score(hidden: torch.Tensor) -> torch.Tensor:
+            states = hidden[:, -completion_length - 1 : -1]
+            tokens = completion.to(states.device)
+            if plain:
+                weight = head.weight if shared is None else shared
+                return token_logps(states, weight, tokens, temperature, rows)[..., None]
+            return token_logps_by_parts(own_forward, states, tokens, temperature, rows)[..., None]
+
+        with _answering(head, score):
+            scores = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True).logits
+    if scores.shape != (*completion.shape, 1):
+        raise ValueError(
+            f"model: {type(bare(model)).__name__} returned {tuple(scores.shape)} where its head gave "
+            f"{(*completion.shape, 1)}; scores would be wrong. Next: hand in the model as it was before torch.compile "
+            "or another tool replaced its forward."
+        )
+    return scores[..., 0]
+
+
+@contextlib.contextmanager
+def _answering(head: nn.Module, answer: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """For a block, `answer(hidden)` stands in for the head's forward; put back at the end. Not for two threads."""
+    replaced = vars(head).get("forward")
+    head.forward = answer
+    try:
+        yield
+    finally:
+        if replaced is None:
+            del head.forward
+        else:
+            head.forward = replaced
+
+
+def _head(model: nn.Module) -> nn.Module:
+    """Return the language-model head; refuse models that have none or whose forward cannot be used."""
+    if isinstance(model, nn.DataParallel):
+        raise ValueError(
+            "model: nn.DataParallel copies the model at each call, so that its head cannot be reached. "
+            "Next: one process per GPU (torchrun, accelerate launch)."
+        )
+    base = bare(model)
+    kind = type(base).__name__
+    if getattr(getattr(base, "config", None), "is_encoder_decoder", False):
+        raise ValueError(f"model: {kind} has an encoder; completion_length says nothing there. A decoder is wanted.")
+    head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
+    if head is None:
+        raise ValueError(
+            f"model: {kind} has no LM head (get_output_embeddings() is None), so it gives tokens no probabilities. "
+            "Next: load it with AutoModelForCausalLM."
+        )
+    return head
+
+
+def _check_logits_are_the_heads(model: nn.Module, head: nn.Module) -> None:
+    """Hand the model made-up logits for two tokens in its head's name; they must come back as they were. Once each."""
+    base = bare(model)
+    if base in _checked:
+        return
+    width = getattr(head, "out_features", None) or vocabulary(model)
+    marks = torch.tensor([-96.0, -1.5, 0.25, 48.0]).repeat(math.ceil(width / 4))[:width]
+    ids = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
+    with probing(model), _answering(head, lambda hidden: marks.to(hidden).expand(*hidden.shape[:-1], width)):
+        seen = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, return_dict=True).logits
+    if seen.shape[-1] != width or not (seen.float() == marks.to(seen.device)).all():
+        raise ValueError(
+            f"model: {type(base).__name__} changes the logits after its head (a scale, a soft cap, a cut), so "
+            "probabilities taken at the head would be wrong. Next: score with full logits there."
+        )
+    _checked.add(base)
+
+
+def _check(model, input_ids, attention_mask, completion_length, temperature, chunk_size) -> None:
+    """Refuse what does not fit, with the argument and its shape."""
+    if input_ids.dim() != 2 or 0 in input_ids.shape or input_ids.is_floating_point():
+        raise ValueError(f"input_ids: token ids of shape (batch, sequence) are wanted, not {_told(input_ids)}.")
+    shape, length = tuple(input_ids.shape), input_ids.shape[1]
+    if not isinstance(completion_length, int) or not 1 <= completion_length < length:
+        raise ValueError(
+            f"completion_length: {completion_length!r} does not fit input_ids of shape {shape}: 1 to {length - 1}, for "
+            "at least one prompt token must come before the completion."
+        )
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(f"temperature: a positive number is wanted, not {temperature!r}.")
+    if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
+        raise ValueError(f"chunk_size: rows of logits, at least 1, are wanted, not {chunk_size!r}.")
+    hides = torch.zeros(shape[0], dtype=torch.bool, device=input_ids.device)
+    if attention_mask is not None:
+        if tuple(attention_mask.shape) != shape:
+            raise ValueError(f"attention_mask: {_told(attention_mask)} does not match input_ids of shape {shape}.")
+        # Shown must be the token before the completion, its first token, and each one before a shown one.
+        shown = attention_mask.bool()[:, -completion_length - 1 :]
+        hides = (~shown[:, :2].all(1) | (shown[:, 1:] & ~shown[:, :-1]).any(1)).to(input_ids.device)
+    lowest, highest, hiding = torch.stack([input_ids.min(), input_ids.max(), hides.sum()]).tolist()
+    if lowest < 0 or highest >= vocabulary(model):
+        raise ValueError(
+            f"input_ids: ids from {lowest} to {highest} in shape {shape}, and the vocabulary ends at "
+            f"{vocabulary(model) - 1}. Next: replace label padding (-100) by the pad token, and mask it."
+        )
+    if hiding:
+        raise ValueError(
+            f"attention_mask: of shape {shape}, hides completion tokens in {hiding} of {shape[0]} rows, first in row "
+            f"{hides.nonzero()[0].item()}: the last prompt column and the completion from its first token to its end "
+            "must be 1. Next: pad prompts on the left, completions on the right, and drop empty completions."
+        )
+
+
+def _told(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
