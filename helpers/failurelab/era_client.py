@@ -130,7 +130,7 @@ class EraKernel:
         # Sockets in a folder of its own, not ports: nobody else can reach them, and no two kernels get the same.
         # The path of a socket is at most some hundred bytes long.
         place = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
-        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="failurelab-", dir=place))
+        self._folder = pathlib.Path(tempfile.mkdtemp(prefix="failurelab-era-", dir=place))
         connection, log = self._folder / "connection.json", self._folder / "log"
         key = uuid.uuid4().hex.encode()
         _, info = write_connection_file(str(connection), transport="ipc", ip=str(self._folder / "socket"), key=key)

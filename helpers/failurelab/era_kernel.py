@@ -42,7 +42,7 @@ def keep(parent: int, folder: str, command: list[str]) -> int:
 
     Args:
         parent: process id of the notebook's kernel, which started this process and holds the other end of its stdin.
-        folder: the kernel's own temporary folder, deleted where nobody is left to do it.
+        folder: the kernel's own temporary folder, deleted at the end, unless that is a crash.
         command: what starts the kernel.
     """
     told: list[int] = []
@@ -77,9 +77,9 @@ def keep(parent: int, folder: str, command: list[str]) -> int:
             os.read(awake, 1024)
         status = _reap().get(kernel.pid)
     _end_descendants()
-    if status is None:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 0 if status is None else status
+    if not status:
+        shutil.rmtree(folder, ignore_errors=True)  # of a crash, the notebook's kernel reads the log first
+    return status or 0
 
 
 def _reap() -> dict[int, int]:

@@ -360,6 +360,8 @@ def test_no_process_outlives_the_notebook_s_kernel(own_notebook, how):
     """However the notebook's kernel ends, the era's kernel, its keeper and all they have started are gone."""
     pids = json.loads(own_notebook.run(CHILDREN + "pids").messages[0][1]["data"]["text/plain"])
     assert len(pids) == 5 and all(map(running, pids))
+    folder = next(word for word in psutil.Process(pids[1]).cmdline() if "failurelab-era-" in word)
+    assert os.path.isdir(folder)
     fork = None
     if how == "restart":
         own_notebook.manager.restart_kernel()
@@ -377,10 +379,13 @@ def test_no_process_outlives_the_notebook_s_kernel(own_notebook, how):
             )
             fork = int(said.messages[0][1]["data"]["text/plain"])
         own_notebook.manager.signal_kernel(signal.SIGKILL)
-    wait_until_gone(pids)
-    if fork:
-        assert running(fork), "the fork was to live on"
-        os.kill(fork, signal.SIGKILL)
+    try:
+        wait_until_gone(pids)
+        assert not os.path.exists(folder)
+        assert fork is None or running(fork), "the fork was to live on"
+    finally:
+        if fork:
+            os.kill(fork, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
