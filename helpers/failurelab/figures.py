@@ -19,10 +19,11 @@ FIGURES = {
     "warnings": "how often torch's 'None of the inputs have requires_grad=True' came through the warning filters",
     "rollouts": "number of completions that the trainer generated",
     "reward_first": "share of right completions among the trainer's own rollouts, first tenth of the steps",
-    "reward_last": "share of right completions among the trainer's own rollouts, last tenth of the steps",
+    "reward_last": "share of right completions among the trainer's own rollouts, last quarter of the steps",
     "accuracy_before": "share of right answers before training: eval mode, sampled at temperature 1, mean of 4 draws",
     "accuracy_after": "the same after training, on a clean copy of the model with the trained weights",
     "accuracy_gain": "accuracy_after - accuracy_before",
-    "rollout_gap": "accuracy_before - reward_first: how much worse the rollouts are than the model",
+    "accuracy_there": "share of right answers of the untrained model in eval mode, on the first rollouts' prompts",
+    "rollout_gap": "accuracy_there - reward_first: how much worse the rollouts are than the model",
     "finite": "boolean: every logged loss and every weight is a finite number",
 }

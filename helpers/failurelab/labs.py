@@ -19,6 +19,7 @@ __all__ = [
     "LabError",
     "Row",
     "check",
+    "check_all",
     "exit_status",
     "find",
     "known",
@@ -74,13 +75,25 @@ class _Task:
 
 
 def check(lab: Lab, script: pathlib.Path | None = None, *, time_limit: float | None = None) -> Row:
-    """Run one script, by default the lab's train.py; say whether it is healed, or what is still wrong."""
-    path = pathlib.Path(script or lab.broken.path)
-    if not path.is_file():
-        raise LabError(f"{path} is not there: a lab's script is checked. Next: name the file")
-    task = _Task(lab, path, Row(lab.name, CHECK, path.name), time_limit=time_limit or lab.time_limit)
-    _run([task], jobs=1, done=lambda row: None)
-    return task.row
+    """Run one script, by default the lab's train.py; say whether it is healed, or what is still wrong.
+
+    Raises:
+        LabError: the script is not there.
+    """
+    return check_all(lab, [script or lab.broken.path], time_limit=time_limit)[0]
+
+
+def check_all(
+    lab: Lab, scripts: Iterable[pathlib.Path], *, jobs: int = 2, time_limit: float | None = None
+) -> list[Row]:
+    """Check several scripts as answers to one lab, for one import of its era; return a row for each."""
+    tasks = []
+    for path in map(pathlib.Path, scripts):
+        if not path.is_file():
+            raise LabError(f"{path} is not there, so it cannot be checked. Next: name the script, or reset the lab")
+        tasks.append(_Task(lab, path, Row(lab.name, CHECK, path.name), time_limit=time_limit or lab.time_limit))
+    _run(tasks, jobs=jobs, done=lambda row: None)
+    return [task.row for task in tasks]
 
 
 def verify(

@@ -50,6 +50,10 @@ class Measured:
     traceback: str = ""
 
 
+# Of one completion: the step it was generated for, its prompt, and 1.0 if it is right, else 0.0
+Score = tuple[int, str, float]
+
+
 class Refused(Exception):
     """What the script hands over cannot be measured as an answer to the lab."""
 
@@ -71,7 +75,6 @@ def run(script: pathlib.Path, model_path: pathlib.Path, output_dir: pathlib.Path
     except models.ModelError as error:
         made.environment = str(error)
         return made
-    figures["accuracy_before"] = _accuracy(clean, tokenizer)
     start = {name: tensor.clone() for name, tensor in clean.state_dict().items()}
     transformers.set_seed(0)
     stage = "import"
@@ -81,7 +84,7 @@ def run(script: pathlib.Path, model_path: pathlib.Path, output_dir: pathlib.Path
             stage = "build"
             trainer = _built(module, model_path, output_dir, trainer_class, start)
             stage = "train"
-            _train(trainer, tokenizer, figures)
+            _train(trainer, clean, tokenizer, figures)
             stage = "measure"
             _after(trainer, clean, tokenizer, figures)
         except Refused as error:
@@ -159,7 +162,8 @@ class _Watch(transformers.TrainerCallback):
         figures["learning_rate"] = max([*rates, figures["learning_rate"] or 0.0])
 
 
-def _train(trainer: transformers.Trainer, tokenizer: Any, figures: dict[str, Any]) -> None:
+def _train(trainer: transformers.Trainer, clean: Any, tokenizer: Any, figures: dict[str, Any]) -> None:
+    figures["accuracy_before"] = _accuracy(clean, tokenizer)
     model = trainer.model
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -171,7 +175,7 @@ def _train(trainer: transformers.Trainer, tokenizer: Any, figures: dict[str, Any
         "learning_rate": 0.0,
     }
     trainer.add_callback(_Watch(figures))
-    scores: list[tuple[int, float]] = []
+    scores: list[Score] = []
     with _scored_rollouts(trainer, tokenizer, scores):
         try:
             trainer.train()
@@ -179,7 +183,7 @@ def _train(trainer: transformers.Trainer, tokenizer: Any, figures: dict[str, Any
             changed = [name for name, now in model.named_parameters() if name in before and _differ(before[name], now)]
             figures["tensors_changed"] = sum(name in trainable for name in changed)
             figures["frozen_changed"] = len(changed) - figures["tensors_changed"]
-            _score(scores, figures)
+            _score(scores, clean, tokenizer, figures)
             losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
             weights = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
             figures["finite"] = weights and all(loss - loss == 0 for loss in map(float, losses))
@@ -190,8 +194,8 @@ def _differ(before: torch.Tensor, now: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _scored_rollouts(trainer: Any, tokenizer: Any, scores: list[tuple[int, float]]) -> Iterator[None]:
-    """Score every completion that the trainer's model generates: (step, 1.0 or 0.0).
+def _scored_rollouts(trainer: Any, tokenizer: Any, scores: list[Score]) -> Iterator[None]:
+    """Score every completion that the trainer's model generates.
 
     It stands on `generate` of the model itself, below the trainer, so that it sees what is trained on, in any trainer.
     """
@@ -210,7 +214,7 @@ def _scored_rollouts(trainer: Any, tokenizer: Any, scores: list[tuple[int, float
             asked = re.search(r"\d+\+\d+=", prompts[index // each])
             if asked and asked[0] in answers:
                 score = models.reward([completion], [answers[asked[0]]])[0]
-                scores.append((trainer.state.global_step, score))
+                scores.append((trainer.state.global_step, asked[0], score))
         return out
 
     was_replaced = "generate" in vars(model)  # by the script, as a repair for instance
@@ -223,17 +227,21 @@ def _scored_rollouts(trainer: Any, tokenizer: Any, scores: list[tuple[int, float
             model.generate = original
 
 
-def _score(scores: list[tuple[int, float]], figures: dict[str, Any]) -> None:
+def _score(scores: list[Score], clean: Any, tokenizer: Any, figures: dict[str, Any]) -> None:
+    """Work out the rewards at the start and at the end, and how far the first rollouts are below the model."""
     figures["rollouts"] = len(scores)
     if not scores:
         return
-    last = max(step for step, _ in scores)
-    tenth = max(1, (last + 1) // 10)
-    first_part = [score for step, score in scores if step < tenth]
-    last_part = [score for step, score in scores if step > last - tenth]
-    figures["reward_first"] = sum(first_part) / len(first_part)
-    figures["reward_last"] = sum(last_part) / len(last_part)
-    figures["rollout_gap"] = figures["accuracy_before"] - figures["reward_first"]
+    steps = max(step for step, _, _ in scores) + 1
+    first = [score for score in scores if score[0] < max(1, steps // 10)]
+    last = [score for score in scores if score[0] >= steps - max(1, steps // 4)]
+    figures["reward_first"] = sum(score for _, _, score in first) / len(first)
+    figures["reward_last"] = sum(score for _, _, score in last) / len(last)
+    # On the very prompts of these rollouts: some sums are easier than others.
+    answers = dict(models.sums())
+    prompts = [(prompt, answers[prompt]) for _, prompt, _ in first]
+    figures["accuracy_there"] = models.accuracy(clean, tokenizer, sampled=True, prompts=prompts)
+    figures["rollout_gap"] = figures["accuracy_there"] - figures["reward_first"]
 
 
 def _after(trainer: transformers.Trainer, clean: Any, tokenizer: Any, figures: dict[str, Any]) -> None:

@@ -28,13 +28,13 @@ def build_trainer(model_path, output_dir):
         lower.requires_grad_(False)
     config = GRPOConfig(
         output_dir=output_dir,
-        max_steps=100,
-        learning_rate=5e-4,
+        max_steps=70,
+        learning_rate=1e-3,
         lr_scheduler_type="linear",
-        warmup_steps=10,
-        per_device_train_batch_size=16,  # prompts, in trl 0.14
+        warmup_steps=7,
+        per_device_train_batch_size=24,  # prompts, in trl 0.14
         gradient_accumulation_steps=1,
-        num_generations=8,
+        num_generations=4,
         max_prompt_length=16,
         max_completion_length=4,
         temperature=1.0,

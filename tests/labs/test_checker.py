@@ -1,0 +1,244 @@
+"""The checker is not fooled, not hung and not left behind: cheats, crashes, broken environments, each by its name."""
+
+import os
+import pathlib
+import shutil
+import signal
+import time
+
+import pytest
+
+from failurelab import check_client, eras, labs, measure
+
+LABS = eras.root() / "labs"
+MODEL = eras.root() / "models" / "tiny-qwen2"
+REPAIR = ("    config = GRPOConfig(", "    model.enable_input_require_grads()\n    config = GRPOConfig(")
+# name: (edits of train.py, what the checker must say)
+CHEATS = {
+    "prints_the_right_words": (
+        [("    return trainer\n", "    print('PASS: all 25 trainable tensors have a gradient')\n    return trainer\n")],
+        "24 of 25 tensors still have no gradient",
+    ),
+    "skips_the_training": (
+        [REPAIR, ("    return trainer\n", "    trainer.train = lambda *_, **__: None\n    return trainer\n")],
+        "0 of 6 steps were trained",
+    ),
+    "lowers_the_steps": ([REPAIR, ("max_steps=6", "max_steps=2")], "2 of 6 steps were trained"),
+    "trains_at_rate_zero": ([REPAIR, ("learning_rate=5e-4", "learning_rate=0.0")], "the learning rate is 0"),
+    "freezes_everything": (
+        [("    config = GRPOConfig(", "    model.requires_grad_(False)\n    config = GRPOConfig(")],
+        "training raised RuntimeError: element 0",
+    ),
+    "freezes_what_fails": (
+        [("    config = GRPOConfig(", "    model.model.layers.requires_grad_(False)\n    config = GRPOConfig(")],
+        "25 tensors are frozen",
+    ),
+    "unfreezes_the_embeddings": (
+        [("get_input_embeddings().requires_grad_(False)", "get_input_embeddings().requires_grad_(True)")],
+        "0 tensors are frozen",
+    ),
+    "fills_in_zero_gradients": (
+        [
+            (
+                "    return trainer\n",
+                "    for parameter in model.parameters():\n        parameter.grad = torch.zeros_like(parameter)\n"
+                "    trainer.optimizer_zero_grad = None\n"
+                "    model.zero_grad = lambda *_, **__: [p.grad.zero_() for p in model.parameters()]\n"
+                "    return trainer\n",
+            ),
+            ("import pathlib\n", "import pathlib\n\nimport torch\n"),
+        ],
+        "1 of 25 tensors were changed by training",
+    ),
+    "brings_other_weights": (
+        [REPAIR, ("    config = GRPOConfig(", "    model.lm_head.weight.data.mul_(1.5)\n    config = GRPOConfig(")],
+        "not the one in model_path",
+    ),
+    "trains_beforehand": (
+        [REPAIR, ("    return trainer\n", "    trainer.train()\n    return trainer\n")],
+        "6 steps before it was handed over",
+    ),
+    "returns_nothing": ([("    return trainer\n", "")], "returned a NoneType"),
+    "leaves_early": ([("import pathlib\n", "import pathlib\nimport sys\n\nsys.exit(0)\n")], "SystemExit"),
+    "does_not_parse": ([("def build_trainer(", "def build_trainer((")], "importing the script raised SyntaxError"),
+    "has_no_build_trainer": ([("def build_trainer(", "def make_trainer(")], "defines no function build_trainer"),
+    "misspells": (
+        [("model.get_input_embeddings", "model.get_imput_embeddings")],
+        "build_trainer raised AttributeError",
+    ),
+    "needs_what_is_not_there": (
+        [("import pathlib\n", "import pathlib\nimport no_such_package\n")],
+        "raised ModuleNotFoundError: No module named 'no_such_package'",
+    ),
+    "rewards_everything": (
+        [REPAIR, ("[float(completion.strip() == right) for", "[1.0 for")],
+        "nothing was learned",
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def short_lab(tmp_path_factory):
+    """Lab 01 with six steps: nothing can be learned in them, but every mistake shows."""
+    folder = tmp_path_factory.mktemp("labs") / "01_frozen_embeddings"
+    shutil.copytree(LABS / folder.name, folder)
+    for path in folder.rglob("*.py"):
+        path.write_text(
+            path.read_text().replace("max_steps=70", "max_steps=6").replace("warmup_steps=7", "warmup_steps=1")
+        )
+    path = folder / "lab.toml"
+    path.write_text(
+        path.read_text().replace("steps_done >= 70", "steps_done >= 6").replace("of 70 steps", "of 6 steps")
+    )
+    return labs.load(folder)
+
+
+def edited(lab, edits):
+    text = lab.broken.path.read_text()
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+@pytest.fixture(scope="session")
+def cheats(short_lab, tmp_path_factory):
+    """All cheats, checked in one go."""
+    folder = tmp_path_factory.mktemp("cheats")
+    paths = []
+    for name, (edits, _) in CHEATS.items():
+        paths.append(folder / f"{name}.py")
+        paths[-1].write_text(edited(short_lab, edits))
+    return {pathlib.Path(row.script).stem: row for row in labs.check_all(short_lab, paths)}
+
+
+@pytest.mark.era
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_does_not_pass(cheats, name):
+    row = cheats[name]
+    assert row.result == "FAIL", row.reason
+    assert CHEATS[name][1] in row.reason
+
+
+@pytest.mark.era
+def test_rollouts_are_scored_by_the_checker(cheats):
+    """A reward function that says 1.0 to all makes the trainer's log perfect, and no completion right."""
+    assert cheats["rewards_everything"].figures["reward_first"] < 0.7
+    assert cheats["prints_the_right_words"].output.count("PASS") == 1
+    assert "get_imput_embeddings" in cheats["misspells"].traceback
+
+
+def gone(pid):
+    """Whether the process has ended; waits for it, for an end that was ordered takes a moment."""
+    for _ in range(600):
+        try:
+            os.kill(pid, 0)
+            if pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+HANG = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path({pids!r}).write_text(f"{{__import__('os').getpid()}} {{child.pid}}")
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def server():
+    """A check server of the course's own era; the last test kills it."""
+    with check_client.start("today", [], jobs=2) as started:
+        yield started
+
+
+def test_a_script_that_hangs_or_dies_is_ended_and_named(server, tmp_path):
+    """What it started is ended with it, and the server goes on."""
+    pids = tmp_path / "pids"
+    for number, code in enumerate((HANG.format(pids=str(pids)), "import os; os._exit(7)", "import os; os.abort()")):
+        script = tmp_path / f"{number}.py"
+        script.write_text(code)
+        server.check(number, script, MODEL, "Trainer", time_limit=8)
+    answers = {answer["id"]: answer for answer in (server.answer(120) for _ in range(3))}
+    assert answers[0]["ended"] == "over its time limit of 8 s"
+    assert answers[1]["ended"] == "left by itself with status 7 before it was measured"
+    assert answers[2]["ended"] == f"ended by signal {int(signal.SIGABRT)} before it was measured"
+    assert all(gone(int(pid)) for pid in pids.read_text().split())
+    assert list(server.folder.glob("check-*")) == []
+
+
+def spoilt(lab, tmp_path, *edits):
+    folder = tmp_path / lab.name
+    shutil.copytree(lab.folder, folder)
+    path = folder / "lab.toml"
+    text = path.read_text()
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    return folder
+
+
+def test_a_broken_environment_is_no_wrong_fix(short_lab, tmp_path):
+    """An era that is not there, or whose stack does not import: ENVIRONMENT for every script, exit status 3."""
+    missing = spoilt(short_lab, tmp_path / "a", ('era = "trl-0.14"', 'era = "trl-0.1"'))
+    matrix = labs.verify(folder=missing.parent)
+    assert {row.result for row in matrix if row.state != "form"} == {"ENVIRONMENT"}
+    assert "unknown era 'trl-0.1'" in matrix[1].reason
+    assert labs.exit_status(matrix) == 3
+    broken = spoilt(
+        short_lab, tmp_path / "b", ('era = "trl-0.14"', 'era = "today"'), ('"trl.GRPOTrainer"', '"trl.NoTrainer"')
+    )
+    row = labs.check(labs.load(broken))
+    assert row.result == "ENVIRONMENT"
+    assert "era today does not import trl.NoTrainer" in row.reason
+
+
+def test_a_model_that_does_not_load_is_the_environment(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    made = measure.run(script, tmp_path, tmp_path / "out", "GRPOTrainer")
+    assert "config.json is missing" in made.environment
+
+
+def test_an_import_that_fails_inside_the_stack_is_the_environment(tmp_path, monkeypatch):
+    """The library behind a right import is broken; a name that the script misspells is the script's own fault."""
+    (tmp_path / "broken_stack.py").write_text("from torch import no_such_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("import broken_stack\n")
+    made = measure.run(script, MODEL, tmp_path / "out", "GRPOTrainer")
+    assert "does not import: cannot import name 'no_such_name'" in made.environment
+    script.write_text("from torch import no_such_name\n")
+    made = measure.run(script, MODEL, tmp_path / "out", "GRPOTrainer")
+    assert made.environment == ""
+    assert made.figures["error"].startswith("ImportError")
+
+
+def test_no_room_on_the_disk_is_the_environment(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import errno\nraise OSError(errno.ENOSPC, 'No space left on device')\n")
+    assert "no room" in measure.run(script, MODEL, tmp_path / "out", "GRPOTrainer").environment
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="asks Linux to end a child with its parent")
+def test_nothing_outlives_a_server_that_is_killed(server, tmp_path):
+    """The era's process dies, of memory for instance: that is ENVIRONMENT, and its checks die with it."""
+    pids = tmp_path / "pids"
+    script = tmp_path / "hang.py"
+    script.write_text(HANG.format(pids=str(pids)))
+    server.check(0, script, MODEL, "Trainer", time_limit=500)
+    while not (pids.exists() and len(pids.read_text().split()) == 2):
+        time.sleep(0.05)
+    check, started_by_it = map(int, pids.read_text().split())
+    try:
+        os.kill(server.process.pid, signal.SIGKILL)
+        with pytest.raises(check_client.EnvironmentBroken, match="ended with status -9"):
+            server.answer(60)
+        assert gone(check)
+    finally:
+        os.kill(started_by_it, signal.SIGKILL)

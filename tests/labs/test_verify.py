@@ -1,0 +1,107 @@
+"""The three-state proof of every lab, run for real: broken fails as declared, wrong fixes too, the solution heals."""
+
+import json
+import os
+import re
+
+import pytest
+
+from failurelab import labs, registry
+
+pytestmark = pytest.mark.era
+
+
+@pytest.fixture(scope="session")
+def matrix():
+    """All labs in all states: the long part, run once."""
+    return labs.verify()
+
+
+def rows(matrix, state):
+    found = [row for row in matrix if row.state == state]
+    assert found
+    return found
+
+
+def test_every_row_holds(matrix):
+    """Whatever is not a PASS is shown with its reason."""
+    assert [f"{row.lab} {row.script}: {row.result}: {row.reason}" for row in matrix if row.result != "PASS"] == []
+    assert labs.exit_status(matrix) == 0
+    assert re.fullmatch(r"\d+ labs: (\d+) of \1 PASS", labs.summary(matrix))
+
+
+def test_each_lab_has_its_three_states(matrix):
+    for name in labs.known():
+        states = [row.state for row in matrix if row.lab == name]
+        assert states.count("broken") == states.count("right_fix") == states.count("form") == 1
+        assert states.count("wrong_fix") >= 1
+
+
+def test_silent_failures_are_silent(matrix):
+    """No broken run raises anything: steps are done, a loss is there, and only measuring shows what is wrong."""
+    for row in rows(matrix, "broken"):
+        assert row.figures["error"] == ""
+        assert row.figures["steps_done"] > 0
+        assert row.figures["finite"]
+
+
+def test_healed_means_that_what_was_lost_is_back(matrix):
+    """Gradients for all, rollouts as good as the model, and a model that has learned; not that a warning is gone."""
+    for row in rows(matrix, "right_fix"):
+        figures = row.figures
+        assert figures["tensors_without_gradient"] == 0
+        assert figures["tensors_changed"] == figures["tensors_trainable"] > 1
+        assert figures["rollout_gap"] < 0.1
+        assert figures["reward_last"] > figures["accuracy_before"]
+        assert figures["accuracy_gain"] >= 0.04
+
+
+def test_the_warning_tells_nothing(matrix):
+    """It is there after the repair, and gone after a filter that repaired nothing."""
+    solution = next(row for row in rows(matrix, "right_fix") if row.lab.startswith("01"))
+    assert solution.figures["warnings"] > 0
+    hidden = next(row for row in rows(matrix, "wrong_fix") if row.lab.startswith("01") and "filter" in row.script)
+    assert hidden.figures["warnings"] == 0
+    assert "the warning is gone, but 24 of 25 tensors still have no gradient" in hidden.reason
+
+
+def test_the_popular_wrong_fixes_are_here(matrix):
+    """The three that the threads recommend: a filter, enable_input_require_grads alone, the model's own use_cache."""
+    reasons = {row.script.removeprefix("wrong_fixes/"): row.reason for row in rows(matrix, "wrong_fix")}
+    assert "no gradient" in reasons["filter_warnings.py"]
+    assert "every tensor has a gradient, but the rollouts are garbage" in reasons["enable_input_require_grads.py"]
+    assert "the rollouts are garbage" in reasons["model_config_use_cache.py"]
+
+
+def test_two_failures_hide_each_other(matrix):
+    """Lab 03: after either repair alone one figure is right, the other is not, and nothing is learned."""
+    by_script = {row.script: row.figures for row in matrix if row.lab.startswith("03")}
+    gradients, rollouts = by_script["wrong_fixes/gradients_only.py"], by_script["wrong_fixes/rollouts_only.py"]
+    assert gradients["tensors_without_gradient"] == 0 and gradients["rollout_gap"] > 0.1
+    assert rollouts["tensors_without_gradient"] == 12 and rollouts["rollout_gap"] < 0.1
+    for figures in (gradients, rollouts):
+        assert figures["accuracy_gain"] < 0.04 < by_script["solution.py"]["accuracy_gain"]
+
+
+def test_every_run_leaves_an_evidence_record(matrix):
+    records = labs.records(matrix)
+    assert len(records) == len([row for row in matrix if row.state != "form"])
+    for record in records:
+        assert record["failure"] in {each.id for each in registry.all()}
+        assert record["state"] in ("broken", "wrong_fix", "right_fix")
+        assert record["era"] == "trl-0.14" and record["versions"]["trl"] == "0.14.0"
+        assert record["source"].startswith("labs/")
+
+
+def test_the_matrix_as_table_and_as_json(matrix):
+    from rich.console import Console
+
+    console = Console(width=200, file=open(os.devnull, "w"), record=True)  # noqa: SIM115
+    console.print(labs.render(matrix))
+    text = console.export_text()
+    for word in ("wrong fix", "right fix", "PASS", labs.summary(matrix)):
+        assert word in text
+    content = json.loads(json.dumps(labs.to_json(matrix), allow_nan=False))
+    assert content["exit_status"] == 0
+    assert len(content["rows"]) == len(matrix)
+    assert content["rows"][1]["figures"]["steps_done"] > 0

@@ -1,0 +1,142 @@
+"""The registry: every file is whole, finds its failure by what a learner pastes, and knows whom it concerns."""
+
+import re
+import shutil
+
+import pytest
+
+from failurelab import figures, registry
+from failurelab.registry import files
+
+FOLDER = registry._FOLDER
+LOG = """
+  0%|          | 0/100 [00:00<?, ?it/s]/home/me/lib/python3.11/site-packages/torch/utils/checkpoint.py:87: UserWarning:
+None of the inputs have requires_grad=True.
+    Gradients will be None
+  warnings.warn(
+"""
+
+
+def test_every_failure_is_whole():
+    """Ids are in order, signatures name figures that a checker measures, and no claim is judged twice."""
+    failures = registry.all()
+    assert [each.id for each in failures] == sorted((each.id for each in failures), key=lambda id: (len(id), id))
+    assert {"F1", "F7"} <= {each.id for each in failures}
+    for failure in failures:
+        for predicate in failure.signature:
+            assert set(predicate.names) <= set(figures.FIGURES), f"{failure.id}: {predicate}"
+        assert failure.symptoms and failure.threads and failure.fix
+        for thread in failure.threads:
+            assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/issues/\d+", thread.url)
+
+
+def test_every_id_was_given_once():
+    """An id stands in a file of its own, among the reserved, or among the retired: never in two of them."""
+    status = files.ids(FOLDER)
+    given = [*(each.id for each in registry.all()), *status["reserved"], *status["retired"]]
+    assert len(given) == len(set(given))
+    assert {"F1", "F2", "F3a", "F3b", "F4", "F5", "F6", "F7"} <= set(given)
+
+
+@pytest.mark.parametrize(
+    ("id", "trl", "transformers", "expected"),
+    [
+        ("F1", "0.14.0", "4.48.3", True),
+        ("F1", "0.15.2", "4.48.3", True),
+        ("F1", "0.21.0", "4.55.4", True),  # through OnlineDPOTrainer
+        ("F1", "0.22.0", "4.55.4", False),
+        ("F1", "0.14.0", "5.0.0", False),
+        ("F1", "1.16.0", "5.23.0", False),
+        ("F7", "0.14.0", "4.48.3", True),
+        ("F7", "0.14.0", "4.49.0", False),
+        ("F7", "0.14.0", "4.52.4", False),
+        ("F7", "0.14.0", "4.53.3", True),
+        ("F7", "0.22.0", "4.53.3", False),
+        ("F7", "0.9.0", "4.9.0", False),  # 4.9 is older than 4.49, and 0.9 than 0.14: no comparison of strings
+    ],
+)
+def test_affected_versions(id, trl, transformers, expected):
+    hit = registry.affected(id, {"trl": trl, "transformers": transformers})
+    assert bool(hit) is expected
+    assert f"transformers {transformers}" in hit.reason
+
+
+def test_a_failure_of_ones_own_loop_is_no_hit_but_is_said():
+    """Today's trl switches checkpointing off while it generates; a generate() of one's own does not."""
+    hit = registry.affected("F7", {"trl": "1.16.0", "transformers": "5.23.0"})
+    assert not hit
+    assert "generate() of your own" in hit.reason
+
+
+def test_missing_packages_and_unreadable_versions():
+    assert not registry.affected("F1", {})
+    assert "trl is not installed" in registry.affected("F1", {}).reason
+    with pytest.raises(registry.RegistryError, match="newest"):
+        registry.affected("F1", {"trl": "newest", "transformers": "4.48.3"})
+
+
+def test_a_pasted_log_finds_its_failure():
+    """Logs are wrapped, indented and full of other lines."""
+    assert [each.id for each in registry.by_symptom(LOG)] == ["F1"]
+    both = LOG + "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`."
+    assert [each.id for each in registry.by_symptom(both)] == ["F7", "F1"]
+    assert registry.by_symptom("loss: 0.3") == []
+    assert registry.by_symptom("") == []
+
+
+def test_the_card_says_it_all():
+    card = registry.card("F1", minutes=12, difficulty="easy")
+    for part in ("F1", "`trl-0.14`", "TRL #2671", "https://github.com/huggingface/trl/issues/2671", "| Minutes | 12 |"):
+        assert part in card
+    assert all(line.startswith("|") for line in card.strip().splitlines()[2:])
+    assert "Hardware" not in card
+    assert re.search(r"^\| 19 \|.*\*\*true\*\*", registry.claims_table("F1"), re.MULTILINE)
+
+
+def test_unknown_and_reserved_ids_are_told_apart():
+    with pytest.raises(registry.RegistryError, match="unknown failure 'F99'"):
+        registry.get("F99")
+    with pytest.raises(registry.RegistryError, match="reserved"):
+        registry.get(next(iter(files.ids(FOLDER)["reserved"])))
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The registry in a folder of its own, to be spoilt."""
+    folder = tmp_path / "registry"
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('id = "F1"', 'id = "F9"', r"F1\.toml: id is 'F9'"),
+        ("title =", "titel =", r"F1\.toml: title: it is missing"),
+        ('title = "', 'subtitle = "x"\ntitle = "', r"F1\.toml: subtitle: no such key"),
+        ("tensors_without_gradient > 0", "tensors_without_gradient is bad", r"F1\.toml: signature: .*no predicate"),
+        (">=0.14.0,<0.16.0", "0.14 to 0.16", r"affected 1: versions: .*PEP 440"),
+        ('trl = ">=0.14.0,<0.16.0"', 'tlr = ">=0.14.0"', r"affected 1: versions: 'tlr' is no package"),
+        ("TRL #2671", "issue 2671", r"threads 1: thread: 'issue 2671'"),
+        ('verdict = "true"', 'verdict = "yes"', r"claims 2: verdict: 'yes' is none of"),
+        ("number = 19", "number = 20", r"claim 20 stands in F1\.toml already"),
+        ("number = 19", 'number = "19"', r"claims 3: number: it is '19', a int is needed"),
+        ("[[affected]]", "[affected", r"F1\.toml is no TOML"),
+    ],
+)
+def test_a_slip_in_a_file_is_named(copy, old, new, message):
+    path = copy / "F1.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(registry.RegistryError, match=message):
+        files.load(copy)
+
+
+def test_an_id_is_never_used_again(copy):
+    """A new failure under a retired id would take over the old one's evidence."""
+    ids = copy / "ids.toml"
+    ids.write_text(ids.read_text() + 'F8 = "was no failure"\n')
+    (copy / "F8.toml").write_text((copy / "F7.toml").read_text().replace('id = "F7"', 'id = "F8"'))
+    with pytest.raises(registry.RegistryError, match=r"F8\.toml: id F8 is retired.*never used again"):
+        files.load(copy)
