@@ -90,7 +90,7 @@ def _made_greedy(config: Any, new_tokens: int) -> Any:
     for name in _SAMPLING:
         if hasattr(config, name):
             setattr(config, name, None)  # as greedy decoding wants it; transformers warns of another value
-    config.return_dict_in_generate = False
+    config.return_dict_in_generate = config.output_logits = True
     config.max_new_tokens = new_tokens
     if config.min_new_tokens:
         config.min_new_tokens = min(config.min_new_tokens, new_tokens)
@@ -136,10 +136,21 @@ def base_model(model: nn.Module) -> nn.Module:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def completions(ids: torch.Tensor, prompt_length: int, config: Any, tokenizer: Any) -> list[list[int]]:
-    """Return each row's tokens after the prompt, up to the first end token and with it."""
-    ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
+def completions(
+    output: Any, prompt_length: int, kwargs: dict[str, Any], tokenizer: Any
+) -> list[tuple[list[int], torch.Tensor]]:
+    """Return of each row the tokens after the prompt, up to the first end token, and what they were chosen with.
+
+    The latter are the log-probabilities `(tokens,)` that generation itself gave them, before any processing.
+    """
+    ends = kwargs["generation_config"].eos_token_id
+    ends = tokenizer.eos_token_id if ends is None else ends
     ends = set(ends) if isinstance(ends, list | tuple) else {ends}
-    rows = [row.tolist() for row in ids[:, prompt_length:]]
-    lasts = [next((at for at, token in enumerate(row) if token in ends), len(row)) for row in rows]
-    return [row[: last + 1] for row, last in zip(rows, lasts)]
+    new = output.sequences[:, prompt_length:]
+    steps = zip(output.logits, new.unbind(1))
+    logps = torch.stack([each.float().log_softmax(-1).gather(-1, token[:, None])[:, 0] for each, token in steps], 1)
+    made = []
+    for tokens, row in zip(new.tolist(), logps):
+        length = next((at for at, token in enumerate(tokens) if token in ends), len(tokens) - 1) + 1
+        made.append((tokens[:length], row[:length]))
+    return made

@@ -4,8 +4,8 @@
 
 Both failures raise nothing by themselves. `GradientGuard` listens to the first optimizer step's backward passes and
 names the trainable parameters that no gradient reached (`gradients`). `RolloutGuard` watches the trainer's own call of
-`model.generate` and, in the very state in which the trainer generates, compares greedy completions with those of eval
-mode (`rollouts`); so a trainer that switches checkpointing off for generation, as trl does since 0.22, is judged by
+`model.generate` and, in the very state in which the trainer generates, compares greedy generation with eval mode
+(`rollouts`); so a trainer that switches checkpointing off for generation, as trl does since 0.22, is judged by
 what it does. Neither changes the run: the random state, and so every loss and reward, is as without it.
 """
 
@@ -18,9 +18,9 @@ import torch
 from failurelab import decoding, gradients, rollouts
 from failurelab.guard_base import Guard, GuardTripped, GuardWarning
 from failurelab.handles import Handle, wrap_method
-from failurelab.logits_guard import LogitsGuard
+from failurelab.logits_guard import LogitsGuard, LogitsReport
 
-__all__ = ["GradientGuard", "GuardTripped", "GuardWarning", "LogitsGuard", "RolloutGuard"]
+__all__ = ["GradientGuard", "GuardTripped", "GuardWarning", "LogitsGuard", "LogitsReport", "RolloutGuard"]
 
 
 class GradientGuard(Guard):

@@ -31,7 +31,7 @@ from failurelab import decoding, gradients
 from failurelab.decoding import Prompt
 from failurelab.handles import Handle, wrap_method
 
-# Two computations of the same log-probability differ by rounding; by how many nats at most, by the size of a number.
+# By how many nats a log-probability may differ between two ways to compute it, by the bytes of the weights' numbers.
 ROUNDING = {2: 0.5, 4: 0.01, 8: 0.01}
 
 
@@ -84,16 +84,15 @@ def repair(model: nn.Module) -> Handle:
 class Rollout:
     """One prompt, completed greedily in both states.
 
-    `position` is the first token that differs, counted from 0 in the completion, or None. `gap` says by how many nats
-    eval mode prefers its own token there: near 0 is a tie that rounding decided.
+    `error` is the greatest difference, in nats, between the log-probability with which a token of the completion made
+    in train mode was chosen and the one that the policy in eval mode gives it.
     """
 
     prompt: str
     training: str
     evaluation: str
-    position: int | None = None
-    gap: float = 0.0
-    agrees: bool = True
+    agrees: bool
+    error: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +100,11 @@ class RolloutReport:
     """Generation as a trainer does it, against generation in eval mode with gradient checkpointing off; both greedy.
 
     Attributes:
-        rollouts: the prompts with both completions.
+        rollouts: the prompts with both completions; `agrees` if these are the same, token by token.
+        error: the greatest of all differences between the log-probability that a token was chosen with and the one the
+            policy gives it, in nats. 0 but for rounding, if generation draws from the policy.
+        mean_error: their mean over the tokens.
+        rounding: up to here `error` is taken for rounding.
         training_logp: mean log-probability, in nats a token, that the policy in eval mode gives the completions made in
             train mode.
         evaluation_logp: the same of the completions made in eval mode.
@@ -111,6 +114,9 @@ class RolloutReport:
     """
 
     rollouts: tuple[Rollout, ...]
+    error: float
+    mean_error: float
+    rounding: float
     training_logp: float
     evaluation_logp: float
     checkpointing: str
@@ -118,23 +124,27 @@ class RolloutReport:
     dropout: bool
 
     @property
+    def agrees(self) -> bool:
+        """True if generation in train mode draws from the policy: every token with the policy's own probability.
+
+        This is what a run needs. Completions may still differ where two tokens are as likely as each other, and
+        rounding decides; and they may be the same by luck where the probabilities are wrong.
+        """
+        return self.error <= self.rounding
+
+    @property
     def agreeing(self) -> int:
-        """How many completions agree, of `len(report.rollouts)`."""
+        """How many completions are the same in both modes, of `len(report.rollouts)`."""
         return sum(rollout.agrees for rollout in self.rollouts)
 
     @property
-    def agrees(self) -> bool:
-        """True if every completion agrees, up to ties that rounding decides."""
-        return self.agreeing == len(self.rollouts)
-
-    @property
-    def worst(self) -> Rollout | None:
-        """The rollout that disagrees most clearly, by its gap, or None."""
-        return max((each for each in self.rollouts if not each.agrees), key=lambda each: each.gap, default=None)
+    def worst(self) -> Rollout:
+        """The clearest disagreement: the greatest error among the completions that differ, or among all."""
+        return max(self.rollouts, key=lambda rollout: (not rollout.agrees, rollout.error))
 
     def table(self, limit: int = 8) -> str:
         """Return prompts and completions side by side, the clearest disagreements first, at most `limit` rows."""
-        chosen = sorted(self.rollouts, key=lambda rollout: (rollout.agrees, -rollout.gap))[:limit]
+        chosen = sorted(self.rollouts, key=lambda each: (each.agrees, 0.0 if each.agrees else -each.error))[:limit]
         rows = [("prompt", "in train mode", "in eval mode", "")]
         rows += [
             (repr(each.prompt), repr(each.training), repr(each.evaluation), "" if each.agrees else "differs")
@@ -148,14 +158,18 @@ class RolloutReport:
     def __str__(self) -> str:
         total = len(self.rollouts)
         state = f"gradient checkpointing {self.checkpointing}, use_cache={self.use_cache}"
+        if self.agrees:
+            return (
+                f"generation in train mode ({state}) draws from the policy: {self.agreeing} of {total} completions are "
+                f"those of eval mode, log-probabilities differ by {self.error:.1e} nats at most."
+            )
         worst = self.worst
-        if worst is None:
-            return f"all {total} completions made in train mode ({state}) agree with eval mode."
         return (
-            f"{total - self.agreeing} of {total} completions made in train mode ({state}) differ from eval mode. "
-            f"Most clearly {worst.prompt!r}: {worst.training!r}, where eval mode gives {worst.evaluation!r} (token "
-            f"{worst.position}, {worst.gap:.2f} nats less likely). Mean log-probability of a token under the policy: "
-            f"{self.training_logp:.2f}, of its own in eval mode {self.evaluation_logp:.2f}. "
+            f"generation in train mode ({state}) does not draw from the policy: its log-probabilities are off by "
+            f"{self.mean_error:.2f} nats a token, {self.error:.2f} at most. {total - self.agreeing} of {total} greedy "
+            f"completions differ from eval mode, such as {worst.prompt!r} -> {worst.training!r} (there "
+            f"{worst.evaluation!r}). A token of them has a mean log-probability of {self.training_logp:.2f} under the "
+            f"policy, a token made in eval mode {self.evaluation_logp:.2f}. "
             "Next: rollouts.repair(trainer.model), or trainer.generation_config.use_cache = False, or no checkpointing."
         )
 
@@ -209,7 +223,7 @@ def compare(
         input_ids: `(batch, length)`, padded on the left.
         attention_mask: `(batch, length)`, 0 for padding.
         generate: called instead of `model.generate`.
-        rounding: a first difference of at most so many nats is a tie; by default by the size of the weights' numbers.
+        rounding: see RolloutReport; by default by the size of the weights' numbers.
         generate_kwargs: for `generate`; what samples is overridden.
     """
     generate = generate or model.generate
@@ -219,54 +233,36 @@ def compare(
     kinds = sorted({kind for kind, _ in gradients.checkpointed(model)})
     no_dropout = decoding.NoDropout()
     cuda = [input_ids.device] if input_ids.is_cuda else []
+    rollouts, errors, logps = [], [], ([], [])
     with torch.no_grad(), torch.random.fork_rng(devices=cuda), decoding.greedy(model, generate_kwargs) as kwargs:
         with no_dropout, decoding.use_cache_told(model) as told:
-            training = generate(**batch, **kwargs)
+            training = decoding.completions(generate(**batch, **kwargs), input_ids.shape[1], kwargs, tokenizer)
         with safe_generation(model):
-            evaluation = generate(**batch, **kwargs)
-            made = [
-                decoding.completions(ids, input_ids.shape[1], kwargs["generation_config"], tokenizer)
-                for ids in (training, evaluation)
-            ]
-            judged = [
-                _judge(model, tokenizer, ids[mask.bool()], *pair, rounding)
-                for ids, mask, *pair in zip(*batch.values(), *made)
-            ]
-    logps = [torch.cat([scores[side] for _, *scores in judged]).mean().item() for side in (0, 1)]
+            evaluation = decoding.completions(generate(**batch, **kwargs), input_ids.shape[1], kwargs, tokenizer)
+            for ids, mask, (made, chosen_with), (right, _) in zip(input_ids, attention_mask, training, evaluation):
+                prompt = ids[mask.bool()]
+                own = _log_probs(model, prompt, made)
+                errors.append((own - chosen_with).abs())
+                logps[0].append(own)
+                logps[1].append(own if made == right else _log_probs(model, prompt, right))
+                texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in (made, right)]
+                rollouts.append(Rollout(tokenizer.decode(prompt), *texts, made == right, errors[-1].max().item()))
     return RolloutReport(
-        rollouts=tuple(rollout for rollout, *_ in judged),
-        training_logp=logps[0],
-        evaluation_logp=logps[1],
+        rollouts=tuple(rollouts),
+        error=torch.cat(errors).max().item(),
+        mean_error=torch.cat(errors).mean().item(),
+        rounding=rounding,
+        training_logp=torch.cat(logps[0]).mean().item(),
+        evaluation_logp=torch.cat(logps[1]).mean().item(),
         checkpointing=kinds[0] if kinds else "off",
         use_cache=told[-1] if told else None,
         dropout=no_dropout.stopped,
     )
 
 
-def _judge(
-    model: nn.Module, tokenizer: Any, prompt: torch.Tensor, training: list[int], evaluation: list[int], rounding: float
-) -> tuple[Rollout, torch.Tensor, torch.Tensor]:
-    """Return the rollout, and the log-probability of each token of both completions under the policy in eval mode."""
-    table = _log_probs(model, prompt, evaluation)
-    own = table.gather(-1, torch.tensor(evaluation, device=table.device)[:, None])[:, 0]
-    texts = (
-        tokenizer.decode(prompt),
-        *(tokenizer.decode(row, skip_special_tokens=True) for row in (training, evaluation)),
-    )
-    if training == evaluation:
-        return Rollout(*texts), own, own
-    other = _log_probs(model, prompt, training)
-    other = other.gather(-1, torch.tensor(training, device=table.device)[:, None])[:, 0]
-    shared = min(len(training), len(evaluation))
-    position = next((at for at in range(shared) if training[at] != evaluation[at]), shared)
-    if position == shared:  # one is the beginning of the other: there is no token to weigh
-        return Rollout(*texts, position, float("inf"), False), other, own
-    gap = (table[position, evaluation[position]] - table[position, training[position]]).item()
-    return Rollout(*texts, position, gap, abs(gap) <= rounding), other, own
-
-
 def _log_probs(model: nn.Module, prompt: torch.Tensor, completion: list[int]) -> torch.Tensor:
-    """Return `(tokens, vocabulary)`: the log-probabilities from which each token of the completion is drawn."""
-    ids = torch.cat([prompt, torch.tensor(completion, dtype=prompt.dtype, device=prompt.device)])[None]
+    """Return `(tokens,)`: the log-probability of each token of the completion, from one forward pass over all."""
+    tokens = torch.tensor(completion, dtype=prompt.dtype, device=prompt.device)
+    ids = torch.cat([prompt, tokens])[None]
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
-    return logits[len(prompt) - 1 : -1].float().log_softmax(-1)
+    return logits[-len(tokens) - 1 : -1].float().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]

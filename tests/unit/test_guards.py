@@ -1,0 +1,415 @@
+"""Guards: they stop a run that trains nothing or trains on garbage, name what they found, leave healthy runs alone.
+
+The five trainers, plain, with frozen embeddings and with LoRA, under each kind of checkpointing, in the stack at hand.
+What a guard says is held against what the run then did, and in the known stacks against the measured table.
+"""
+
+import dataclasses
+import functools
+import inspect
+import warnings
+from typing import ClassVar
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from failurelab import gradients, guards, models, rollouts, trainers
+
+installed = Version(transformers.__version__)
+datasets = pytest.importorskip("datasets")
+trl = pytest.importorskip("trl")
+peft = pytest.importorskip("peft")
+
+WARNING = "None of the inputs have requires_grad=True"
+KINDS = ("trainer", "sft", "dpo", "grpo", "online_dpo")
+OLD = installed < Version("5")  # later releases set the input hook themselves, for every text model
+KNOWN = installed <= Version("5.23")
+SQUARE_MASK = installed < Version("4.49")
+DROPPED_CACHE = Version("4.53") <= installed
+BARE_GENERATE_IS_WRONG = SQUARE_MASK or DROPPED_CACHE
+
+
+def lora():
+    return peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.2, task_type="CAUSAL_LM")
+
+
+def checkpointing_options(kind: str) -> dict:
+    if kind == "off":
+        return {"gradient_checkpointing": False}
+    return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": kind == "reentrant"}}
+
+
+def config(of: type, folder, **options):
+    """Make a trainer's config in the words that this release knows."""
+    names = {field.name for field in dataclasses.fields(of)}
+    if "activation_checkpointing" in names:
+        options = {key.replace("gradient_checkpointing", "activation_checkpointing"): options[key] for key in options}
+    common = {
+        "output_dir": str(folder),
+        "max_steps": 2,
+        "learning_rate": 1e-2,
+        "gradient_accumulation_steps": 1,
+        "per_device_train_batch_size": 4,
+        "use_cpu": True,
+        "bf16": False,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "remove_unused_columns": of is not transformers.TrainingArguments,
+    }
+    return of(**(common | {key: options[key] for key in options if key in names}))
+
+
+def tokens(tokenizer, text: str) -> dict:
+    ids = tokenizer(text)["input_ids"]
+    return {"input_ids": ids, "labels": ids, "attention_mask": [1] * len(ids)}
+
+
+def make(kind, model, tokenizer, folder, callbacks, peft_config=None, **options):
+    """Make one of the five trainers for the same tiny task."""
+    options.setdefault("gradient_checkpointing", False)
+    if kind in ("grpo", "online_dpo"):
+        own = {"steps": options.pop("max_steps", 2), "prompts_per_step": 4, "learning_rate": 1e-2}
+        own |= {"num_generations": 4, "reward": alternating} if kind == "grpo" else {}
+        return getattr(trainers, kind)(
+            model, tokenizer, peft_config=peft_config, callbacks=callbacks, output_dir=str(folder), **own, **options
+        )
+    sums = models.sums()[150:166]
+    if kind == "trainer":
+        model = peft.get_peft_model(model, peft_config) if peft_config else model
+        rows = [tokens(tokenizer, f"{prompt}{answer:>2}") for prompt, answer in sums if len(prompt) == 4]
+        return transformers.Trainer(
+            model=model,
+            args=config(transformers.TrainingArguments, folder, **options),
+            train_dataset=rows * 4,
+            processing_class=tokenizer,
+            callbacks=callbacks,
+        )
+    if kind == "sft":
+        rows = datasets.Dataset.from_dict({"text": [prompt + answer for prompt, answer in sums]})
+        trainer, arguments = trl.SFTTrainer, trl.SFTConfig
+    else:
+        rows = datasets.Dataset.from_dict(
+            {
+                "prompt": [prompt for prompt, _ in sums],
+                "chosen": [answer for _, answer in sums],
+                "rejected": [answer + "0" for _, answer in sums],
+            }
+        )
+        trainer, arguments = trl.DPOTrainer, trl.DPOConfig
+    return trainer(
+        model=model,
+        args=config(arguments, folder, max_seq_length=32, max_length=32, **options),
+        train_dataset=rows,
+        processing_class=tokenizer,
+        peft_config=peft_config,
+        callbacks=callbacks,
+    )
+
+
+def alternating(completions, **_):
+    """Reward every other completion, so that no group has equal rewards and every step has a gradient."""
+    return [float(index % 2) for index in range(len(completions))]
+
+
+def needs(kind: str) -> None:
+    """Skip a trainer that cannot run in this stack at all: OnlineDPOTrainer of trl 0.14 with transformers 4.52."""
+    if kind == "online_dpo" and hasattr(trl, "OnlineDPOTrainer"):
+        logs = [
+            inspect.signature(each._maybe_log_save_evaluate) for each in (transformers.Trainer, trl.OnlineDPOTrainer)
+        ]
+        if len(logs[0].parameters) != len(logs[1].parameters):
+            pytest.skip("this OnlineDPOTrainer overrides a method that this transformers calls with another argument")
+
+
+@pytest.fixture(autouse=True)
+def calm():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return models.load("tiny")
+
+
+@pytest.fixture
+def tokenizer(loaded):
+    return loaded[1]
+
+
+@pytest.fixture
+def model(loaded):
+    model, _ = models.load("tiny")
+    return model
+
+
+def expected_without_gradient(kind: str, mode: str, checkpointing: str) -> int | str:
+    """What was measured: tensors without a gradient, or the error that the run ends in."""
+    if checkpointing != "reentrant" or not OLD or mode == "full":
+        return 0
+    if kind == "dpo" or (kind == "sft" and mode == "lora"):
+        return 0  # these call enable_input_require_grads themselves
+    return 24 if mode == "frozen" else "element 0"
+
+
+@pytest.mark.parametrize(
+    "mode, checkpointing",
+    [
+        ("full", "off"),
+        *((mode, kind) for mode in ("full", "frozen", "lora") for kind in ("reentrant", "non-reentrant")),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_gradient_guard_says_is_what_the_run_did(kind, mode, checkpointing, model, tokenizer, tmp_path):
+    """Parameters it names stay as they are; all others move; and the warning tells nothing of either."""
+    needs(kind)
+    if mode == "frozen":
+        model.get_input_embeddings().requires_grad_(False)
+    guard, watcher = guards.GradientGuard("warn"), guards.RolloutGuard("warn")
+    trainer = make(
+        kind,
+        model,
+        tokenizer,
+        tmp_path,
+        [guard, watcher],
+        lora() if mode == "lora" else None,
+        **checkpointing_options(checkpointing),
+    )
+    before = gradients.snapshot(trainer.model)
+    error = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            trainer.train()
+        except RuntimeError as raised:
+            error = str(raised)
+    assert not error or (error.startswith("element 0") and guard.report is None)
+    alarms = [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+    gradient_alarms = [text for text in alarms if text.startswith("GradientGuard")]
+    if not error:
+        still = set(before.values) - set(before.changed(trainer.model))
+        assert set(guard.report.without_gradient) == still
+        assert len(gradient_alarms) == bool(still)
+        assert all(name in gradient_alarms[0] for name in sorted(still, key=list(before.values).index)[:3])
+    if KNOWN:
+        expected = expected_without_gradient(kind, mode, checkpointing)
+        assert ("element 0" if error else len(guard.report.without_gradient)) == expected
+        warns = any(WARNING in str(each.message) for each in caught)
+        if checkpointing == "reentrant" and OLD and kind in ("grpo", "online_dpo"):
+            assert warns  # the harmless case too
+        if checkpointing != "reentrant":
+            assert not warns
+    assert len(alarms) - len(gradient_alarms) == rollouts_are_wrong(kind, checkpointing)
+    assert (watcher.report is not None) == (kind in ("grpo", "online_dpo"))
+    if watcher.report:
+        assert watcher.report.agrees != rollouts_are_wrong(kind, checkpointing)
+        assert watcher.report.dropout == (mode == "lora" and kind == "grpo")  # OnlineDPO switches dropout off itself
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in trainer.model.parameters()) or error
+
+
+def rollouts_are_wrong(kind: str, checkpointing: str) -> bool:
+    """Among these trainers only GRPOTrainer before trl 0.22 generates with the cache under checkpointing."""
+    return kind == "grpo" and checkpointing != "off" and SQUARE_MASK
+
+
+def test_the_gradient_guard_stops_before_anything_is_trained(model, tokenizer, tmp_path):
+    """In every stack: reentrant checkpointing with frozen embeddings and no hook."""
+    model.get_input_embeddings().requires_grad_(False)
+    func = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=True)
+    model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=func)
+    trainer = make("trainer", model, tokenizer, tmp_path, [guards.GradientGuard()])
+    before = gradients.snapshot(model)
+    with pytest.raises(
+        guards.GuardTripped, match=r"GradientGuard: after step 1, 24 of 25 .*require_input_grads"
+    ) as trip:
+        trainer.train()
+    assert before.changed(model) == []
+    assert trip.value.report.without_gradient[0] == "model.layers.0.self_attn.q_proj.weight"
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+    gradients.require_input_grads(model)
+    healed = guards.GradientGuard()
+    make("trainer", model, tokenizer, tmp_path, [healed]).train()
+    assert healed.report.learns and len(before.changed(model)) == 25
+
+
+class Sometimes(torch.nn.Module):
+    """A part that takes part in every second step, as an expert does."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config, self.steps = model, model.config, 0
+        self.expert = torch.nn.Linear(1, 1)
+
+    def forward(self, **inputs):
+        self.steps += 1
+        out = self.model(**inputs)
+        if self.steps % 2 == 0:
+            out.loss = out.loss + self.expert(torch.ones(1, 1)).sum()
+        return out
+
+
+@pytest.mark.parametrize("options, trips", [({}, True), ({"steps": 2}, False), ({"ignore": r"\bexpert\b"}, False)])
+def test_parts_that_rightly_get_no_gradient_in_a_step_can_be_waited_for(model, tokenizer, tmp_path, options, trips):
+    """An expert that no token was routed to is no failure: wait for more steps, or leave it out by name."""
+    guard = guards.GradientGuard(**options)
+    trainer = make("trainer", Sometimes(model), tokenizer, tmp_path, [guard])
+    if trips:
+        with pytest.raises(guards.GuardTripped, match=r"2 of 28 trainable tensors have no gradient: expert.weight"):
+            trainer.train()
+    else:
+        trainer.train()
+        assert guard.report.trainable
+
+
+class Generating(transformers.Trainer):
+    """A trainer of somebody's own: it calls generate before each step, with checkpointing on, as trl did."""
+
+    prompts = ("3+4=", "12+19=", "5+11=", "0+0=", "17+2=", "13+14=", "9+9=", "10+10=")
+    mode = True
+    made: ClassVar[list] = []
+
+    def training_step(self, model, inputs, *rest):
+        model.train(self.mode)
+        batch = self.processing_class(list(self.prompts), return_tensors="pt", padding=True)
+        self.made.append(model.generate(**batch, max_new_tokens=4, do_sample=True, top_k=0))
+        return super().training_step(model, inputs, *rest)
+
+
+def generating(model, tokenizer, folder, callbacks, checkpointing="non-reentrant", **options):
+    rows = [tokens(tokenizer, f"{prompt}{answer:>2}") for prompt, answer in models.sums()[150:166] if len(prompt) == 4]
+    trainer = Generating(
+        model=model,
+        args=config(transformers.TrainingArguments, folder, **checkpointing_options(checkpointing), **options),
+        train_dataset=rows * 4,
+        processing_class=tokenizer,
+        callbacks=callbacks,
+    )
+    trainer.made = []
+    return trainer
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_rollout_guard_stops_before_anything_is_trained(model, tokenizer, tmp_path, wrapped):
+    """Bare generate under checkpointing, in any trainer, plain or LoRA with dropout; and how it is healed."""
+    model = peft.get_peft_model(model, lora()) if wrapped else model
+    before = gradients.snapshot(model)
+    guard = guards.RolloutGuard()
+    trainer = generating(model, tokenizer, tmp_path, [guard])
+    if KNOWN and not BARE_GENERATE_IS_WRONG:
+        trainer.train()
+        assert guard.report.agrees and guard.report.checkpointing == "non-reentrant"
+        return
+    if not KNOWN:
+        pytest.skip("nobody has measured this transformers yet")
+    with pytest.raises(guards.GuardTripped, match=r"RolloutGuard: generation in train mode .*does not draw") as trip:
+        trainer.train()
+    assert before.changed(model) == [] and trainer.made == []
+    assert not trip.value.report.agrees and trip.value.report.dropout == wrapped
+    assert "generate" not in vars(model)
+    handle = rollouts.repair(model)
+    healed = guards.RolloutGuard()
+    generating(model, tokenizer, tmp_path, [healed]).train()
+    assert healed.report.agrees and healed.report.checkpointing == "non-reentrant"
+    handle.remove()
+    assert "generate" not in vars(model)
+
+
+def test_a_warning_guard_lets_the_run_go_on(model, tokenizer, tmp_path):
+    if not BARE_GENERATE_IS_WRONG:
+        pytest.skip("generation is right in this transformers")
+    guard = guards.RolloutGuard("warn")
+    trainer = generating(model, tokenizer, tmp_path, [guard])
+    with pytest.warns(guards.GuardWarning, match="rollouts.repair"):
+        trainer.train()
+    assert trainer.state.global_step == 2 and len(trainer.made) == 2 and not guard.report.agrees
+
+
+def test_prompts_of_ones_own_are_judged_instead(model, tokenizer, tmp_path):
+    """The trainer's batch has no padding, and so hides the failure up to transformers 4.48: other prompts show it."""
+    guard = guards.RolloutGuard("warn", prompts=["3+4=", "12+19=", "0+0=", "13+14=", "17+12="], max_new_tokens=4)
+    trainer = generating(model, tokenizer, tmp_path, [guard])
+    trainer.prompts = ("12+19=", "13+14=")
+    trainer.train()
+    assert len(guard.report.rollouts) == 5
+    if KNOWN:
+        assert guard.report.agrees != BARE_GENERATE_IS_WRONG
+
+
+def test_a_batch_without_padding_is_not_the_last_word(model, tokenizer, tmp_path):
+    """Up to transformers 4.48 only padded batches go wrong: the guard waits for one."""
+    guard = guards.RolloutGuard("warn")
+    trainer = generating(model, tokenizer, tmp_path, [guard], max_steps=3)
+    batches = iter([("12+19=", "13+14="), ("13+12=", "14+14="), Generating.prompts])
+    reports = []
+    original = trainer.training_step
+
+    def step(*args):
+        trainer.prompts = next(batches)
+        loss = original(*args)
+        reports.append(guard.report)
+        return loss
+
+    trainer.training_step = step
+    trainer.train()
+    assert len(reports[0].rollouts) == 2
+    if SQUARE_MASK:
+        assert reports[0].agrees and reports[1] is reports[0] and not reports[2].agrees
+    elif DROPPED_CACHE and KNOWN:
+        assert not reports[0].agrees and reports[2] is reports[0]
+    else:
+        assert reports[0].agrees and reports[1] is reports[0] and len(reports[2].rollouts) == 8
+    assert "generate" not in vars(model)
+
+
+def test_generation_in_eval_mode_is_left_alone(model, tokenizer, tmp_path):
+    """A trainer that generates in eval mode has nothing that could go wrong."""
+    guard = guards.RolloutGuard()
+    trainer = generating(model, tokenizer, tmp_path, [guard])
+    trainer.mode = False
+    trainer.train()
+    assert guard.report is None and "generate" not in vars(model) and len(trainer.made) == 2
+
+
+@pytest.mark.parametrize("kind", ["grpo", "online_dpo"])
+def test_guards_do_not_change_a_run(kind, tokenizer, tmp_path):
+    """With and without: the same rewards, losses and weights, bit for bit."""
+    needs(kind)
+    runs = []
+    for callbacks in ([], [guards.GradientGuard(), guards.RolloutGuard()]):
+        model, _ = models.load("tiny")
+        trainer = make(kind, model, tokenizer, tmp_path, callbacks, max_steps=3)
+        trainer.train()
+        rows = [
+            {key: row[key] for key in row if "time" not in key and "per_second" not in key}
+            for row in trainer.state.log_history
+        ]
+        runs.append((rows, [parameter.detach().clone() for parameter in model.parameters()]))
+    assert str(runs[0][0]) == str(runs[1][0]) and len(runs[0][0]) >= 3
+    assert all(torch.equal(first, second) for first, second in zip(runs[0][1], runs[1][1]))
+    gradient, rollout = callbacks
+    assert gradient.report.learns and rollout.report.agrees and len(rollout.report.rollouts) == 4
+
+
+def test_guards_can_watch_a_second_run(model, tokenizer, tmp_path):
+    callbacks = [guards.GradientGuard(), guards.RolloutGuard()]
+    trainer = make("grpo", model, tokenizer, tmp_path, callbacks)
+    trainer.train()
+    first = [guard.report for guard in callbacks]
+    trainer.train()
+    assert all(guard.report is not report for guard, report in zip(callbacks, first))
+
+
+@pytest.mark.parametrize("make_guard", [guards.GradientGuard, guards.RolloutGuard])
+def test_an_unknown_action_is_an_error(make_guard):
+    with pytest.raises(ValueError, match="unknown action 'explode'"):
+        make_guard("explode")
+
+
+def test_no_step_to_judge_is_an_error():
+    with pytest.raises(ValueError, match="steps=0"):
+        guards.GradientGuard(steps=0)
