@@ -17,7 +17,7 @@ from torch import nn
 
 # How far a right answer may be from the truth, at least, in nats; the model's own rounding is added to it.
 _FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
-_ROWS, _PROMPT, _COMPLETION = 2, 9, 6
+_ROWS, _PROMPT, _COMPLETION = 4, 9, 8
 
 
 class MisalignedLogProbs(ValueError):

@@ -89,7 +89,7 @@ class LogitsGuard(Guard):
             self._hook.remove()
         self._hook = self._model = self._start = None
         self._first: list[int] = []
-        self._fused = self._grew = False
+        self._read_once = self._fused = self._grew = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Probe the function given, and start to listen to the model's forward."""
@@ -107,7 +107,8 @@ class LogitsGuard(Guard):
         ids = kwargs.get("input_ids", args[0] if args else None)
         logits = getattr(output, "logits", None)
         if isinstance(ids, torch.Tensor) and isinstance(logits, torch.Tensor):
-            if logits.requires_grad and logits.dim() == 3 and logits.shape[1] <= ids.shape[1]:
+            whole = logits.dim() == 3 and logits.shape[1] <= ids.shape[1]
+            if whole and logits.requires_grad and logits.shape[2] > 1:  # one column: completion_logps, no logits
                 logits.register_hook(lambda gradient: self._read(gradient.detach(), ids))
         elif isinstance(getattr(output, "log_probs", None), torch.Tensor) and "labels" in kwargs:
             self._fused = True  # judged when this forward has ended
@@ -116,7 +117,7 @@ class LogitsGuard(Guard):
         """Read which rows were used, and against which token each was scored."""
         most, least = gradient.amax(-1), gradient.amin(-1)
         used = (most != 0) | (least != 0)
-        if self.report is not None or not used.any() or not (most + least).isfinite().all():
+        if self._read_once or not used.any() or not (most + least).isfinite().all():
             return
         made = gradient.shape[1]
         first = int(used.any(0).nonzero()[0])
@@ -128,6 +129,7 @@ class LogitsGuard(Guard):
         alone = torch.where(positive, (read > 0).sum(-1), (read < 0).sum(-1)) == 1
         batch, token = batch[alone], token[alone]
         follows = row[alone] + ids.shape[1] - made + 1  # the column that this row's own next token stands in
+        self._read_once = True
         self.report = LogitsReport(
             made=made,
             needed=made - first,
@@ -138,7 +140,7 @@ class LogitsGuard(Guard):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say what was read, before the step is taken."""
-        if self._hook is None or (self.report is None and not self._fused):
+        if self._hook is None or not (self._read_once or self._fused):
             return
         self._hook.remove()
         self._hook = None

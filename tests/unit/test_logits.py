@@ -1,0 +1,607 @@
+"""Log-probabilities of completions, held against float64; what is cut, what is swallowed, what is held in memory."""
+
+import contextlib
+import functools
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.version import Version
+from torch import nn
+
+from failurelab import logits, observe
+from failurelab.chunked import token_logps, token_logps_by_parts
+
+installed = Version(transformers.__version__)
+OLD_NAME = installed < Version("4.49")
+VOCABULARY, PROMPT, COMPLETION = 101, 8, 6
+
+
+def small(tied: bool = True, dtype: torch.dtype = torch.float32, vocabulary: int = VOCABULARY, width: int = 32):
+    torch.manual_seed(0)
+    model = transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=tied,
+            initializer_range=0.2,  # as far from uniform as a trained model
+        )
+    )
+    return model.to(dtype)
+
+
+def batch(
+    rows: int = 3, prompt: int = PROMPT, completion: int = COMPLETION, left: int = 3, right: int = 2, seed: int = 1
+):
+    """Ids and mask; the first row's prompt is padded on the left, the last row's completion on the right."""
+    ids = torch.randint(0, VOCABULARY, (rows, prompt + completion), generator=torch.Generator().manual_seed(seed))
+    mask = torch.ones_like(ids)
+    mask[0, :left] = 0
+    if right:
+        mask[-1, -right:] = 0
+    return ids, mask
+
+
+def full(model, ids, mask, length, temperature=1.0, wide=True):
+    """The truth: all logits, in the plainest way."""
+    rows = model(input_ids=ids, attention_mask=mask).logits[:, -length - 1 : -1]
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32)) if wide else rows
+    return (rows / temperature).log_softmax(-1).gather(-1, ids[:, -length:, None])[..., 0]
+
+
+def gradients_of(model, function, ids, mask, length=COMPLETION, temperature=0.7, **options):
+    """Scores, and every gradient of a weighted sum of them, by parameter name."""
+    model.zero_grad()
+    scores = function(model, ids, mask, length, temperature, **options)
+    weights = torch.linspace(-1, 2, scores.numel()).view(scores.shape)
+    scores.backward(weights.to(scores.dtype))
+    return scores.detach().double(), {n: p.grad.double() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def worst(found: dict, truth: dict) -> float:
+    """The largest relative error of a gradient."""
+    assert found.keys() == truth.keys()
+    return max(((found[name] - truth[name]).norm() / truth[name].norm()).item() for name in truth)
+
+
+# keep_argument: the name comes from the signature, and is tried
+
+
+def test_name_of_the_argument_is_read_from_this_model_and_never_from_a_version():
+    """Transformers 4.49 renamed it; the answer is what this model does."""
+    assert logits.keep_argument(small()) == ("num_logits_to_keep" if OLD_NAME else "logits_to_keep")
+
+
+def test_the_argument_cuts_the_sequence_and_not_the_vocabulary():
+    """Kept are rows of logits, each as wide as the vocabulary."""
+    model = small()
+    rows = model(torch.arange(10)[None], **{logits.keep_argument(model): 4}).logits
+    assert rows.shape == (1, 4, VOCABULARY)
+
+
+@pytest.mark.skipif(Version("4.49") <= installed < Version("4.52"), reason="both names work in 4.49 to 4.51")
+def test_the_other_name_is_swallowed_without_a_word():
+    """The cause of both harms: **kwargs takes the name and drops it, and all rows come back."""
+    other = "logits_to_keep" if OLD_NAME else "num_logits_to_keep"
+    assert small()(torch.arange(10)[None], **{other: 4}).logits.shape == (1, 10, VOCABULARY)
+
+
+def test_a_name_in_the_signature_that_does_nothing_is_not_believed():
+    """A signature is a promise; the two-token probe sees whether it is kept."""
+
+    class Promises(transformers.Qwen2ForCausalLM):
+        def forward(self, input_ids=None, attention_mask=None, logits_to_keep=0, num_logits_to_keep=0, **options):
+            return super().forward(input_ids=input_ids, attention_mask=attention_mask, **options)
+
+    class Takes(transformers.Qwen2ForCausalLM):
+        def forward(self, input_ids=None, attention_mask=None, **options):
+            return super().forward(input_ids=input_ids, attention_mask=attention_mask, **options)
+
+    assert logits.keep_argument(Promises(small().config)) is None
+    assert logits.keep_argument(Takes(small().config)) is None
+
+
+def test_a_wrapped_model_answers_as_the_bare_one():
+    peft = pytest.importorskip("peft")
+    wrapped = peft.get_peft_model(small(), peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    assert logits.keep_argument(wrapped) == logits.keep_argument(small())
+
+
+def test_a_probe_leaves_modes_and_the_random_state_alone():
+    """A module that was in eval mode within a model in train mode stays so; dropout draws nothing."""
+    model = small()
+    model.train()
+    model.model.layers[0].eval()
+    before = {name: module.training for name, module in model.named_modules()}
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    logits.keep_argument(model)
+    logits.completion_logps(model, *batch(), COMPLETION)
+    logits.check_alignment(logits.completion_logps, model)
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# completion_logps: right
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("chunk_size", [None, 1, 1000])
+def test_float32_is_within_1e_5_of_float64_and_so_are_gradients(tied, chunk_size):
+    """Padding on both sides, temperature 0.7; the model's own float32 error is part of it."""
+    truth, true_gradients = gradients_of(small(tied, torch.float64), full, *batch())
+    scores, gradients = gradients_of(small(tied), logits.completion_logps, *batch(), chunk_size=chunk_size)
+    assert (scores - truth).abs().max() <= 1e-5
+    assert worst(gradients, true_gradients) <= 1e-5
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_bfloat16_is_no_worse_than_the_full_logits_path(tied):
+    """Against float64 with the same rounded weights; the full path is given a float32 softmax, which trl's had not."""
+    model, exact = small(tied, torch.bfloat16), small(tied, torch.bfloat16).double()
+    trl = functools.partial(full, wide=False)
+    errors = {function: torch.zeros(2, dtype=torch.float64) for function in (logits.completion_logps, full, trl)}
+    for seed in range(4):  # one rounding more or less decides a single draw
+        ids, mask = batch(seed=seed)
+        truth, true_gradients = gradients_of(exact, full, ids, mask)
+        for function, error in errors.items():
+            scores, gradients = gradients_of(model, function, ids, mask)
+            error[0] += (scores - truth).square().sum()
+            error[1] += sum((gradients[name] - true_gradients[name]).square().sum() for name in gradients)
+    assert (errors[logits.completion_logps] <= errors[full] * 1.01).all()
+    assert errors[logits.completion_logps][0] < 0.9 * errors[trl][0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_slices_of_a_bfloat16_head_lose_nothing(seed):
+    """Only the head: slices of the hidden states' gradient, rounded one by one, were 10% worse than one product."""
+    torch.manual_seed(seed)
+    hidden, weight = torch.randn(64, 64).bfloat16(), (torch.randn(2000, 64) * 0.3).bfloat16()
+    tokens, weights = torch.randint(0, 2000, (64,)), torch.randn(64)
+
+    def errors(function, *parts):
+        parts = [part.clone().requires_grad_() for part in parts]
+        function(*parts).backward(weights.to(parts[0].dtype if parts[0].dtype == torch.float64 else torch.float32))
+        return [part.grad.double() for part in parts]
+
+    def whole(hidden, weight):
+        rows = hidden @ weight.T
+        return rows.to(torch.promote_types(rows.dtype, torch.float32)).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+
+    truth = errors(whole, hidden.double(), weight.double())
+    theirs = errors(whole, hidden, weight)
+    ours = errors(lambda hidden, weight: token_logps(hidden, weight, tokens, 1.0, 1), hidden, weight)
+    for mine, other, true in zip(ours, theirs, truth):
+        assert (mine - true).norm() <= (other - true).norm() * 1.01
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_shape_padding_and_chunk_agree_with_the_full_path(data):
+    """float64, so that nothing hides in rounding: scores to 1e-10, gradients to 1e-8, whatever the slices are."""
+    rows, prompt, length = (
+        data.draw(st.integers(1, high), label=what) for what, high in (("rows", 3), ("prompt", 6), ("completion", 6))
+    )
+    model = tied_models()[data.draw(st.booleans(), label="tied")]
+    ids = torch.randint(
+        0, VOCABULARY, (rows, prompt + length), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    )
+    mask = torch.ones_like(ids)
+    for row in range(rows):
+        mask[row, : data.draw(st.integers(0, prompt - 1), label="left")] = 0
+        mask[row, prompt + data.draw(st.integers(1, length), label="shown") :] = 0
+    temperature = data.draw(st.sampled_from([0.3, 1.0, 2.5]), label="temperature")
+    chunk = data.draw(st.one_of(st.none(), st.integers(1, 40)), label="chunk")
+    truth, true_gradients = gradients_of(model, full, ids, mask, length, temperature)
+    scores, gradients = gradients_of(model, logits.completion_logps, ids, mask, length, temperature, chunk_size=chunk)
+    assert scores.shape == (rows, length)
+    # A hidden token's own score stands on attention to nothing it may see; it is no one's truth, but must be finite.
+    assert (scores - truth).abs().max() <= 1e-10
+    assert worst(gradients, true_gradients) <= 1e-8
+
+
+@functools.cache
+def tied_models():
+    return {tied: small(tied, torch.float64) for tied in (True, False)}
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    tokens=st.integers(1, 20),
+    vocabulary=st.integers(2, 50),
+    rows=st.integers(1, 30),
+    scale=st.sampled_from([1e-3, 1.0, 60.0]),
+)
+def test_both_ways_through_a_head_agree_at_any_size(tokens, vocabulary, rows, scale):
+    """Slices of the vocabulary, and rows at a time, give the same numbers, also where softmax is a single one."""
+    torch.manual_seed(tokens * 1000 + vocabulary)
+    hidden = torch.randn(tokens, 5, dtype=torch.float64, requires_grad=True)
+    weight = (torch.randn(vocabulary, 5, dtype=torch.float64) * scale).requires_grad_()
+    ids = torch.randint(0, vocabulary, (tokens,))
+    one = token_logps(hidden, weight, ids, 1.3, rows)
+    other = token_logps_by_parts(lambda states: states @ weight.T, hidden, ids, 1.3, rows)
+    assert torch.allclose(one, other, rtol=1e-10, atol=1e-10) and one.isfinite().all()
+    for mine, theirs in zip(
+        torch.autograd.grad(one.sum(), (hidden, weight)), torch.autograd.grad(other.sum(), (hidden, weight))
+    ):
+        assert torch.allclose(mine, theirs, rtol=1e-8, atol=1e-10 * scale)
+
+
+def test_gradcheck_of_the_chunked_head():
+    """Numerical differentiation knows nothing of our backward."""
+    torch.manual_seed(0)
+    hidden = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    ids = torch.tensor([0, 6, 3, 3])
+    assert torch.autograd.gradcheck(lambda *parts: token_logps(*parts, ids, 0.8, 1), (hidden, weight))
+
+
+def test_padding_of_the_prompt_changes_no_score():
+    """One row alone, and padded to the left beside others: the same to what rotary angles, always float32, allow."""
+    model = small(dtype=torch.float64)
+    ids, mask = batch(left=3, right=0)
+    alone = logits.completion_logps(model, ids[:1, 3:], None, COMPLETION)
+    assert (alone - logits.completion_logps(model, ids, mask, COMPLETION)[:1]).abs().max() < 1e-6
+
+
+def test_tokens_after_the_end_change_no_score_before_it():
+    """What stands in hidden columns after the completion's end is scored, and touches nothing else."""
+    model = small(dtype=torch.float64)
+    ids, mask = batch(right=2)
+    before = logits.completion_logps(model, ids, mask, COMPLETION)
+    ids[-1, -2:] = 0
+    after = logits.completion_logps(model, ids, mask, COMPLETION)
+    shown = mask[:, -COMPLETION:].bool()
+    assert torch.equal(before[shown], after[shown]) and not torch.equal(before, after)
+
+
+def test_accumulated_and_repeated_backward_passes_add_up():
+    """A tied weight's two gradients are joined by our own node: twice through it must be twice the gradient."""
+    model = small(dtype=torch.float64)
+    _, once = gradients_of(model, logits.completion_logps, *batch())
+    model.zero_grad()
+    scores = logits.completion_logps(model, *batch(), COMPLETION, 0.7)
+    again = logits.completion_logps(model, *batch(), COMPLETION, 0.7)
+    weights = torch.linspace(-1, 2, scores.numel()).view(scores.shape).double()
+    ((scores + again) * weights).sum().backward(retain_graph=True)
+    ((scores + again) * weights).sum().backward()
+    found = {name: parameter.grad / 4 for name, parameter in model.named_parameters()}
+    assert worst(found, once) < 1e-9
+    assert not model.lm_head.weight.grad.is_sparse
+
+
+def test_without_gradients_nothing_is_kept():
+    with torch.no_grad():
+        scores = logits.completion_logps(small(), *batch(), COMPLETION)
+    assert not scores.requires_grad and scores.dtype == torch.float32
+
+
+# completion_logps: through whatever wraps the model
+
+
+def lora_model(tied=True, **options):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(small(tied), peft.LoraConfig(r=4, task_type="CAUSAL_LM", **options))
+    torch.manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+def agrees(make, within=2e-5, context=contextlib.nullcontext, **options):
+    with context():
+        truth, true_gradients = gradients_of(make(), full, *batch())
+        scores, gradients = gradients_of(make(), logits.completion_logps, *batch(), **options)
+    assert (scores - truth).abs().max() <= within
+    assert worst(gradients, true_gradients) <= within
+    return gradients
+
+
+@pytest.mark.parametrize("chunk_size", [None, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["q_proj", "v_proj"]},
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ],
+    ids=["layers", "head", "embedding", "saved head"],
+)
+def test_lora_anywhere_is_scored_as_the_model_scores(options, chunk_size):
+    """An adapter on the head is part of the head: its weight alone would be the wrong model."""
+    agrees(lambda: lora_model(tied=False, **options), chunk_size=chunk_size)
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_virtual_tokens_before_the_prompt_do_not_move_the_completion(kind):
+    peft = pytest.importorskip("peft")
+    config = getattr(peft, kind)
+
+    def make():
+        torch.manual_seed(0)
+        return peft.get_peft_model(small(), config(task_type="CAUSAL_LM", num_virtual_tokens=3))
+
+    agrees(make)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_stays_on(reentrant):
+    def make():
+        model = small()
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        return model.train()
+
+    agrees(make)
+
+
+def test_under_autocast_it_multiplies_as_autocast_would():
+    """Scores equal the full path's; gradients are as near the truth, which is float64 of the float32 weights."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        theirs, their_gradients = gradients_of(small(), full, *batch())
+        ours, our_gradients = gradients_of(small(), logits.completion_logps, *batch())
+    _, true_gradients = gradients_of(small(dtype=torch.float64), full, *batch())
+    assert (ours - theirs).abs().max() <= 1e-3
+    assert worst(our_gradients, true_gradients) <= worst(their_gradients, true_gradients) * 1.1
+
+
+def test_mixed_precision_that_accelerate_puts_into_the_forward_is_kept():
+    """Trainer's bf16=True lives in the model's own forward; calling the decoder alone would leave it out."""
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
+    model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(small())
+    AcceleratorState._reset_state(True)
+    scores = logits.completion_logps(model, *batch(), COMPLETION)
+    assert (scores - full(model, *batch(), COMPLETION)).abs().max() <= 1e-3
+    assert (scores - full(small(), *batch(), COMPLETION)).abs().max() > 1e-3
+
+
+def test_a_bias_and_a_hook_on_the_head_are_regarded():
+    """Then the head makes its logits itself, some rows at a time."""
+
+    def biased():
+        model = small(tied=False)
+        model.lm_head = nn.Linear(32, VOCABULARY)
+        return model
+
+    def hooked():
+        model = small(tied=False)
+        model.lm_head.register_forward_pre_hook(lambda head, args: (args[0] * 1.5,))
+        return model
+
+    agrees(biased)
+    agrees(hooked)
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2"])
+def test_other_families_go_the_same_way(family):
+    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+    if family == "Llama":
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    made = {"Llama": transformers.LlamaForCausalLM, "GPT2": transformers.GPT2LMHeadModel}[family]
+
+    def make():
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{family}Config")(
+            vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, **sizes
+        )
+        return made(config)
+
+    agrees(make)
+
+
+@pytest.mark.parametrize("family", ["Gemma2", "Cohere", "Granite"])
+def test_logits_changed_after_the_head_are_refused(family):
+    """A soft cap of 30 changes logits near 0 by nothing that rounding would show, and a trained model's by much."""
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **({"logits_scaling": 4.0} if family == "Granite" else {}),
+    )
+    model = getattr(transformers, f"{family}ForCausalLM")(config)
+    with pytest.raises(ValueError, match=rf"model: {family}ForCausalLM changes the logits after its head"):
+        logits.completion_logps(model, *batch(), COMPLETION)
+
+
+def test_everything_is_put_back_also_when_the_forward_fails():
+    """The head's and the embedding's stand-ins live for one call."""
+    model = small()
+    model.model.norm.register_forward_hook(lambda *_: (_ for _ in ()).throw(KeyError("lost")))
+    with pytest.raises(KeyError):
+        logits.completion_logps(model, *batch(), COMPLETION)
+    assert not [module for module in model.modules() if "forward" in vars(module)]
+
+
+WRAPPERS = """
+import os, sys
+import torch, torch.distributed as dist
+sys.path.insert(0, {folder!r})
+import test_logits as t
+from failurelab import logits
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+ids, mask = t.batch(rows=4)
+mine = slice(2 * rank, 2 * rank + 2)
+
+def loss(function, model, ids, mask):
+    return function(model, ids, mask, t.COMPLETION, 0.7).mul(torch.linspace(1, 3, t.COMPLETION)).sum(1).mean()
+
+whole = t.small()
+loss(t.full, whole, ids, mask).backward()
+truth = dict((name, each.grad.double()) for name, each in whole.named_parameters())
+
+ddp = torch.nn.parallel.DistributedDataParallel(t.small())
+for _ in range(2):
+    ddp.zero_grad()
+    loss(logits.completion_logps, ddp, ids[mine], mask[mine]).backward()
+assert t.worst(dict((n, p.grad.double()) for n, p in ddp.module.named_parameters()), truth) < 2e-5, "ddp"
+
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+sharded, mesh = t.small(), init_device_mesh("cpu", (2,))
+for layer in sharded.model.layers:
+    fully_shard(layer, mesh=mesh)
+fully_shard(sharded, mesh=mesh)
+loss(logits.completion_logps, sharded, ids[mine], mask[mine]).backward()
+assert t.worst(dict((n, p.grad.full_tensor().double()) for n, p in sharded.named_parameters()), truth) < 2e-5, "fsdp"
+dist.barrier()
+os._exit(0)  # gloo's threads now and then abort a process that ends in the usual way
+"""
+
+
+def test_two_processes_average_their_gradients_as_with_full_logits(tmp_path):
+    """DDP and FSDP2 join gradients only for a pass through their own forward, which is what runs here."""
+    import pathlib
+
+    script = WRAPPERS.format(folder=str(pathlib.Path(__file__).parent))
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=240)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)[-2000:]
+
+
+# completion_logps: what it holds
+
+
+def beyond_gradients(model, function) -> float:
+    """Peak of a forward and backward pass, over the gradients that stay; in bytes."""
+
+    def step():
+        function().mean().backward()
+
+    step()
+    kept = sum(parameter.grad.numel() * parameter.grad.element_size() for parameter in model.parameters())
+    model.zero_grad(set_to_none=True)
+    peak = observe.peak_memory(step)
+    model.zero_grad(set_to_none=True)
+    return peak - kept
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_memory_follows_the_chunk_in_backward_too(tied):
+    """4 x 16 completion tokens, vocabulary 20,000: full logits hold several times 5 MB, a chunk of 2 rows 0.2 MB."""
+    model = small(tied, vocabulary=20_000)
+    ids, _ = batch(rows=4, prompt=16, completion=16, right=0)
+
+    def held(chunk):
+        return beyond_gradients(model, lambda: logits.completion_logps(model, ids, None, 16, chunk_size=chunk))
+
+    row = 20_000 * 4
+    assert beyond_gradients(model, lambda: full(model, ids, None, 16)) > 4 * 32 * row
+    small_chunk, large_chunk = held(2), held(32)
+    assert small_chunk < 4 * 16 * row / 4  # a quarter of the kept logits alone, with the model's own activations in it
+    assert 0.9 * 30 * row < large_chunk - small_chunk < 4 * 30 * row
+
+
+def test_a_tied_weight_gets_no_second_dense_gradient():
+    """The embedding's own gradient is nearly all zeros; autograd alone makes it whole, as large as the weight."""
+    model = small(True, vocabulary=50_000)
+    ids, _ = batch(right=0)
+    weight = 50_000 * 32 * 4
+    beyond = beyond_gradients(model, lambda: logits.completion_logps(model, ids, None, COMPLETION, chunk_size=1))
+    assert beyond < 0.5 * weight
+
+
+# completion_logps: what does not fit
+
+
+def bad(**change):
+    ids, mask = batch()
+    good = {"input_ids": ids, "attention_mask": mask, "completion_length": COMPLETION}
+    return good | {key: value(good[key]) if callable(value) else value for key, value in change.items()}
+
+
+def hide(*places):
+    def change(mask):
+        mask = mask.clone()
+        for place in places:
+            mask[place] = 0
+        return mask
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        ({"completion_length": 0}, r"completion_length: 0 does not fit input_ids of shape \(3, 14\): 1 to 13"),
+        ({"completion_length": 14}, r"completion_length: 14 does not fit input_ids of shape \(3, 14\)"),
+        ({"completion_length": -1}, r"completion_length: -1"),
+        ({"completion_length": 2.0}, r"completion_length: 2.0"),
+        ({"input_ids": lambda ids: ids[0]}, r"input_ids: .* not int64 of shape \(14,\)"),
+        ({"input_ids": lambda ids: ids.float()}, r"input_ids: .* not float32 of shape \(3, 14\)"),
+        ({"input_ids": lambda ids: ids[:0]}, r"input_ids: .* of shape \(0, 14\)"),
+        (
+            {"attention_mask": lambda mask: mask[:, 1:]},
+            r"attention_mask: int64 of shape \(3, 13\) does not match .* \(3, 14\)",
+        ),
+        ({"attention_mask": lambda mask: mask[:2]}, r"attention_mask: int64 of shape \(2, 14\)"),
+        (
+            {"attention_mask": hide((1, 10))},
+            r"attention_mask: of shape \(3, 14\), hides completion tokens in 1 of 3 rows, first in row 1",
+        ),
+        ({"attention_mask": hide((1, 8))}, "attention_mask: .*hides completion tokens"),
+        (
+            {"attention_mask": hide((2, slice(8, 14)))},
+            "attention_mask: .*hides completion tokens in 1 of 3 rows, first in row 2",
+        ),
+        (
+            {"attention_mask": hide((0, 7), (1, 7))},
+            "attention_mask: .*in 2 of 3 rows, first in row 0: the last prompt column",
+        ),
+        (
+            {"input_ids": lambda ids: ids.index_fill(1, torch.tensor(13), -100)},
+            r"input_ids: ids from -100 to \d+ in shape \(3, 14\), and the vocabulary ends at 100",
+        ),
+        ({"input_ids": lambda ids: ids.index_fill(1, torch.tensor(2), VOCABULARY)}, "input_ids: ids from .* to 101"),
+        ({"temperature": 0.0}, "temperature: a positive number is wanted, not 0.0"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"chunk_size": 0}, "chunk_size: rows of logits, at least 1"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_its_shape(change, match):
+    """Each of these would otherwise be a wrong number, or an error from far inside."""
+    with pytest.raises(ValueError, match=match):
+        logits.completion_logps(small(), **bad(**change))
+
+
+def test_models_that_give_no_probabilities_are_refused():
+    with pytest.raises(ValueError, match=r"model: Qwen2Model has no LM head"):
+        logits.completion_logps(transformers.Qwen2Model(small().config), **bad())
+    with pytest.raises(ValueError, match=r"model: nn.DataParallel copies the model"):
+        logits.completion_logps(nn.DataParallel(small()), **bad())
+
+
+def test_nan_weights_give_nan_scores_and_no_error():
+    """NaN is not looked for on every call; check_alignment finds it."""
+    model = small()
+    with torch.no_grad():
+        model.model.norm.weight[0] = float("nan")
+    assert logits.completion_logps(model, *batch(), COMPLETION).isnan().all()
