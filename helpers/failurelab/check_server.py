@@ -176,6 +176,8 @@ def _ended(child: Child, answers: int) -> bool:
         answer["ended"] = f"over its time limit of {child.order['time_limit']:g} s"
     elif (folder / "answer.json").is_file():
         answer["measured"] = json.loads((folder / "answer.json").read_text())
+    elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        answer["environment"] = "the system killed the run (signal 9), as it does when memory runs out"
     elif os.WIFSIGNALED(status):
         answer["ended"] = f"ended by signal {os.WTERMSIG(status)} before it was measured"
     else:

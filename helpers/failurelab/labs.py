@@ -180,6 +180,9 @@ def _judge(task: _Task, answer: dict[str, Any]) -> None:
     """Fill in the row: result and reason, from what was measured or how the run ended."""
     row, lab = task.row, task.lab
     row.seconds, row.output = answer["seconds"], answer["output"]
+    if "environment" in answer:
+        row.result, row.reason = ENVIRONMENT, answer["environment"]
+        return
     if "measured" not in answer:
         row.result, row.reason = FAIL, f"{row.script}: {answer['ended']}"
         return

@@ -254,7 +254,9 @@ def _after(trainer: transformers.Trainer, clean: Any, tokenizer: Any, figures: d
 
         clean = PeftModel.from_pretrained(clean, folder)
     else:
-        clean.load_state_dict(trained.state_dict())
+        missing = clean.load_state_dict(trained.state_dict(), strict=False).missing_keys
+        if missing:
+            raise Refused(f"the trained model is another than the one in model_path: it has no {missing[0]}")
     figures["accuracy_after"] = _accuracy(clean, tokenizer)
     figures["accuracy_gain"] = figures["accuracy_after"] - figures["accuracy_before"]
 

@@ -152,21 +152,24 @@ time.sleep(600)
 @pytest.fixture(scope="module")
 def server():
     """A check server of the course's own era; the last test kills it."""
-    with check_client.start("today", [], jobs=2) as started:
+    with check_client.start("today", [], jobs=1) as started:
         yield started
 
 
 def test_a_script_that_hangs_or_dies_is_ended_and_named(server, tmp_path):
     """What it started is ended with it, and the server goes on."""
     pids = tmp_path / "pids"
-    for number, code in enumerate((HANG.format(pids=str(pids)), "import os; os._exit(7)", "import os; os.abort()")):
+    kill = "import os; os.kill(os.getpid(), 9)"
+    codes = (HANG.format(pids=str(pids)), "import os; os._exit(7)", "import os; os.abort()", kill)
+    for number, code in enumerate(codes):
         script = tmp_path / f"{number}.py"
         script.write_text(code)
         server.check(number, script, MODEL, "Trainer", time_limit=8)
-    answers = {answer["id"]: answer for answer in (server.answer(120) for _ in range(3))}
+    answers = {answer["id"]: answer for answer in (server.answer(120) for _ in range(4))}
     assert answers[0]["ended"] == "over its time limit of 8 s"
     assert answers[1]["ended"] == "left by itself with status 7 before it was measured"
     assert answers[2]["ended"] == f"ended by signal {int(signal.SIGABRT)} before it was measured"
+    assert "memory runs out" in answers[3]["environment"]
     assert all(gone(int(pid)) for pid in pids.read_text().split())
     assert list(server.folder.glob("check-*")) == []
 
