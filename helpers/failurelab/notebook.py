@@ -40,8 +40,9 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = (), threa
         device: where the notebook will compute; without such a GPU it is NOT RUN.
         eras: eras whose kernels start now, in the background: importing an old stack takes long, and reading the
             first page does too.
-        threads: for torch on a CPU. One is as fast for a small model, leaves room for a second notebook and for an
-            era's kernel, and adds up in the same order on every machine. An era's kernel takes it over.
+        threads: for torch on a CPU. One is as fast for a small model, and adds up in the same order on every machine.
+            Two on two busy cores were seen to train ten times slower, for threads that wait for each other spin: so
+            more only for large models. An era's kernel takes it over.
 
     Raises:
         NotRun: `device` is a GPU, and torch finds none.
@@ -79,7 +80,8 @@ def show(figure: Any, alt: str) -> None:
     """Show a matplotlib figure as a small picture with a text for those who do not see it, and close the figure.
 
     The text goes with the picture into the notebook, its plain text and the HTML of `failurelab run`; JupyterLab 4
-    keeps it but does not hand it to a screen reader. The picture's bytes are the same for the same figure: no date or version is in it.
+    keeps it but does not hand it to a screen reader. The picture's bytes are the same for the same figure: no date or
+    version is in them.
 
     Args:
         figure: a matplotlib figure.
@@ -107,8 +109,8 @@ def verdict_table(rows: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMN
     """Show a table of verdicts, as plain text and as HTML for light and dark themes.
 
     A boolean (numpy's and torch's too) becomes a verdict in words: True is healthy, False a red flag, None not run.
-    Floats are shown with two digits; where they vary by processor, show the verdict and not the figure, for nbval
-    compares the table.
+    Floats are shown with two decimals, or two digits where these would be 0.00; where they vary by processor, show
+    the verdict and not the figure, for nbval compares the table.
 
     Args:
         rows: one sequence a line, as long as `columns`.
@@ -131,7 +133,9 @@ def _words(value: Any) -> str:
         return _NOT_RUN[0]
     if isinstance(value, bool):
         return _MARKS[value][0]
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.2f}" if value == 0 or 0.01 <= abs(value) < 1e6 else f"{value:.2g}"
 
 
 def _plain(lines: list[list[Any]], columns: Sequence[str]) -> str:

@@ -39,23 +39,25 @@ def processes(token: str) -> Iterator:
                 yield process
 
 
-def end(token: str, patience: float = 0.0) -> int:
-    """End what carries `token`, by process id; return how many had not ended by themselves within `patience` seconds.
+def end(token: str, patience: float = 0.0) -> None:
+    """End what carries `token` and has not ended by itself within `patience` seconds; by process id.
 
-    It looks again until nothing is found, for a process may start another while it is looked for.
+    It looks again until nothing is found, for a process may start another while it is looked for; it gives up on what
+    the system itself cannot end, such as a process that waits for a disk that is gone.
     """
     import psutil
 
-    first = list(processes(token))
-    _, left = psutil.wait_procs(first, timeout=patience) if first and patience else ([], first)
-    count = len(left)
-    while left:
+    left = list(processes(token))
+    if patience:
+        psutil.wait_procs(left, timeout=patience)
+    for _ in range(10):
+        left = list(processes(token))
+        if not left:
+            return
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, timeout=5)
-        left = list(processes(token))
-    return count
 
 
 def first_line(text: str, limit: int = 200) -> str:

@@ -25,7 +25,7 @@ import numpy, torch
 notebook.verdict_table([
     ("tensors without a gradient", 0, "0", "1 or more", True),
     ("reward <gain>", 0.204, "0.1 or more", "below", numpy.bool_(False)),
-    ("on a GPU", torch.tensor(3), "3", "other", None),
+    ("on a GPU", torch.tensor(3), 1e-6, "other", None),
 ])
 """
 
@@ -83,7 +83,7 @@ def test_a_verdict_table_says_its_verdicts_in_words(executed):
         "--------------------------  -----  -----------  ---------  ----------",
         "tensors without a gradient  0      0            1 or more  ✓ healthy",
         "reward <gain>               0.20   0.1 or more  below      ✗ red flag",
-        "on a GPU                    3      3            other      – not run",
+        "on a GPU                    3      1e-06        other      – not run",
     ]
     html = shown.data["text/html"]
     assert "reward &lt;gain&gt;" in html and html.count("<tr>") == 4
