@@ -1,6 +1,6 @@
 """Train the small Qwen2 that ships in models/tiny-qwen2, from a seed, and write its model card.
 
-    python models/train_tiny_qwen2.py            trains, and writes the folder, card and figures (a minute)
+    python models/train_tiny_qwen2.py            trains, and writes the folder, card and figures (half a minute)
     python models/train_tiny_qwen2.py --check    measures what ships; exit status 1 if the card says otherwise
 
 It is stopped when it can do part of its task, so that GRPO has something to improve. Made in the era `today`; loads
@@ -40,7 +40,7 @@ SHAPE = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
-    "initializer_range": 0.02,
+    "initializer_range": 0.08,
     "attention_dropout": 0.0,
     "use_cache": True,
     "use_sliding_window": False,
@@ -84,14 +84,21 @@ def write_json(path: pathlib.Path, content: dict) -> None:
 
 
 def train(
-    folder: pathlib.Path, steps: int, rate: float, seed: int, batch_size: int, chat_share: float, target: float
+    folder: pathlib.Path,
+    *,
+    seed: int,
+    steps: int,
+    rate: float,
+    batch_size: int,
+    chat_share: float,
+    target: float,
 ) -> tuple[Qwen2ForCausalLM, int]:
-    """Train from random weights by next-token prediction on the answers, until `target` is reached in both forms.
+    """Train from random weights by next-token prediction on the answers, in both forms.
 
-    The model learns in a leap that comes at another step on another machine, so accuracy says when to stop.
+    It stops when the sampled accuracy is `target` in both forms: the step at which a machine gets there varies.
 
     Returns:
-        the model and the steps that were taken.
+        the model, and the steps taken.
 
     Raises:
         SystemExit: `steps` were not enough.
@@ -109,9 +116,10 @@ def train(
         chat = tokenizer.apply_chat_template(models.as_chat(prompt), tokenize=False, add_generation_prompt=True)
         encoded.append([encode(tokenizer, text, answer) for text in (prompt, chat)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 50, 1 - step / steps))
     model.train()
     for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * min(step / 50, 1 - (step - 1) / steps)
         form = int(pick.random() < chat_share)
         chosen = [encoded[index][form] for index in pick.sample(range(len(pairs)), batch_size)]
         width = max(len(ids) for ids, _ in chosen)
@@ -121,15 +129,13 @@ def train(
         model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
         optimizer.zero_grad()
-        if step % 20 == 0:
+        if step % 5 == 0:
             reached = [models.accuracy(model, tokenizer, sampled=True, prompts=each) for each in (pairs, chats)]
-            if step % 100 == 0 or min(reached) >= target:
-                print(f"step {step}: sampled accuracy {reached[0]:.2f}, in ChatML {reached[1]:.2f}", flush=True)
+            print(f"step {step}: sampled accuracy {reached[0]:.2f}, in ChatML {reached[1]:.2f}", flush=True)
             if min(reached) >= target:
                 return model.eval(), step
-    raise SystemExit(f"not {target} after {steps} steps, nothing written. Next: more --steps, or another --seed.")
+    raise SystemExit(f"not there after {steps} steps, nothing written. Next: more --steps, or another --seed.")
 
 
 def encode(tokenizer, prompt: str, answer: str) -> tuple[list[int], list[int]]:
@@ -232,8 +238,8 @@ def main() -> int:
     """Train and write, or check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="measure the model that ships, train nothing")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--chat-share", type=float, default=0.5)
