@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-from failurelab import contract, course, stored
+from failurelab import contract, course, eras, stored
 
 HERE = pathlib.Path(__file__).parent
 NAMES = course.known()
@@ -38,7 +38,8 @@ class Compared:
 def nbval(path: pathlib.Path, folder: pathlib.Path) -> Compared:
     """Run nbval on one notebook, in a process of its own."""
     count = folder / f"{path.stem}.json"
-    environment = os.environ | {"NBVAL_COUNT": str(count), "PYTHONPATH": str(HERE)}
+    environment = os.environ | eras.find(eras.TODAY, ready=False).variables
+    environment |= {"NBVAL_COUNT": str(count), "PYTHONPATH": str(HERE)}
     options = ["--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=900", "--nbval-kernel-startup-timeout=180"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "nbval_count", "-p", "no:cacheprovider", *options, str(path)],
