@@ -410,6 +410,15 @@ def test_a_wrap_of_a_copy_calls_the_copy():
     assert twin.say("hi") == "b:hi" and "say" not in vars(thing)
 
 
+def test_two_wraps_of_a_copy_call_the_copy():
+    thing = Thing("a")
+    wrap_method(thing, "say", shout, "shout")
+    wrap_method(thing, "say", ask, "ask")
+    twin = copy.deepcopy(thing)
+    twin.name = "b"
+    assert twin.say("hi") == "b:hi!?" and thing.say("hi") == "a:hi!?"
+
+
 def test_a_wrap_of_what_is_not_there_is_an_error():
     with pytest.raises(AttributeError, match="Thing has no method sing: a song needs one"):
         wrap_method(Thing("a"), "sing", shout, "a song")

@@ -9,7 +9,7 @@ import torch
 import transformers
 from packaging.version import Version
 
-from failurelab import decoding, models, rollouts
+from failurelab import decoding, gradients, models, rollouts
 from failurelab.handles import HandleError
 
 installed = Version(transformers.__version__)
@@ -160,6 +160,7 @@ def test_safe_generation_agrees_with_eval_mode_and_restores_everything(model, to
     before = state(model)
     with rollouts.safe_generation(model) as safe:
         assert safe is model and not model.training
+        assert not list(gradients.checkpointed(model))  # off, also for code that asks the flag and not the mode
         found = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
     assert torch.equal(found, expected)
     assert state(model) == before
@@ -223,6 +224,7 @@ def test_a_check_changes_nothing(model, tokenizer):
     checkpoint(model)
     model.eval()
     model.model.layers[1].train()
+    model.model.norm.register_forward_hook(lambda *_: torch.rand(1) and None)  # a part that draws random numbers
     before, random_state = state(model), torch.get_rng_state()
     rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
     assert state(model) == before and torch.equal(torch.get_rng_state(), random_state)
@@ -286,6 +288,16 @@ def test_the_same_completions_from_other_probabilities_are_a_disagreement(model,
     report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
     hook.remove()
     assert report.agreeing == len(MIXED) and not report.agrees and report.mean_error > 0.01
+
+
+def test_the_completions_are_those_of_each_prompt_alone(model, tokenizer):
+    """Padding a batch, on the left whatever the tokenizer's side, changes no completion."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.padding_side = "right"
+    for rollout, prompt in zip(rollouts.check(model, tokenizer, MIXED, max_new_tokens=4).rollouts, MIXED):
+        alone = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=4, do_sample=False)[0]
+        assert rollout.prompt == prompt
+        assert prompt + rollout.training == tokenizer.decode(alone, skip_special_tokens=True)
 
 
 def test_the_log_probability_is_that_of_the_tokens(model, tokenizer):
