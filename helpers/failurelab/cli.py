@@ -55,7 +55,7 @@ def outputs(names: Names = None) -> None:
     """Run notebooks on the CPU tier and store their outputs in notebooks/."""
     from . import course
 
-    course.regenerate(names or [])
+    raise typer.Exit(course.exit_status(course.regenerate(names or [])))
 
 
 @app.command()

@@ -24,7 +24,8 @@ time.sleep(3600)
 # An orphan in a session of its own: ipykernel ends its children when it is shut down, and does not know this one.
 FORGET = """
 import subprocess, sys
-code = "import subprocess, sys; null = subprocess.DEVNULL; sleep = [sys.executable, '-c', 'import time; time.sleep(3600)'];"
+code = "import subprocess, sys; null = subprocess.DEVNULL;"
+code += "sleep = [sys.executable, '-c', 'import time; time.sleep(3600)'];"
 code += "print(subprocess.Popen(sleep, start_new_session=True, stdout=null, stderr=null).pid)"
 pid = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 open("pids", "w").write(pid)
