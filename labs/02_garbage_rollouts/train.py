@@ -1,7 +1,7 @@
-"""Lab 02: the run that makes the model worse.
+"""Lab 02: the run that learns from garbage.
 
 A small Qwen2 learns sums by GRPO in trl 0.14, all its weights. The reward starts far below what the model can do, and
-after training the model is hardly better, or worse. There is no error. Every tensor has its gradient: look elsewhere.
+ends there; the model gains little. There is no error. Every tensor has its gradient: look elsewhere.
 
 Make it learn. Checkpointing stays on: without it the real model does not fit.
 """

@@ -72,7 +72,7 @@ CHEATS = {
     ),
     "rewards_everything": (
         [REPAIR, ("[float(completion.strip() == right) for", "[1.0 for")],
-        "nothing was learned",
+        "too little was learned",
     ),
 }
 

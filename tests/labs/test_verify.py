@@ -53,7 +53,7 @@ def test_healed_means_that_what_was_lost_is_back(matrix):
         assert figures["tensors_changed"] == figures["tensors_trainable"] > 1
         assert figures["rollout_gap"] < 0.1
         assert figures["reward_last"] > figures["accuracy_before"]
-        assert figures["accuracy_gain"] >= 0.04
+        assert figures["accuracy_gain"] >= 0.1
 
 
 def test_the_warning_tells_nothing(matrix):
@@ -79,8 +79,9 @@ def test_two_failures_hide_each_other(matrix):
     gradients, rollouts = by_script["wrong_fixes/gradients_only.py"], by_script["wrong_fixes/rollouts_only.py"]
     assert gradients["tensors_without_gradient"] == 0 and gradients["rollout_gap"] > 0.1
     assert rollouts["tensors_without_gradient"] == 12 and rollouts["rollout_gap"] < 0.1
-    for figures in (gradients, rollouts):
-        assert figures["accuracy_gain"] < 0.04 < by_script["solution.py"]["accuracy_gain"]
+    solution = by_script["solution.py"]
+    assert gradients["reward_last"] < gradients["accuracy_before"] < solution["reward_last"]
+    assert rollouts["accuracy_gain"] < 0.1 <= solution["accuracy_gain"]
 
 
 def test_every_run_leaves_an_evidence_record(matrix):
