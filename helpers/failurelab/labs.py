@@ -272,22 +272,23 @@ def records(matrix: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def render(matrix: Iterable[Row]) -> Any:
-    """Return the matrix as a rich table, its denominators below."""
+    """Return the matrix for a terminal: the table, then what was measured in each run, then the denominators."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     matrix = list(matrix)
     styles = {PASS: "green", FAIL: "bold red", ENVIRONMENT: "yellow", NOT_RUN: "cyan"}
     words = {FORM: "form", BROKEN: "broken", WRONG_FIX: "wrong fix", RIGHT_FIX: "right fix", CHECK: "check"}
-    table = Table(caption=summary(matrix), caption_justify="left")
-    for name in ("lab", "state", "script", "result", "measured"):
-        table.add_column(name, overflow="fold")
-    before = ""
-    for row in matrix:
-        if before and row.lab != before:
-            table.add_section()
-        name = row.lab if row.lab != before else ""
-        reason = Text(row.reason)
-        table.add_row(name, words[row.state], row.script, Text(row.result, styles[row.result]), reason)
-        before = row.lab
-    return table
+    table = Table("state", "script", "result", "seconds")
+    told = []
+    for name in dict.fromkeys(row.lab for row in matrix):
+        table.add_section()
+        table.add_row("", Text(name, "bold"))
+        for row in (each for each in matrix if each.lab == name):
+            script = row.script.removeprefix("wrong_fixes/")
+            seconds = f"{row.seconds:.0f}" if row.seconds else "-"
+            table.add_row(words[row.state], script, Text(row.result, styles[row.result]), seconds)
+            if row.reason:
+                told.append(Text.assemble((f"{name[:2]} {script} ", "bold"), row.reason))
+    return Group(table, *told, Text(summary(matrix), "bold"))
