@@ -1,0 +1,91 @@
+"""What guards cost: seconds added to the first step, which they judge, and to the steps after it.
+
+The same GRPO run with no guard, with each, and with both, in turn for a number of rounds, so that other work on the
+machine meets all of them alike. The first step of a run is compared with the first step of a run without a guard, the
+median of the later steps with theirs.
+
+Eras: trl-0.14, today.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import transformers
+
+from failurelab import guards, models, observe, trainers
+
+ROUNDS, STEPS = 7, 12
+KINDS = {
+    "none": lambda: [],
+    "GradientGuard": lambda: [guards.GradientGuard()],
+    "RolloutGuard": lambda: [guards.RolloutGuard()],
+    "both": lambda: [guards.GradientGuard(), guards.RolloutGuard()],
+}
+
+
+class Clock(transformers.TrainerCallback):
+    """Takes the time of every optimizer step, generation included."""
+
+    def __init__(self, device: str) -> None:
+        self.device, self.seconds, self.start = torch.device(device), [], 0.0
+
+    def now(self) -> float:
+        """Return the time once all work on the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def on_step_begin(self, *_, **__) -> None:
+        """Start."""
+        self.start = self.now()
+
+    def on_step_end(self, *_, **__) -> None:
+        """Stop."""
+        self.seconds.append(self.now() - self.start)
+
+
+def run(callbacks: list, device: str) -> list[float]:
+    """Return the seconds of each step of a short healthy run."""
+    policy, tokenizer = models.load(device=device)
+    clock = Clock(device)
+    # on_step_end of the clock comes before that of the guards: neither does anything there
+    trainers.grpo(policy, tokenizer, steps=STEPS, callbacks=[clock, *callbacks]).train()
+    return clock.seconds
+
+
+def main() -> None:
+    """Run all in turn, record and print medians over the rounds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    device = parser.parse_args().device
+    observe.quiet()
+    torch.set_num_threads(1)
+    run([], device)  # a run to warm up is not counted
+    seconds: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
+    for _ in range(ROUNDS):
+        for kind, make in KINDS.items():
+            seconds[kind].append(run(make(), device))
+    first = {kind: [steps[0] for steps in runs] for kind, runs in seconds.items()}
+    later = {kind: [statistics.median(steps[1:]) for steps in runs] for kind, runs in seconds.items()}
+    for kind in KINDS:
+        figures = {
+            "first_step_seconds": statistics.median(first[kind]),
+            "first_step_added_seconds": statistics.median(a - b for a, b in zip(first[kind], first["none"])),
+            "later_step_seconds": statistics.median(later[kind]),
+            "later_step_added_share": statistics.median(a / b - 1 for a, b in zip(later[kind], later["none"])),
+            "rounds": ROUNDS,
+            "steps": STEPS,
+        }
+        for failure in ("F1",) * (kind != "RolloutGuard") + ("F7",) * (kind != "GradientGuard"):
+            observe.record(failure, "measured", figures, case=f"overhead of guards: {kind}", device=device)
+        print(
+            f"{kind:14s} first step {figures['first_step_seconds']:.4f} s (added "
+            f"{figures['first_step_added_seconds']:+.4f}), later steps {figures['later_step_seconds']:.4f} s "
+            f"({figures['later_step_added_share']:+.1%})"
+        )
+
+
+if __name__ == "__main__":
+    main()
