@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 Prompt = str | list[dict[str, str]]
 NAMES = ("tiny", "random-0.5b")
@@ -88,6 +88,7 @@ def load(
         source = str(path(name))
         _check_folder(pathlib.Path(source))
     try:
+        AutoConfig.from_pretrained(source)  # first, for without a network each of these calls tries for half a minute
         tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
         model, info = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **{dtype_key(): dtype})
     except Exception as error:  # hub, safetensors, json and shape errors share no narrower class
