@@ -136,7 +136,12 @@ def run_benchmark(name: str, era_name: str, folder: pathlib.Path, device: str = 
     done = eras.run(
         era,
         [str(eras.root() / "benchmarks" / f"{name}.py"), "--device", device],
-        env={"FAILURELAB_EVIDENCE": str(inside), "FAILURELAB_SOURCE": f"benchmarks/{name}.py"},
+        # one thread: as fast for small models, and the same sums on every machine
+        env={
+            "FAILURELAB_EVIDENCE": str(inside),
+            "FAILURELAB_SOURCE": f"benchmarks/{name}.py",
+            "OMP_NUM_THREADS": "1",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
