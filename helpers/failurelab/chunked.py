@@ -42,6 +42,7 @@ class _TokenLogProbs(torch.autograd.Function):
                 higher = torch.maximum(highest, logits.amax(1))
                 total = total * (highest - higher).exp() + logits.sub_(higher[:, None]).exp_().sum(1)
                 highest = higher
+                del logits  # or two slices would be held while the next is made
         log_total = highest + total.log()
         ctx.save_for_backward(hidden, weight, tokens, log_total)
         ctx.temperature, ctx.width, ctx.dtype = temperature, width, dtype
@@ -69,6 +70,7 @@ class _TokenLogProbs(torch.autograd.Function):
                     torch.mm(change.T, states, out=target) if same else target.copy_(change.T @ states)
                 if for_hidden is not None:
                     for_hidden += _wide_product(change, part)
+                del change, part
         return None if for_hidden is None else for_hidden.to(hidden.dtype), for_weight, None, None, None
 
 
@@ -87,7 +89,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 def _slice(states: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return one slice of the logits, in float32 or wider, as a tensor of its own."""
     logits = states @ weight.to(states.dtype).T
-    return logits.to(_wide(logits.dtype)).div_(temperature)
+    logits = logits.to(_wide(logits.dtype))
+    return logits if temperature == 1 else logits.div_(temperature)
 
 
 def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -36,9 +36,10 @@ from failurelab.chunked import is_plain, shared_weight, token_logps, token_logps
 
 __all__ = ["Alignment", "MisalignedLogProbs", "check_alignment", "completion_logps", "keep_argument"]
 
-# Rows of logits held at once where the caller does not say: about 5 MiB for Qwen2 on a CPU, which stays in its cache
-# (more rows cost memory and save no time there); a GPU needs larger slices to be busy.
-_ROWS = {"cpu": 8}
+# Rows of logits held at once where the caller does not say. On a CPU, 32 rows are 19 MiB for Qwen2's vocabulary: fewer
+# save little more, beside the model's activations, and cost time as soon as other work has the cores. A GPU needs
+# larger slices to be busy.
+_ROWS = {"cpu": 32}
 _ROWS_ELSEWHERE = 256
 _ROWS_BY_PARTS = 64  # where the head makes whole rows itself, and reads its weight again for each part
 
@@ -86,8 +87,9 @@ def completion_logps(
             completion's end may be hidden. They get a score all the same, to be left out by the caller's own mask.
         completion_length: how many of the last columns are completion.
         temperature: what the logits are divided by.
-        chunk_size: how many rows of logits, one vocabulary wide, are held at once, in backward too; by default 8 on a
-            CPU and 256 elsewhere; 64 for a head with adapters, a bias or hooks. Three such chunks may exist at once.
+        chunk_size: how many rows of logits, one vocabulary wide, are held at once, in backward too; by default 32 on a
+            CPU and 256 elsewhere; 64 for a head with adapters, a bias or hooks. In half precision
+            two such chunks exist at once.
 
     Returns:
         `(batch, completion_length)`, float32 (float64 from a float64 model): at `[b, t]` the log-probability of

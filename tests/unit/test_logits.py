@@ -367,7 +367,7 @@ def test_mixed_precision_that_accelerate_puts_into_the_forward_is_kept():
     assert (scores - full(small(), *batch(), COMPLETION)).abs().max() > 1e-3
 
 
-def test_a_bias_and_a_hook_on_the_head_are_regarded():
+def test_a_bias_a_hook_and_a_replaced_forward_of_the_head_are_regarded():
     """Then the head makes its logits itself, some rows at a time."""
 
     def biased():
@@ -380,8 +380,19 @@ def test_a_bias_and_a_hook_on_the_head_are_regarded():
         model.lm_head.register_forward_pre_hook(lambda head, args: (args[0] * 1.5,))
         return model
 
-    agrees(biased)
-    agrees(hooked)
+    def replaced():
+        """What accelerate does to a head that is moved between devices."""
+        model = small(tied=False)
+        forward = model.lm_head.forward
+        model.lm_head.forward = lambda states: forward(states * 1.5)
+        return model
+
+    for make in (biased, hooked, replaced):
+        agrees(make)
+    model = replaced()
+    theirs = model.lm_head.forward
+    logits.completion_logps(model, *batch(), COMPLETION)
+    assert model.lm_head.forward is theirs
 
 
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Which name do released versions of transformers know for "only the last rows of logits", and what of the other name?
+
+    python benchmarks/signatures.py [VERSION ...]
+
+Downloads the wheels into a temporary folder (10 to 12 MB each), reads `Qwen2ForCausalLM.forward` in them without
+importing anything, and prints a table. With FAILURELAB_EVIDENCE set it also writes a record, F3 "read in wheels". What
+the versions at hand really do is run in the eras; this fills in the versions between.
+"""
+
+import argparse
+import ast
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from packaging.version import Version
+
+from failurelab import observe
+
+VERSIONS = ("4.45.2", "4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4", "4.57.6", "5.23.0")
+NAMES = ("num_logits_to_keep", "logits_to_keep")
+SOURCE = "transformers/models/qwen2/modeling_qwen2.py"
+
+
+def download(version: str, folder: str) -> Path:
+    """Fetch the wheel of one version, without what it depends on."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "-d", folder]
+    subprocess.run([*command, f"transformers=={version}"], check=True)
+    return next(Path(folder).glob(f"transformers-{version}-*.whl"))
+
+
+def forward_of(source: str) -> ast.FunctionDef:
+    """Find Qwen2ForCausalLM.forward."""
+    model = next(each for each in ast.parse(source).body if getattr(each, "name", "") == "Qwen2ForCausalLM")
+    return next(each for each in model.body if getattr(each, "name", "") == "forward")
+
+
+def judge(version: str, forward: ast.FunctionDef) -> tuple[str, str]:
+    """Return the name taken, and what becomes of the other: TypeError, renamed (with a warning or not) or swallowed."""
+    taken = [each.arg for each in forward.args.args + forward.args.kwonlyargs if each.arg in NAMES]
+    if len(taken) != 1:
+        return " and ".join(taken) or "neither", "?"
+    other = next(name for name in NAMES if name != taken[0])
+    for decorator in forward.decorator_list:
+        if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "deprecate_kwarg":
+            first = decorator.args[0].value if decorator.args else None
+            options = {each.arg: getattr(each.value, "value", None) for each in decorator.keywords}
+            if first == other and options.get("new_name") == taken[0]:
+                # It warns before the version named there; from that version on it renames without a word.
+                warns = Version(version) < Version(options["version"])
+                return taken[0], "renamed, FutureWarning" if warns else "renamed, no warning"
+    return taken[0], "swallowed" if forward.args.kwarg else "TypeError"
+
+
+def main() -> None:
+    """Read the versions named on the command line, or those of the story."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("versions", nargs="*", default=VERSIONS)
+    versions = parser.parse_args().versions
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for version in versions:
+            with zipfile.ZipFile(download(version, folder)) as wheel:
+                rows.append((version, *judge(version, forward_of(wheel.read(SOURCE).decode()))))
+    print("| transformers | Qwen2 takes | the other name |\n|---|---|---|")
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    names, takes, others = (list(column) for column in zip(*rows))
+    observe.record(
+        "F3",
+        "measured",
+        {"transformers": names, "takes": takes, "other_name": others},
+        case="read in wheels",
+    )
+
+
+if __name__ == "__main__":
+    main()
