@@ -78,7 +78,7 @@ def doctor(
     from . import doctor as look
 
     checks = look.other_python(python) if python else look.course()
-    console.print(look.text(checks), markup=False, highlight=False)
+    print(look.text(checks))
     raise typer.Exit(look.exit_status(checks))
 
 
@@ -135,14 +135,16 @@ def evidence_show(
 
 @evidence_app.command("tables")
 def evidence_tables() -> None:
-    """Write the tables in README.md from evidence/cpu.json."""
-    from . import evidence
+    """Write the tables in README.md, and its picture, from evidence/cpu.json."""
+    from . import evidence, ledger_tables
 
     readme = eras.root() / "README.md"
+    records = evidence.load(eras.root() / "evidence" / "cpu.json")
     old = readme.read_text(encoding="utf-8")
-    new = evidence.update_tables(old, evidence.load(eras.root() / "evidence" / "cpu.json"))
+    new = ledger_tables.update(old, records)
     readme.write_text(new, encoding="utf-8")
-    _say("README.md: tables unchanged" if new == old else "README.md: tables written")
+    ledger_tables.picture(records, eras.root() / "evidence" / "rollouts.png")
+    _say(f"README.md: tables {'unchanged' if new == old else 'written'}; evidence/rollouts.png drawn")
 
 
 def _short(value) -> str:

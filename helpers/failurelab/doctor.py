@@ -45,7 +45,7 @@ def _python() -> Check:
 def _packages() -> Check:
     """Compare the packages installed with the lock; a conda environment may hold others, which is said."""
     lock = eras.find(eras.TODAY, ready=False).lock.read_text(encoding="utf-8")
-    wanted = dict(re.findall(r"^([\w.-]+)==([^ ;]+)", lock, re.MULTILINE))
+    wanted = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", lock, re.MULTILINE))
     wrong = []
     for name in _LIBRARIES[1:]:
         try:

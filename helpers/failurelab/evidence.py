@@ -1,7 +1,8 @@
 """The ledger: what runs measured, kept in the repository, and the tables made from it.
 
 A ledger is one JSON file under evidence/, named after the device: `cpu.json`, `h100.json`. It holds evidence records
-(see `observe.record`). README tables are written from it by `update_tables`, never typed; a test finds a stale one.
+(see `observe.record`). README tables and its picture are made from it by `ledger_tables`, never typed; a test
+finds a stale one.
 """
 
 import contextlib
@@ -9,10 +10,9 @@ import json
 import os
 import pathlib
 import re
-import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from . import eras
@@ -153,78 +153,6 @@ def run_benchmark(name: str, era_name: str, folder: pathlib.Path, device: str = 
     if not made:
         raise EvidenceError(f"benchmarks/{name}.py ended well in era {era_name} and recorded nothing")
     return made
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
-
-
-def rows_for(records: Iterable[Record], **wanted: str) -> list[Record]:
-    """Return the records whose fields equal those named; a field ending in `*` matches by its beginning."""
-
-    def holds(made: Record) -> bool:
-        for field, value in wanted.items():
-            have = str(made.get(field))
-            if not (have.startswith(value[:-1]) if value.endswith("*") else have == value):
-                return False
-        return True
-
-    return [made for made in records if holds(made)]
-
-
-def spread(values: Iterable[float], digits: int = 2) -> str:
-    """Return `median (minimum to maximum)` of figures."""
-    numbers = sorted(float(value) for value in values)
-    middle = f"{statistics.median(numbers):.{digits}f}"
-    if len(numbers) == 1:
-        return middle
-    return f"{middle} ({numbers[0]:.{digits}f} to {numbers[-1]:.{digits}f})"
-
-
-def markdown(head: list[str], body: list[list[str]]) -> str:
-    """Return a markdown table."""
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
-
-
-def learning_table(records: list[Record]) -> str:
-    """GRPO on the small Qwen2: sampled accuracy before and after, in each era."""
-    found = rows_for(records, failure="ground", state="healthy", case="GRPO learns sums")
-    body = []
-    for name in sorted({made["era"] for made in found}, key=lambda each: (each != "today", each)):
-        runs = [made["figures"] for made in found if made["era"] == name]
-        gains = [run["accuracy_after"] - run["accuracy_before"] for run in runs]
-        body.append(
-            [
-                name,
-                len(runs),
-                spread(run["accuracy_before"] for run in runs),
-                spread(run["accuracy_after"] for run in runs),
-                f"{sum(gain >= 0.2 for gain in gains)} of {len(runs)}",
-                spread((run["seconds"] for run in runs), 0),
-                found[0]["tier"],
-            ]
-        )
-    head = ["era", "seeds", "sampled accuracy before", "after", "gain of 0.2 or more", "seconds", "tier"]
-    return markdown(head, body)
-
-
-TABLES: dict[str, Callable[[list[Record]], str]] = {"learning": learning_table}
-
-
-def update_tables(text: str, records: list[Record]) -> str:
-    """Return `text` with each block between `<!-- table: NAME -->` and `<!-- end table -->` made anew.
-
-    Raises:
-        EvidenceError: a block names a table that does not exist.
-    """
-
-    def made(match: re.Match) -> str:
-        name = match.group(1)
-        if name not in TABLES:
-            raise EvidenceError(f"unknown table {name!r}: the tables are {', '.join(TABLES)}")
-        return f"<!-- table: {name} -->\n{TABLES[name](records)}\n<!-- end table -->"
-
-    return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end table -->", made, text, flags=re.DOTALL)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ in https://github.com/huggingface/trl/pull/2848.
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -62,7 +63,7 @@ def require_input_grads(model: nn.Module) -> Handle:
     Raises:
         GradientError: the model has no input embeddings to hook.
     """
-    embeddings = _input_embeddings(model)
+    embeddings = input_embeddings(model)
     for hook in embeddings._forward_hooks.values():
         if isinstance(hook, _RequireGrad):
             break
@@ -80,7 +81,12 @@ def require_input_grads(model: nn.Module) -> Handle:
     return Handle("input embeddings require a gradient", undo)
 
 
-def _input_embeddings(model: nn.Module) -> nn.Module:
+def input_embeddings(model: nn.Module) -> nn.Module:
+    """Return the module whose output is to require a gradient, looking through wrappers.
+
+    Raises:
+        GradientError: the model has none.
+    """
     while not hasattr(model, "get_input_embeddings") and isinstance(getattr(model, "module", None), nn.Module):
         model = model.module  # DistributedDataParallel, a DeepSpeed engine
     try:
@@ -94,6 +100,33 @@ def _input_embeddings(model: nn.Module) -> nn.Module:
             "{'use_reentrant': False}, which needs no hook."
         )
     return found
+
+
+def prepare_peft(
+    model: nn.Module, peft_config: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = None
+) -> Any:
+    """Return the model wrapped for training an adapter, whatever it was before, with every gradient in place.
+
+    In this order: adapters that are there are merged and unloaded (so the function stays the same; adapters that are
+    switched off are dropped); a 4- or 8-bit model is prepared for training; checkpointing is switched on if asked for;
+    the input embeddings are hooked (`require_input_grads`); the new adapter is put on. A trainer that switches
+    checkpointing on later, reentrant or not, finds the hook there.
+
+    The model is changed in place; hand the result over to the trainer, without a `peft_config`.
+
+    Args:
+        model: a transformers model, plain or 4-bit, or a PeftModel.
+        peft_config: of the new adapter; it is copied.
+        gradient_checkpointing_kwargs: such as `{"use_reentrant": False}`, or `{}`; None leaves checkpointing as it is.
+
+    Raises:
+        AdapterError: target modules that match nothing, a model wrapped twice, a model whose training has begun,
+            adapters of different base models, and whatever else PEFT refuses; the model is as it was.
+        GradientError: the model has no input embeddings.
+    """
+    from failurelab import adapters
+
+    return adapters.prepare(model, peft_config, gradient_checkpointing_kwargs)
 
 
 # The measurement

@@ -166,7 +166,8 @@ def online_dpo(
 
     Two completions of each prompt are compared, the right one is preferred, the first if they are equally good. trl
     0.14 has this from a judge, 1.x from a reward function; the share of right completions is logged as `reward`.
-    Arguments and errors are those of `grpo`; `rows` must be sums, in either form.
+    Arguments and errors are those of `grpo`; `rows` must be sums, in either form. OnlineDPOTrainer of trl 0.14 and 0.15
+    cannot train with transformers 4.52, whose Trainer passes it an argument that it does not take.
     """
     try:
         with warnings.catch_warnings():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from failurelab import eras, evidence, observe
+from failurelab import eras, evidence, ledger_tables, observe
 
 ROOT = eras.root()
 LEDGER = ROOT / "evidence" / "cpu.json"
@@ -44,7 +44,7 @@ def test_a_newer_schema_is_refused():
 def test_a_table_that_does_not_exist_is_refused():
     """A typing error in the README is found, not left as it is."""
     with pytest.raises(evidence.EvidenceError, match="unknown table 'lerning'"):
-        evidence.update_tables("<!-- table: lerning -->\n<!-- end table -->", [])
+        ledger_tables.update("<!-- table: lerning -->\n<!-- end table -->", [])
 
 
 def test_a_benchmark_that_records_nothing_is_an_error(tmp_path, monkeypatch):
@@ -73,11 +73,113 @@ def test_the_ledger_in_the_repository_is_valid():
 def test_the_readme_s_tables_are_not_stale():
     """Tables are written from the ledger by `failurelab evidence tables`, and by nothing else."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.count("<!-- table: ") >= 1
-    assert evidence.update_tables(readme, evidence.load(LEDGER)) == readme
+    assert ledger_tables.update(readme, evidence.load(LEDGER)) == readme
 
 
 def test_every_table_is_shown():
     """A table that the README does not show is no use to anyone."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [name for name in evidence.TABLES if f"<!-- table: {name} -->" not in readme] == []
+    assert [name for name in ledger_tables.TABLES if f"<!-- table: {name} -->" not in readme] == []
+
+
+def test_the_readme_s_picture_is_not_stale():
+    """The picture carries a digest of the curves that it shows."""
+    from PIL import Image
+
+    shown = Image.open(ROOT / "evidence" / "rollouts.png").info["Description"]
+    assert shown == ledger_tables.picture_digest(evidence.load(LEDGER))
+
+
+# What the ledger must say for the course's text to be true.
+
+
+def figures(failure, case, era):
+    (made,) = [
+        each
+        for each in evidence.load(LEDGER)
+        if (each["failure"], each["case"], each["era"]) == (failure, case, era)
+        and each["source"].startswith("benchmarks/")
+    ]
+    return made["figures"]
+
+
+@pytest.mark.parametrize("era", ["trl-0.14", "trl-0.15"])
+@pytest.mark.parametrize("trainer", ["GRPO", "Online DPO"])
+def test_the_three_faces_of_the_warning(trainer, era):
+    """Harmless, silent, fatal; each healed by the repair, which leaves the warning; non-reentrant has none of it."""
+    full = figures("F1", f"{trainer}, full, reentrant", era)
+    assert full["warnings"] > 0 and (full["changed"], full["trainable"]) == (26, 26)
+    frozen = figures("F1", f"{trainer}, embeddings frozen, reentrant", era)
+    assert frozen["warnings"] > 0 and (frozen["changed"], frozen["error"]) == (1, "")
+    lora = figures("F1", f"{trainer}, LoRA, reentrant", era)
+    assert lora["changed"] == 0 and "element 0 of tensors does not require grad" in lora["error"]
+    for setup, trainable in (("full", 26), ("embeddings frozen", 25), ("LoRA", 8)):
+        repaired = figures("F1", f"{trainer}, {setup}, reentrant, require_input_grads", era)
+        assert repaired["warnings"] > 0 and repaired["changed"] == repaired["trainable"] == trainable
+        newer = figures("F1", f"{trainer}, {setup}, non-reentrant", era)
+        assert (newer["warnings"], newer["changed"]) == (0, trainable)
+
+
+@pytest.mark.parametrize("trainer", ["GRPO", "Online DPO"])
+def test_today_has_none_of_the_three_faces(trainer):
+    """All tensors change and nothing warns, whatever is frozen and whichever kind is asked for."""
+    for setup, trainable in (("full", 26), ("embeddings frozen", 25), ("LoRA", 8)):
+        for kind in ("off", "reentrant", "non-reentrant"):
+            found = figures("F1", f"{trainer}, {setup}, {kind}", "today")
+            assert (found["warnings"], found["changed"]) == (0, trainable)
+
+
+@pytest.mark.parametrize(
+    ("era", "mixed", "equal", "eager"),
+    [
+        ("trl-0.14", True, False, True),
+        ("trl-0.15", True, False, True),
+        ("trl-0.14-tf-4.52", False, False, False),
+        ("today", True, True, True),
+    ],
+)
+def test_generation_in_training(era, mixed, equal, eager):
+    """Checkpointing meets the cache: broken by padding or eager attention in 4.48, never in 4.52, always today."""
+    for attention in ("sdpa", "eager"):
+        for lengths in ("mixed", "equal"):
+
+            def accuracy(setting, lengths=lengths, attention=attention):
+                return figures("F7", f"{setting}, {lengths} lengths, {attention}", era)["greedy_accuracy"]
+
+            able = accuracy("eval mode, checkpointing off, cache")
+            assert able > 0.5
+            broken = eager if attention == "eager" else mixed if lengths == "mixed" else equal
+            for kind in ("reentrant", "non-reentrant"):
+                assert abs(accuracy(f"train mode, checkpointing {kind}, no cache") - able) <= 0.005
+                assert (accuracy(f"train mode, checkpointing {kind}, cache") < 0.75 * able) == broken
+            assert abs(accuracy("train mode, checkpointing off, cache") - able) <= 0.005
+
+
+def test_only_both_repairs_heal():
+    """Three seeds of five runs: what is sane at the start, and what has learned at the end."""
+    expected = {
+        "checkpointing off": (True, True),
+        "broken": (False, False),
+        "gradients repaired": (False, False),
+        "rollouts repaired": (True, False),
+        "both repaired": (True, True),
+    }
+    for name, (sane, learns) in expected.items():
+        runs = [made for made in evidence.load(LEDGER) if made["case"] == f"curve: {name}"]
+        assert len({made["seed"] for made in runs}) >= 3
+        for made in runs:
+            found = made["figures"]
+            assert (found["rewards"][0] > found["accuracy_before"] - 0.08) == sane, (name, made["seed"])
+            assert (found["accuracy_after"] > found["accuracy_before"] + 0.1) == learns, (name, made["seed"])
+
+
+@pytest.mark.parametrize("era", ["today", "trl-0.14"])
+def test_grpo_learns_in_a_minute(era):
+    """Every seed gains 0.2 in sampled accuracy, in both stacks."""
+    runs = [
+        made["figures"] for made in evidence.load(LEDGER) if made["case"] == "GRPO learns sums" and made["era"] == era
+    ]
+    assert len(runs) >= 3
+    for run in runs:
+        assert run["accuracy_after"] - run["accuracy_before"] >= 0.2
+        assert run["seconds"] <= 60

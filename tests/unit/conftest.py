@@ -1,4 +1,4 @@
-"""For every unit test: one thread. The models are tiny, and other work on the machine must not slow the threads down."""
+"""For every unit test: one thread. The models are tiny, and other work on the machine must not slow threads down."""
 
 import pytest
 import torch

@@ -1,0 +1,177 @@
+"""The README's tables and its picture, made from the ledger by `failurelab evidence tables`."""
+
+import hashlib
+import json
+import pathlib
+import re
+import statistics
+from collections.abc import Callable, Iterable
+
+from . import evidence
+from .evidence import Record
+
+CURVES = ("checkpointing off", "broken", "gradients repaired", "rollouts repaired", "both repaired")
+ERAS = ("trl-0.14", "trl-0.15", "trl-0.14-tf-4.52", "today")
+
+
+def _of(records: Iterable[Record], failure: str, case: str) -> list[Record]:
+    """Return the benchmarks' records of a case; what notebooks recorded in passing stays out of the tables."""
+    return [
+        made
+        for made in records
+        if made["failure"] == failure and made["case"] == case and made["source"].startswith("benchmarks/")
+    ]
+
+
+def _spread(values: Iterable[float], digits: int = 2) -> str:
+    """Return `median (minimum to maximum)`."""
+    numbers = sorted(float(value) for value in values)
+    if not numbers:
+        return "not recorded"
+    middle = f"{statistics.median(numbers):.{digits}f}"
+    return middle if len(numbers) == 1 else f"{middle} ({numbers[0]:.{digits}f} to {numbers[-1]:.{digits}f})"
+
+
+def _markdown(head: list[str], body: list[list]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def learning(records: list[Record]) -> str:
+    """GRPO on the small Qwen2: sampled accuracy before and after, in each era."""
+    body = []
+    for era in ERAS:
+        runs = [made["figures"] for made in _of(records, "ground", "GRPO learns sums") if made["era"] == era]
+        if not runs:
+            continue
+        gains = [run["accuracy_after"] - run["accuracy_before"] for run in runs]
+        body.append(
+            [
+                era,
+                _spread(run["accuracy_before"] for run in runs),
+                _spread(run["accuracy_after"] for run in runs),
+                f"{sum(gain >= 0.2 for gain in gains)} of {len(runs)} seeds",
+                _spread((run["seconds"] for run in runs), 0),
+            ]
+        )
+    return _markdown(["era", "sampled accuracy before", "after", "gain of 0.2 or more", "seconds"], body)
+
+
+def faces(records: list[Record]) -> str:
+    """The three faces of the warning in trl 0.14, both trainers, and the cures."""
+    body = []
+    for setup in ("full", "embeddings frozen", "LoRA"):
+        for kind in ("reentrant", "reentrant, require_input_grads", "non-reentrant", "off"):
+            line = [setup, kind]
+            for trainer in ("GRPO", "Online DPO"):
+                (made,) = [r for r in _of(records, "F1", f"{trainer}, {setup}, {kind}") if r["era"] == "trl-0.14"]
+                found = made["figures"]
+                warned = "warning" if found["warnings"] else "no warning"
+                raised = ", RuntimeError" if found["error"] else ""
+                line.append(f"{found['changed']} of {found['trainable']}, {warned}{raised}")
+            body.append(line)
+    return _markdown(["what is trained", "checkpointing", "GRPO: tensors that change", "Online DPO"], body)
+
+
+def generation(records: list[Record]) -> str:
+    """Greedy accuracy of generation, by set-up and version."""
+    rows = {
+        "evaluation": "eval mode, checkpointing reentrant, cache, mixed lengths, sdpa",
+        "train mode, checkpointing off": "train mode, checkpointing off, cache, mixed lengths, sdpa",
+        "train mode, reentrant": "train mode, checkpointing reentrant, cache, mixed lengths, sdpa",
+        "train mode, non-reentrant": "train mode, checkpointing non-reentrant, cache, mixed lengths, sdpa",
+        "the same, `use_cache=False`": "train mode, checkpointing non-reentrant, no cache, mixed lengths, sdpa",
+        "train mode, prompts of equal length": "train mode, checkpointing non-reentrant, cache, equal lengths, sdpa",
+        "the same, eager attention": "train mode, checkpointing non-reentrant, cache, equal lengths, eager",
+    }
+    eras = ("trl-0.14", "trl-0.14-tf-4.52", "today")
+    versions, body = {}, []
+    for name, case in rows.items():
+        line = [name]
+        for era in eras:
+            (made,) = [record for record in _of(records, "F7", case) if record["era"] == era]
+            versions[era] = made["versions"]["transformers"]
+            line.append(f"{made['figures']['greedy_accuracy']:.2f}")
+        body.append(line)
+    return _markdown(["generation in", *(f"transformers {versions[era]}" for era in eras)], body)
+
+
+def curves(records: list[Record]) -> str:
+    """The run that is broken twice: what each repair does, k of n seeds."""
+    body = []
+    for name in CURVES:
+        runs = [made["figures"] for made in _of(records, "F7", f"curve: {name}")]
+        sane = sum(run["rewards"][0] > run["accuracy_before"] - 0.08 for run in runs)
+        learned = sum(run["accuracy_after"] > run["accuracy_before"] + 0.1 for run in runs)
+        body.append(
+            [
+                name,
+                _spread(run["rewards"][0] for run in runs),
+                _spread(run["rewards"][-1] for run in runs),
+                _spread(run["accuracy_after"] for run in runs),
+                f"{sane} of {len(runs)}",
+                f"{learned} of {len(runs)}",
+            ]
+        )
+    before = _spread(made["figures"]["accuracy_before"] for made in _of(records, "F7", f"curve: {CURVES[0]}"))
+    head = ["run", "reward, first 10 steps", "last 10", f"accuracy after ({before.split()[0]} before)"]
+    return _markdown([*head, "rollouts sane", "learned"], body)
+
+
+TABLES: dict[str, Callable[[list[Record]], str]] = {
+    "learning": learning,
+    "faces": faces,
+    "generation": generation,
+    "curves": curves,
+}
+
+
+def update(text: str, records: list[Record]) -> str:
+    """Return `text` with each block between `<!-- table: NAME -->` and `<!-- end table -->` made anew.
+
+    Raises:
+        EvidenceError: a block names a table that does not exist.
+    """
+
+    def made(match: re.Match) -> str:
+        name = match.group(1)
+        if name not in TABLES:
+            raise evidence.EvidenceError(f"unknown table {name!r}: the tables are {', '.join(TABLES)}")
+        return f"<!-- table: {name} -->\n{TABLES[name](records)}\n<!-- end table -->"
+
+    return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end table -->", made, text, flags=re.DOTALL)
+
+
+def picture_digest(records: list[Record]) -> str:
+    """Return a digest of what the picture shows, which the picture carries, so that a stale one is found."""
+    shown = [
+        [made["case"], made["seed"], made["figures"]]
+        for name in CURVES
+        for made in _of(records, "F7", f"curve: {name}")
+    ]
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+
+
+def picture(records: list[Record], path: pathlib.Path) -> None:
+    """Draw the learning curves of the run that is broken twice: the median over seeds, and all seeds as a band."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from . import notebook
+
+    with pyplot.style.context(notebook.STYLE):
+        figure, axes = pyplot.subplots(figsize=(7.5, 4))
+        for number, name in enumerate(CURVES):
+            runs = [made["figures"] for made in _of(records, "F7", f"curve: {name}")]
+            columns = list(zip(*(run["rewards"] for run in runs)))
+            wide = {"linewidth": 7, "alpha": 0.35} if number == 0 else {}
+            (line,) = axes.plot(runs[0]["steps"], [statistics.median(c) for c in columns], label=name, **wide)
+            low, high = ([pick(column) for column in columns] for pick in (min, max))
+            axes.fill_between(runs[0]["steps"], low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+        axes.set(xlabel="step", ylabel="reward, mean of 10 steps", ylim=(0, 0.9))
+        axes.set_title("The same run, broken twice: one repair alone does not heal")
+        axes.legend(loc="upper left", ncol=2)
+        figure.savefig(path, metadata={"Software": None, "Description": picture_digest(records)})
+        pyplot.close(figure)
