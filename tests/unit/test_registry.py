@@ -118,7 +118,7 @@ def copy(tmp_path):
         (">=0.14.0,<0.16.0", "0.14 to 0.16", r"affected 1: versions: .*PEP 440"),
         ('trl = ">=0.14.0,<0.16.0"', 'tlr = ">=0.14.0"', r"affected 1: versions: 'tlr' is no package"),
         ("TRL #2671", "issue 2671", r"threads 1: thread: 'issue 2671'"),
-        ('verdict = "true"', 'verdict = "yes"', r"claims 2: verdict: 'yes' is none of"),
+        ('verdict = "true"', 'verdict = "yes"', r"claims 3: verdict: 'yes' is none of"),
         ("number = 19", "number = 20", r"claim 20 stands in F1\.toml already"),
         ("number = 19", 'number = "19"', r"claims 3: number: it is '19', a int is needed"),
         ("[[affected]]", "[affected", r"F1\.toml is no TOML"),
