@@ -52,6 +52,11 @@ def safe_generation(model: nn.Module) -> Iterator[nn.Module]:
         for module in checkpointed:
             module.gradient_checkpointing = False
         model.eval()
+        for module, training in modes:
+            if type(module).__module__.startswith("bitsandbytes"):
+                # no dropout there; and in eval mode 4-bit weights may be packed for inference, for good, and then no
+                # gradient passes them (bitsandbytes 0.50, Linear4bit.forward, on some processors)
+                module.training = training
         yield model
     finally:
         for module in checkpointed:

@@ -1,0 +1,204 @@
+"""A model made ready for adapters, in the order that works: merge, prepare for k-bit, hook, checkpoint, wrap.
+
+What goes wrong in another order: PEFT hooks the input embeddings only if checkpointing was on *before* the wrap, and a
+trainer switches it on *after*; transformers before 5 asks for its own integration with PEFT, which a wrapper is not. So
+LoRA with reentrant checkpointing ends in "element 0 of tensors does not require grad", or, with something trainable
+outside the checkpointed layers, trains that alone. An adapter put onto another one trains on a base that nobody keeps.
+
+Everything that can be wrong with the request is found before the model is touched: the wrap is rehearsed by PEFT
+itself on a copy of the model's architecture that holds no numbers.
+
+Sources: TRL #3150, #3089; peft `get_peft_model`, `prepare_model_for_kbit_training`.
+"""
+
+import copy
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from failurelab import gradients
+
+
+class AdapterError(ValueError):
+    """A model cannot be given this adapter; the message says why, and the model is as it was."""
+
+
+def prepare(model: nn.Module, peft_config: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> Any:
+    """See `gradients.prepare_peft`."""
+    import peft
+
+    if not isinstance(peft_config, peft.PeftConfig):
+        raise AdapterError(
+            f"peft_config is a {type(peft_config).__name__}, not a PEFT config. Next: hand over one, such as "
+            "peft.LoraConfig(task_type='CAUSAL_LM')."
+        )
+    _check_not_training(model)
+    _check_wrapped_once(model)
+    _check_not_packed(model)
+    base = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    _check_same_base(model, base, peft_config)
+    _rehearse(base, peft_config, gradient_checkpointing_kwargs)
+    if isinstance(model, peft.PeftModel):
+        base = _merged(model)
+    if is_quantized(base):
+        _never_pack(base)
+        # it freezes the weights and keeps norms and head in float32; checkpointing and the hook are made below, once
+        base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
+    if gradient_checkpointing_kwargs is not None:
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=gradient_checkpointing_kwargs)
+    gradients.require_input_grads(base)
+    return peft.get_peft_model(base, copy.deepcopy(peft_config))  # PEFT writes into the config it is given
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether the model was loaded in 4 or 8 bit."""
+    return bool(getattr(model, "is_loaded_in_4bit", False) or getattr(model, "is_loaded_in_8bit", False))
+
+
+def _check_not_packed(model: nn.Module) -> None:
+    """Refuse 4-bit weights that an evaluation has packed for inference, as bitsandbytes does on some processors.
+
+    The product with packed weights has no gradient, so that training ends in an error about an in-place operation or,
+    where layers have no bias, in gradients of zero. Unpacking cannot bring the scales back (bitsandbytes 0.50,
+    `_convert_weight_packed_for_cpu`: they are rounded to bfloat16).
+    """
+    for name, module in model.named_modules():
+        if getattr(getattr(getattr(module, "weight", None), "quant_state", None), "packing_format_for_cpu", False):
+            raise AdapterError(
+                f"the 4-bit weights of {name} are packed for inference, which a forward pass in eval mode does on this "
+                "processor, and no gradient passes them. Next: load the model anew, and prepare it before it is "
+                "evaluated; afterwards it may be."
+            )
+
+
+def _never_pack(model: nn.Module) -> None:
+    """Keep bitsandbytes from packing 4-bit weights for inference when the model is evaluated between two steps."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def _check_not_training(model: nn.Module) -> None:
+    """Refuse a model that an optimizer may hold: it would go on with parameters that are no longer in the model."""
+    found = next((name for name, parameter in model.named_parameters() if parameter.grad is not None), None)
+    if found is None and not any(getattr(each, "_is_accelerate_prepared", False) for each in model.modules()):
+        return
+    seen = f"{found} has a gradient" if found else "a trainer has prepared it"
+    raise AdapterError(
+        f"training of this model has begun ({seen}): its optimizer holds parameters that a new adapter replaces, and "
+        "would train nothing. Next: prepare the model before the trainer is made; to train on, save the model and load "
+        "it again."
+    )
+
+
+def _check_wrapped_once(model: nn.Module) -> None:
+    import peft
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    wrapper = isinstance(model, peft.PeftModel)
+    for name, module in model.named_modules():
+        if name and isinstance(module, peft.PeftModel):
+            raise AdapterError(
+                f"this model is wrapped twice: inside is a {type(module).__name__} at {name}. Merging would leave the "
+                "inner adapter in place. Next: load the base model anew, and merge one adapter before the next is put "
+                "on."
+            )
+        if not isinstance(module, BaseTunerLayer):
+            continue
+        if not wrapper:
+            raise AdapterError(
+                f"{type(model).__name__} carries adapter layers and no PEFT wrapper that could merge them, such as at "
+                f"{name} (model.add_adapter, or a wrapper that was thrown away). Next: hand over the PeftModel, or "
+                "load the base model anew."
+            )
+        if isinstance(module.get_base_layer(), BaseTunerLayer):
+            raise AdapterError(
+                f"this model is wrapped twice: the adapter layer {name} has another one as its base. Next: load the "
+                "base model anew, and merge one adapter before the next is put on."
+            )
+
+
+def _check_same_base(model: nn.Module, base: nn.Module, peft_config: Any) -> None:
+    """Adapters are differences to one base model: added to another they mean nothing."""
+    names = {name: config.base_model_name_or_path for name, config in getattr(model, "peft_config", {}).items()}
+    names["the new one"] = peft_config.base_model_name_or_path
+    own = getattr(base, "name_or_path", "") or ""
+    for name, path in names.items():
+        if path and own and _resolved(path) != _resolved(own):
+            raise AdapterError(
+                f"adapter {name!r} belongs to another base model: it names {path!r}, and this model is {own!r}. An "
+                "adapter is a difference to its own base. Next: load that base model, or correct "
+                "peft_config.base_model_name_or_path if it is the same under another name."
+            )
+
+
+def _resolved(path: str) -> str:
+    return os.path.realpath(path) if os.path.exists(path) else path.rstrip("/")
+
+
+def _rehearse(base: nn.Module, peft_config: Any, checkpointing: dict[str, Any] | None) -> None:
+    """Let PEFT wrap the same architecture without weights, so that its refusal comes before anything is changed."""
+    import peft
+
+    if checkpointing is not None and not getattr(base, "supports_gradient_checkpointing", False):
+        raise AdapterError(
+            f"{type(base).__name__} does not support gradient checkpointing, and gradient_checkpointing_kwargs asks "
+            "for it. Next: leave them out."
+        )
+    gradients.input_embeddings(base)
+    config, rehearsed = copy.deepcopy(base.config), copy.deepcopy(peft_config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    if hasattr(rehearsed, "init_lora_weights"):
+        rehearsed.init_lora_weights = False  # some ways to begin compute with the weights, which are not there
+    with torch.random.fork_rng(), torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            twin = type(base)(config)
+        except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError):
+            return  # a class that its config alone does not make: PEFT then speaks for itself
+        try:
+            wrapped = peft.get_peft_model(twin, rehearsed)
+        except Exception as error:  # whatever PEFT refuses, in whatever release: it is told on, with what to do
+            layers = sorted({name.rpartition(".")[2] for name, each in twin.named_modules() if type(each) is nn.Linear})
+            step = f"name some of its linear layers in target_modules ({', '.join(layers)}), or 'all-linear'"
+            raise AdapterError(
+                f"PEFT refuses this config for {type(base).__name__}: {_short(error)} "
+                f"Next: {step if 'target' in str(error).lower() else 'correct the config'}."
+            ) from error
+    if not any(parameter.requires_grad for parameter in wrapped.parameters()):
+        raise AdapterError(
+            f"with this {type(peft_config).__name__} nothing of {type(base).__name__} would be trainable "
+            f"(inference_mode={peft_config.inference_mode}). Next: inference_mode=False in the config."
+        )
+
+
+def _short(error: Exception) -> str:
+    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return line if line.endswith(".") else f"{line}."
+
+
+def _merged(model: Any) -> nn.Module:
+    """Return the base model with what its active adapters add, and no adapter."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    if not hasattr(model.base_model, "merge_and_unload"):
+        kind = next(iter(model.peft_config.values())).peft_type
+        raise AdapterError(
+            f"the adapter that is there cannot be merged: {getattr(kind, 'value', kind)} adds no difference to the "
+            "weights. Next: start from the base model."
+        )
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    if layers and all(layer.disable_adapters for layer in layers):
+        return model.unload()  # switched off, they are no part of the function
+    if is_quantized(model.get_base_model()):
+        warnings.warn(
+            "the adapter is merged into 4- or 8-bit weights, which rounds them anew: the model's outputs change. To "
+            "avoid that, merge into the base model in 16 or 32 bit, save it, and quantize that.",
+            UserWarning,
+            stacklevel=5,
+        )
+    return model.merge_and_unload()
