@@ -63,7 +63,7 @@ def verify(names: Names = None, as_json: Json = False) -> None:
     """Prove labs in three states: broken fails, wrong fixes still fail, the right fix heals."""
     from . import labs
 
-    matrix = labs.verify(names or None)
+    matrix = labs.verify(names or None, done=_verified)
     print(json.dumps(labs.to_json(matrix), indent=1)) if as_json else console.print(labs.render(matrix))
     raise typer.Exit(labs.exit_status(matrix))
 
@@ -145,6 +145,11 @@ def evidence_tables() -> None:
     readme.write_text(new, encoding="utf-8")
     ledger_tables.picture(records, eras.root() / "evidence" / "rollouts.png")
     _say(f"README.md: tables {'unchanged' if new == old else 'written'}; evidence/rollouts.png drawn")
+
+
+def _verified(row) -> None:
+    """Say each outcome as it comes: the whole proof takes a minute or more."""
+    print(f"{row.result:<12} {row.lab} {row.script}", file=sys.stderr, flush=True)
 
 
 def _short(value) -> str:

@@ -44,12 +44,12 @@ def learning(records: list[Record]) -> str:
         runs = [made["figures"] for made in _of(records, "ground", "GRPO learns sums") if made["era"] == era]
         if not runs:
             continue
-        gains = [run["accuracy_after"] - run["accuracy_before"] for run in runs]
+        gains = [run["sampled_after"] - run["sampled_before"] for run in runs]
         body.append(
             [
                 era,
-                _spread(run["accuracy_before"] for run in runs),
-                _spread(run["accuracy_after"] for run in runs),
+                _spread(run["sampled_before"] for run in runs),
+                _spread(run["sampled_after"] for run in runs),
                 f"{sum(gain >= 0.2 for gain in gains)} of {len(runs)} seeds",
                 _spread((run["seconds"] for run in runs), 0),
             ]

@@ -181,5 +181,5 @@ def test_grpo_learns_in_a_minute(era):
     ]
     assert len(runs) >= 3
     for run in runs:
-        assert run["accuracy_after"] - run["accuracy_before"] >= 0.2
+        assert run["sampled_after"] - run["sampled_before"] >= 0.2
         assert run["seconds"] <= 60
