@@ -24,7 +24,7 @@ Prompt = str | list[dict[str, str]]
 NAMES = ("tiny", "random-0.5b")
 _TINY = pathlib.Path("models", "tiny-qwen2")
 # Qwen2-0.5B as published: https://huggingface.co/Qwen/Qwen2-0.5B-Instruct/blob/main/config.json
-_HALF_BILLION = {
+HALF_BILLION = {
     "vocab_size": 151936,
     "hidden_size": 896,
     "intermediate_size": 4864,
@@ -126,7 +126,7 @@ def _half_billion(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     tokenizer = AutoTokenizer.from_pretrained(path("tiny"), padding_side="left")
     config = transformers.Qwen2Config(
-        **_HALF_BILLION, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        **HALF_BILLION, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -215,7 +215,7 @@ def equal_length_rows(dataset: Any, length: int | None = None) -> Any:
     Raises:
         ValueError: no row is that long.
     """
-    lengths = [len(_text(prompt)) for prompt in dataset["prompt"]]
+    lengths = [len(as_text(prompt)) for prompt in dataset["prompt"]]
     length = length or max(sorted(set(lengths)), key=lengths.count)
     kept = [index for index, each in enumerate(lengths) if each == length]
     if not kept:
@@ -230,10 +230,11 @@ def reward(completions: Sequence[Prompt], answer: Sequence[str], **_: Any) -> li
         completions: text, or in chat form lists of messages, the last of which counts.
         answer: the dataset's column, one for each completion.
     """
-    return [float(_text(completion).strip() == right) for completion, right in zip(completions, answer, strict=True)]
+    return [float(as_text(completion).strip() == right) for completion, right in zip(completions, answer, strict=True)]
 
 
-def _text(prompt: Prompt) -> str:
+def as_text(prompt: Prompt) -> str:
+    """Return a text as it is, and of messages what the last one says."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 

@@ -1,0 +1,314 @@
+"""The small model and its task: what ships is what its card says, in every era; what cannot be loaded says why."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from failurelab import models
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return models.load()
+
+
+@pytest.fixture(scope="module")
+def stated():
+    return json.loads((models.path("tiny") / "figures.json").read_text())["measured"]
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Return the small model's folder, copied to be broken."""
+    return shutil.copytree(models.path("tiny"), tmp_path / "copy")
+
+
+def test_the_weights_that_ship_have_the_accuracy_the_card_states(tiny, stated):
+    """Greedy and sampled, as plain text and in ChatML; the card shows the figures that were measured."""
+    model, tokenizer = tiny
+    chats = [(models.as_chat(prompt), answer) for prompt, answer in models.sums()]
+    card = (models.path("tiny") / "README.md").read_text()
+    for label, prompts, prefix in (("plain", None, ""), ("ChatML", chats, "chat_")):
+        greedy, sampled = (
+            float(part) for part in re.search(rf"^\| {label} \| (\S+) \| (\S+) \|$", card, re.M).groups()
+        )
+        assert (greedy, sampled) == (stated[f"{prefix}greedy"], stated[f"{prefix}sampled"])
+        draws = [models.accuracy(model, tokenizer, sampled=True, seed=seed, prompts=prompts) for seed in range(10)]
+        assert models.accuracy(model, tokenizer, prompts=prompts) == pytest.approx(greedy, abs=0.005)
+        assert sum(draws) / 10 == pytest.approx(sampled, abs=0.02)
+
+
+def test_it_can_do_part_of_its_task(stated):
+    """There is something to lose and something to gain, or no run would show that it is broken."""
+    assert 0.3 < stated["sampled"] < 0.5 < stated["greedy"] < 0.75
+
+
+def test_every_era_computes_the_same_logits(tiny, stated):
+    """Transformers 4.48 and 5.x read the same config: rotary base, dtype, tied embeddings."""
+    model, tokenizer = tiny
+    digits = tokenizer("0123456789")["input_ids"]
+    for text, expected in stated["logits"].items():
+        with torch.no_grad():
+            found = model(**tokenizer(text, return_tensors="pt")).logits[0, -1, digits]
+        assert found.tolist() == pytest.approx(expected, abs=1e-3)
+
+
+def test_it_is_a_small_qwen2(tiny, stated):
+    """Architecture, size and number of parameter tensors; every weight is in float32."""
+    model, _ = tiny
+    assert type(model).__name__ == "Qwen2ForCausalLM" and not model.training
+    parameters = list(model.parameters())
+    assert sum(each.numel() for each in parameters) == stated["parameters"] and len(parameters) == stated["tensors"]
+    assert {each.dtype for each in parameters} == {torch.float32}
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    assert sum(each.stat().st_size for each in models.path("tiny").iterdir()) < 4_000_000
+
+
+def test_the_tokenizer_takes_any_text_and_gives_it_back(tiny):
+    """One token a byte, padding on the left, the end told apart from padding."""
+    _, tokenizer = tiny
+    for text in ("3+4=", "Grüße, 世界\n\t!"):
+        ids = tokenizer(text)["input_ids"]
+        assert len(ids) == len(text.encode()) and tokenizer.decode(ids) == text
+    assert tokenizer.padding_side == "left" and tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert set(tokenizer("3+4=")) == {"input_ids", "attention_mask"}  # generate refuses token_type_ids
+    batch = tokenizer(["3+4=", "13+14="], padding=True)
+    assert batch["attention_mask"][0] == [0, 0, 1, 1, 1, 1]
+
+
+def test_the_chat_template_renders_chatml(tiny):
+    """Special tokens are one token each; the assistant's turn is opened on request."""
+    _, tokenizer = tiny
+    chat = [{"role": "system", "content": "Add."}, *models.as_chat("3+4=")]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert text == "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n3+4=<|im_end|>\n<|im_start|>assistant\n"
+    assert not tokenizer.apply_chat_template(chat, tokenize=False).endswith("assistant\n")
+    assert tokenizer("<|im_end|>")["input_ids"] == [tokenizer.eos_token_id]
+
+
+def test_there_are_400_sums_and_they_are_right():
+    """Prompts are unique, answers add up."""
+    pairs = models.sums()
+    assert len(dict(pairs)) == 400 and pairs[0] == ("0+0=", "0") and pairs[-1] == ("19+19=", "38")
+    assert all(sum(map(int, prompt.rstrip("=").split("+"))) == int(answer) for prompt, answer in pairs)
+
+
+def test_rows_are_a_dataset():
+    """In order or shuffled by a seed, repeated, as text or as messages."""
+    pytest.importorskip("datasets")
+    plain = models.rows()
+    assert (plain.column_names, len(plain), plain[23]["prompt"]) == (["prompt", "answer"], 400, "1+3=")
+    assert models.rows(seed=1)["prompt"] == models.rows(seed=1)["prompt"] != plain["prompt"]
+    assert sorted(models.rows(seed=1)["prompt"]) == sorted(plain["prompt"])
+    assert len(models.rows(repeat=3)) == 1200
+    assert models.rows(form="chat")[23] == {"prompt": [{"role": "user", "content": "1+3="}], "answer": "4"}
+    with pytest.raises(ValueError, match="plain or chat"):
+        models.rows(form="xml")
+
+
+@pytest.mark.parametrize("form", ["plain", "chat"])
+def test_equal_length_rows_need_no_padding(form, tiny):
+    """By default the most frequent length, else the one asked for; all prompts have as many tokens."""
+    pytest.importorskip("datasets")
+    _, tokenizer = tiny
+    most = models.equal_length_rows(models.rows(form=form))
+    long = models.equal_length_rows(models.rows(form=form), length=6)
+    assert (len(most), len(long)) == (200, 100)
+    texts = [models.as_text(prompt) for prompt in long["prompt"]]
+    assert {len(ids) for ids in tokenizer(texts)["input_ids"]} == {6}
+    with pytest.raises(ValueError, match="no prompt has 9 characters"):
+        models.equal_length_rows(models.rows(form=form), length=9)
+
+
+def test_the_reward_is_for_exact_answers():
+    """Text or messages; spaces around are forgiven, anything else is not; the trainer's other columns are ignored."""
+    texts = ["7", " 7\n", "77", "", "7 is it", "8"]
+    expected = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert models.reward(texts, answer=["7"] * 6, prompts=["3+4="] * 6) == expected
+    assert models.reward([[{"role": "assistant", "content": text}] for text in texts], answer=["7"] * 6) == expected
+    with pytest.raises(ValueError, match="zip"):
+        models.reward(["7"], answer=["7", "8"])
+
+
+def test_accuracy_leaves_no_trace(tiny):
+    """The same each time, and random state, mode and generation config stay as they were."""
+    model, tokenizer = tiny
+    config = model.generation_config.to_dict()
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    model.train()
+    first = models.accuracy(model, tokenizer, sampled=True, seed=3)
+    assert torch.equal(torch.rand(1), expected) and model.training
+    model.eval()
+    assert models.accuracy(model, tokenizer, sampled=True, seed=3) == first and not model.training
+    assert models.accuracy(model, tokenizer, sampled=True, seed=4) != first
+    assert model.generation_config.to_dict() == config
+
+
+def test_accuracy_can_generate_as_a_trainer_does(tiny, monkeypatch):
+    """Train mode is on while it generates, and options reach generate; the mode is restored even after an error."""
+    model, tokenizer = tiny
+    seen = []
+
+    def generate(**options):
+        seen.append((model.training, options["use_cache"], options["max_new_tokens"]))
+        raise RuntimeError("stop")
+
+    monkeypatch.setattr(model, "generate", generate)
+    with pytest.raises(RuntimeError, match="stop"):
+        models.accuracy(model, tokenizer, train_mode=True, use_cache=False, max_new_tokens=2)
+    assert seen == [(True, False, 2)] and not model.training
+
+
+def test_a_model_without_knowledge_scores_nothing(tiny):
+    """Accuracy measures the model: with its embeddings zeroed nothing is right."""
+    _, tokenizer = tiny
+    model, _ = models.load()
+    with torch.no_grad():
+        model.get_input_embeddings().weight.zero_()
+    assert models.accuracy(model, tokenizer) == 0.0
+    assert models.accuracy(model, tokenizer, prompts=[("3+4=", "7")]) == 0.0
+
+
+def test_random_weights_have_the_shape_of_qwen2_and_a_seed(monkeypatch):
+    """Named for memory work; here with two layers of its 24, for time. The caller's random state is untouched."""
+    assert {key: models.HALF_BILLION[key] for key in ("hidden_size", "num_hidden_layers", "vocab_size")} == {
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "vocab_size": 151936,
+    }
+    monkeypatch.setitem(models.HALF_BILLION, "num_hidden_layers", 1)
+    monkeypatch.setitem(models.HALF_BILLION, "vocab_size", 1000)
+    state = torch.random.get_rng_state()
+    one, tokenizer = models.load("random-0.5b", dtype=torch.bfloat16, seed=1)
+    same, _ = models.load("random-0.5b", dtype=torch.bfloat16, seed=1)
+    other, _ = models.load("random-0.5b", seed=2)
+    assert torch.equal(torch.random.get_rng_state(), state) and torch.get_default_dtype() == torch.float32
+    assert {each.dtype for each in one.parameters()} == {torch.bfloat16} and other.dtype == torch.float32
+    pick = [each.model.layers[0].self_attn.q_proj.weight.float() for each in (one, same, other)]
+    assert torch.equal(pick[0], pick[1]) and not torch.allclose(pick[0], pick[2], atol=1e-3)
+    assert one.config.pad_token_id == tokenizer.pad_token_id and not one.training
+
+
+def test_a_folder_is_a_name_too(copy, tiny):
+    """In the dtype asked for, under whatever keyword this transformers has for it."""
+    model, tokenizer = models.load(str(copy), dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16 and tokenizer("1")["input_ids"] == tiny[1]("1")["input_ids"]
+
+
+def broken(folder, name, change):
+    path = folder / name
+    change(path)
+    with pytest.raises(models.ModelError) as caught:
+        models.load(str(folder))
+    text = str(caught.value)
+    assert "\n" not in text and "Next:" in text and str(folder) in text
+    return text
+
+
+def test_a_truncated_checkpoint_says_so(copy):
+    """An interrupted download."""
+    text = broken(copy, "model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:500_000]))
+    assert "corrupt" in text and "SafetensorError" in text
+
+
+def test_a_file_that_is_no_checkpoint_says_so(copy):
+    """Git LFS leaves a text pointer where the weights should be."""
+    assert "corrupt" in broken(copy, "model.safetensors", lambda path: path.write_text("version https://git-lfs"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("config.json", "config.json is missing"), ("model.safetensors", "no weights"), ("tokenizer", "no tokenizer")],
+)
+def test_a_missing_file_is_named(copy, name, says):
+    """Each of the three things a model consists of."""
+
+    def remove(path):
+        for each in [path] if path.exists() else path.parent.glob("tokenizer*"):
+            each.unlink()
+
+    assert says in broken(copy, name, remove)
+
+
+def test_a_config_that_is_no_json_says_so(copy):
+    """Half-written."""
+    assert "corrupt" in broken(copy, "config.json", lambda path: path.write_text("{"))
+
+
+def test_weights_that_are_not_all_there_are_an_error(copy):
+    """`from_pretrained` only warns, and draws what is missing at random."""
+    from safetensors.torch import load_file, save_file
+
+    def drop(path):
+        state = load_file(path)
+        del state["model.layers.1.mlp.up_proj.weight"]
+        save_file(state, path, metadata={"format": "pt"})
+
+    path = copy / "model.safetensors"
+    drop(path)
+    with pytest.raises(models.ModelError, match=r"incomplete: 1 parameters .* model\.layers\.1\.mlp\.up_proj\.weight"):
+        models.load(str(copy))
+
+
+def test_weights_of_another_shape_are_an_error(copy):
+    """A config and a checkpoint that do not belong together."""
+
+    def widen(path):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 300}))
+
+    broken(copy, "config.json", widen)
+
+
+@pytest.mark.parametrize("name", ["tinny", "/no/such/folder", "a/b/c", "~/nothing-here"])
+def test_an_unknown_name_lists_the_known_ones(name):
+    """No guess is made, nothing is fetched."""
+    with pytest.raises(models.ModelError, match=r"unknown model .* tiny, random-0\.5b.*Next:"):
+        models.load(name)
+    with pytest.raises(models.ModelError, match="unknown model"):
+        models.path(name)
+
+
+def test_outside_the_repository_it_says_where_to_go(tmp_path, monkeypatch):
+    """FAILURELAB_ROOT wins; a folder that is not the course's is refused, a clone without the model too."""
+    monkeypatch.setenv("FAILURELAB_ROOT", str(tmp_path))
+    with pytest.raises(models.ModelError, match="FAILURELAB_ROOT"):
+        models.load()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "train_tiny_qwen2.py").touch()
+    with pytest.raises(models.ModelError, match=r"the small Qwen2 is missing.*git checkout"):
+        models.load()
+    shutil.copytree(models.__file__.rsplit("/helpers/")[0] + "/models/tiny-qwen2", tmp_path / "models" / "tiny-qwen2")
+    assert models.path("tiny") == tmp_path / "models" / "tiny-qwen2"
+    models.load()
+
+
+def test_a_hub_id_is_loaded_from_the_hub(tmp_path):
+    """The real path of `from_pretrained`, over the hub's own cache as a download leaves it, without a network."""
+    entry = tmp_path / "hub" / "models--Lab--Tiny-Qwen2"
+    shutil.copytree(models.path("tiny"), entry / "snapshots" / "0123abcd")
+    (entry / "refs").mkdir()
+    (entry / "refs" / "main").write_text("0123abcd")
+    code = (
+        "from failurelab import models\n"
+        "model, tokenizer = models.load('Lab/Tiny-Qwen2')\n"
+        "print(model.num_parameters(), tokenizer.padding_side)\n"
+        "try:\n    models.load('Qwen/Qwen2-0.5B-Instruct')\n"
+        "except models.ModelError as error:\n    print(error)\n"
+    )
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found, refused = done.stdout.strip().splitlines()
+    assert found == "329216 left"
+    assert (
+        refused.startswith("Qwen/Qwen2-0.5B-Instruct is no folder here and could not be fetched") and "Next:" in refused
+    )

@@ -1,0 +1,221 @@
+"""The same small training run in every release: the same work, the same seed, the same reward, and it learns."""
+
+import gc
+import math
+import os
+import tempfile
+import types
+
+import pytest
+import torch
+from packaging.version import Version
+
+from failurelab import models, observe, trainers
+
+trl = pytest.importorskip("trl")
+pytest.importorskip("datasets")
+
+VERSIONS = {name: Version(text) for name, text in observe.versions().items() if name in ("trl", "transformers")}
+# trl 0.14.0 with a transformers that no longer cuts the logits scores prompt tokens instead of completions.
+MISALIGNED = VERSIONS["trl"] < Version("0.15") and VERSIONS["transformers"] >= Version("4.49")
+# There OnlineDPOTrainer overrides a method that Trainer calls with another argument.
+NO_ONLINE_DPO = VERSIONS["trl"] < Version("0.16") and VERSIONS["transformers"] >= Version("4.52")
+
+
+def lora():
+    peft = pytest.importorskip("peft")
+    return peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+
+
+def trained(make=trainers.grpo, **options):
+    trainer = make(*models.load(), **({"steps": 3} | options))
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.skipif(MISALIGNED, reason="GRPO of this stack scores the wrong tokens, a failure of its own")
+def test_grpo_learns_sums():
+    """The healthy run of the course: sampled accuracy up by at least 0.2, and the rewards it logs rise with it."""
+
+    def sampled(model, tokenizer):
+        return sum(models.accuracy(model, tokenizer, sampled=True, seed=seed) for seed in range(5)) / 5
+
+    model, tokenizer = models.load()
+    before = sampled(model, tokenizer)
+    trainer = trainers.grpo(model, tokenizer, steps=120)
+    trainer.train()
+    steps, curve = trainers.curve(trainer, window=30)
+    assert sampled(model, tokenizer) >= before + 0.2
+    assert steps == [30, 60, 90, 120] and curve[-1] > curve[0] + 0.1
+
+
+def test_a_step_does_the_same_work_in_every_release():
+    """16 prompts and 8 completions of each, whatever a batch counts; one generation for each optimizer step."""
+    seen = []
+
+    def reward(prompts, completions, answer, **_):
+        seen.append((len(completions), len(set(prompts)), max(map(len, completions))))
+        return [0.0, 1.0] * (len(completions) // 2)
+
+    trainer = trained(reward=reward)
+    assert trainer.state.global_step == 3
+    assert [each[:2] for each in seen] == [(128, 16)] * 3 and max(each[2] for each in seen) <= 4
+    seen.clear()
+    trained(reward=reward, prompts_per_step=2, num_generations=4, steps=2)
+    assert [each[:2] for each in seen] == [(8, 2)] * 2
+
+
+def test_the_first_completions_are_the_same_in_every_era():
+    """Same weights, prompts and random numbers: the first step's reward, stored once, comes again everywhere."""
+    assert trainers.rewards(trained(steps=1)) == pytest.approx([0.43], abs=0.02)
+
+
+@pytest.mark.parametrize("options", [{}, {"peft_config": True}])
+def test_the_same_seed_gives_the_same_run(options):
+    """To the last digit of reward and loss, also when random numbers are drawn in between; another seed does not."""
+
+    def run(seed):
+        trainer = trainers.grpo(*models.load(), steps=4, seed=seed, **{key: lora() for key in options})
+        torch.rand(seed + 1)
+        trainer.train()
+        return [(row["reward"], row["loss"]) for row in trainer.state.log_history if "reward" in row]
+
+    torch.manual_seed(1)
+    first = run(0)
+    torch.manual_seed(2)
+    assert run(0) == first and len(first) == 4
+    assert run(1) != first
+
+
+def test_every_option_is_what_it_says():
+    """Of the options that differ between releases, none that this one knows is left to its default."""
+    trainer = trainers.grpo(*models.load(), steps=1, beta=0.04)
+    assert (trainer.args.beta, trainer.args.learning_rate, trainer.args.temperature) == (0.04, 4e-4, 1.0)
+    for key, value in trainers.IMPLIED.items():
+        found = getattr(trainer.args, key, value)
+        assert found == value or (key, found) == ("scale_rewards", "group"), key
+    assert not trainer.args.bf16 and not trainer.args.gradient_checkpointing
+    assert trainer.args.gradient_accumulation_steps == 1
+
+
+def test_checkpointing_is_asked_for_by_its_old_name():
+    """Today's transformers calls it activation checkpointing; the run that is asked for is the run that is made."""
+    off, on = trained(steps=1), trained(steps=1, gradient_checkpointing=True)
+    assert (off.model.is_gradient_checkpointing, on.model.is_gradient_checkpointing) == (False, True)
+    made = trainers.grpo(*models.load(), steps=1, gradient_checkpointing_kwargs={"use_reentrant": True})
+    assert made.args.gradient_checkpointing_kwargs == {"use_reentrant": True}
+
+
+def test_an_option_unknown_to_the_release_is_an_error(monkeypatch):
+    """It would do nothing, silently; the error names option, release and era. What it does anyway may be said."""
+    monkeypatch.setenv("FAILURELAB_ERA", "some-era")
+    with pytest.raises(trainers.OptionError, match=r"GRPOConfig of trl \S+ \(era some-era\) has no option 'nonsense'"):
+        trainers.grpo(*models.load(), steps=1, nonsense=1)
+    known = {each for each in dir(trl.GRPOConfig) if not each.startswith("_")}
+    for key in sorted(set(trainers.IMPLIED) - known):
+        trainers.grpo(*models.load(), steps=1, **{key: trainers.IMPLIED[key]})
+        with pytest.raises(trainers.OptionError, match=key):
+            trainers.grpo(*models.load(), steps=1, **{key: "another"})
+
+
+def test_training_prints_nothing(capfd):
+    """Neither a line a step nor a summary: a notebook's stored output must not hold timings."""
+    trained()
+    assert capfd.readouterr().out == ""
+
+
+def test_nothing_is_left_on_disk(tmp_path, monkeypatch):
+    """The temporary folder goes with the trainer, also when the trainer cannot be made; a named folder stays."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    trainer = trained(steps=1)
+    folder = trainer.args.output_dir
+    assert os.path.dirname(folder) == str(tmp_path) and os.path.isdir(folder)
+    del trainer
+    gc.collect()
+    assert not os.path.exists(folder)
+    with pytest.raises(trainers.OptionError):
+        trainers.grpo(*models.load(), steps=1, nonsense=1)
+    assert not [each for each in tmp_path.iterdir() if each.name.startswith("failurelab-")]
+    named = tmp_path / "named"
+    trainers.grpo(*models.load(), steps=1, output_dir=str(named))
+    gc.collect()
+    assert named.is_dir()
+
+
+@pytest.mark.parametrize("form", ["plain", "chat"])
+def test_prompts_may_be_messages(form):
+    """The chat template is applied by the trainer, and the reward reads messages."""
+    (first,) = trainers.rewards(trained(steps=1, rows=models.rows(form=form)))
+    assert 0.3 < first < 0.6
+
+
+def test_a_model_may_be_named():
+    """TRL then loads it itself, as its examples do."""
+    _, tokenizer = models.load()
+    trainer = trainers.grpo(str(models.path("tiny")), tokenizer, steps=1)
+    trainer.train()
+    assert trainers.rewards(trainer) == trainers.rewards(trained(steps=1))
+
+
+def test_callbacks_are_told():
+    """More callbacks than the two that seed and score."""
+    import transformers
+
+    class Count(transformers.TrainerCallback):
+        steps = 0
+
+        def on_step_end(self, *_, **__):
+            self.steps += 1
+
+    count = Count()
+    trained(callbacks=[count])
+    assert count.steps == 3
+
+
+@pytest.mark.skipif(NO_ONLINE_DPO, reason="OnlineDPOTrainer cannot train in this stack at all")
+@pytest.mark.parametrize(("form", "adapter"), [("plain", False), ("chat", False), ("plain", True)])
+def test_online_dpo_trains_in_every_release(form, adapter):
+    """With a judge or with a reward function: two completions compared, the same reward and loss for the same seed."""
+    options = {"rows": models.rows(form=form), "peft_config": lora() if adapter else None}
+    trainer = trained(trainers.online_dpo, **options)
+    found = trainers.rewards(trainer)
+    expected = {"plain": 0.4844, "chat": 0.5781}[form]  # of 64 completions, as stored once
+    assert len(found) == 3 and found[0] == pytest.approx(expected, abs=0.035)
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-3)  # policy and reference are one model yet
+    again = trained(trainers.online_dpo, **options | {"peft_config": lora() if adapter else None})
+    assert trainers.rewards(again) == found
+    assert [row["loss"] for row in again.state.log_history if "loss" in row] == losses
+
+
+def test_the_judge_can_add():
+    """The second is better only if it alone is right; messages come rendered by the trainer's plain template."""
+    scores = trainers._Scores()
+    judge = trainers._SumJudge(scores)
+    prompts = ["3+4=", "User: 13+14=\n\n", "1+1=", "1+1="]
+    pairs = [("8", "7"), ("Assistant: 27\n\n", "Assistant: 7\n\n"), ("2", "2"), ("3", "3")]
+    assert judge.judge(prompts, pairs) == [1, 0, 0, 0]
+    assert scores.seen == [0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+
+
+def test_rewards_and_curve_read_the_log():
+    """Rows without a reward, such as the summary at the end, do not count; a last incomplete window does."""
+    history = [{"step": step, "reward": step / 10} for step in range(1, 6)] + [{"step": 5, "train_runtime": 1.0}]
+    trainer = types.SimpleNamespace(state=types.SimpleNamespace(log_history=history))
+    assert trainers.rewards(trainer) == [0.1, 0.2, 0.3, 0.4, 0.5]
+    steps, means = trainers.curve(trainer, window=2)
+    assert steps == [2, 4, 5] and means == pytest.approx([0.15, 0.35, 0.5])
+
+
+def test_defaults_are_those_of_the_release():
+    """What the first release and today's would do by themselves; the work for a step follows from it."""
+    found = trainers.differing_defaults()
+    with tempfile.TemporaryDirectory() as folder:
+        config = trl.GRPOConfig(output_dir=folder, use_cpu=True)
+    assert found["beta"] == config.beta and found["bf16"] == config.bf16
+    first = VERSIONS["trl"] < Version("0.15")
+    assert (found["batch counts"], found["completions per optimizer step"]) == (
+        ("prompts", 64) if first else ("completions", 8)
+    )
+    assert (found["loss_type"] == "-") == (not hasattr(config, "loss_type"))
+    assert all(isinstance(value, int | float | str | None) for value in found.values())
