@@ -154,7 +154,7 @@ def _rehearse(base: nn.Module, peft_config: Any, checkpointing: dict[str, Any] |
         del config.quantization_config
     if hasattr(rehearsed, "init_lora_weights"):
         rehearsed.init_lora_weights = False  # some ways to begin compute with the weights, which are not there
-    with torch.random.fork_rng(), torch.device("meta"), warnings.catch_warnings():
+    with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             twin = type(base)(config)

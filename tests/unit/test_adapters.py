@@ -156,13 +156,13 @@ def test_a_trainer_trains_it(model, loaded, checkpointing):
     assert guard.report.learns and len(before.changed(trainer.model)) == len(before) == 8
 
 
-def four_bit():
+def four_bit(**options):
     pytest.importorskip("bitsandbytes")
     if Version("5") > installed:
         pytest.skip("this transformers loads 4-bit models on a GPU only")
     config = transformers.BitsAndBytesConfig(load_in_4bit=True)
     return transformers.AutoModelForCausalLM.from_pretrained(
-        models.path("tiny"), quantization_config=config, device_map={"": "cpu"}
+        models.path("tiny"), quantization_config=config, device_map={"": "cpu"}, **options
     )
 
 
@@ -180,6 +180,12 @@ def test_a_four_bit_model_learns_also_after_an_evaluation(reentrant):
     torch.testing.assert_close(logits(prepared), expected, atol=1e-3, rtol=1e-3)
 
 
+def test_what_is_not_quantized_is_kept_in_float32():
+    """Norms and embeddings of a model in bfloat16, as k-bit training wants them."""
+    prepared = gradients.prepare_peft(four_bit(dtype=torch.bfloat16), lora())
+    assert {p.dtype for p in prepared.parameters() if p.is_floating_point()} == {torch.float32}
+
+
 def test_packed_four_bit_weights_are_refused():
     """The evaluation came first: no gradient passes these weights any more, and their scales are rounded."""
     model = four_bit()
@@ -194,7 +200,7 @@ def test_packed_four_bit_weights_are_refused():
 
 def test_safe_generation_leaves_four_bit_weights_trainable(loaded):
     """Generation between two steps, as every trainer of rollouts does it."""
-    model = gradients.prepare_peft(four_bit(), lora(), {"use_reentrant": False})
+    model = peft.get_peft_model(four_bit(), lora())
     model.train()
     with rollouts.safe_generation(model):
         model.generate(input_ids=IDS, max_new_tokens=2)
