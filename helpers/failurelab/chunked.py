@@ -44,32 +44,35 @@ class _TokenLogProbs(torch.autograd.Function):
                 highest = higher
                 del logits  # or two slices would be held while the next is made
         log_total = highest + total.log()
-        ctx.save_for_backward(hidden, weight, tokens, log_total)
+        scores = chosen - log_total
+        ctx.save_for_backward(hidden, weight, tokens, log_total, scores)
         ctx.temperature, ctx.width, ctx.dtype = temperature, width, dtype
-        return chosen - log_total
+        return scores
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        hidden, weight, tokens, log_total = ctx.saved_tensors
+        hidden, weight, tokens, log_total, scores = ctx.saved_tensors
         states = hidden.to(ctx.dtype)
         by_logit = (gradient / ctx.temperature).to(log_total.dtype)
-        for_hidden = torch.zeros_like(states, dtype=log_total.dtype) if ctx.needs_input_grad[0] else None
+        # A token's own logit changes by one less its probability, any other by minus its probability. The own part
+        # stays in float32: summed up with the rest in bfloat16, slice by slice, it would lose digits.
+        own = -torch.expm1(scores) * by_logit
+        for_hidden = own[:, None] * weight[tokens].to(own.dtype) if ctx.needs_input_grad[0] else None
         for_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, weight.shape[0], ctx.width):
                 part = weight[start : start + ctx.width].to(ctx.dtype)
-                # What a logit changes: minus its probability, and one more for the token's own.
                 change = _slice(states, part, ctx.temperature).sub_(log_total[:, None]).exp_().mul_(-by_logit[:, None])
                 place, inside = _place(tokens, start, change)
-                change.scatter_add_(1, place, by_logit.where(inside, 0)[:, None])
-                change = change.to(ctx.dtype)
+                change.scatter_(1, place, change.gather(1, place).masked_fill(inside[:, None], 0))
+                if for_hidden is not None:
+                    for_hidden += change.to(ctx.dtype) @ part
                 if for_weight is not None:
+                    change = change.scatter_add_(1, place, own.where(inside, 0)[:, None]).to(ctx.dtype)
                     target = for_weight[start : start + ctx.width]
                     same = target.dtype == ctx.dtype
                     torch.mm(change.T, states, out=target) if same else target.copy_(change.T @ states)
-                if for_hidden is not None:
-                    for_hidden += _wide_product(change, part)
                 del change, part
         return None if for_hidden is None else for_hidden.to(hidden.dtype), for_weight, None, None, None
 
@@ -91,16 +94,6 @@ def _slice(states: torch.Tensor, weight: torch.Tensor, temperature: float) -> to
     logits = states @ weight.to(states.dtype).T
     logits = logits.to(_wide(logits.dtype))
     return logits if temperature == 1 else logits.div_(temperature)
-
-
-def _wide_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return the matrix product in float32 or wider: slices of a sum, rounded to bfloat16 each, would lose digits."""
-    if left.dtype == _wide(left.dtype):
-        return left @ right
-    if left.is_cuda:
-        known = "dtype" in torch.ops.aten.mm.overloads()  # from torch 2.8 on
-        return torch.mm(left, right, out_dtype=torch.float32) if known else left @ right
-    return left.float() @ right.float()
 
 
 def _place(tokens: torch.Tensor, start: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

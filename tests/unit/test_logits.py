@@ -149,38 +149,46 @@ def test_bfloat16_is_no_worse_than_the_full_logits_path(tied):
     model, exact = small(tied, torch.bfloat16), small(tied, torch.bfloat16).double()
     trl = functools.partial(full, wide=False)
     errors = {function: torch.zeros(2, dtype=torch.float64) for function in (logits.completion_logps, full, trl)}
-    for seed in range(4):  # one rounding more or less decides a single draw
+    for seed in range(24):  # the layers below turn one rounding into another error, larger or smaller by chance
         ids, mask = batch(seed=seed)
         truth, true_gradients = gradients_of(exact, full, ids, mask)
         for function, error in errors.items():
             scores, gradients = gradients_of(model, function, ids, mask)
             error[0] += (scores - truth).square().sum()
             error[1] += sum((gradients[name] - true_gradients[name]).square().sum() for name in gradients)
-    assert (errors[logits.completion_logps] <= errors[full] * 1.01).all()
+    assert (errors[logits.completion_logps] <= errors[full] * torch.tensor([1.01, 1.05])).all()
     assert errors[logits.completion_logps][0] < 0.9 * errors[trl][0]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_slices_of_a_bfloat16_head_lose_nothing(seed):
-    """Only the head: slices of the hidden states' gradient, rounded one by one, were 10% worse than one product."""
-    torch.manual_seed(seed)
-    hidden, weight = torch.randn(64, 64).bfloat16(), (torch.randn(2000, 64) * 0.3).bfloat16()
-    tokens, weights = torch.randint(0, 2000, (64,)), torch.randn(64)
+@pytest.mark.parametrize("confident", [False, True])
+def test_slices_of_a_bfloat16_head_lose_nothing(confident):
+    """Only the head, in many slices: their sum in bfloat16 was 10% worse than one product, before the token's own part
+    was taken apart; and a part taken apart must still vanish where the token is all but certain.
+    """
 
-    def errors(function, *parts):
+    def gradients(function, *parts):
         parts = [part.clone().requires_grad_() for part in parts]
-        function(*parts).backward(weights.to(parts[0].dtype if parts[0].dtype == torch.float64 else torch.float32))
+        function(*parts).backward(weights.to(torch.promote_types(parts[0].dtype, torch.float32)))
         return [part.grad.double() for part in parts]
 
     def whole(hidden, weight):
         rows = hidden @ weight.T
         return rows.to(torch.promote_types(rows.dtype, torch.float32)).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
-    truth = errors(whole, hidden.double(), weight.double())
-    theirs = errors(whole, hidden, weight)
-    ours = errors(lambda hidden, weight: token_logps(hidden, weight, tokens, 1.0, 1), hidden, weight)
-    for mine, other, true in zip(ours, theirs, truth):
-        assert (mine - true).norm() <= (other - true).norm() * 1.01
+    def ours(hidden, weight):
+        return token_logps(hidden, weight, tokens, 1.0, 1)
+
+    errors = torch.zeros(2, 2)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        weight = (torch.randn(2000, 64) * 0.3).bfloat16()
+        tokens, weights = torch.randint(0, 2000, (64,)), torch.randn(64)
+        hidden = torch.randn(64, 64) + (weight[tokens].float() * 3 if confident else 0)
+        truth = gradients(whole, hidden.bfloat16().double(), weight.double())
+        for way, function in enumerate((ours, whole)):
+            found = gradients(function, hidden.bfloat16(), weight)
+            errors[way] += torch.tensor([(each - true).square().sum() for each, true in zip(found, truth)])
+    assert (errors[0] <= errors[1] * 1.01).all()
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -528,7 +536,9 @@ def test_memory_follows_the_chunk_in_backward_too(tied):
     assert beyond_gradients(model, lambda: full(model, ids, None, 16)) > 4 * 32 * row
     small_chunk, large_chunk = held(2), held(32)
     assert small_chunk < 4 * 16 * row / 4  # a quarter of the kept logits alone, with the model's own activations in it
-    assert 0.9 * 30 * row < large_chunk - small_chunk < 4 * 30 * row
+    assert large_chunk < small_chunk + 1.2 * 30 * row  # one slice, not two
+    if tied:  # untied, the embedding's gradient comes last, and takes the place that the slices had
+        assert large_chunk > small_chunk + 0.8 * 30 * row
 
 
 def test_a_tied_weight_gets_no_second_dense_gradient():
