@@ -88,7 +88,7 @@ def load(path: pathlib.Path) -> list[Record]:
     """
     try:
         ledger = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        records = ledger["records"]
+        records = list(ledger["records"])
     except FileNotFoundError as error:
         raise EvidenceError(f"no ledger at {path}. Next: failurelab evidence record --out {path}") from error
     except (ValueError, KeyError, TypeError) as error:
