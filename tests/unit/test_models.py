@@ -189,8 +189,9 @@ def test_random_weights_have_the_shape_of_qwen2_and_a_seed(monkeypatch):
     state = torch.random.get_rng_state()
     one, tokenizer = models.load("random-0.5b", dtype=torch.bfloat16, seed=1)
     same, _ = models.load("random-0.5b", dtype=torch.bfloat16, seed=1)
+    assert torch.get_default_dtype() == torch.float32
     other, _ = models.load("random-0.5b", seed=2)
-    assert torch.equal(torch.random.get_rng_state(), state) and torch.get_default_dtype() == torch.float32
+    assert torch.equal(torch.random.get_rng_state(), state)
     assert {each.dtype for each in one.parameters()} == {torch.bfloat16} and other.dtype == torch.float32
     pick = [each.model.layers[0].self_attn.q_proj.weight.float() for each in (one, same, other)]
     assert torch.equal(pick[0], pick[1]) and not torch.allclose(pick[0], pick[2], atol=1e-3)
