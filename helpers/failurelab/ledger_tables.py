@@ -118,11 +118,22 @@ def curves(records: list[Record]) -> str:
     return _markdown([*head, "rollouts sane", "learned"], body)
 
 
+def imports(records: list[Record]) -> str:
+    """Where the seconds of an import go."""
+    body = []
+    for made in _of(records, "ground", "import GRPOTrainer"):
+        found = made["figures"]
+        parts = ", ".join(f"{name.removeprefix('of which ')} {value}" for name, value in found.items() if "of " in name)
+        body.append([made["era"], found["seconds"], found["seconds_without_byte_code"], parts])
+    return _markdown(["era", "seconds", "without compiled byte code", "of which (own seconds)"], body)
+
+
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     "learning": learning,
     "faces": faces,
     "generation": generation,
     "curves": curves,
+    "imports": imports,
 }
 
 
