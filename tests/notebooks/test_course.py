@@ -185,7 +185,9 @@ def test_what_a_notebook_leaves_running_is_ended(plant, tmp_path, gone, monkeypa
 def test_nothing_outlives_an_interrupted_run(plant, tmp_path, gone, signal_number):
     """Ctrl-C ends all children and says what was interrupted; even where the run is killed, they end."""
     plant("00_hangs", HANG)
-    code = "import sys; from failurelab import course; course.run(folder=sys.argv[1], out=sys.argv[2])"
+    # A test run that was itself started in the background ignores SIGINT, and hands that on to its children.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "import sys; from failurelab import course; course.run(folder=sys.argv[1], out=sys.argv[2])"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(plant.folder), str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
     )
