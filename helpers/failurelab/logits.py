@@ -80,8 +80,8 @@ def completion_logps(
     """Return the log-probability of each completion token, differentiable, without holding all logits.
 
     Args:
-        model: a causal language model of transformers; PEFT, DDP, accelerate's mixed precision, gradient checkpointing
-            and a model split by `device_map` are fine, for the model's own forward runs. The head may carry LoRA.
+        model: a causal language model of transformers, bare or wrapped: its own forward runs, so PEFT (on the head too),
+            DDP, FSDP, a ZeRO-3 engine, mixed precision by accelerate and gradient checkpointing work as they do.
         input_ids: prompts, then completions, `(batch, sequence)`; prompts padded on the left.
         attention_mask: of the same shape, 1 for a token, 0 for padding; None if there is none. Tokens after a
             completion's end may be hidden. They get a score all the same, to be left out by the caller's own mask.

@@ -2,6 +2,8 @@
 
 import contextlib
 import functools
+import pathlib
+import socket
 import subprocess
 import sys
 
@@ -490,8 +492,6 @@ os._exit(0)  # gloo's threads now and then abort a process that ends in the usua
 
 def test_two_processes_average_their_gradients_as_with_full_logits(tmp_path):
     """DDP and FSDP2 join gradients only for a pass through their own forward, which is what runs here."""
-    import pathlib
-
     script = WRAPPERS.format(folder=str(pathlib.Path(__file__).parent))
     command = [sys.executable, "-W", "ignore", "-c", script]
     ranks = [
@@ -504,6 +504,50 @@ def test_two_processes_average_their_gradients_as_with_full_logits(tmp_path):
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)[-2000:]
+
+
+ZERO3 = """
+import os, sys, torch
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+sys.path.insert(0, {folder!r})
+import deepspeed
+import test_logits as t
+from failurelab import logits
+torch.set_num_threads(1)
+ids, mask = t.batch()
+truth, gradients = t.gradients_of(t.small(), t.full, ids, mask)
+model = t.small()
+config = dict(train_micro_batch_size_per_gpu=3, zero_allow_untested_optimizer=True)
+config["zero_optimization"] = dict(stage=3, stage3_param_persistence_threshold=0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+assert model.lm_head.weight.numel() == 0, "the head is not partitioned, so this shows nothing"
+scores = logits.completion_logps(engine, ids, mask, t.COMPLETION, 0.7)
+engine.backward((scores * torch.linspace(-1, 2, scores.numel()).view(scores.shape)).sum())
+assert (scores.detach() - truth).abs().max() < 2e-5
+found = dict((n, deepspeed.utils.safe_get_full_grad(p).double()) for n, p in model.named_parameters())
+assert t.worst(found, gradients) < 2e-5
+logits.check_alignment(logits.completion_logps, engine)
+print("as without ZeRO-3", flush=True)
+os._exit(0)
+"""
+
+
+def test_zero3_gathers_the_head_for_it():
+    """Under ZeRO-3 the head has no weight but while its own forward runs, which is where scores are made."""
+    pytest.importorskip("deepspeed")
+    from failurelab import eras
+
+    era = eras.find(observe.era(), ready=False)
+    if not era.has_zero3:
+        pytest.skip(f"era {era.name} was set up without DeepSpeed's operation for the CPU")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = ZERO3.format(folder=str(pathlib.Path(__file__).parent))
+    command = [sys.executable, "-W", "ignore", "-c", script, str(port)]
+    done = subprocess.run(command, env=eras.environment(era), capture_output=True, text=True, timeout=240)
+    assert "as without ZeRO-3" in done.stdout, done.stderr[-2000:]
 
 
 # completion_logps: what it holds
