@@ -38,7 +38,7 @@ __all__ = ["Alignment", "MisalignedLogProbs", "check_alignment", "completion_log
 
 # Rows of logits held at once where the caller does not say. On a CPU, 32 rows are 19 MiB for Qwen2's vocabulary: fewer
 # save little more, beside the model's activations, and cost time as soon as other work has the cores. A GPU needs
-# larger slices to be busy.
+# larger slices to be busy; its figure is reasoned, not measured.
 _ROWS = {"cpu": 32}
 _ROWS_ELSEWHERE = 256
 _ROWS_BY_PARTS = 64  # where the head makes whole rows itself, and reads its weight again for each part
@@ -80,16 +80,16 @@ def completion_logps(
     """Return the log-probability of each completion token, differentiable, without holding all logits.
 
     Args:
-        model: a causal language model of transformers, bare or wrapped: its own forward runs, so PEFT (on the head too),
-            DDP, FSDP, a ZeRO-3 engine, mixed precision by accelerate and gradient checkpointing work as they do.
+        model: a causal language model of transformers, bare or wrapped: its own forward runs, so PEFT (also on the
+            head), DDP, FSDP, a ZeRO-3 engine, accelerate's mixed precision and gradient checkpointing work as they do.
         input_ids: prompts, then completions, `(batch, sequence)`; prompts padded on the left.
         attention_mask: of the same shape, 1 for a token, 0 for padding; None if there is none. Tokens after a
             completion's end may be hidden. They get a score all the same, to be left out by the caller's own mask.
         completion_length: how many of the last columns are completion.
         temperature: what the logits are divided by.
         chunk_size: how many rows of logits, one vocabulary wide, are held at once, in backward too; by default 32 on a
-            CPU and 256 elsewhere; 64 for a head with adapters, a bias or hooks. In half precision
-            two such chunks exist at once.
+            CPU and 256 elsewhere; 64 for a head with adapters, a bias or hooks. In half
+            precision about twice that is held for a moment.
 
     Returns:
         `(batch, completion_length)`, float32 (float64 from a float64 model): at `[b, t]` the log-probability of
