@@ -56,12 +56,32 @@ class Server:
             raise EnvironmentBroken(self._last_words()) from error
 
     def check(
-        self, id: int, script: pathlib.Path, model: pathlib.Path, trainer: str, time_limit: float, record: Any = None
+        self,
+        id: int,
+        script: pathlib.Path,
+        model: pathlib.Path,
+        trainer: str,
+        time_limit: float,
+        record: Any = None,
+        *,
+        kind: str = "trainer",
+        memory_limit: int = 4096,
     ) -> None:
-        """Order one check; its answer carries `id`."""
+        """Order one check; its answer carries `id`. Limits are in seconds and MiB; for `kind` see `measure`."""
         self._count += 1
-        content = {"id": id, "script": str(script), "model": str(model), "trainer": trainer, "time_limit": time_limit}
-        self.order(content | {"record": record, "folder": str(self.folder / f"check-{self._count}")})
+        self.order(
+            {
+                "id": id,
+                "script": str(script),
+                "model": str(model),
+                "folder": str(self.folder / f"check-{self._count}"),
+                "trainer": trainer,
+                "kind": kind,
+                "time_limit": time_limit,
+                "memory_limit": memory_limit,
+                "record": record,
+            }
+        )
 
     def answer(self, limit: float) -> dict[str, Any]:
         """Return the next answer.

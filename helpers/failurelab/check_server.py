@@ -3,15 +3,15 @@
     python -m failurelab.check_server          orders on stdin, answers on stdout, one JSON object a line
 
 The first order names what the labs need: `{"needs": ["trl.GRPOTrainer"]}`; the answer says what of it does not import.
-Each further order is a check: `{"id", "script", "model", "folder", "trainer", "time_limit"}`. It runs in a forked child
-with its own folder as HOME, working and temporary directory; the answer holds what `measure.run` measured, or how the
-child ended. No child outlives its time limit, or this process: at the end of stdin all are ended.
+Each further order is a check: `{"id", "script", "model", "folder", "kind", "trainer", "time_limit", "memory_limit"}`.
+It runs in a forked child with its own folder as HOME, working and temporary directory; the answer holds what
+`measure.run` measured, or how the child ended. No child outlives its limits, or this process: at the end of stdin all
+are ended.
 
 Forking is safe here because this process computes nothing: it has one thread, and no parallel region of torch ever ran.
 """
 
 import collections
-import contextlib
 import ctypes
 import dataclasses
 import importlib
@@ -24,34 +24,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
+from .check_process import Child, adopt, end_orphans, kill_group
+
 _PR_SET_PDEATHSIG = 1
-_POLL = 0.05
-
-
-class Child:
-    """One check that runs."""
-
-    def __init__(self, order: dict[str, Any], pid: int):
-        self.order, self.pid, self.start = order, pid, time.monotonic()
-
-    @property
-    def is_late(self) -> bool:
-        """Whether it is over its time limit."""
-        return time.monotonic() - self.start > self.order["time_limit"]
-
-    def end(self) -> None:
-        """Kill it and its process group, and reap it."""
-        _kill(os.killpg, self.pid)
-        _kill(os.kill, self.pid)
-        os.waitpid(self.pid, 0)
-
-
-def _kill(kill: Callable[[int, int], None], pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        kill(pid, signal.SIGKILL)
+_POLL = 0.05  # seconds
 
 
 def import_needs(needs: list[str]) -> dict[str, str]:
@@ -76,6 +54,7 @@ def serve(jobs: int, orders: int, answers: int) -> None:
     """Read orders from the descriptor `orders` and write answers to `answers`, until the end of the orders."""
     from . import measure  # torch and transformers, before the first fork
 
+    adopt()
     waiting: collections.deque[dict[str, Any]] = collections.deque()
     running: list[Child] = []
     rest, is_open = b"", True
@@ -96,9 +75,11 @@ def serve(jobs: int, orders: int, answers: int) -> None:
                     running.append(_start(waiting.popleft(), measure, (orders, answers)))
                 for child in [each for each in running if _ended(each, answers)]:
                     running.remove(child)
+                    end_orphans(running)
         finally:
             for child in running:
                 child.end()
+            end_orphans([])
 
 
 def _start(order: dict[str, Any], measure: Any, private: tuple[int, ...]) -> Child:
@@ -117,7 +98,7 @@ def _start(order: dict[str, Any], measure: Any, private: tuple[int, ...]) -> Chi
         return Child(order, pid)
     try:
         _settle(folder, parent, private)
-        made = measure.run(script, model, folder / "output", order["trainer"])
+        made = measure.run(script, model, folder / "output", order["trainer"], order["kind"])
         answer = folder / "answer.partial"
         answer.write_text(json.dumps(dataclasses.asdict(made) | {"record": _record(order, made)}))
         answer.rename(folder / "answer.json")
@@ -164,18 +145,20 @@ def _record(order: dict[str, Any], made: Any) -> dict[str, Any] | None:
 def _ended(child: Child, answers: int) -> bool:
     """Answer for a child that has ended, or is over its time; return whether it is gone."""
     pid, status = os.waitpid(child.pid, os.WNOHANG)
-    if not pid and not child.is_late:
+    if not pid and not child.watch():
         return False
     if pid:
-        _kill(os.killpg, child.pid)  # what it started and left behind
+        kill_group(child.pid)  # what it started and left behind
     else:
         child.end()
     folder = pathlib.Path(child.order["folder"])
     answer: dict[str, Any] = {"id": child.order["id"], "seconds": time.monotonic() - child.start}
     if not pid:
-        answer["ended"] = f"over its time limit of {child.order['time_limit']:g} s"
+        answer["ended"] = child.over
     elif (folder / "answer.json").is_file():
         answer["measured"] = json.loads((folder / "answer.json").read_text())
+    elif not (folder / "work").is_dir():
+        answer["ended"] = "deleted the folder that it ran in (a copy: your own files are as they were)"
     elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
         answer["environment"] = "the system killed the run (signal 9), as it does when memory runs out"
     elif os.WIFSIGNALED(status):

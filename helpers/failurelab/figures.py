@@ -1,11 +1,14 @@
 """The figures that a lab's checker measures, by name; labs and the registry write their predicates about these.
 
-A figure is None when the run ended before it could be measured, and then nothing holds of it.
+A figure is None when the run ended before it could be measured, and then nothing holds of it. Which of them are
+measured depends on the lab's kind: `of(kind)`.
 """
 
-FIGURES = {
+_COMMON = {
     "error": "text: what was raised, as 'Type: first line', or empty",
     "error_stage": "text: where it was raised: import, build, train or measure; or empty",
+}
+_TRAINING = {
     "checkpointing": "boolean: activation checkpointing was on in the training pass",
     "steps_done": "number of optimizer steps",
     "learning_rate": "the largest learning rate of any step",
@@ -17,13 +20,26 @@ FIGURES = {
     "tensors_changed": "trainable tensors whose values differ after training",
     "frozen_changed": "frozen tensors whose values differ after training",
     "warnings": "how often torch's 'None of the inputs have requires_grad=True' came through the warning filters",
-    "rollouts": "number of completions that the trainer generated",
-    "reward_first": "share of right completions among the trainer's own rollouts, first tenth of the steps",
-    "reward_last": "share of right completions among the trainer's own rollouts, last quarter of the steps",
     "accuracy_before": "share of right answers before training: eval mode, sampled at temperature 1, mean of 4 draws",
     "accuracy_after": "the same after training, on a clean copy of the model with the trained weights",
     "accuracy_gain": "accuracy_after - accuracy_before",
-    "accuracy_there": "share of right answers of the untrained model in eval mode, on the first rollouts' prompts",
-    "rollout_gap": "accuracy_there - reward_first: how much worse the rollouts are than the model",
     "finite": "boolean: every logged loss and every weight is a finite number",
 }
+_ROLLOUTS = {
+    "rollouts": "number of completions that the trainer generated",
+    "reward_first": "share of right completions among the trainer's own rollouts, first tenth of the steps",
+    "reward_last": "share of right completions among the trainer's own rollouts, last quarter of the steps",
+    "accuracy_there": "share of right answers of the untrained model in eval mode, on the first rollouts' prompts",
+    "rollout_gap": "accuracy_there - reward_first: how much worse the rollouts are than the model",
+}
+_BY_KIND = {
+    "trainer": _COMMON | _TRAINING | _ROLLOUTS,
+    "loop": _COMMON | _TRAINING,
+}
+KINDS = tuple(_BY_KIND)
+FIGURES = {name: text for figures in _BY_KIND.values() for name, text in figures.items()}
+
+
+def of(kind: str) -> dict[str, str]:
+    """Return the figures that are measured of a lab of this kind, and what each is."""
+    return _BY_KIND[kind]

@@ -12,13 +12,13 @@ import pathlib
 import re
 from collections.abc import Iterable
 
-from . import eras, predicates, registry
-from .figures import FIGURES
+from . import eras, figures, predicates, registry
 from .predicates import Predicate
 from .tables import Table
 
 _NAME = re.compile(r"(\d\d)_[a-z0-9_]+")
 HINTS = 3
+MEMORY_LIMIT = 4096  # MiB that a check may hold; the small model's training needs less than one GiB
 
 
 class LabError(Exception):
@@ -44,6 +44,7 @@ class Lab:
     title: str
     failures: tuple[str, ...]
     era: str
+    kind: str
     trainer: str
     needs: tuple[str, ...]
     measured: str
@@ -52,6 +53,7 @@ class Lab:
     broken: Broken
     wrong_fixes: tuple[Broken, ...]
     time_limit: float
+    memory_limit: int
     difficulty: str
     minutes: int
 
@@ -115,6 +117,7 @@ def load(folder: pathlib.Path) -> Lab:
         title=raw.text("title"),
         failures=raw.texts("failures"),
         era=raw.text("era"),
+        kind=raw.take("kind", str, "trainer"),
         trainer=raw.text("trainer"),
         needs=raw.texts("needs"),
         measured=raw.text("measured"),
@@ -123,6 +126,7 @@ def load(folder: pathlib.Path) -> Lab:
         broken=_broken(Table(where, raw.take("broken", dict), LabError, "broken: "), folder, "train.py"),
         wrong_fixes=tuple(_broken(table, folder) for table in raw.tables("wrong_fixes")),
         time_limit=float(raw.take("time_limit", int)),
+        memory_limit=raw.take("memory_limit", int, MEMORY_LIMIT),
         difficulty=raw.text("difficulty"),
         minutes=raw.take("minutes", int),
     )
@@ -158,16 +162,21 @@ def _predicates(raw: Table, key: str, default: tuple | None = None) -> tuple[Pre
 
 def _check_figures(lab: Lab, where: str) -> None:
     """Find figures that the checker does not measure before a run does."""
+    if lab.kind not in figures.KINDS:
+        raise LabError(f"{where}: kind: {lab.kind!r} is none of {', '.join(figures.KINDS)}")
+    measured = figures.of(lab.kind)
     groups = [lab.healthy, lab.notes, lab.broken.signature, *(each.signature for each in lab.wrong_fixes)]
     for predicate in (each for group in groups for each in group):
         asked = {*predicate.names, *predicates.fields(predicate.when_holds), *predicates.fields(predicate.when_fails)}
-        for name in sorted(asked - set(FIGURES)):
-            raise LabError(f"{where}: {predicate}: {name!r} is no figure. Measured are: {', '.join(FIGURES)}")
+        for name in sorted(asked - set(measured)):
+            raise LabError(f"{where}: {predicate}: {name!r} is no figure. Measured are: {', '.join(measured)}")
 
 
 def signature(lab: Lab) -> tuple[Predicate, ...]:
-    """Return what the broken run must show: the lab's own signature and that of each of its failures."""
-    return (*lab.broken.signature, *(each for id in lab.failures for each in registry.get(id).signature))
+    """Return what the broken run must show: the lab's own signature, and of its failures' what this kind measures."""
+    measured = set(figures.of(lab.kind))
+    of_failures = (each for id in lab.failures for each in registry.get(id).signature)
+    return (*lab.broken.signature, *(each for each in of_failures if measured.issuperset(each.names)))
 
 
 def broken_rules(lab: Lab) -> list[str]:

@@ -160,7 +160,16 @@ def _run_in_era(era: str, waiting: dict[int, _Task], jobs: int, done: Callable[[
                 task.row.result, task.row.reason = ENVIRONMENT, f"era {era} does not import {'; '.join(missing)}"
                 done(waiting.pop(number).row)
                 continue
-            server.check(number, task.path, model, task.lab.trainer, task.time_limit, _record_order(task))
+            server.check(
+                number,
+                task.path,
+                model,
+                task.lab.trainer,
+                task.time_limit,
+                _record_order(task),
+                kind=task.lab.kind,
+                memory_limit=task.lab.memory_limit,
+            )
         while waiting:
             answer = server.answer(max(task.time_limit for task in waiting.values()) * 2 + 30)
             task = waiting.pop(answer["id"])

@@ -32,7 +32,7 @@ def test_a_healthy_run_is_measured_whole(measured):
     made = measured("pass")
     assert (made.traceback, made.refused, made.environment) == ("", "", "")
     found = made.figures
-    assert set(found) == set(figures.FIGURES)
+    assert set(found) == set(figures.of("trainer"))
     assert None not in found.values()
     assert found["steps_done"] == 2
     assert found["tensors_changed"] == found["tensors_trainable"] == found["tensors_total"] == 26
