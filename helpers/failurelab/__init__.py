@@ -6,3 +6,11 @@ unchanged from transformers 4.48 to 5.x. The rest of the package runs the course
 """
 
 __version__ = "0.1.0"
+
+
+def load_ipython_extension(shell) -> None:
+    """Make `%%era` and `%lab` known to a notebook: `%load_ext failurelab`."""
+    from . import lab_cli, magics
+
+    magics.load_ipython_extension(shell)
+    lab_cli.load_ipython_extension(shell)

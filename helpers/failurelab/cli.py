@@ -13,13 +13,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import eras
+from . import eras, lab_cli
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="The GRPO Failure Lab.", pretty_exceptions_enable=False
 )
 eras_app = typer.Typer(no_args_is_help=True, help="The pinned library stacks.")
 evidence_app = typer.Typer(no_args_is_help=True, help="What runs measured.")
+app.add_typer(lab_cli.app, name="lab")
 app.add_typer(eras_app, name="eras")
 app.add_typer(evidence_app, name="evidence")
 console = Console()
@@ -177,6 +178,7 @@ def _known_errors() -> tuple[type[Exception], ...]:
         "course": ("CourseError",),
         "evidence": ("EvidenceError",),
         "labs": ("LabError",),
+        "lab_state": ("StateError",),
         "registry": ("RegistryError",),
         "models": ("ModelError",),
     }.items():

@@ -1,7 +1,8 @@
 """What a lab's folder holds, read and checked: `lab.toml`, the scripts, the hints, and the rules that all labs keep.
 
 labs/NN_name/lab.toml      what is measured, what a healthy run is, and why each script that is not one fails
-             train.py      broken, with exactly one TODO
+             train.py      broken, with exactly one TODO; the learner's to edit
+             broken.py     the same, as it was at first
              hints.md      three hints, growing
              solution.py   the same with the TODO done and the repair marked: # ^^^ why
              wrong_fixes/  what people try, one script each
@@ -61,6 +62,16 @@ class Lab:
     def number(self) -> str:
         """The two digits that its name starts with."""
         return self.name[:2]
+
+    @property
+    def train(self) -> pathlib.Path:
+        """The script that a learner edits."""
+        return self.folder / "train.py"
+
+    @property
+    def original(self) -> pathlib.Path:
+        """The script as it was at first: what is proved to be broken, and what `reset` copies back."""
+        return self.broken.path
 
     @property
     def solution(self) -> pathlib.Path:
@@ -123,7 +134,7 @@ def load(folder: pathlib.Path) -> Lab:
         measured=raw.text("measured"),
         healthy=_predicates(raw, "healthy"),
         notes=_predicates(raw, "notes", ()),
-        broken=_broken(Table(where, raw.take("broken", dict), LabError, "broken: "), folder, "train.py"),
+        broken=_broken(Table(where, raw.take("broken", dict), LabError, "broken: "), folder, "broken.py"),
         wrong_fixes=tuple(_broken(table, folder) for table in raw.tables("wrong_fixes")),
         time_limit=float(raw.take("time_limit", int)),
         memory_limit=raw.take("memory_limit", int, MEMORY_LIMIT),
@@ -190,13 +201,13 @@ def broken_rules(lab: Lab) -> list[str]:
         return found
     todo = _todo(lab.broken.path)
     if len(todo) != 1:
-        found.append(f"train.py has {len(todo)} lines with TODO: it has exactly one")
+        found.append(f"broken.py has {len(todo)} lines with TODO: it has exactly one")
     elif _todo(lab.solution) != todo:
-        found.append("solution.py does not repeat the TODO of train.py: a reader could not find the place")
+        found.append("solution.py does not repeat the TODO of broken.py: a reader could not find the place")
     if not re.search(r"^\s*# \^\^\^ \S", lab.solution.read_text(encoding="utf-8"), re.MULTILINE):
         found.append("solution.py does not mark its repair with a line '# ^^^ why'")
     if re.search(r"^\s*(from|import) failurelab\b", lab.broken.path.read_text(encoding="utf-8"), re.MULTILINE):
-        found.append("train.py imports failurelab: a lab is a script as users write it")
+        found.append("broken.py imports failurelab: a lab is a script as users write it")
     if len(lab.hints) != HINTS or any(len(a) >= len(b) for a, b in zip(lab.hints, lab.hints[1:])):
         found.append(f"hints.md must have {HINTS} hints under '## ' headings, each longer than the one before")
     if not lab.wrong_fixes:

@@ -5,21 +5,24 @@ must heal: what was lost is back, as measured. A script that fails for another r
 is reported as such. `failurelab verify` prints the matrix.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from . import check_client, eras, predicates
 from .lab_files import Broken, Lab, LabError, broken_rules, find, known, load, signature
 
 __all__ = [
+    "Broken",
     "Lab",
     "LabError",
     "Row",
     "check",
     "check_all",
+    "checker",
     "exit_status",
     "find",
     "known",
@@ -75,12 +78,12 @@ class _Task:
 
 
 def check(lab: Lab, script: pathlib.Path | None = None, *, time_limit: float | None = None) -> Row:
-    """Run one script, by default the lab's train.py; say whether it is healed, or what is still wrong.
+    """Run one script, by default the learner's train.py; say whether it is healed, or what is still wrong.
 
     Raises:
         LabError: the script is not there.
     """
-    return check_all(lab, [script or lab.broken.path], time_limit=time_limit)[0]
+    return check_all(lab, [script or lab.train], time_limit=time_limit)[0]
 
 
 def check_all(
@@ -151,30 +154,52 @@ def _run(tasks: Sequence[_Task], jobs: int, done: Callable[[Row], None]) -> None
 
 def _run_in_era(era: str, waiting: dict[int, _Task], jobs: int, done: Callable[[Row], None]) -> None:
     """Run the tasks in `waiting`, by number, and take each out when it is judged."""
-    model = eras.root() / "models" / "tiny-qwen2"
     needs = sorted({need for task in waiting.values() for need in task.lab.needs})
     with check_client.start(era, needs, jobs) as server:
-        for number, task in list(waiting.items()):
-            missing = [f"{need}: {server.broken[need]}" for need in task.lab.needs if need in server.broken]
-            if missing:
-                task.row.result, task.row.reason = ENVIRONMENT, f"era {era} does not import {'; '.join(missing)}"
-                done(waiting.pop(number).row)
-                continue
-            server.check(
-                number,
-                task.path,
-                model,
-                task.lab.trainer,
-                task.time_limit,
-                _record_order(task),
-                kind=task.lab.kind,
-                memory_limit=task.lab.memory_limit,
-            )
-        while waiting:
-            answer = server.answer(max(task.time_limit for task in waiting.values()) * 2 + 30)
-            task = waiting.pop(answer["id"])
-            _judge(task, answer)
-            done(task.row)
+        _ask(server, waiting, done)
+
+
+def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[[Row], None]) -> None:
+    model = eras.root() / "models" / "tiny-qwen2"
+    for number, task in list(waiting.items()):
+        lab = task.lab
+        missing = [f"{need}: {server.broken[need]}" for need in lab.needs if need in server.broken]
+        if missing:
+            task.row.result, task.row.reason = ENVIRONMENT, f"era {lab.era} does not import {'; '.join(missing)}"
+            done(waiting.pop(number).row)
+            continue
+        server.check(
+            number,
+            task.path,
+            model,
+            lab.trainer,
+            task.time_limit,
+            _record_order(task),
+            kind=lab.kind,
+            memory_limit=lab.memory_limit,
+        )
+    while waiting:
+        answer = server.answer(max(task.time_limit for task in waiting.values()) * 2 + 30)
+        task = waiting.pop(answer["id"])
+        _judge(task, answer)
+        done(task.row)
+
+
+@contextlib.contextmanager
+def checker(lab: Lab) -> Iterator[Callable[[pathlib.Path], Row]]:
+    """Give a function that checks a script, as often as wanted, for one import of the lab's era.
+
+    Raises:
+        EnvironmentBroken: the era cannot be started.
+    """
+
+    def check_once(script: pathlib.Path) -> Row:
+        task = _Task(lab, script, Row(lab.name, CHECK, script.name), time_limit=lab.time_limit)
+        _ask(server, {0: task}, done=lambda row: None)
+        return task.row
+
+    with check_client.start(lab.era, list(lab.needs), 1) as server:
+        yield check_once
 
 
 def _record_order(task: _Task) -> dict[str, str] | None:

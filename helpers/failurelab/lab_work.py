@@ -1,0 +1,186 @@
+"""What a learner does with a lab: check it, take a hint, look at the solution, start over, watch it while editing.
+
+A lab's `train.py` is the learner's to edit. `broken.py` beside it is the same script as it was at first: `verify`
+proves that one, and `reset` copies it back. Nothing here writes to `train.py` but `reset`, which keeps a copy first.
+"""
+
+import ast
+import contextlib
+import difflib
+import pathlib
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+
+from . import check_client, lab_state, labs
+from .lab_files import Lab, LabError
+
+POLL = 0.3  # seconds between two looks at a file that is watched
+
+
+def next_lab(state: lab_state.State) -> Lab:
+    """Return the first lab that is not solved.
+
+    Raises:
+        LabError: all are.
+    """
+    for name in labs.known():
+        if not state.get(name, lab_state.Progress()).solved:
+            return labs.find([name])[0]
+    raise LabError("all labs are solved. Next: name the one you want to see again, such as 01")
+
+
+def judged(lab: Lab, row: labs.Row) -> labs.Row:
+    """Keep what a check of the learner's script found in the state file, and add what it looks like to the reason."""
+    tried = wrong_fix(lab)
+    with lab_state.change(lab.name) as progress:
+        if not progress.solved and row.result in (labs.PASS, labs.FAIL):
+            progress.checks += 1
+            if row.result == labs.PASS:
+                progress.solved = lab_state.now()
+            elif tried and tried.path.stem not in progress.wrong_fixes:
+                progress.wrong_fixes.append(tried.path.stem)
+    if row.result == labs.FAIL and tried:
+        row.reason += f". This is a repair that many try: {tried.reason}"
+    return row
+
+
+def wrong_fix(lab: Lab) -> "labs.Broken | None":
+    """Return the declared wrong fix that the learner's script is, if it is one: its lines, whatever else is there."""
+    try:
+        before, mine = code_parts(lab.original), code_parts(lab.train)
+    except SyntaxError:
+        return None
+    for each in lab.wrong_fixes:
+        there = code_parts(each.path)
+        added, taken = there - before, before - there
+        if (added or taken) and added <= mine and not taken & mine:
+            return each
+    return None
+
+
+def code_parts(path: pathlib.Path) -> set[str]:
+    """Return the lines of a script's code and the keyword arguments of its calls, each by itself.
+
+    Comments, docstrings, layout and what runs in a shell alone are left out, so that two scripts can be compared by
+    what they do.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    body = [node for node in tree.body if not (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))]
+    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]
+    parts = set()
+    for call in (node for part in body for node in ast.walk(part) if isinstance(node, ast.Call)):
+        parts |= {f"{ast.unparse(call.func)}({ast.unparse(keyword)})" for keyword in call.keywords}
+        call.keywords = []
+    text = ast.unparse(ast.Module(body=body, type_ignores=[]))
+    return parts | {line.strip() for line in text.splitlines() if line.strip()}
+
+
+def hint(lab: Lab, *, again: bool = False) -> list[tuple[int, str]]:
+    """Return the next hint with its number; all that were read with `again`, and all when the lab is solved.
+
+    A hint counts when it is read before the lab is solved. When none is left, the last is given again.
+    """
+    with lab_state.change(lab.name) as progress:
+        if progress.solved:
+            return list(enumerate(lab.hints, start=1))
+        if not again:
+            progress.hints = min(progress.hints + 1, len(lab.hints))
+            return [(progress.hints, lab.hints[progress.hints - 1])]
+        return list(enumerate(lab.hints[: progress.hints], start=1))
+
+
+def solution(lab: Lab, *, asked: bool = False) -> str:
+    """Return what the solution changes, as a unified diff.
+
+    Args:
+        lab: the lab.
+        asked: show it although the lab is not solved; it is noted.
+
+    Raises:
+        LabError: it is not solved and was not asked for.
+    """
+    with lab_state.change(lab.name) as progress:
+        if not progress.solved and not asked:
+            left = len(lab.hints) - progress.hints
+            first = f"failurelab lab hint {lab.number} ({left} left), or " if left else ""
+            raise LabError(
+                f"lab {lab.number} is not solved yet. Next: {first}failurelab lab solution {lab.number} --yes"
+            )
+        progress.solution_seen |= not progress.solved
+    old, new = (path.read_text(encoding="utf-8").splitlines() for path in (lab.original, lab.solution))
+    return "\n".join(difflib.unified_diff(old, new, "broken.py", "solution.py", n=2, lineterm=""))
+
+
+def reset(lab: Lab) -> pathlib.Path | None:
+    """Make `train.py` as it was at first; return where the learner's script is kept, or None if it was unchanged."""
+    kept = None
+    if lab.train.is_file() and lab.train.read_bytes() != lab.original.read_bytes():
+        numbers = (int(found[1]) for path in lab.folder.iterdir() if (found := _BACKUP.fullmatch(path.name)))
+        kept = lab.folder / f"train.backup-{max(numbers, default=0) + 1}.py"
+        shutil.copy2(lab.train, kept)
+    partial = lab.folder / "train.partial"
+    shutil.copyfile(lab.original, partial)
+    partial.replace(lab.train)
+    return kept
+
+
+_BACKUP = re.compile(r"train\.backup-(\d+)\.py")
+
+
+def watch(lab: Lab, say: Callable[[str], None]) -> Iterator[labs.Row]:
+    """Check `train.py` now and each time it is saved, for one import of its era; yield what is found, up to a PASS.
+
+    Raises:
+        LabError: the script is not there when it begins.
+        EnvironmentBroken: the era cannot be started, or its process ended.
+    """
+    say(f"importing the libraries of {lab.era} ...")
+    with labs.checker(lab) as check:
+        seen = None
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # an editor may replace it: look again
+                content = lab.train.read_bytes()
+                if content != seen:
+                    seen = content
+                    say("checking ...")
+                    row = judged(lab, check(lab.train))
+                    yield row
+                    if row.result == labs.PASS:
+                        return
+                    say(f"waiting for a change of labs/{lab.name}/train.py (Ctrl-C ends)")
+            time.sleep(POLL)
+
+
+def check(lab: Lab) -> labs.Row:
+    """Check the learner's script once, and keep what came of it.
+
+    Raises:
+        LabError: the script is not there.
+    """
+    return judged(lab, labs.check(lab, lab.train))
+
+
+def exit_status(row: labs.Row) -> int:
+    """Return 0 for a PASS, 1 for a FAIL, 3 where the environment broke before the question was asked."""
+    return {labs.PASS: 0, labs.FAIL: 1}.get(row.result, 3)
+
+
+__all__ = [
+    "check",
+    "check_client",
+    "code_parts",
+    "exit_status",
+    "hint",
+    "judged",
+    "next_lab",
+    "reset",
+    "solution",
+    "watch",
+    "wrong_fix",
+]
