@@ -1,0 +1,119 @@
+"""Learning curves of one run whose log-probabilities are right, or are other tokens', with nothing else changed.
+
+trl 0.14.0 asks for the last rows of logits by a name that transformers 4.48 knows and 4.52 swallows. The same run in
+both stacks: as released, and with the argument passed on by the name that the model knows. Prompts of equal length, for
+trl 0.14.0 passes no attention mask either (TRL #2708); a KL term, as its users had it. Five seeds each.
+
+Beside the reward: what the gradient has trained, as the mean log-probability of each right answer (with its end token)
+in its place, and at the first positions of the prompt, where the wrong run scores it.
+
+Eras: trl-0.14, trl-0.14-tf-4.52.
+"""
+
+import argparse
+
+import torch
+
+from failurelab import handles, logits, models, observe, trainers
+
+STEPS, SEEDS, BETA = 200, 5, 0.04
+
+
+def as_trl_0_14(model, input_ids, attention_mask, completion_length):
+    """Score as trl 0.14.0's GRPOTrainer does: the same calls, no check that the lengths agree."""
+    rows = model(input_ids, num_logits_to_keep=completion_length + 1).logits[:, :-1]
+    pairs = zip(rows, input_ids[:, -completion_length:])
+    return torch.stack([row.log_softmax(-1).gather(1, ids[:, None])[:, 0] for row, ids in pairs])
+
+
+def probe(model) -> dict:
+    """Return what the known-answer probe says of that function, on this model in this stack."""
+    try:
+        passed = logits.check_alignment(as_trl_0_14, model, padded=False)
+    except logits.MisalignedLogProbs as error:
+        return {"probe_error": error.error, "probe_found": error.found}
+    return {"probe_error": passed.error, "probe_found": ""}
+
+
+def answers(model, tokenizer, rows) -> dict:
+    """Return mean log-probabilities of the right answers, and how the trainer's own scores of them compare."""
+    model.eval()
+    there, early, error, same = [], [], 0.0, True
+    for prompt, answer in zip(rows["prompt"], rows["answer"]):
+        completion = [*tokenizer.encode(answer), tokenizer.eos_token_id]
+        ids = torch.tensor([[*tokenizer.encode(prompt), *completion]], device=model.device)
+        length = len(completion)
+        with torch.no_grad():
+            got = as_trl_0_14(model, ids, None, length)
+            # in one batch, as the trainer's: slices of it are then the same numbers bit by bit
+            scores = model(ids).logits[:, :-1].log_softmax(-1)
+        tokens = ids[:, -length:, None]
+        truth, prompts = scores[:, -length:].gather(2, tokens), scores[:, :length].gather(2, tokens)
+        there.append(truth.sum().item())
+        early.append(prompts.sum().item())
+        error = max(error, (got - truth[..., 0]).abs().max().item())
+        same = same and torch.equal(got, prompts[..., 0])
+    return {
+        "answers_in_place": sum(there) / len(there),
+        "answers_at_prompt": sum(early) / len(early),
+        "largest_error": error,
+        "equal_to_prompt_positions": same,
+    }
+
+
+def passed_on(model) -> None:
+    """Pass the old name on by the name that this model knows: on this one object, and on copies of it."""
+    name = logits.keep_argument(model)
+
+    def renamed(forward, *args, num_logits_to_keep=0, **kwargs):
+        return forward(*args, **{name: num_logits_to_keep}, **kwargs)
+
+    handles.wrap_method(model, "forward", renamed, f"num_logits_to_keep is passed on as {name}")
+
+
+def run(seed: int, device: str, repaired: bool) -> tuple[str, dict]:
+    """Train once; return the record's state and its figures."""
+    policy, tokenizer = models.load(device=device)
+    rows = models.equal_length_rows(models.rows(), 4)
+    if repaired:
+        passed_on(policy)
+    before = answers(policy, tokenizer, rows) | probe(policy)
+    trainer = trainers.grpo(policy, tokenizer, steps=STEPS, seed=seed, beta=BETA, rows=rows)
+    trainer.train()
+    after = answers(policy, tokenizer, rows)
+    steps, rewards = trainers.curve(trainer)
+    log = [row for row in trainer.state.log_history if "reward" in row]
+    figures = {
+        "steps": steps,
+        "rewards": [round(reward, 4) for reward in rewards],
+        "first_loss": log[0]["loss"],
+        "first_kl": log[0]["kl"],
+        "last_kl": sum(row["kl"] for row in log[-20:]) / 20,
+        **before,
+        "answers_in_place_after": after["answers_in_place"],
+        "answers_at_prompt_after": after["answers_at_prompt"],
+    }
+    right = figures["largest_error"] < 1e-3
+    return "right_fix" if repaired else "healthy" if right else "broken", figures
+
+
+def main() -> None:
+    """Train with every seed and record each curve."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    arguments = parser.parse_args()
+    observe.quiet()
+    kinds = {"as released": False}
+    if observe.era() != "trl-0.14":  # there the name is the right one
+        kinds["argument passed on"] = True
+    for seed in range(arguments.seeds):
+        for name, repaired in kinds.items():
+            state, figures = run(seed, arguments.device, repaired)
+            observe.record("F3b", state, figures, case=f"misalignment: {name}", seed=seed, device=arguments.device)
+            ends = f"{figures['rewards'][0]:.2f} -> {figures['rewards'][-1]:.2f}"
+            print(seed, name, state, ends, f"largest error {figures['largest_error']:.2g} nats", flush=True)
+
+
+if __name__ == "__main__":
+    main()
