@@ -4,8 +4,11 @@
     python benchmarks/signatures.py [VERSION ...]
 
 Downloads the wheels into a temporary folder (10 to 12 MB each), reads `Qwen2ForCausalLM.forward` in them without
-importing anything, and prints a table. With FAILURELAB_EVIDENCE set it also writes a record, F3 "read in wheels". What
-the versions at hand really do is run in the eras; this fills in the versions between.
+importing anything, and prints a table. With FAILURELAB_EVIDENCE set it also writes a record, F3a "read in wheels". What
+the versions at hand really do is run in the eras (notebook 04, and the unit tests); this fills in the versions between.
+It needs a package index, and is the only benchmark that does.
+
+Eras: today.
 """
 
 import argparse
@@ -59,6 +62,7 @@ def main() -> None:
     """Read the versions named on the command line, or those of the story."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("versions", nargs="*", default=VERSIONS)
+    parser.add_argument("--device", default="cpu", help="taken and not used: nothing is computed")
     versions = parser.parse_args().versions
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +74,7 @@ def main() -> None:
         print("| " + " | ".join(row) + " |")
     names, takes, others = (list(column) for column in zip(*rows))
     observe.record(
-        "F3",
+        "F3a",
         "measured",
         {"transformers": names, "takes": takes, "other_name": others},
         case="read in wheels",
