@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import pathlib
+import secrets
 import selectors
 import shutil
 import signal
@@ -84,6 +85,7 @@ def serve(jobs: int, orders: int, answers: int) -> None:
 
 def _start(order: dict[str, Any], measure: Any, private: tuple[int, ...]) -> Child:
     folder = pathlib.Path(order["folder"])
+    order["answer"] = f"answer-{secrets.token_hex(8)}.json"  # a script cannot write it in our place
     work = folder / "work"
     for part in (work, folder / "home", folder / "tmp"):
         part.mkdir(parents=True)
@@ -99,9 +101,9 @@ def _start(order: dict[str, Any], measure: Any, private: tuple[int, ...]) -> Chi
     try:
         _settle(folder, parent, private)
         made = measure.run(script, model, folder / "output", order["trainer"], order["kind"])
-        answer = folder / "answer.partial"
-        answer.write_text(json.dumps(dataclasses.asdict(made) | {"record": _record(order, made)}))
-        answer.rename(folder / "answer.json")
+        partial = folder / "answer.partial"
+        partial.write_text(json.dumps(dataclasses.asdict(made) | {"record": _record(order, made)}))
+        partial.rename(folder / order["answer"])
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -155,8 +157,8 @@ def _ended(child: Child, answers: int) -> bool:
     answer: dict[str, Any] = {"id": child.order["id"], "seconds": time.monotonic() - child.start}
     if not pid:
         answer["ended"] = child.over
-    elif (folder / "answer.json").is_file():
-        answer["measured"] = json.loads((folder / "answer.json").read_text())
+    elif (folder / child.order["answer"]).is_file():
+        answer["measured"] = json.loads((folder / child.order["answer"]).read_text())
     elif not (folder / "work").is_dir():
         answer["ended"] = "deleted the folder that it ran in (a copy: your own files are as they were)"
     elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:

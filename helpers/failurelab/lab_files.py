@@ -8,7 +8,9 @@ labs/NN_name/lab.toml      what is measured, what a healthy run is, and why each
              wrong_fixes/  what people try, one script each
 """
 
+import ast
 import dataclasses
+import difflib
 import pathlib
 import re
 from collections.abc import Iterable
@@ -19,6 +21,7 @@ from .tables import Table
 
 _NAME = re.compile(r"(\d\d)_[a-z0-9_]+")
 HINTS = 3
+CHANGED = 12  # lines of code that a solution may change
 MEMORY_LIMIT = 4096  # MiB that a check may hold; the small model's training needs less than one GiB
 
 
@@ -57,6 +60,7 @@ class Lab:
     memory_limit: int
     difficulty: str
     minutes: int
+    false_alarm: bool
 
     @property
     def number(self) -> str:
@@ -126,7 +130,7 @@ def load(folder: pathlib.Path) -> Lab:
         folder=folder,
         id=raw.text("id"),
         title=raw.text("title"),
-        failures=raw.texts("failures"),
+        failures=raw.texts("failures", ()),
         era=raw.text("era"),
         kind=raw.take("kind", str, "trainer"),
         trainer=raw.text("trainer"),
@@ -140,10 +144,13 @@ def load(folder: pathlib.Path) -> Lab:
         memory_limit=raw.take("memory_limit", int, MEMORY_LIMIT),
         difficulty=raw.text("difficulty"),
         minutes=raw.take("minutes", int),
+        false_alarm=raw.take("false_alarm", bool, False),
     )
     raw.done()
     if made.id != f"L{made.number}":
         raise LabError(f"{where}: id is {made.id!r}, the folder says L{made.number}; an id is never changed")
+    if not made.failures and not made.false_alarm:
+        raise LabError(f"{where}: failures: it is missing or empty; only a false alarm has none")
     for id in made.failures:
         try:
             registry.get(id)
@@ -186,17 +193,16 @@ def _check_figures(lab: Lab, where: str) -> None:
 def signature(lab: Lab) -> tuple[Predicate, ...]:
     """Return what the broken run must show: the lab's own signature, and of its failures' what this kind measures."""
     measured = set(figures.of(lab.kind))
+    if lab.false_alarm:
+        return lab.broken.signature
     of_failures = (each for id in lab.failures for each in registry.get(id).signature)
     return (*lab.broken.signature, *(each for each in of_failures if measured.issuperset(each.names)))
 
 
 def broken_rules(lab: Lab) -> list[str]:
     """Return what the lab's files do not keep of the rules for all labs; empty when all is well."""
-    found = [
-        f"{path.relative_to(lab.folder)} is missing"
-        for path in (lab.broken.path, lab.solution, lab.folder / "hints.md", *(each.path for each in lab.wrong_fixes))
-        if not path.is_file()
-    ]
+    needed = [lab.train, lab.original, lab.solution, lab.folder / "hints.md", *(each.path for each in lab.wrong_fixes)]
+    found = [f"{path.relative_to(lab.folder)} is missing" for path in needed if not path.is_file()]
     if found:
         return found
     todo = _todo(lab.broken.path)
@@ -206,6 +212,8 @@ def broken_rules(lab: Lab) -> list[str]:
         found.append("solution.py does not repeat the TODO of broken.py: a reader could not find the place")
     if not re.search(r"^\s*# \^\^\^ \S", lab.solution.read_text(encoding="utf-8"), re.MULTILINE):
         found.append("solution.py does not mark its repair with a line '# ^^^ why'")
+    if (changed := changed_lines(lab)) > CHANGED:
+        found.append(f"solution.py changes {changed} lines of code: {CHANGED} at most, or nobody sees the repair")
     if re.search(r"^\s*(from|import) failurelab\b", lab.broken.path.read_text(encoding="utf-8"), re.MULTILINE):
         found.append("broken.py imports failurelab: a lab is a script as users write it")
     if len(lab.hints) != HINTS or any(len(a) >= len(b) for a, b in zip(lab.hints, lab.hints[1:])):
@@ -216,6 +224,21 @@ def broken_rules(lab: Lab) -> list[str]:
     there = set((lab.folder / "wrong_fixes").glob("*.py"))
     found += [f"wrong_fixes/{path.name} is not declared in lab.toml" for path in sorted(there - declared)]
     return found
+
+
+def changed_lines(lab: Lab) -> int:
+    """Return how many lines of code the solution adds, takes away or changes; comments and docstrings do not count."""
+    old, new = (_code(path) for path in (lab.broken.path, lab.solution))
+    matches = difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes()
+    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in matches if kind != "equal")
+
+
+def _code(path: pathlib.Path) -> list[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documented = (ast.Module, ast.FunctionDef, ast.ClassDef)
+    for node in (each for each in ast.walk(tree) if isinstance(each, documented) and ast.get_docstring(each)):
+        node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree).splitlines()
 
 
 def _todo(path: pathlib.Path) -> list[str]:

@@ -10,6 +10,9 @@ LABS = eras.root() / "labs"
 HEALED = {
     "error": "",
     "error_stage": "",
+    "answer": "",
+    "answer_claims": 0,
+    "answer_wrong": 0,
     "checkpointing": True,
     "steps_done": 70,
     "learning_rate": 5e-4,
@@ -30,6 +33,8 @@ HEALED = {
     "accuracy_there": 0.49,
     "rollout_gap": 0.01,
     "finite": True,
+    "loss_first": 0.0,
+    "loss_last": 0.01,
 }
 SILENT = HEALED | {
     "tensors_without_gradient": 24,
@@ -137,15 +142,18 @@ def test_the_labs_here_keep_the_rules():
     assert len(labs.known()) >= 3
     for lab in labs.find():
         assert lab_files.broken_rules(lab) == []
+        text = lab.train.read_text()
+        assert text == lab.original.read_text(), f"labs/{lab.name}/train.py was edited: reset it before a commit"
     assert [lab.id for lab in labs.find()] == [f"L{name[:2]}" for name in labs.known()]
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("train.py", "TODO", "DONE", "has 0 lines with TODO"),
-        ("train.py", "import pathlib\n", "import pathlib  # TODO\n", "has 2 lines with TODO"),
-        ("train.py", "import pathlib\n", "import failurelab.gradients\n", "imports failurelab"),
+        ("broken.py", "TODO", "DONE", "has 0 lines with TODO"),
+        ("broken.py", "import pathlib\n", "import pathlib  # TODO\n", "has 2 lines with TODO"),
+        ("broken.py", "import pathlib\n", "import failurelab.gradients\n", "imports failurelab"),
+        ("solution.py", "    return trainer\n", "    x = 1\n" * 13 + "    return\n", "changes 14 lines"),
         ("solution.py", "# TODO: ", "# TODO ", "does not repeat the TODO"),
         ("solution.py", "# ^^^", "#", "does not mark its repair"),
         ("hints.md", "## Third", "### Third", "must have 3 hints"),
@@ -175,6 +183,8 @@ def test_a_lab_that_breaks_a_rule_is_told_so(lab, file, old, new, message):
         ("steps_done >= 70", "steps_done => 70", "is no predicate"),
         ("time_limit = 240", 'time_limit = "4 minutes"', "time_limit"),
         ("minutes = 10", "minuets = 10", "minutes: it is missing"),
+        ('era = "trl-0.14"', 'era = "trl-0.14"\nkind = "dance"', "kind: 'dance' is none of trainer, "),
+        ('failures = ["F1"]', "failures = []", "only a false alarm has none"),
         ("[broken]", "[brocken]", "broken: it is missing"),
         ("[broken]", "[broken", "is no TOML"),
     ],
