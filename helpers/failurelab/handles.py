@@ -4,6 +4,7 @@ A repair that is left behind, or taken back twice, is a new failure. So every re
 did, is removed once, and removing it restores what was there, whatever was changed after it.
 """
 
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +55,8 @@ def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) ->
     """Make `owner.name(...)` call `around(method, *args, **kwargs)`, on this one object; `method` is what it was.
 
     Wraps may be stacked and removed in any order. A deep copy of `owner`, such as a trainer's reference model, carries
-    the wrap bound to the copy.
+    the wrap bound to the copy. It keeps the method's signature: transformers reads there what a forward takes, and
+    `generate` would make logits for the whole prompt if it found no name to ask for less.
     """
     if not callable(getattr(owner, name, None)):
         raise AttributeError(f"{type(owner).__name__} has no method {name}: {what} needs one")
@@ -69,6 +71,9 @@ def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) ->
             method = before or types.MethodType(getattr(type(self), name), self)
         return around(method, *args, **kwargs) if active else method(*args, **kwargs)
 
+    function = getattr(getattr(owner, name), "__func__", None)
+    if function is not None:
+        dispatch.__signature__ = inspect.signature(function)
     wrapped = types.MethodType(dispatch, owner)
     setattr(owner, name, wrapped)
 

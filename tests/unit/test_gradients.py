@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 
 import pytest
 import torch
@@ -417,6 +418,16 @@ def test_two_wraps_of_a_copy_call_the_copy():
     twin = copy.deepcopy(thing)
     twin.name = "b"
     assert twin.say("hi") == "b:hi!?" and thing.say("hi") == "a:hi!?"
+
+
+def test_a_wrap_shows_the_signature_of_what_it_wraps():
+    """`generate` reads what a forward takes; a wrap that hides it made logits of the whole prompt."""
+    thing = Thing("a")
+    as_it_was = inspect.signature(thing.say)
+    wrap_method(thing, "say", shout, "shout")
+    wrap_method(thing, "say", ask, "ask")
+    assert inspect.signature(thing.say) == as_it_was
+    assert inspect.signature(copy.deepcopy(thing).say) == as_it_was
 
 
 def test_a_wrap_of_what_is_not_there_is_an_error():
