@@ -19,8 +19,17 @@ from failurelab import decoding, gradients, rollouts
 from failurelab.guard_base import Guard, GuardTripped, GuardWarning
 from failurelab.handles import Handle, wrap_method
 from failurelab.logits_guard import LogitsGuard, LogitsReport
+from failurelab.placement_guard import PlacementGuard
 
-__all__ = ["GradientGuard", "GuardTripped", "GuardWarning", "LogitsGuard", "LogitsReport", "RolloutGuard"]
+__all__ = [
+    "GradientGuard",
+    "GuardTripped",
+    "GuardWarning",
+    "LogitsGuard",
+    "LogitsReport",
+    "PlacementGuard",
+    "RolloutGuard",
+]
 
 
 class GradientGuard(Guard):

@@ -15,6 +15,7 @@ Upstream: TRL #2760, #2725; transformers PR #45407. Source of the first refusal:
 
 import collections
 import dataclasses
+import inspect
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,11 +23,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from failurelab import precision
+from failurelab import placement_faults, precision
+from failurelab.device_maps import DeviceMapError, check_map
 from failurelab.native import native_problem
 
+__all__ = ["KINDS", "DeviceMapError", "Placed", "PlacementReport", "check", "check_map", "local_device_map"]
 KINDS = ("parameter", "buffer", "quantization state", "adapter weight")
-_NAMED = 3  # so many names are spelled out in a report's text
 _PARTS = ("absmax", "code", "offset", "state2.absmax", "state2.code", "state2.offset")
 
 
@@ -94,7 +96,7 @@ class PlacementReport:
                 if of_kind:
                     where = collections.Counter(each.device for each in of_kind)
                     on = ", ".join(f"{count} on {device}" for device, count in where.items())
-                    lines.append(f"  {kind}: {on} ({_some([each.name for each in of_kind])})")
+                    lines.append(f"  {kind}: {on} ({placement_faults.some([each.name for each in of_kind])})")
         if self.first_to_fail:
             lines.append(f"  the first layer to fail: {self.first_to_fail} ({self.why})")
         lines += [f"  {problem}" for problem in self.problems]
@@ -157,12 +159,12 @@ def check(
             if same(tensor.device, home):
                 continue
             elsewhere.append(placed)
-            if not first and not same(tensor.device, wanted) and (tensor.dim() or tensor.device.type == "meta"):
+            harmless = _moves_itself(module) or (tensor.dim() == 0 and tensor.device.type == "cpu")
+            if not first and not harmless and not same(tensor.device, wanted):
                 first = name or type(model).__name__
                 why = f"{type(module).__name__}: {placed.kind} {placed.name.removeprefix(name + '.')} is on "
                 why += f"{placed.device}, and its input would be on {wanted}"
-    for find in (_lost_states, _torn_head, _two_quantizations, _offloaded):
-        problems += find(model, home)
+    problems += placement_faults.find(model, home)
     bits = {precision.quantized(parameter) for parameter in model.parameters()} - {0}
     visible = _visible(home) if visible is None else visible
     if visible > 1 and _alone() and 4 in bits and not getattr(model, "is_model_parallel", False):
@@ -207,6 +209,17 @@ def same(one: torch.device, other: torch.device) -> bool:
     return one.type == other.type and (one.index or 0) == (other.index or 0)
 
 
+def _moves_itself(module: nn.Module) -> bool:
+    """Whether a module brings its buffer to its input, as rotary embeddings of transformers do from 4.49 on."""
+    if not type(module).__name__.endswith("RotaryEmbedding"):
+        return False
+    try:
+        lines = inspect.getsource(inspect.unwrap(type(module).forward)).splitlines()
+    except (OSError, TypeError):
+        return False
+    return any("inv_freq" in line and ".to(" in line and "x.device" in line for line in lines)
+
+
 def _accelerator() -> str:
     found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
     return found.type if found is not None else "cuda"
@@ -218,11 +231,6 @@ def _alone() -> bool:
 
 def _visible(home: torch.device) -> int:
     return torch.cuda.device_count() if home.type == "cuda" and torch.cuda.is_available() else 1
-
-
-def _some(names: list[str]) -> str:
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _in_order(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -297,17 +305,11 @@ def _adapter_names(model: nn.Module) -> set[str]:
     return names
 
 
-def _hooks(module: nn.Module) -> list[Any]:
-    """Return accelerate's hooks on a module: they move its input, or bring offloaded weights in."""
-    hook = getattr(module, "_hf_hook", None)
-    return [] if hook is None else list(getattr(hook, "hooks", [hook]))
-
-
 def _execution_devices(model: nn.Module, home: torch.device) -> Any:
     """Return a function from a module's name to the device that its input arrives on."""
     moved: dict[str, torch.device] = {}
     for name, module in model.named_modules():
-        for hook in _hooks(module):
+        for hook in placement_faults.hooks(module):
             if getattr(hook, "execution_device", None) is not None:
                 moved[name] = resolve(hook.execution_device)
 
@@ -319,73 +321,3 @@ def _execution_devices(model: nn.Module, home: torch.device) -> Any:
         return moved[name]
 
     return executed
-
-
-def _lost_states(model: nn.Module, home: torch.device) -> list[str]:
-    """Find 4-bit weights that nothing can be computed from."""
-    lost = []
-    for name, module in model.named_modules():
-        weight = module._parameters.get("weight")
-        if weight is None or weight.dtype != torch.uint8:
-            continue
-        if getattr(weight, "quant_state", None) is None and getattr(module, "quant_state", None) is None:
-            lost.append(name)
-    if not lost:
-        return []
-    return [f"{len(lost)} 4-bit weights have lost their quantization state ({_some(lost)}). Next: load the model anew"]
-
-
-def _torn_head(model: nn.Module, home: torch.device) -> list[str]:
-    """Find an output layer that should share the embeddings' tensor and has one of its own."""
-    config = getattr(model, "config", None)
-    get = getattr(model, "get_output_embeddings", None)
-    head = get() if callable(get) else None
-    if head is None or not getattr(config, "tie_word_embeddings", False):
-        return []
-    try:
-        embeddings = model.get_input_embeddings()
-    except NotImplementedError:
-        return []
-    ours, theirs = getattr(head, "weight", None), getattr(embeddings, "weight", None)
-    if ours is None or theirs is None or ours is theirs:
-        return []
-    names = {id(module): name for name, module in model.named_modules()}
-    return [
-        f"the output layer {names.get(id(head), 'lm_head')} ({ours.device}) is tied to the embeddings "
-        f"{names.get(id(embeddings), 'embed_tokens')} ({theirs.device}) by the config, and is a tensor of its own: the "
-        "two would be trained apart. Next: map both to one device, then model.tie_weights()"
-    ]
-
-
-def _two_quantizations(model: nn.Module, home: torch.device) -> list[str]:
-    by_bits: dict[int, list[str]] = {4: [], 8: []}
-    for name, module in model.named_modules():
-        bits = precision.quantized(module._parameters.get("weight"))
-        if bits:
-            by_bits[bits].append(name)
-    if not (by_bits[4] and by_bits[8]):
-        return []
-    return [
-        f"{len(by_bits[4])} layers are in 4 bit ({_some(by_bits[4])}) and {len(by_bits[8])} in 8 bit "
-        f"({_some(by_bits[8])}): accelerate and trainers ask the model for one of the two, and treat all layers alike. "
-        "Next: load the whole model by one BitsAndBytesConfig"
-    ]
-
-
-def _offloaded(model: nn.Module, home: torch.device) -> list[str]:
-    """Find layers whose weights are kept on the CPU or on disk and brought in for each forward pass."""
-    if home.type == "cpu":
-        return []
-    places = getattr(model, "hf_device_map", None) or {}
-    named = [name or "the whole model" for name, place in places.items() if str(place) in ("cpu", "disk")]
-    hooked = [
-        name for name, module in model.named_modules() if any(getattr(h, "offload", False) for h in _hooks(module))
-    ]
-    found = named or hooked
-    if not found:
-        return []
-    return [
-        f"{len(found)} modules are offloaded to the CPU or to disk ({_some(found)}): their weights come and go in the "
-        "forward pass, and training cannot change or differentiate through them. Next: a device map without 'cpu' and "
-        "'disk', more bits saved (4 instead of 8), or a smaller model"
-    ]
