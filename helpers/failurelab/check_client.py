@@ -72,7 +72,7 @@ class Server:
         self.order(
             {
                 "id": id,
-                "script": str(script),
+                "script": str(pathlib.Path(script).resolve()),
                 "model": str(model),
                 "folder": str(self.folder / f"check-{self._count}"),
                 "trainer": trainer,

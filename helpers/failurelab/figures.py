@@ -7,6 +7,9 @@ measured depends on the lab's kind: `of(kind)`.
 _COMMON = {
     "error": "text: what was raised, as 'Type: first line', or empty",
     "error_stage": "text: where it was raised: import, build, train or measure; or empty",
+    "answer": "text: the verdict in the script's ANSWER, `harmless` or `broken`; empty where it gives none",
+    "answer_claims": "number of figures that the script's ANSWER gives to support its verdict",
+    "answer_wrong": "number of these that differ from what was measured here by more than a tenth",
 }
 _TRAINING = {
     "checkpointing": "boolean: activation checkpointing was on in the training pass",
@@ -32,9 +35,13 @@ _ROLLOUTS = {
     "accuracy_there": "share of right answers of the untrained model in eval mode, on the first rollouts' prompts",
     "rollout_gap": "accuracy_there - reward_first: how much worse the rollouts are than the model",
 }
+_LOG = {
+    "loss_first": "the first loss that the trainer logged",
+    "loss_last": "mean of the losses that the trainer logged, last quarter of them",
+}
 _BY_KIND = {
-    "trainer": _COMMON | _TRAINING | _ROLLOUTS,
-    "loop": _COMMON | _TRAINING,
+    "trainer": _COMMON | _TRAINING | _ROLLOUTS | _LOG,
+    "loop": _COMMON | _TRAINING | _ROLLOUTS,
 }
 KINDS = tuple(_BY_KIND)
 FIGURES = {name: text for figures in _BY_KIND.values() for name, text in figures.items()}

@@ -5,6 +5,7 @@ proves that one, and `reset` copies it back. Nothing here writes to `train.py` b
 """
 
 import ast
+import collections
 import contextlib
 import difflib
 import pathlib
@@ -47,21 +48,26 @@ def judged(lab: Lab, row: labs.Row) -> labs.Row:
 
 
 def wrong_fix(lab: Lab) -> "labs.Broken | None":
-    """Return the declared wrong fix that the learner's script is, if it is one: its lines, whatever else is there."""
+    """Return the declared wrong fix that the learner's script holds, if any: its lines, whatever else is there.
+
+    Where it holds several, it is the one that changes most.
+    """
     try:
         before, mine = code_parts(lab.original), code_parts(lab.train)
     except SyntaxError:
         return None
+    found = []
     for each in lab.wrong_fixes:
         there = code_parts(each.path)
         added, taken = there - before, before - there
-        if (added or taken) and added <= mine and not taken & mine:
-            return each
-    return None
+        # What it adds was added, and what it takes away is gone.
+        if added <= mine - before and taken <= before - mine:
+            found.append(((added | taken).total(), each))
+    return max(found, key=lambda pair: pair[0], default=(0, None))[1]
 
 
-def code_parts(path: pathlib.Path) -> set[str]:
-    """Return the lines of a script's code and the keyword arguments of its calls, each by itself.
+def code_parts(path: pathlib.Path) -> collections.Counter[str]:
+    """Return the lines of a script's code and the keyword arguments of its calls, and how often each occurs.
 
     Comments, docstrings, layout and what runs in a shell alone are left out, so that two scripts can be compared by
     what they do.
@@ -73,12 +79,13 @@ def code_parts(path: pathlib.Path) -> set[str]:
     body = [node for node in tree.body if not (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))]
     if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         body = body[1:]
-    parts = set()
+    parts: collections.Counter[str] = collections.Counter()
     for call in (node for part in body for node in ast.walk(part) if isinstance(node, ast.Call)):
-        parts |= {f"{ast.unparse(call.func)}({ast.unparse(keyword)})" for keyword in call.keywords}
+        parts.update(f"{ast.unparse(call.func)}({ast.unparse(keyword)})" for keyword in call.keywords)
         call.keywords = []
     text = ast.unparse(ast.Module(body=body, type_ignores=[]))
-    return parts | {line.strip() for line in text.splitlines() if line.strip()}
+    parts.update(line.strip() for line in text.splitlines() if line.strip())
+    return parts
 
 
 def hint(lab: Lab, *, again: bool = False) -> list[tuple[int, str]]:

@@ -207,7 +207,7 @@ def _record_order(task: _Task) -> dict[str, str] | None:
         return None
     case = f"lab {task.lab.name}: {task.row.script}"
     source = f"labs/{task.lab.name}"
-    return {"failure": task.lab.failures[0], "state": task.row.state, "case": case, "source": source}
+    return {"failure": next(iter(task.lab.failures), "ground"), "state": task.row.state, "case": case, "source": source}
 
 
 def _judge(task: _Task, answer: dict[str, Any]) -> None:

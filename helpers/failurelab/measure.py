@@ -131,7 +131,8 @@ def run(
         kind: one of `KINDS`.
     """
     figures: dict[str, Any] = dict.fromkeys(of(kind))
-    figures |= {"error": "", "error_stage": ""} | ({"warnings": 0} if "warnings" in figures else {})
+    figures |= {"error": "", "error_stage": "", "answer": "", "answer_claims": 0, "answer_wrong": 0}
+    figures |= {"warnings": 0} if "warnings" in figures else {}
     made = Measured(figures)
     measure = importlib.import_module(f".{KINDS[kind]}", __package__).measure
     try:
@@ -146,7 +147,9 @@ def run(
         before = patched.snapshot()
         try:
             try:
-                measure(_imported(script), work)
+                module = _imported(script)
+                measure(module, work)
+                answer(module, figures)
             finally:
                 changed = patched.replaced(before)
             if changed:
@@ -163,6 +166,36 @@ def run(
             made.environment = _environment(error, script)
             made.traceback = "".join(traceback.format_exception(error))
     return made
+
+
+def answer(module: types.ModuleType, figures: dict[str, Any]) -> None:
+    """Compare the ANSWER that a script gives, if any, with what was measured.
+
+    `ANSWER = {"verdict": "harmless", "tensors_without_gradient": 0}`: a verdict, and figures that support it. A false
+    alarm is answered so: nothing in the training is changed, and why is said in figures that can be wrong.
+
+    Raises:
+        Refused: it is not of this form, or names what is no figure.
+    """
+    given = getattr(module, "ANSWER", None)
+    if given is None:
+        return
+    if not isinstance(given, dict) or "verdict" not in given:
+        raise Refused("ANSWER is a dictionary with a verdict and figures, such as {'verdict': 'broken', 'warnings': 3}")
+    claims = {name: value for name, value in given.items() if name != "verdict" and value is not None}
+    for name, value in claims.items():
+        if name not in figures or isinstance(figures[name], str):
+            raise Refused(f"ANSWER claims {name!r}, which is no figure that this lab measures")
+        if not isinstance(value, int | float):
+            raise Refused(f"ANSWER claims {name} = {value!r}, which is no number")
+    figures["answer"] = str(given["verdict"] or "")
+    figures["answer_claims"] = len(claims)
+    figures["answer_wrong"] = sum(not _agree(value, figures[name]) for name, value in claims.items())
+
+
+def _agree(claimed: float, measured: float | None) -> bool:
+    """Whether two figures are equal to a tenth; counts of 0 must be 0."""
+    return measured is not None and abs(claimed - measured) <= 0.1 * max(abs(measured), abs(claimed))
 
 
 def _named(error: BaseException) -> str:

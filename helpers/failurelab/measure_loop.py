@@ -15,8 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import models
 from .measure import Refused, Run
+from .measure_trainer import Score, score, scored_rollouts
 
-STEPS = 40
+STEPS = 50
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
@@ -30,8 +31,12 @@ def measure(script: types.ModuleType, run: Run) -> None:
     model, tokenizer = models.load(str(run.model_path))
     figures["accuracy_before"] = run.judge.accuracy()
     run.stage = "train"
-    with _watched(model, figures):
-        train(model, tokenizer, STEPS)
+    scores: list[Score] = []
+    with _watched(model, figures), scored_rollouts(model, tokenizer, scores, lambda: figures["steps_done"]):
+        try:
+            train(model, tokenizer, STEPS)
+        finally:
+            score(scores, run)
     run.stage = "measure"
     trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     now = {name: tensor.detach() for name, tensor in model.named_parameters()}

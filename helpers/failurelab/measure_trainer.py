@@ -8,7 +8,7 @@ of the model.
 import contextlib
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -105,17 +105,20 @@ def train(trainer: transformers.Trainer, run: Run) -> None:
     }
     trainer.add_callback(_Watch(figures))
     scores: list[Score] = []
-    with _scored_rollouts(trainer, run.tokenizer, scores):
+    with scored_rollouts(model, run.tokenizer, scores, lambda: trainer.state.global_step):
         try:
             trainer.train()
         finally:
             changed = [name for name, now in model.named_parameters() if name in before and _differ(before[name], now)]
             figures["tensors_changed"] = sum(name in trainable for name in changed)
             figures["frozen_changed"] = len(changed) - figures["tensors_changed"]
-            _score(scores, run)
-            losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+            score(scores, run)
+            losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
             weights = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-            figures["finite"] = weights and all(loss - loss == 0 for loss in map(float, losses))
+            figures["finite"] = weights and all(loss - loss == 0 for loss in losses)
+            if losses:
+                last = losses[-max(1, len(losses) // 4) :]
+                figures |= {"loss_first": losses[0], "loss_last": sum(last) / len(last)}
 
 
 def _differ(before: torch.Tensor, now: torch.Tensor) -> bool:
@@ -123,12 +126,17 @@ def _differ(before: torch.Tensor, now: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _scored_rollouts(trainer: Any, tokenizer: Any, scores: list[Score]) -> Iterator[None]:
-    """Score every completion that the trainer's model generates.
+def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Callable[[], int]) -> Iterator[None]:
+    """Score every completion that the model generates in the block.
 
-    It stands on `generate` of the model itself, below the trainer, so that it sees what is trained on, in any trainer.
+    It stands on `generate` of the model itself, below any trainer, so that it sees what is trained on.
+
+    Args:
+        model: what is trained.
+        tokenizer: of the prompts.
+        scores: filled with a score for each completion.
+        step: returns how many optimizer steps were done.
     """
-    model = trainer.model
     original = model.generate
     answers = dict(models.sums())
 
@@ -142,8 +150,8 @@ def _scored_rollouts(trainer: Any, tokenizer: Any, scores: list[Score]) -> Itera
         for index, completion in enumerate(completions):
             asked = re.search(r"\d+\+\d+=", prompts[index // each])
             if asked and asked[0] in answers:
-                score = models.reward([completion], [answers[asked[0]]])[0]
-                scores.append((trainer.state.global_step, asked[0], score))
+                right = models.reward([completion], [answers[asked[0]]])[0]
+                scores.append((step(), asked[0], right))
         return out
 
     was_replaced = "generate" in vars(model)  # by the script, as a repair for instance
@@ -156,7 +164,7 @@ def _scored_rollouts(trainer: Any, tokenizer: Any, scores: list[Score]) -> Itera
             model.generate = original
 
 
-def _score(scores: list[Score], run: Run) -> None:
+def score(scores: list[Score], run: Run) -> None:
     """Work out the rewards at the start and at the end, and how far the first rollouts are below the model."""
     figures = run.figures
     figures["rollouts"] = len(scores)
