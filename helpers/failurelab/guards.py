@@ -16,15 +16,18 @@ from typing import Any
 import torch
 
 from failurelab import decoding, gradients, rollouts
+from failurelab.engine_guard import EngineGuard, HandOver
 from failurelab.guard_base import Guard, GuardTripped, GuardWarning
 from failurelab.handles import Handle, wrap_method
 from failurelab.logits_guard import LogitsGuard, LogitsReport
 from failurelab.placement_guard import PlacementGuard
 
 __all__ = [
+    "EngineGuard",
     "GradientGuard",
     "GuardTripped",
     "GuardWarning",
+    "HandOver",
     "LogitsGuard",
     "LogitsReport",
     "PlacementGuard",
