@@ -1,0 +1,245 @@
+"""Every cure of "element 0": gradients, rollouts, reward, seconds, peak memory; alone, and with rollouts repaired.
+
+LoRA and reentrant checkpointing in trl 0.14, three seeds. `curve` runs: 60 steps, accuracy before and after. `one step`
+runs: peak memory of a whole training step, generation included, of a Qwen2 of 8 layers with random weights and 16
+completions of 64 tokens; for DPOTrainer, which generates nothing, 8 pairs of the same length.
+
+Eras: trl-0.14.
+"""
+
+import argparse
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+from failurelab import gradients, models, observe, trainers
+
+STEPS = 60
+NAMES = (
+    "checkpointing off",
+    "nothing",
+    "enable_input_require_grads before the wrap",
+    "enable_input_require_grads after the wrap",
+    "forward hook written out",
+    "checkpointing before the wrap",
+    "use_reentrant=False",
+    "prepare_peft",
+)
+
+
+@dataclasses.dataclass
+class Cure:
+    """How a run is made: what is done to the model, and which checkpointing the trainer is asked for."""
+
+    prepare: Callable[[Any], Any] = lambda model: model
+    kind: str = "reentrant"
+
+
+def lora() -> Any:
+    """Return the adapter that every run trains."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def cures() -> dict[str, Cure]:
+    """Return all cures by name."""
+    from peft import get_peft_model
+
+    def before(model: Any) -> Any:
+        model.enable_input_require_grads()
+        return model
+
+    def after(model: Any) -> Any:
+        wrapped = get_peft_model(model, lora())
+        wrapped.enable_input_require_grads()
+        return wrapped
+
+    def hook(model: Any) -> Any:
+        model.get_input_embeddings().register_forward_hook(lambda module, args, output: output.requires_grad_(True))
+        return model
+
+    def first(model: Any) -> Any:
+        model.gradient_checkpointing_enable()
+        return model
+
+    made = (
+        Cure(kind="off"),
+        Cure(),
+        Cure(before),
+        Cure(after),
+        Cure(hook),
+        Cure(first),
+        Cure(kind="non-reentrant"),
+        Cure(lambda model: gradients.prepare_peft(model, lora())),
+    )
+    return dict(zip(NAMES, made, strict=True))
+
+
+def trainer_of(cure: Cure, policy: Any, tokenizer: Any, seed: int, repair: bool, **more: Any) -> Any:
+    """Return a GRPOTrainer with this cure; `repair` makes its generation do without the cache (F7)."""
+    transformers.set_seed(seed)  # an adapter's weights are drawn here, or in the trainer, which seeds alike
+    policy = cure.prepare(policy)
+    checkpointing = {}
+    if cure.kind != "off":
+        checkpointing = {"gradient_checkpointing_kwargs": {"use_reentrant": cure.kind == "reentrant"}}
+    trainer = trainers.grpo(
+        policy,
+        tokenizer,
+        seed=seed,
+        learning_rate=2e-3,
+        peft_config=None if hasattr(policy, "get_base_model") else lora(),
+        gradient_checkpointing=cure.kind != "off",
+        **checkpointing,
+        **more,
+    )
+    if repair:
+        trainer.generation_config.use_cache = False
+    return trainer
+
+
+def trained(trainer: Any) -> tuple[gradients.GradientReport, str, float]:
+    """Train, and return which tensors a gradient reached, what was raised, and the seconds it took."""
+    error, start = "", time.perf_counter()
+    with gradients.watch(trainer.model) as watched:
+        try:
+            trainer.train()
+        except RuntimeError as raised:  # what is under study
+            error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
+    return watched.report(), error, time.perf_counter() - start
+
+
+def curve(name: str, cure: Cure, repair: bool, seed: int, device: str) -> None:
+    """Record a run of 60 steps."""
+    policy, tokenizer = models.load(device=device)
+    before = models.accuracy(policy, tokenizer, sampled=True)
+    trainer = trainer_of(cure, policy, tokenizer, seed, repair, steps=STEPS)
+    report, error, seconds = trained(trainer)
+    steps, rewards = trainers.curve(trainer)
+    figures = {
+        "reached": len(report.trainable) - len(report.without_gradient),
+        "trainable": len(report.trainable),
+        "error": error,
+        "seconds": seconds,
+        "accuracy_before": before,
+        "accuracy_after": models.accuracy(trainer.model, tokenizer, sampled=True),
+        "steps": steps,
+        "rewards": [round(reward, 4) for reward in rewards],
+    }
+    record(f"cure: {name}{', rollouts repaired' if repair else ''}", figures, seed, device)
+
+
+def deep(device: str) -> tuple[Any, Any]:
+    """Return a Qwen2 of 8 layers with random weights, and the small model's tokenizer."""
+    small, tokenizer = models.load(device=device)
+    config = transformers.Qwen2Config(**small.config.to_dict() | {"num_hidden_layers": 8})
+    torch.manual_seed(0)
+    return transformers.Qwen2ForCausalLM(config).to(device), tokenizer
+
+
+def one_step(name: str, cure: Cure, seed: int, device: str) -> None:
+    """Record peak memory of one training step."""
+    policy, tokenizer = deep(device)
+    trainer = trainer_of(
+        cure,
+        policy,
+        tokenizer,
+        seed,
+        True,
+        steps=1,
+        prompts_per_step=2,
+        max_completion_length=64,
+        reward=lambda completions, **_: [float(index % 2) for index in range(len(completions))],
+    )
+    peak = observe.peak_memory(trainer.train, device) / 2**20
+    record(f"one step: {name}", {"peak_mib": peak}, seed, device)
+
+
+def dpo(policy: Any, tokenizer: Any, pairs: list, kind: str, seed: int, **more: Any) -> Any:
+    """Return a DPOTrainer with the same adapter and checkpointing."""
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    transformers.set_seed(seed)
+    checkpointing = {"use_reentrant": kind == "reentrant"} if kind != "off" else None
+    config = DPOConfig(
+        tempfile.mkdtemp(),
+        learning_rate=2e-4,  # ten times less than GRPO: a loss that compares two fixed answers goes far at once
+        lr_scheduler_type="constant",
+        gradient_checkpointing=kind != "off",
+        gradient_checkpointing_kwargs=checkpointing,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        use_cpu=policy.device.type == "cpu",
+        seed=seed,
+        **more,
+    )
+    rows = Dataset.from_list(pairs)
+    made = DPOTrainer(policy, args=config, train_dataset=rows, processing_class=tokenizer, peft_config=lora())
+    made.remove_callback(transformers.PrinterCallback)
+    return made
+
+
+def dpo_runs(seed: int, device: str) -> None:
+    """Record DPOTrainer in place of GRPOTrainer: the right sum is preferred to the one above it."""
+    for kind in ("reentrant", "off"):
+        policy, tokenizer = models.load(device=device)
+        before = models.accuracy(policy, tokenizer, sampled=True)
+        pairs = [{"prompt": p, "chosen": a, "rejected": f"{int(a) + 1}"} for p, a in models.sums()]
+        trainer = dpo(policy, tokenizer, pairs, kind, seed, max_steps=STEPS, per_device_train_batch_size=16)
+        report, error, seconds = trained(trainer)
+        figures = {
+            "reached": len(report.trainable) - len(report.without_gradient),
+            "trainable": len(report.trainable),
+            "error": error,
+            "seconds": seconds,
+            "accuracy_before": before,
+            "accuracy_after": models.accuracy(trainer.model.eval(), tokenizer, sampled=True),
+        }
+        record(f"cure: DPOTrainer, {kind}", figures, seed, device)
+        policy, tokenizer = deep(device)
+        pairs = [{"prompt": "12+13=", "chosen": "12" * 32, "rejected": "34" * 32} for _ in range(8)]
+        trainer = dpo(policy, tokenizer, pairs, kind, seed, max_steps=1, per_device_train_batch_size=8)
+        peak = observe.peak_memory(trainer.train, device) / 2**20
+        record(f"one step: DPOTrainer, {kind}", {"peak_mib": peak}, seed, device)
+
+
+def record(case: str, figures: dict, seed: int, device: str) -> None:
+    """Record, with the state that the figures show."""
+    state = "measured"
+    if "reached" in figures:
+        whole = figures["reached"] == figures["trainable"]
+        sane = "rewards" not in figures or (
+            bool(figures["rewards"]) and figures["rewards"][0] > figures["accuracy_before"] - 0.08
+        )
+        state = "broken" if not whole else "right_fix" if sane else "wrong_fix"
+    observe.record("F2", state, figures, case=case, seed=seed, device=device)
+    print(seed, case, state, {key: value for key, value in figures.items() if key != "steps"}, flush=True)
+
+
+def main() -> None:
+    """Run every cure with every seed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seeds", type=int, default=3)
+    arguments = parser.parse_args()
+    observe.quiet()
+    for seed in range(arguments.seeds):
+        for name, cure in cures().items():
+            for repair in (False, True):
+                curve(name, cure, repair, seed, arguments.device)
+        dpo_runs(seed, arguments.device)
+    for name, cure in cures().items():
+        if name != "nothing":
+            one_step(name, cure, 0, arguments.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What checkpointing saves and costs, over depth: peak memory and seconds of a training step with LoRA; and families.
+
+Peak memory is what torch allocated over the start of one forward and backward pass, batch 4 of 256 tokens. Seconds are
+the median of five such passes. For each family: are the gradients with checkpointing of either kind those without?
+
+Eras: trl-0.14, today.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from failurelab import families, gradients, observe
+
+KINDS = ("off", "reentrant", "non-reentrant")
+DEPTHS = (2, 4, 8, 16)
+
+
+def step(kind: str, depth: int, device: str):
+    """Return one forward and backward pass of a Qwen2 of `depth` layers with LoRA, as a function."""
+    from peft import LoraConfig
+
+    torch.manual_seed(0)
+    shape = Qwen2Config(
+        vocab_size=256,
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=depth,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    asked = None if kind == "off" else {"use_reentrant": kind == "reentrant"}
+    model = gradients.prepare_peft(Qwen2ForCausalLM(shape).to(device), lora, asked).train()
+    tokens = torch.randint(0, 256, (4, 256), device=device)
+
+    def run() -> None:
+        model.zero_grad()
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+
+    return run
+
+
+def measured(kind: str, depth: int, device: str) -> dict:
+    """Return peak memory in MiB and the median of seconds."""
+    run = step(kind, depth, device)
+    run()
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        run()
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return {"peak_mib": observe.peak_memory(run, device) / 2**20, "seconds": statistics.median(seconds)}
+
+
+def family(name: str, device: str) -> dict:
+    """Return how many tensors have a gradient, and by how much it differs from the one without checkpointing."""
+    model = families.small(name).to(device)
+    tokens = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(0)).to(device)
+    found, plain = {}, {}
+    for kind in KINDS:
+        if kind != "off":
+            asked = {"use_reentrant": kind == "reentrant"}
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=asked)
+        model.zero_grad()
+        torch.manual_seed(1)  # for dropout
+        options = {} if name == "Mamba" else {"use_cache": False}
+        model(input_ids=tokens, labels=tokens, **options).loss.backward()
+        grads = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+        plain = plain or grads
+        found[kind] = len(grads)
+        found[f"{kind}_error"] = max((grads[each] - plain[each]).abs().max().item() for each in plain)
+    return found
+
+
+def main() -> None:
+    """Measure all and record each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    device = parser.parse_args().device
+    observe.quiet()
+    for depth in DEPTHS:
+        for kind in KINDS:
+            found = measured(kind, depth, device)
+            observe.record("F2", "measured", found, case=f"memory: {depth} layers, {kind}", seed=0, device=device)
+            print(depth, kind, found, flush=True)
+    for name in families.SMALL:
+        found = family(name, device)
+        observe.record("F2", "measured", found, case=f"family: {name}", seed=0, device=device)
+        print(name, found, flush=True)
+
+
+if __name__ == "__main__":
+    main()
