@@ -39,9 +39,19 @@ _LOG = {
     "loss_first": "the first loss that the trainer logged",
     "loss_last": "mean of the losses that the trainer logged, last quarter of them",
 }
+_ENGINE = {
+    "zero_stage": "stage of ZeRO that the engine runs at; -1 where there is no engine",
+    "generations": "how often the trainer's model generated, whoever asked for it",
+    "engine_hooks": "ZeRO-3's hooks on the model's submodules when training began",
+    "engine_hooks_in_generation": "the most of these that were on while the model generated",
+    "engine_hooks_after": "those that were on when training had ended",
+    "partitioned_in_generation": "the most tensors that a forward pass of generation found partitioned: gathered anew",
+    **{name: _TRAINING[name] for name in ("steps_done", "tensors_total", "tensors_changed", "finite")},
+}
 _BY_KIND = {
     "trainer": _COMMON | _TRAINING | _ROLLOUTS | _LOG,
     "loop": _COMMON | _TRAINING | _ROLLOUTS,
+    "engine": _COMMON | _ENGINE,
 }
 KINDS = tuple(_BY_KIND)
 FIGURES = {name: text for figures in _BY_KIND.values() for name, text in figures.items()}

@@ -6,6 +6,7 @@ depends on the lab's kind; each kind has a module of its own, with a function `m
 
     trainer     measure_trainer      build_trainer(model_path, output_dir) -> a Trainer, which the checker trains
     loop        measure_loop         train(model, tokenizer, steps), a training loop written by hand
+    engine      measure_engine       build_trainer(model_path, output_dir) -> a Trainer, trained under a ZeRO-3 engine
 
 It runs in the era's Python, in a process of its own (see `check_server`).
 """
@@ -28,12 +29,12 @@ from typing import Any
 import torch
 import transformers
 
-from . import judge, models, patched
+from . import engines, judge, models, patched
 from .figures import of
 
 WARNING = "None of the inputs have requires_grad=True"
 # A lab's kind and the module that measures it; a module is loaded when its kind is asked for.
-KINDS = {"trainer": "measure_trainer", "loop": "measure_loop"}
+KINDS = {"trainer": "measure_trainer", "loop": "measure_loop", "engine": "measure_engine"}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
@@ -231,6 +232,8 @@ def _environment(error: BaseException, script: pathlib.Path) -> str:
     """Return why an error is the machine's or the stack's fault and not the script's, or an empty text."""
     if isinstance(error, MemoryError):
         return "this machine has not enough memory for the run"
+    if isinstance(error, engines.EngineError):
+        return str(error)  # no DeepSpeed, no compiler: raised before the script's own function is called
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return f"this machine has no room for the run: {os.strerror(error.errno)}"
     if isinstance(error, ImportError):

@@ -17,8 +17,9 @@ PACKAGE = ROOT / "helpers" / "failurelab"
 FLOORS = [
     "expect observe noise registry models families predicates tables figures",
     "gradients adapters handles decoding rollouts logits alignment chunked guards guard_base logits_guard trainers "
-    "judge patched zero3 engines engine_guard measure measure_trainer measure_loop "
-    "placement placement_faults device_maps precision native placement_guard simulate simulated_memory",
+    "judge patched zero3 engines engine_guard measure measure_trainer measure_loop measure_engine "
+    "placement placement_faults device_maps precision native placement_guard simulate simulated_memory "
+    "simulated_bits",
     "eras magics era_client era_kernel era_output notebook check_server check_process check_client",
     "labs lab_files course contract stored runner supervise results evidence ledger_tables recording doctor "
     "lab_state lab_work lab_report",
