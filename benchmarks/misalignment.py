@@ -65,8 +65,10 @@ def passed_on(model) -> None:
     """Pass the old name on by the name that this model knows: on this one object, and on copies of it."""
     name = logits.keep_argument(model)
 
-    def renamed(forward, *args, num_logits_to_keep=0, **kwargs):
-        return forward(*args, **{name: num_logits_to_keep}, **kwargs)
+    def renamed(forward, *args, num_logits_to_keep=None, **kwargs):
+        if num_logits_to_keep is not None:
+            kwargs[name] = num_logits_to_keep
+        return forward(*args, **kwargs)
 
     handles.wrap_method(model, "forward", renamed, f"num_logits_to_keep is passed on as {name}")
 
