@@ -7,6 +7,7 @@ folder that the environment variable FAILURELAB_EVIDENCE names (`failurelab run`
 """
 
 import contextlib
+import gc
 import importlib.metadata
 import json
 import os
@@ -146,6 +147,7 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
     the process's own memory; on a GPU it is `torch.cuda.max_memory_allocated` over the start.
     """
     device = torch.device(device)
+    gc.collect()  # what an earlier run left in cycles must not be freed, and counted as freed, during this one
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
