@@ -16,7 +16,6 @@ from typing import Any
 
 # As many as a DataLoader or two may want; a fork bomb is stopped before the machine is.
 PROCESSES = 32
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Child:
@@ -106,8 +105,9 @@ def _sessions() -> dict[int, tuple[int, int]]:
 
 
 def _resident(pid: int) -> int:
-    """Return the bytes that a process holds alone: resident, less what it shares with files."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        resident, shared = map(int, pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1:3])
-        return (resident - shared) * _PAGE
+    """Return the resident bytes of a process; what it shares with others, as after a fork, is divided among them."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
     return 0

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from failurelab import check_client, eras, labs, measure
+from failurelab import check_client, check_process, eras, labs, measure
 
 LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
@@ -238,6 +238,57 @@ def test_a_script_that_hangs_or_dies_is_ended_and_named(server, tmp_path):
     assert "memory runs out" in answers[3]["environment"]
     assert all(gone(int(pid)) for pid in pids.read_text().split())
     assert list(server.folder.glob("check-*")) == []
+
+
+EATS = """
+held = []
+while True:
+    held.append(bytearray(b"x" * 2**24))
+"""
+FORKS = """
+import os, time
+for _ in range(60):
+    if not os.fork():
+        time.sleep(600)
+time.sleep(600)
+"""
+DELETES = """
+import os, pathlib, shutil
+shutil.rmtree(pathlib.Path(__file__).parent)
+os._exit(0)
+"""
+# It leaves its group, its session and its parent.
+DAEMON = """
+import os, pathlib, time
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        pathlib.Path({pids!r}).write_text(str(os.getpid()))
+        time.sleep(600)
+    os._exit(0)
+while not pathlib.Path({pids!r}).exists():
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/statm").exists(), reason="memory is watched on Linux")
+def test_a_script_that_eats_the_machine_is_stopped(server, tmp_path):
+    """Memory, processes, its own folder, a process in the background: each is named, nothing is left running."""
+    pids = tmp_path / "daemon"
+    codes = (EATS, FORKS, DELETES, DAEMON.format(pids=str(pids)))
+    for number, code in enumerate(codes):
+        script = tmp_path / f"{number}.py"
+        script.write_text(code)
+        server.check(number, script, MODEL, "Trainer", time_limit=120, memory_limit=1500)
+    answers = {answer["id"]: answer for answer in (server.answer(300) for _ in range(4))}
+    assert answers[0]["ended"].startswith("over its memory limit of 1500 MiB: it held ")
+    assert answers[1]["ended"].startswith("over its limit of 32 processes")
+    assert answers[2]["ended"].startswith("deleted the folder that it ran in")
+    assert "no function build_trainer" in answers[3]["measured"]["refused"]
+    assert gone(int(pids.read_text()))
+    assert sorted(path.name for path in tmp_path.glob("*.py")) == ["0.py", "1.py", "2.py", "3.py"]
+    children = check_process.descendants(server.process.pid)
+    assert children == [server.process.pid]
 
 
 def spoilt(lab, tmp_path, *edits):

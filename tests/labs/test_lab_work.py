@@ -1,0 +1,323 @@
+"""A learner at work: check, hint, solution, reset, watch, progress; and what is kept of it."""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from failurelab import eras, lab_report, lab_state, lab_work, labs
+
+LABS = eras.root() / "labs"
+REPAIR = "    model.enable_input_require_grads()\n    config = GRPOConfig("
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A copy of lab 01 with a state file of its own."""
+    monkeypatch.setenv("FAILURELAB_STATE", str(tmp_path / "labs.json"))
+    folder = tmp_path / "01_frozen_embeddings"
+    shutil.copytree(LABS / folder.name, folder)
+    return labs.load(folder)
+
+
+def row(lab, result, reason="as found"):
+    return labs.Row(lab.name, labs.CHECK, "train.py", result, reason)
+
+
+def progress(lab):
+    return lab_state.read(lab_state.default_path())[lab.name]
+
+
+def test_checks_are_counted_up_to_the_first_pass(lab):
+    lab_work.judged(lab, row(lab, "FAIL"))
+    lab_work.judged(lab, row(lab, "ENVIRONMENT"))
+    assert (progress(lab).checks, progress(lab).solved) == (1, "")
+    lab_work.judged(lab, row(lab, "PASS"))
+    lab_work.judged(lab, row(lab, "FAIL"))
+    found = progress(lab)
+    assert found.checks == 2
+    assert found.solved >= found.started > ""
+    assert found.minutes >= 0
+
+
+def test_a_wrong_fix_that_many_try_is_told_and_kept(lab):
+    """The learner's own layout and comments do not hide it."""
+    text = (lab.folder / "wrong_fixes" / "filter_warnings.py").read_text()
+    lab.train.write_text(text.replace("import tempfile\n", "import tempfile  # mine\n\n\n"))
+    made = lab_work.judged(lab, row(lab, "FAIL"))
+    assert "a repair that many try" in made.reason
+    assert next(each.reason for each in lab.wrong_fixes if each.path.stem == "filter_warnings") in made.reason
+    lab_work.judged(lab, row(lab, "FAIL"))
+    assert progress(lab).wrong_fixes == ["filter_warnings"]
+
+
+@pytest.mark.parametrize("name", [None, *labs.known()])
+def test_every_wrong_fix_is_known_by_its_code(name, lab):
+    """And neither the broken script nor one that is no Python is taken for one."""
+    if name is None:
+        assert lab_work.wrong_fix(lab) is None
+        lab.train.write_text("def broken(:\n")
+        assert lab_work.wrong_fix(lab) is None
+        return
+    folder = lab.folder.parent / name
+    shutil.copytree(LABS / name, folder, dirs_exist_ok=True)
+    other = labs.load(folder)
+    for each in other.wrong_fixes:
+        shutil.copyfile(each.path, other.train)
+        assert lab_work.wrong_fix(other) == each
+
+
+def test_hints_grow_and_can_be_read_again(lab):
+    assert lab_work.hint(lab, again=True) == []
+    assert [lab_work.hint(lab)[0][0] for _ in range(4)] == [1, 2, 3, 3]
+    assert progress(lab).hints == 3
+    assert [number for number, _ in lab_work.hint(lab, again=True)] == [1, 2, 3]
+
+
+def test_hints_after_solving_are_not_counted(lab):
+    lab_work.judged(lab, row(lab, "PASS"))
+    assert [number for number, _ in lab_work.hint(lab)] == [1, 2, 3]
+    assert progress(lab).hints == 0
+
+
+def test_the_solution_is_offered_after_a_pass_or_when_asked_for(lab):
+    with pytest.raises(labs.LabError, match=r"not solved yet. Next: failurelab lab hint 01 \(3 left\), or"):
+        lab_work.solution(lab)
+    shown = lab_work.solution(lab, asked=True)
+    assert "+    model.enable_input_require_grads()" in shown
+    assert progress(lab).solution_seen
+    lab_work.judged(lab, row(lab, "PASS"))
+    assert progress(lab).words == "solved, the solution was seen"
+
+
+def test_reset_keeps_what_was_written(lab):
+    """Twice: no backup is written over."""
+    original = lab.original.read_text()
+    assert lab_work.reset(lab) is None
+    for number, text in enumerate(("first = 1\n", "second = 2\n"), start=1):
+        lab.train.write_text(text)
+        kept = lab_work.reset(lab)
+        assert kept.name == f"train.backup-{number}.py"
+        assert kept.read_text() == text
+        assert lab.train.read_text() == original
+    lab.train.unlink()
+    assert lab_work.reset(lab) is None
+    assert lab.train.read_text() == original
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "no state file of schema 1"),
+        ('{"schema": 2, "labs": {}}', "no state file of schema 1"),
+        ('{"schema": 1, "labs": {"01": {"grade": 1}}}', "01 has other fields"),
+        ('{"schema": 1, "labs": {"01": {"checks": "many"}}}', "01: checks is 'many'"),
+        ('{"schema": 1, "labs": {"01": {"solved": "yesterday"}}}', "01: a time is not one"),
+        ('{"schema": 1, "labs": {"01": {"solved": "2026-01-01T10:00:00"}}}', "a time without a zone"),
+    ],
+)
+def test_a_damaged_state_file_is_named_and_left_as_it_is(lab, content, problem):
+    path = lab_state.default_path()
+    path.write_text(content)
+    with pytest.raises(lab_state.StateError, match=problem) as caught:
+        lab_work.hint(lab)
+    assert str(path) in str(caught.value) and "Next: " in str(caught.value)
+    assert path.read_text() == content
+
+
+def test_two_commands_at_once_lose_nothing(lab):
+    threads = [threading.Thread(target=lab_work.judged, args=(lab, row(lab, "FAIL"))) for _ in range(20)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert progress(lab).checks == 20
+
+
+def test_a_class_is_merged_from_state_files(tmp_path):
+    """Three learners and a broken file: it is named, the others count."""
+    solved = {"started": "2026-01-01T10:00:00+00:00", "solved": "2026-01-01T10:20:00+00:00", "checks": 3, "hints": 2}
+    solved |= {"wrong_fixes": ["filter_warnings"], "solution_seen": False}
+    quick = solved | {"solved": "2026-01-01T10:10:00+00:00", "checks": 1, "hints": 0, "wrong_fixes": []}
+    tried = solved | {"solved": "", "wrong_fixes": ["filter_warnings", "train_mode"]}
+    for name, content in {"ann": solved, "ben": quick, "cem": tried}.items():
+        text = json.dumps({"schema": 1, "labs": {"01_frozen_embeddings": content}})
+        (tmp_path / f"{name}.json").write_text(text)
+    (tmp_path / "dot.json").write_text("{")
+    report = lab_report.merge([tmp_path, tmp_path / "ann.json", tmp_path / "nobody.json"])
+    assert report.files == 3
+    assert [str(tmp_path / name) in text for name, text in zip(("dot.json", "nobody.json"), report.left_out)] == [
+        True
+    ] * 2
+    first = report.labs[0]
+    assert (first.lab, first.learners, first.solved, first.with_solution) == ("01_frozen_embeddings", 3, 2, 0)
+    assert first.hints == {0: 1, 2: 1}
+    assert first.wrong_fixes == {"filter_warnings": 2, "train_mode": 1}
+    assert (first.checks, first.minutes) == (2, 15)
+    assert report.labs[1].minutes is None
+    json.dumps(report.to_json(), allow_nan=False)
+
+
+class Terminal:
+    """A command in a pseudo-terminal, read as a person reads it."""
+
+    def __init__(self, *words, environment):
+        self.pid, self.screen = pty.fork()[0:2]
+        if not self.pid:
+            os.environ.update(environment)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.execv(sys.executable, [sys.executable, "-m", "failurelab", *words])
+        self.text, self.status = "", None
+
+    @property
+    def plain(self):
+        """What was read, without colours and line breaks."""
+        return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.text).split())
+
+    def read_to(self, words, limit=240):
+        """Read until `words` are there, or the command ends."""
+        while words not in self.plain:
+            assert select.select([self.screen], [], [], limit)[0], f"no {words!r} within {limit} s: {self.text}"
+            try:
+                data = os.read(self.screen, 65536)
+            except OSError:  # Linux says so at the end of a terminal
+                data = b""
+            if not data:
+                assert words in self.plain, self.text
+                return
+            self.text += data.decode(errors="replace")
+
+    def end(self):
+        """Read what is left, and return the exit status."""
+        while True:
+            try:
+                data = os.read(self.screen, 65536)
+            except OSError:
+                break
+            if not data:
+                break
+            self.text += data.decode(errors="replace")
+        os.close(self.screen)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def course(tmp_path):
+    """The course as a learner has it, with a lab of six steps: links to everything but the labs."""
+    root = tmp_path / "course"
+    root.mkdir()
+    for path in eras.root().iterdir():
+        if path.name not in ("labs", ".course", ".git", ".pytest_cache", ".hypothesis"):
+            (root / path.name).symlink_to(path)
+    for name in ("01_frozen_embeddings", "02_garbage_rollouts"):
+        folder = root / "labs" / name
+        shutil.copytree(LABS / name, folder)
+        for path in folder.rglob("*.py"):
+            text = path.read_text().replace("max_steps=70", "max_steps=6").replace("warmup_steps=7", "warmup_steps=1")
+            path.write_text(text)
+        path = folder / "lab.toml"
+        # Six steps teach nothing: here a lab is solved when its gradients are right.
+        parts = path.read_text().replace("steps_done >= 70", "steps_done >= 6").split("\n\n")
+        learned = ('check = "accuracy_gain', 'check = "reward_last', 'check = "rollout_gap')
+        path.write_text("\n\n".join(part for part in parts if not any(each in part for each in learned)))
+    return root
+
+
+@pytest.mark.era
+def test_a_learner_in_a_terminal(course, tmp_path):
+    """List, a check that names the mistake, a hint, an edit while watching, green; then the solution and the list."""
+    environment = {"FAILURELAB_ROOT": str(course), "FAILURELAB_STATE": str(tmp_path / "state.json"), "COLUMNS": "120"}
+    environment |= {"TERM": "xterm", "OMP_NUM_THREADS": "1"}
+
+    def learner(*words):
+        return Terminal("lab", *words, environment=environment)
+
+    listed = learner("list")
+    assert listed.end() == 0
+    assert "0 of 2 solved" in listed.text and "failurelab lab check 01" in listed.text
+    checked = learner("check")
+    assert checked.end() == 1
+    assert "24 of 25 tensors still have no gradient" in checked.plain
+    hinted = learner("hint", "01")
+    assert hinted.end() == 0
+    assert "Hint 1 of 3" in hinted.text
+    script = course / "labs" / "01_frozen_embeddings" / "train.py"
+    watched = learner("watch", "01")
+    watched.read_to("waiting for a change")
+    script.write_text(script.read_text().replace("    config = GRPOConfig(", REPAIR))
+    watched.read_to("PASS lab 01")
+    assert watched.end() == 0, watched.text
+    assert "\x1b[1;32mPASS" in watched.text  # green
+    solved = learner("solution", "01")
+    assert solved.end() == 0
+    assert "enable_input_require_grads" in solved.text
+    listed = learner("list")
+    assert listed.end() == 0
+    assert "1 of 2 solved" in listed.text and "1 of 3" in listed.text
+    reset = learner("reset", "01")
+    assert reset.end() == 0
+    assert "train.backup-1.py" in reset.text
+
+
+@pytest.mark.era
+def test_a_watch_that_is_ended_leaves_nothing_running(course, tmp_path):
+    environment = {"FAILURELAB_ROOT": str(course), "FAILURELAB_STATE": str(tmp_path / "state.json")}
+    watched = Terminal("lab", "watch", "01", environment=environment | {"OMP_NUM_THREADS": "1"})
+    watched.read_to("waiting for a change")
+    started = subprocess.run(
+        ["ps", "--ppid", str(watched.pid), "-o", "pid="], capture_output=True, text=True, check=True
+    )
+    servers = [int(each) for each in started.stdout.split()]
+    assert servers
+    os.write(watched.screen, b"\x03")
+    assert watched.end() == 1
+    assert "your script is as you saved it" in watched.text
+    assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in servers)
+
+
+def test_wrong_calls_get_one_line(tmp_path):
+    """An unknown lab, a damaged state: the exit status is 1, and there is no traceback."""
+    environment = os.environ | {"FAILURELAB_STATE": str(tmp_path / "state.json")}
+    for words, message in ((("hint", "77"), "unknown lab '77'"), (("solution", "1"), "is not solved yet")):
+        done = subprocess.run(
+            [sys.executable, "-m", "failurelab", "lab", *words], capture_output=True, text=True, env=environment
+        )
+        assert done.returncode == 1
+        assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    (tmp_path / "state.json").write_text("{")
+    done = subprocess.run(
+        [sys.executable, "-m", "failurelab", "lab", "list"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 1
+    assert "state.json: it cannot be read" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_magic_in_a_cell(tmp_path, monkeypatch, capsys):
+    """%lab prints what the command prints, and an error is a line, not a traceback."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    monkeypatch.setenv("FAILURELAB_STATE", str(tmp_path / "state.json"))
+    shell = InteractiveShell.instance()
+    try:
+        shell.run_line_magic("load_ext", "failurelab")
+        shell.run_line_magic("lab", "hint 01")
+        assert "Hint 1 of 3 for lab 01" in capsys.readouterr().out
+        for line, message in (
+            ("hint 77", "unknown lab '77'"),
+            ("dance", "No such command"),
+            ("watch 01", "%lab check"),
+        ):
+            shell.run_line_magic("lab", line)
+            assert message in capsys.readouterr().out
+    finally:
+        InteractiveShell.clear_instance()
