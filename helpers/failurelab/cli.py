@@ -74,12 +74,13 @@ def doctor(
     python: Annotated[
         pathlib.Path | None, typer.Option(help="Look at this Python's libraries instead of the course.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Look at this machine, or at another Python's libraries: which failures would it meet?"""
     from . import doctor as look
 
     checks = look.other_python(python) if python else look.course()
-    print(look.text(checks))
+    print(json.dumps(look.to_json(checks), indent=1) if as_json else look.text(checks))
     raise typer.Exit(look.exit_status(checks))
 
 

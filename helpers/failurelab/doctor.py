@@ -13,6 +13,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from typing import Any
 
 from . import eras, registry
 
@@ -22,18 +24,59 @@ _LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed",
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing looked at. `detail` says what was found; `next_step` is empty unless something is to be done."""
+    """One thing looked at.
+
+    Attributes:
+        name: what was looked at.
+        status: PASS, FAIL or NOT RUN.
+        detail: what was found.
+        next_step: empty unless something is to be done.
+        failure: the id of the failure that it is about, if any.
+    """
 
     name: str
     status: str
     detail: str
     next_step: str = ""
+    failure: str = ""
 
 
 def course() -> list[Check]:
     """Check what the course needs on this machine: Python, disk, memory, compiler, eras, the small model, a GPU."""
     top = eras.root()
-    return [_python(), _packages(), *_eras(), _model(top), _compiler(), _memory(), _disk(top), _gpu()]
+    made = _eras()
+    ready = [each.name.removeprefix("Era ") for each in made if each.status == PASS]
+    return [
+        _python(),
+        _packages(),
+        *made,
+        _kernel(ready[0] if ready else eras.TODAY),
+        _model(top),
+        _compiler(),
+        _memory(),
+        _disk(top),
+        _gpu(),
+    ]
+
+
+def _kernel(era: str) -> Check:
+    """Start the kernel of an era, as a notebook's cell does, and ask it for its transformers; end it again."""
+    from . import era_client, era_output
+
+    name = f"Kernel of {era}"
+    began = time.monotonic()
+    try:
+        kernel = era_client.EraKernel(era)
+        try:
+            code = "import trl; from trl import GRPOTrainer; answer = trl.__version__"
+            answer = kernel.run(code, fetch=["answer"])["answer"]
+        finally:
+            kernel.stop()
+    except (eras.EraError, era_output.EraKernelDied, era_output.EraMagicError, era_output.EraCellError) as error:
+        reason = str(error).strip().splitlines()[0]
+        return Check(name, FAIL, reason, f"failurelab eras remove {era}, then failurelab eras create {era}")
+    seconds = time.monotonic() - began
+    return Check(name, PASS, f"imported GRPOTrainer of trl {answer}, {seconds:.0f} s from start to end")
 
 
 def _python() -> Check:
@@ -132,17 +175,17 @@ def other_python(python: pathlib.Path) -> list[Check]:
         "    except m.PackageNotFoundError: return None\n"
         f"print(json.dumps({{n: v(n) for n in {_LIBRARIES!r}}}))"
     )
-    try:
-        asked = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60)
-        found = json.loads(asked.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        raise eras.EraError(
-            f"{python} did not answer as a Python interpreter does ({error}): its libraries cannot be told. "
-            "Next: give the path that `which python` prints where you train."
-        ) from error
-    versions = {name: version for name, version in found.items() if version}
+    versions = _asked(python, code)
     listed = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none of the libraries under study"
-    made = [Check("Libraries", PASS if "trl" in versions else NOT_RUN, listed)]
+    if "transformers" not in versions:
+        raise eras.EraError(
+            f"transformers is not installed for {python} ({listed}): none of the course's failures can happen there. "
+            "Next: give the Python that you train with, as `which python` prints it there."
+        )
+    missing = (
+        "" if "trl" in versions else "; trl is not installed: its trainers cannot be at fault, code of your own can"
+    )
+    made = [Check("Libraries", PASS, listed + missing)]
     for failure in registry.all():
         hit = registry.affected(failure, versions)
         made.append(
@@ -150,10 +193,51 @@ def other_python(python: pathlib.Path) -> list[Check]:
                 f"{failure.id} {failure.title}",
                 FAIL if hit else PASS,
                 str(hit.reason),
-                f"{failure.id}: read notebook {failure.notebook}" if hit else "",
+                _repair(failure, versions) if hit else "",
+                failure.id,
             )
         )
     return made
+
+
+def _asked(python: pathlib.Path, code: str) -> dict[str, str]:
+    """Return the versions that a Python names.
+
+    Raises:
+        eras.EraError: it is no Python, or does not start, or does not answer.
+    """
+    try:
+        # Without this process's own folders: what it has would be counted as there.
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        asked = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60, env=variables)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise eras.EraError(
+            f"{python} is no Python that starts ({error}): its libraries cannot be told. "
+            "Next: give the path that `which python` prints where you train."
+        ) from error
+    try:
+        found = json.loads(asked.stdout.strip().splitlines()[-1])
+        return {name: version for name, version in found.items() if version}
+    except (ValueError, IndexError, AttributeError) as error:
+        said = (asked.stderr.strip() or asked.stdout.strip() or "nothing").splitlines()[-1][:200]
+        raise eras.EraError(
+            f"{python} ended with status {asked.returncode} and did not tell its versions; it said last: {said}. "
+            "Next: mend or make that environment anew, or give the path that `which python` prints where you train."
+        ) from error
+
+
+def _repair(failure: registry.Failure, versions: dict[str, str]) -> str:
+    """Return what to do about a failure: upgrade, or repair in place, and where it is explained."""
+    upgrades = [f"{stack} ({stack.what})" for stack in failure.fixed if not stack.holds(versions)]
+    ways = [f"upgrade to {' or '.join(upgrades)}"] if upgrades else []
+    ways += [f"in place: {failure.fix}"]
+    ways += [f"helper: failurelab.{failure.helper}"] if failure.helper else []
+    return f"{failure.id}: {'; '.join(ways)}. Why: notebooks/{failure.notebook}.ipynb"
+
+
+def to_json(checks: list[Check]) -> dict[str, Any]:
+    """Return the checks as JSON can hold them."""
+    return {"schema": 1, "exit_status": exit_status(checks), "checks": [dataclasses.asdict(each) for each in checks]}
 
 
 def text(checks: list[Check]) -> str:

@@ -1,5 +1,6 @@
 """The command line: exit statuses, and one clear line for what is wrong."""
 
+import json
 import subprocess
 import sys
 
@@ -82,3 +83,65 @@ def test_only_a_failed_check_fails_the_doctor(status):
     checks = [doctor.Check("Python", doctor.PASS, "3.11"), doctor.Check("GPU", status, "none", "buy one")]
     assert doctor.exit_status(checks) == int(status == doctor.FAIL)
     assert doctor.text(checks).splitlines()[-2:] == ["Next:", "  - buy one"]
+
+
+PLANTED = {
+    "old GRPO": ({"trl": "0.14.0", "transformers": "4.48.3"}, {"F1", "F7"}, {"F3b"}),
+    "old GRPO on newer transformers": ({"trl": "0.14.0", "transformers": "4.52.4"}, {"F1", "F3b"}, {"F7"}),
+    "in between": ({"trl": "0.19.0", "transformers": "4.53.0"}, {"F7"}, {"F3b"}),
+    "of today": ({"trl": "1.16.0", "transformers": "5.23.0"}, set(), {"F1", "F3b", "F7"}),
+    "a loop of one's own": ({"transformers": "5.23.0"}, set(), {"F1", "F3b"}),
+}
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """Make a Python that has these packages, as their metadata says, and no others."""
+
+    def make(packages):
+        for name, version in packages.items():
+            folder = tmp_path / "packages" / f"{name}-{version}.dist-info"
+            folder.mkdir(parents=True)
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "packages"} exec {sys.executable} -S "$@"\n')
+        python.chmod(0o755)
+        return python
+
+    return make
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_doctor_of_a_planted_environment(planted, name):
+    """Which failures these versions have, and which not; for each what to do, where it is explained, and as JSON."""
+    packages, has, has_not = PLANTED[name]
+    done = failurelab("doctor", "--python", str(planted(packages)), "--json")
+    found = json.loads(done.stdout)
+    failed = {each["failure"] for each in found["checks"] if each["status"] == "FAIL"}
+    assert has <= failed and not failed & has_not
+    assert done.returncode == found["exit_status"] == int(bool(failed))
+    for each in found["checks"]:
+        if each["failure"] in failed:
+            failure = registry.get(each["failure"])
+            assert failure.fix in each["next_step"] and f"notebooks/{failure.notebook}" in each["next_step"]
+            for stack in failure.fixed:
+                assert (str(stack) in each["next_step"]) == (not stack.holds(packages))
+
+
+def test_doctor_of_an_environment_without_transformers(planted):
+    """Nothing can be told of it, in one line."""
+    done = failurelab("doctor", "--python", str(planted({"torch": "2.5.1"})))
+    assert done.returncode == 1
+    assert "transformers is not installed" in done.stderr and "torch 2.5.1" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_doctor_of_a_broken_python(tmp_path):
+    """It starts and fails: what it said last, and what to do, in one line."""
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'Fatal Python error: init_fs_encoding' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    done = failurelab("doctor", "--python", str(broken))
+    assert done.returncode == 1
+    assert "ended with status 1" in done.stderr and "init_fs_encoding" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
