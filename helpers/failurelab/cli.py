@@ -135,9 +135,46 @@ def evidence_show(
     console.print(table)
 
 
+@evidence_app.command("compare")
+def evidence_compare(
+    old: Annotated[pathlib.Path, typer.Argument(help="A ledger.")],
+    new: Annotated[pathlib.Path, typer.Argument(help="Another.")],
+    tolerance: Annotated[float, typer.Option(help="Relative difference of magnitudes that is passed over.")] = 0.1,
+    as_json: Json = False,
+) -> None:
+    """Tell what changed between two ledgers; exit status 1 if a verdict did, or something is missing."""
+    import dataclasses
+
+    from . import evidence, ledger_compare
+
+    found = ledger_compare.compare(evidence.load(old), evidence.load(new), tolerance)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found) | {"holds": found.holds}, indent=1))
+        raise typer.Exit(int(not found.holds))
+    for title, lines in (
+        (f"only in {old}", found.only_old),
+        (f"only in {new}", found.only_new),
+        ("versions", found.versions),
+        ("verdicts", [f"{each.where}: {each.figure} {each.old} -> {each.new}" for each in found.verdicts]),
+    ):
+        if lines:
+            console.print(f"{len(lines)} {title}", style="bold")
+            print("\n".join(f"  {line}" for line in lines))
+    if found.magnitudes:
+        table = Table("measurement", "figure", "old", "new", "ratio", title=f"differ by more than {tolerance:.0%}")
+        for each in found.magnitudes:
+            ratio = "-" if each.ratio is None else f"{each.ratio:.2f}"
+            table.add_row(each.where, each.figure, _short(each.old), _short(each.new), ratio)
+        console.print(table)
+    console.print(f"{old}: {found.machines[0]}; {new}: {found.machines[1]}", highlight=False, soft_wrap=True)
+    differ = f"{len(found.verdicts)} verdicts and {len(found.magnitudes)} magnitudes differ"
+    console.print(f"{found.same} measurements in both; {differ}", style="bold", highlight=False)
+    raise typer.Exit(int(not found.holds))
+
+
 @evidence_app.command("tables")
 def evidence_tables() -> None:
-    """Write the tables in README.md, and its picture, from evidence/cpu.json."""
+    """Write the tables in README.md, and its pictures, from evidence/cpu.json."""
     from . import evidence, ledger_tables
 
     readme = eras.root() / "README.md"
@@ -146,7 +183,8 @@ def evidence_tables() -> None:
     new = ledger_tables.update(old, records)
     readme.write_text(new, encoding="utf-8")
     ledger_tables.picture(records, eras.root() / "evidence" / "rollouts.png")
-    _say(f"README.md: tables {'unchanged' if new == old else 'written'}; evidence/rollouts.png drawn")
+    ledger_tables.misalignment_picture(records, eras.root() / "evidence" / "misalignment.png")
+    _say(f"README.md: tables {'unchanged' if new == old else 'written'}; pictures in evidence/ drawn")
 
 
 def _verified(row) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from . import eras
 
 SCHEMA = 1
+TIERS = ("cpu", "gpu", "simulated")  # as observe.TIERS, which imports torch
 _FIELDS = {
     "schema": int,
     "failure": str,
@@ -49,6 +50,11 @@ def validate(record: Record, where: str = "record") -> None:
                 f"{where}: field {field!r} is {record.get(field)!r}, a {kind.__name__} is needed. "
                 "Records are made by observe.record; next: record this evidence again."
             )
+    if record["tier"] not in TIERS:
+        raise EvidenceError(
+            f"{where}: tier is {record['tier']!r}, one of {', '.join(TIERS)} is needed: a figure without a tier "
+            "says nothing. Next: record this evidence again."
+        )
     if record["schema"] > SCHEMA:
         raise EvidenceError(
             f"{where}: schema {record['schema']} is newer than this package knows ({SCHEMA}). Next: update failurelab."
@@ -99,12 +105,38 @@ def load(path: pathlib.Path) -> list[Record]:
 
 
 def save(path: pathlib.Path, records: Iterable[Record]) -> None:
-    """Write a ledger, sorted, one record a line, so that a change to it reads well in a diff."""
+    """Write a ledger, sorted, one record a line, so that a change to it reads well in a diff; whole or not at all.
+
+    Raises:
+        EvidenceError: something is no record, or two of one era and device were measured with different versions.
+    """
     ordered = sorted(records, key=key)
+    stacks: dict[tuple[str, str], Record] = {}
+    for made in ordered:
+        validate(made)
+        first = stacks.setdefault((made["era"], made["device"]), made)
+        if first["versions"] != made["versions"]:
+            packages = sorted({*first["versions"], *made["versions"]})
+            package = next(each for each in packages if first["versions"].get(each) != made["versions"].get(each))
+            raise EvidenceError(
+                f"{path} would mix versions in era {made['era']}: {package} {first['versions'].get(package)} in "
+                f"{first['source']} and {made['versions'].get(package)} in {made['source']}. Next: record all of the "
+                "era again, or in another ledger."
+            )
     lines = ",\n".join(json.dumps(made, sort_keys=True, ensure_ascii=False) for made in ordered)
     temporary = pathlib.Path(f"{path}.{os.getpid()}")
     temporary.write_text(f'{{"schema": {SCHEMA}, "records": [\n{lines}\n]}}\n', encoding="utf-8")
     temporary.replace(path)
+
+
+def replace(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
+    """Return both together, without what `new` measured again: its source, in the same era, on the same device.
+
+    A case that the source no longer has would else stay for ever.
+    """
+    new = list(new)
+    again = {(made["source"], made["era"], made["device"]) for made in new}
+    return [*(made for made in old if (made["source"], made["era"], made["device"]) not in again), *merge([], new)]
 
 
 def merge(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:

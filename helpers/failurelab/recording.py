@@ -55,4 +55,4 @@ def record(out: pathlib.Path, *, device: str = "cpu", only: list[str], say: Call
 
 def _keep(out: pathlib.Path, records: list[evidence.Record]) -> None:
     old = evidence.load(out) if out.exists() else []
-    evidence.save(out, evidence.merge(old, records))
+    evidence.save(out, evidence.replace(old, records))
