@@ -44,14 +44,37 @@ _ENGINE = {
     "generations": "how often the trainer's model generated, whoever asked for it",
     "engine_hooks": "ZeRO-3's hooks on the model's submodules when training began",
     "engine_hooks_in_generation": "the most of these that were on while the model generated",
+    "generates_without_hooks": "boolean: the model came to generate, and never with ZeRO-3's hooks on",
     "engine_hooks_after": "those that were on when training had ended",
     "partitioned_in_generation": "the most tensors that a forward pass of generation found partitioned: gathered anew",
     **{name: _TRAINING[name] for name in ("steps_done", "tensors_total", "tensors_changed", "finite")},
+}
+_PLACEMENT = {
+    "placement_refused": "boolean: accelerate refused the model of at least one simulated rank",
+    "ranks_refused": "number of simulated ranks whose model accelerate refused",
+    "refusal": "text: the first line of the first refusal, or empty",
+    "tensors_elsewhere": "tensors that are not on their rank's device, over all ranks; -1 where no model was returned",
+    "quantization_elsewhere": "parts of quantization states among these",
+    "devices_used": "number of different devices that one rank's model is on, the most of any rank",
+    "models_copied": "number of reference models that are copies of the policy's weights, over all ranks",
+}
+_LOGITS = {
+    "rows_made": "rows of logits that the model returned for each sequence; 0 where it returned log-probabilities",
+    "rows_needed": "rows from the first that is used on: one for each completion token, and one more",
+    "positions_off": "how many positions after a row's own next token the token lies that it is scored against; 0 is right",
+}
+_LOG_PROBS = {
+    "log_prob_error": "largest difference from the truth, a float64 copy of the model with all logits, in nats",
+    "gradient_error": "largest difference of a gradient from that of the truth, as a share of the largest entry",
+    "scores_from": "text: what the scores equal instead of the truth, or empty",
 }
 _BY_KIND = {
     "trainer": _COMMON | _TRAINING | _ROLLOUTS | _LOG,
     "loop": _COMMON | _TRAINING | _ROLLOUTS,
     "engine": _COMMON | _ENGINE,
+    "logits": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS,
+    "log_probs": _COMMON | _LOGITS | _LOG_PROBS,
+    "placement": _COMMON | _PLACEMENT,
 }
 KINDS = tuple(_BY_KIND)
 FIGURES = {name: text for figures in _BY_KIND.values() for name, text in figures.items()}

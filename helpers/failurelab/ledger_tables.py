@@ -118,6 +118,66 @@ def curves(records: list[Record]) -> str:
     return _markdown([*head, "rollouts sane", "learned"], body)
 
 
+def suspects(records: list[Record]) -> str:
+    """Which suspects of "element 0" change anything: tensors that a gradient reaches, by set-up, in trl 0.14."""
+    places = [(trained, kind) for trained in ("full", "LoRA") for kind in ("off", "reentrant", "non-reentrant")]
+    body = []
+    for name in [f"{f}, {d}" for f in ("Qwen2", "Llama") for d in ("float32", "bf16 autocast", "bf16 weights")] + [
+        "ZeRO-2",
+        "ZeRO-3",
+    ]:
+        line = [f"Qwen2, float32, DeepSpeed {name}" if name.startswith("ZeRO") else name]
+        for trained, kind in places:
+            case = f"{name}, {kind}, {trained}"
+            case = case if name.startswith("ZeRO") else f"matrix: {case}"
+            found = next(made["figures"] for made in _of(records, "F2", case) if made["era"] == "trl-0.14")
+            raised = f", {found['error'].split(':')[0]}" if found["error"] else ""
+            line.append(f"{found['reached']} of {found['trainable']}{raised}")
+        body.append(line)
+    return _markdown(["trl 0.14", *(f"{trained}, {kind}" for trained, kind in places)], body)
+
+
+def cures(records: list[Record]) -> str:
+    """Every cure of "element 0": gradients, rewards alone and with the rollouts repaired, memory of a step."""
+    names = {made["case"].removeprefix("cure: ") for made in records if made["case"].startswith("cure: ")}
+    body = []
+    for name in sorted(name for name in names if "rollouts repaired" not in name):
+        alone, both = (
+            [made["figures"] for made in _of(records, "F2", f"cure: {name}{more}")]
+            for more in ("", ", rollouts repaired")
+        )
+        peak = _spread((m["figures"]["peak_mib"] for m in _of(records, "F2", f"one step: {name}")), 0).split()[0]
+        body.append(
+            [
+                name,
+                f"{min(run['reached'] for run in alone)} of {alone[0]['trainable']}",
+                *(
+                    _spread(run["rewards"][place] for run in runs if run.get("rewards")) if runs else "-"
+                    for runs in (alone, both)
+                    for place in (0, -1)
+                ),
+                _spread(run["accuracy_after"] for run in both or alone),
+                "-" if peak == "not" else peak,
+                f"{min(run['seconds'] for run in both or alone):.1f}",
+            ]
+        )
+    head = ["cure", "tensors with a gradient", "reward, first 10 steps", "last 10"]
+    more = ["rollouts repaired too: first 10", "last 10", "accuracy after", "peak MiB of a step", "seconds, fastest"]
+    return _markdown([*head, *more], [[("-" if c == "not recorded" else c) for c in line] for line in body])
+
+
+def depth(records: list[Record]) -> str:
+    """Peak memory and seconds of a training step with LoRA, over the model's depth."""
+    body = []
+    for layers in (2, 4, 8, 16):
+        line: list = [layers]
+        for kind in ("off", "reentrant", "non-reentrant"):
+            (made,) = [m for m in _of(records, "F2", f"memory: {layers} layers, {kind}") if m["era"] == "today"]
+            line.append(f"{made['figures']['peak_mib']:.0f} MiB, {made['figures']['seconds']:.2f} s")
+        body.append(line)
+    return _markdown(["layers", "checkpointing off", "reentrant", "non-reentrant"], body)
+
+
 def imports(records: list[Record]) -> str:
     """Where the seconds of an import go."""
     body = []
@@ -128,12 +188,83 @@ def imports(records: list[Record]) -> str:
     return _markdown(["era", "seconds", "without compiled byte code", "of which (own seconds)"], body)
 
 
+def names(records: list[Record]) -> str:
+    """What each transformers calls the argument for the last rows of logits, and what it does with the other name."""
+    (made,) = _of(records, "F3a", "read in wheels")
+    lines = zip(*(made["figures"][column] for column in ("transformers", "takes", "other_name")))
+    return _markdown(["transformers", "Qwen2 takes", "the other name is"], [list(line) for line in lines])
+
+
+def misalignment(records: list[Record]) -> str:
+    """One run with right and with wrong log-probabilities: the scores, the first step, and the reward."""
+    body = []
+    for name, era, runs in _misaligned(records):
+        first, last = ([run["rewards"][place] for run in runs] for place in (0, -1))
+        prompts = "equal, bit by bit" if all(run["equal_to_prompt_positions"] for run in runs) else "other"
+        body.append(
+            [
+                f"{era}, {name}",
+                f"{max(run['largest_error'] for run in runs):.2g}",
+                prompts,
+                _spread((abs(run["first_kl"]) + abs(run["first_loss"]) for run in runs), 0).split()[0],
+                _spread(first),
+                _spread(last),
+                f"{sum(b > a for a, b in zip(first, last))} up, {sum(b < a for a, b in zip(first, last))} down",
+            ]
+        )
+    head = ["run", "error of scores, nats", "against scores at the prompt", "first loss, KL"]
+    return _markdown([*head, "reward, first 10 steps", "last 10", "seeds"], body)
+
+
+def _misaligned(records: list[Record]) -> Iterable[tuple[str, str, list[dict]]]:
+    """Yield name, era and figures of each kind of run, in the order in which they are told."""
+    for era, name in (
+        ("trl-0.14", "as released"),
+        ("trl-0.14-tf-4.52", "as released"),
+        ("trl-0.14-tf-4.52", "argument passed on"),
+    ):
+        runs = [made for made in _of(records, "F3b", f"misalignment: {name}") if made["era"] == era]
+        yield name, era, [made["figures"] for made in sorted(runs, key=lambda made: made["seed"])]
+
+
+def log_probs(records: list[Record]) -> str:
+    """Ways to score a completion: time and memory against kept logits in the same run, and errors."""
+    made = {r["case"].removeprefix("log-probs: "): r["figures"] for r in records if r["case"].startswith("log-probs: ")}
+    body = []
+    for case in sorted(made, key=lambda case: (MAIN_SHAPE not in case, case.partition(", 2 x")[1:], case)):
+        way, _, shape = case.replace(", selective", "; selective").partition(", ")
+        if MAIN_SHAPE not in case and way != "completion_logps":
+            continue
+        run = made[case]
+        body.append(
+            [
+                shape,
+                way.replace("; selective", ", selective"),
+                f"{run['time_to_kept']:.2f}",
+                f"{run['beyond_gradients_mib']:.0f}",
+                f"{run['memory_to_kept']:.2f}",
+                f"{run['gradients_mib']:.0f}",
+                f"{run['score_error']:.0e}",
+                f"{run['gradient_error']:.0e}",
+            ]
+        )
+    head = ["batch x (prompt + completion)", "way", "time, to kept", "MiB beyond gradients", "to kept"]
+    return _markdown([*head, "floor: gradients, MiB", "error, nats", "of gradients"], body)
+
+
+MAIN_SHAPE = "4 x (256+64), width 256, tied, float32"
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     "learning": learning,
     "faces": faces,
     "generation": generation,
     "curves": curves,
+    "suspects": suspects,
+    "cures": cures,
+    "depth": depth,
     "imports": imports,
+    "names": names,
+    "misalignment": misalignment,
+    "log-probs": log_probs,
 }
 
 
@@ -185,4 +316,35 @@ def picture(records: list[Record], path: pathlib.Path) -> None:
         axes.set_title("The same run, broken twice: one repair alone does not heal")
         axes.legend(loc="upper left", ncol=2)
         figure.savefig(path, metadata={"Software": None, "Description": picture_digest(records)})
+        pyplot.close(figure)
+
+
+def misalignment_digest(records: list[Record]) -> str:
+    """Return a digest of what the picture of the misaligned runs shows."""
+    shown = [[name, era, runs] for name, era, runs in _misaligned(records)]
+    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+
+
+def misalignment_picture(records: list[Record], path: pathlib.Path) -> None:
+    """Draw the learning curves with right and wrong log-probabilities: the median over seeds, and all as a band."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from . import notebook
+
+    with pyplot.style.context(notebook.STYLE):
+        figure, axes = pyplot.subplots(figsize=(7.5, 3.6))
+        for number, (name, era, runs) in enumerate(_misaligned(records)):
+            columns = list(zip(*(run["rewards"] for run in runs)))
+            wide = {"linewidth": 7, "alpha": 0.35} if number == 0 else {}
+            middle = [statistics.median(column) for column in columns]
+            (line,) = axes.plot(runs[0]["steps"], middle, label=f"{era}, {name}", **wide)
+            low, high = ([pick(column) for column in columns] for pick in (min, max))
+            axes.fill_between(runs[0]["steps"], low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+        axes.set(xlabel="step", ylabel="reward, mean of 10 steps", ylim=(0, 1))
+        axes.set_title("One upgrade, no error: what the trainer scores are other tokens")
+        axes.legend(loc="center right")
+        figure.savefig(path, metadata={"Software": None, "Description": misalignment_digest(records)})
         pyplot.close(figure)

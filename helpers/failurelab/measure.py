@@ -7,6 +7,8 @@ depends on the lab's kind; each kind has a module of its own, with a function `m
     trainer     measure_trainer      build_trainer(model_path, output_dir) -> a Trainer, which the checker trains
     loop        measure_loop         train(model, tokenizer, steps), a training loop written by hand
     engine      measure_engine       build_trainer(model_path, output_dir) -> a Trainer, trained under a ZeRO-3 engine
+    logits      measure_logits       build_trainer(model_path, output_dir) -> a Trainer, whose rows of logits are counted
+    log_probs   measure_log_probs    log_probs(model, input_ids, attention_mask, completion_length), a scoring function
 
 It runs in the era's Python, in a process of its own (see `check_server`).
 """
@@ -34,7 +36,13 @@ from .figures import of
 
 WARNING = "None of the inputs have requires_grad=True"
 # A lab's kind and the module that measures it; a module is loaded when its kind is asked for.
-KINDS = {"trainer": "measure_trainer", "loop": "measure_loop", "engine": "measure_engine"}
+KINDS = {
+    "trainer": "measure_trainer",
+    "loop": "measure_loop",
+    "engine": "measure_engine",
+    "logits": "measure_logits",
+    "log_probs": "measure_log_probs",
+}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 

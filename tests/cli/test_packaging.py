@@ -18,6 +18,7 @@ FLOORS = [
     "expect observe noise registry models families predicates tables figures",
     "gradients adapters handles decoding rollouts logits alignment chunked guards guard_base logits_guard trainers "
     "judge patched zero3 engines engine_guard measure measure_trainer measure_loop measure_engine "
+    "measure_logits measure_log_probs "
     "placement placement_faults device_maps precision native placement_guard simulate simulated_memory "
     "simulated_bits",
     "eras magics era_client era_kernel era_output notebook check_server check_process check_client",

@@ -25,7 +25,7 @@ def test_every_failure_is_whole():
     for failure in failures:
         for predicate in failure.signature:
             assert set(predicate.names) <= set(figures.FIGURES), f"{failure.id}: {predicate}"
-        assert failure.symptoms and failure.threads and failure.fix
+        assert (failure.symptoms or failure.seen_as) and failure.threads and failure.fix
         for thread in failure.threads:
             assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/issues/\d+", thread.url)
 
@@ -47,6 +47,14 @@ def test_every_id_was_given_once():
         ("F1", "0.22.0", "4.55.4", False),
         ("F1", "0.14.0", "5.0.0", False),
         ("F1", "1.16.0", "5.23.0", False),
+        ("F3a", "0.15.2", "4.48.3", True),
+        ("F3a", "0.15.2", "4.49.0", False),
+        ("F3a", "0.14.0", "4.48.3", False),
+        ("F3a", "1.16.0", "5.23.0", False),  # a scoring function of one's own has it
+        ("F3b", "0.14.0", "4.48.3", False),
+        ("F3b", "0.14.0", "4.51.3", False),
+        ("F3b", "0.14.0", "4.52.4", True),
+        ("F3b", "0.15.2", "4.52.4", False),
         ("F7", "0.14.0", "4.48.3", True),
         ("F7", "0.14.0", "4.49.0", False),
         ("F7", "0.14.0", "4.52.4", False),
