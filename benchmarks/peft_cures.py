@@ -213,12 +213,10 @@ def dpo_runs(seed: int, device: str) -> None:
 
 def record(case: str, figures: dict, seed: int, device: str) -> None:
     """Record, with the state that the figures show."""
-    state = "measured"
-    if "reached" in figures:
+    state = "measured"  # of DPOTrainer too, which learns from fixed pairs and has no rollouts
+    if "rewards" in figures:
         whole = figures["reached"] == figures["trainable"]
-        sane = "rewards" not in figures or (
-            bool(figures["rewards"]) and figures["rewards"][0] > figures["accuracy_before"] - 0.08
-        )
+        sane = bool(figures["rewards"]) and figures["rewards"][0] > figures["accuracy_before"] - 0.08
         state = "broken" if not whole else "right_fix" if sane else "wrong_fix"
     observe.record("F2", state, figures, case=case, seed=seed, device=device)
     print(seed, case, state, {key: value for key, value in figures.items() if key != "steps"}, flush=True)

@@ -183,3 +183,110 @@ def test_grpo_learns_in_a_minute(era):
     for run in runs:
         assert run["sampled_after"] - run["sampled_before"] >= 0.2
         assert run["seconds"] <= 60
+
+
+# "element 0 of tensors does not require grad": the suspects, the cures, the price.
+
+ELEMENT_0 = "element 0 of tensors does not require grad"
+
+
+@pytest.mark.parametrize("era", ["trl-0.14", "trl-0.15", "today"])
+def test_only_lora_with_reentrant_checkpointing_fails(era):
+    """36 combinations of family, dtype, checkpointing and LoRA: 6 fail in the old stacks, none today."""
+    for family in ("Qwen2", "Llama"):
+        for dtype in ("float32", "bf16 autocast", "bf16 weights"):
+            for kind in ("off", "reentrant", "non-reentrant"):
+                for trained, trainable in (("full", 26), ("LoRA", 8)):
+                    found = figures("F2", f"matrix: {family}, {dtype}, {kind}, {trained}", era)
+                    fails = era != "today" and (kind, trained) == ("reentrant", "LoRA")
+                    assert (found["reached"], found["trainable"]) == (0 if fails else trainable, trainable)
+                    assert (ELEMENT_0 in found["error"]) == fails and bool(found["error"]) == fails
+
+
+def test_deepspeed_plays_no_part_in_it_and_has_relatives_of_its_own():
+    """ZeRO-2 changes no outcome; ZeRO-3 adds CheckpointError, which DeepSpeed's repair takes away."""
+    for kind in ("off", "reentrant", "non-reentrant"):
+        for trained, trainable in (("full", 26), ("LoRA", 8)):
+            for stage in (2, 3):
+                old = figures("F2", f"ZeRO-{stage}, {kind}, {trained}", "trl-0.14")
+                assert (ELEMENT_0 in old["error"]) == ((kind, trained) == ("reentrant", "LoRA"))
+                now = figures("F2", f"ZeRO-{stage}, {kind}, {trained}", "today")
+                assert (now["reached"], now["error"]) == (trainable, "")
+    old = figures("F2", "ZeRO-3, non-reentrant, LoRA", "trl-0.14")
+    assert (old["reached"], old["error"].split(":")[0]) == (0, "CheckpointError")
+    now = figures("F2", "ZeRO-3, non-reentrant, LoRA", "today")
+    assert now["trl_forced_reentrant"] and now["checkpointing"] == ["non-reentrant"]  # undone, and it trains
+    unrepaired = figures("F2", "ZeRO-3, non-reentrant, LoRA, DeepSpeed's repair off", "today")
+    assert (unrepaired["reached"], unrepaired["error"].split(":")[0]) == (0, "CheckpointError")
+
+
+def cure(name):
+    """Return a cure's figures by seed."""
+    runs = [
+        made
+        for made in evidence.load(LEDGER)
+        if (made["failure"], made["case"]) == ("F2", f"cure: {name}") and made["source"].startswith("benchmarks/")
+    ]
+    assert len({made["seed"] for made in runs}) == len(runs) >= 3
+    return {made["seed"]: made["figures"] for made in runs}
+
+
+CURES = (
+    "enable_input_require_grads before the wrap",
+    "enable_input_require_grads after the wrap",
+    "forward hook written out",
+    "checkpointing before the wrap",
+    "use_reentrant=False",
+    "prepare_peft",
+)
+
+
+@pytest.mark.parametrize("name", CURES)
+def test_every_cure_gives_gradients_and_none_gives_sane_rollouts(name):
+    """Alone they learn from garbage; with the rollouts repaired they are the run without checkpointing."""
+    healthy, alone, both = cure("checkpointing off"), cure(name), cure(f"{name}, rollouts repaired")
+    for seed, run in healthy.items():
+        assert run["accuracy_after"] > run["accuracy_before"] + 0.08
+        assert alone[seed]["reached"] == both[seed]["reached"] == 28
+        assert alone[seed]["rewards"][0] < run["accuracy_before"] - 0.08
+        assert alone[seed]["accuracy_after"] < run["accuracy_before"] + 0.03
+        assert max(abs(a - b) for a, b in zip(both[seed]["rewards"], run["rewards"])) < 0.03
+        assert both[seed]["accuracy_after"] > run["accuracy_before"] + 0.08
+
+
+def test_without_a_cure_nothing_is_trained_and_dpo_trainer_brings_its_own():
+    """GRPO stops at the first step; DPOTrainer of the same release reaches all tensors."""
+    for run in cure("nothing").values():
+        assert run["reached"] == 0 and ELEMENT_0 in run["error"]
+    for kind in ("reentrant", "off"):
+        assert all(run["reached"] == 28 for run in cure(f"DPOTrainer, {kind}").values())
+
+
+@pytest.mark.parametrize("era", ["trl-0.14", "today"])
+def test_either_kind_of_checkpointing_saves_the_same_memory(era):
+    """Claim 3: at every depth within a twentieth of each other, and at 16 layers a sixth of the peak without."""
+    for layers in (2, 4, 8, 16):
+        off, older, newer = (
+            figures("F2", f"memory: {layers} layers, {kind}", era)["peak_mib"]
+            for kind in ("off", "reentrant", "non-reentrant")
+        )
+        assert newer <= older <= 1.05 * newer < off
+    assert off > 6 * older
+
+
+def test_switching_checkpointing_off_has_its_price():
+    """Claim 19: a step without it holds five times the memory of one with it, in either trainer."""
+    off = figures("F2", "one step: checkpointing off", "trl-0.14")["peak_mib"]
+    for name in CURES:
+        assert 5 * figures("F2", f"one step: {name}", "trl-0.14")["peak_mib"] < off
+
+
+@pytest.mark.parametrize("era", ["trl-0.14", "today"])
+def test_non_reentrant_checkpointing_works_for_every_family_at_hand(era):
+    """Claim 4: nineteen families, every gradient as without checkpointing."""
+    runs = [made for made in evidence.load(LEDGER) if made["case"].startswith("family: ") and made["era"] == era]
+    assert len(runs) == 19
+    for made in runs:
+        found = made["figures"]
+        assert found["off"] == found["reentrant"] == found["non-reentrant"] > 10
+        assert max(found["reentrant_error"], found["non-reentrant_error"]) < 1e-6
