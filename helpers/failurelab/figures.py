@@ -61,7 +61,7 @@ _PLACEMENT = {
 _LOGITS = {
     "rows_made": "rows of logits that the model returned for each sequence; 0 where it returned log-probabilities",
     "rows_needed": "rows from the first that is used on: one for each completion token, and one more",
-    "positions_off": "how many positions after a row's own next token the token lies that it is scored against; 0 is right",
+    "positions_off": "positions from a row's own next token on to the token that it is scored against; 0 is right",
 }
 _LOG_PROBS = {
     "log_prob_error": "largest difference from the truth, a float64 copy of the model with all logits, in nats",

@@ -89,7 +89,7 @@ def _distance(got: torch.Tensor, other: torch.Tensor, counts: torch.Tensor) -> f
 
 
 def _gradient_error(model: Any, got: Any, exact: Any, truth: Any, counts: torch.Tensor) -> float | None:
-    """Return the largest difference of a parameter's gradient, as a share of its largest entry; None without a graph."""
+    """Return the largest difference of a gradient, as a share of its largest entry; None without a graph."""
     if not got.requires_grad:
         return None
     got[counts].sum().backward()

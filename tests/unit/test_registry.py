@@ -101,19 +101,21 @@ def test_the_card_says_it_all():
     assert re.search(r"^\| 19 \|.*\*\*true\*\*", registry.claims_table("F1"), re.MULTILINE)
 
 
-def test_unknown_and_reserved_ids_are_told_apart():
-    with pytest.raises(registry.RegistryError, match="unknown failure 'F99'"):
-        registry.get("F99")
-    with pytest.raises(registry.RegistryError, match="reserved"):
-        registry.get(next(iter(files.ids(FOLDER)["reserved"])))
-
-
 @pytest.fixture
 def copy(tmp_path):
     """The registry in a folder of its own, to be spoilt."""
     folder = tmp_path / "registry"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
+
+
+def test_unknown_and_reserved_ids_are_told_apart(copy, monkeypatch):
+    (copy / "ids.toml").write_text('[reserved]\nF98 = "a story to come"\n[retired]\n')
+    monkeypatch.setattr(registry, "_FOLDER", copy)
+    with pytest.raises(registry.RegistryError, match="unknown failure 'F99'"):
+        registry.get("F99")
+    with pytest.raises(registry.RegistryError, match="F98 is reserved: a story to come"):
+        registry.get("F98")
 
 
 @pytest.mark.parametrize(
