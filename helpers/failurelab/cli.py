@@ -40,13 +40,24 @@ def run_notebooks(
     ] = None,
     jobs: Annotated[int, typer.Option(help="How many notebooks at once.")] = 2,
     time_limit: Annotated[int, typer.Option(help="Seconds for one notebook.")] = 600,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Where copies, HTML, results.json and junit.xml go; else a new folder in .course/runs."),
+    ] = None,
 ) -> None:
-    """Run notebooks through papermill; keep executed copies, HTML and evidence under .course/runs."""
+    """Run notebooks through papermill, all when none is named; keep copies, HTML, evidence, JSON and JUnit XML."""
     from . import course
 
     given = dict(_name_value(text) for text in parameter or [])
     results = course.run(
-        names or [], device=device, model=model, seed=seed, parameters=given, jobs=jobs, time_limit=time_limit
+        names or [],
+        device=device,
+        model=model,
+        seed=seed,
+        parameters=given,
+        jobs=jobs,
+        time_limit=time_limit,
+        out=out,
     )
     raise typer.Exit(course.exit_status(results))
 
@@ -60,11 +71,17 @@ def outputs(names: Names = None) -> None:
 
 
 @app.command()
-def verify(names: Names = None, as_json: Json = False) -> None:
+def verify(
+    names: Names = None,
+    as_json: Json = False,
+    junit_xml: Annotated[pathlib.Path | None, typer.Option("--junit", help="Also write JUnit XML here.")] = None,
+) -> None:
     """Prove labs in three states: broken fails, wrong fixes still fail, the right fix heals."""
-    from . import labs
+    from . import junit, labs
 
     matrix = labs.verify(names or None, done=_verified)
+    if junit_xml:
+        junit.write(junit_xml, labs.cases(matrix), "GRPO Failure Lab: labs")
     print(json.dumps(labs.to_json(matrix), indent=1)) if as_json else console.print(labs.render(matrix))
     raise typer.Exit(labs.exit_status(matrix))
 

@@ -8,7 +8,7 @@ A notebook that ran is not yet a notebook that held. So each run ends as one of 
   ready, the disk is full.
 - NOT RUN: the notebook said so itself (`notebook.not_run(reason)`: no GPU, say), or it was interrupted. Never a pass.
 
-Executed copies, HTML, evidence records and `results.json` are kept under `.course/runs/`.
+Executed copies, HTML, evidence records, `results.json` and `junit.xml` are kept under `.course/runs/`.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import contract, eras, evidence, runner, stored, supervise
+from . import contract, eras, evidence, junit, runner, stored, supervise
 from .results import Result, exit_status, report, summary, to_json
 
 __all__ = [
@@ -235,6 +235,8 @@ def _run(work, jobs, out, time_limit, progress, after=lambda result, notebook: N
     for result, (notebook, _) in zip(results, work):
         after(result, notebook)
     _write(out / "results.json", json.dumps(to_json(results), indent=1) + "\n")
+    cases = [junit.Case("notebooks", each.name, each.status, each.reason, each.seconds) for each in results]
+    junit.write(out / "junit.xml", cases, "GRPO Failure Lab")
     if progress:
         report(results, out)
     if interrupted:

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from . import check_client, eras, predicates
+from . import check_client, eras, junit, predicates
 from .lab_files import Broken, Lab, LabError, broken_rules, find, known, load, signature
 
 __all__ = [
@@ -298,6 +298,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     return str(value) if isinstance(value, float) and value - value != 0 else value
+
+
+def cases(matrix: Iterable[Row]) -> list[junit.Case]:
+    """Return the matrix as test cases for a CI system, a suite for each lab."""
+    return [
+        junit.Case(row.lab, f"{row.state}: {row.script}", row.result, row.reason, row.seconds, row.output)
+        for row in matrix
+    ]
 
 
 def records(matrix: Iterable[Row]) -> list[dict[str, Any]]:

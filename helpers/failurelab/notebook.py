@@ -63,6 +63,9 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = (), threa
         from . import magics
 
         magics.register()
+        shell = magics.get_ipython()
+        if shell is not None:
+            shell.extension_manager.load_extension("failurelab")  # %lab
         if eras:
             magics.start(*eras)
 

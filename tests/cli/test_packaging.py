@@ -22,7 +22,7 @@ FLOORS = [
     "placement placement_faults device_maps precision native placement_guard simulate simulated_memory "
     "simulated_bits",
     "eras magics era_client era_kernel era_output notebook check_server check_process check_client",
-    "labs lab_files course contract stored runner supervise results evidence ledger_tables ledger_compare recording doctor "
+    "labs lab_files course contract stored runner supervise results evidence ledger_tables ledger_compare junit recording doctor "
     "lab_state lab_work lab_report",
     "cli lab_cli __main__",
 ]
