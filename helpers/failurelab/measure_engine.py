@@ -75,6 +75,7 @@ def _train(trainer: Any, run: Run) -> None:
             trainer.train()
         finally:
             figures["engine_hooks_after"] = zero3.hooks(trainer.model)
+            figures["generates_without_hooks"] = figures["generations"] > 0 == figures["engine_hooks_in_generation"]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,115 @@
+"""What each process of two holds at each stage of ZeRO: elements of parameters, of gradients and of optimizer state.
+
+Two processes on this machine, started by torchrun, train two steps; each counts what it holds when the optimizer steps.
+A model of N parameters has N gradients, and 2 N elements of state with AdamW.
+
+Eras: today.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+
+import torch
+
+from failurelab import engines, models, observe, trainers, zero3
+
+PROCESSES = 2
+
+
+def held(engine) -> dict[str, int]:
+    """Return how many elements this process holds, each storage counted once."""
+    optimizer, parameters = engine.optimizer, list(engine.module.parameters())
+    averaged = getattr(optimizer, "averaged_gradients", None) or {}
+    kept = [each for group in averaged.values() for each in (group or [])]
+    gradients = [each for each in [*(parameter.grad for parameter in parameters), *kept] if each is not None]
+    state = getattr(optimizer, "optimizer", optimizer).state
+    return {
+        "parameters": sum(getattr(each, "ds_tensor", each).numel() for each in parameters),
+        "gradients": sum({each.data_ptr(): each.numel() for each in gradients}.values()),
+        "state": sum(
+            each.numel()
+            for row in state.values()
+            for each in row.values()
+            if torch.is_tensor(each) and each.numel() > 1
+        ),
+    }
+
+
+def child(stage: int, device: str) -> None:
+    """Train two steps as one process of the group, and print what it holds."""
+    observe.quiet()
+    torch.set_num_threads(1)
+    with engines.ready():
+        policy, tokenizer = models.load(device=device)
+        config = engines.config(stage)
+        trainer = trainers.grpo(policy, tokenizer, steps=2, prompts_per_step=4, num_generations=4, deepspeed=config)
+        seen = {}
+
+        def look(trainer=trainer, seen=seen):
+            engine = zero3.engine_of(trainer)
+            step = engine.optimizer.step
+
+            def counted(*args, **kwargs):
+                gradients = held(engine)["gradients"]
+                made = step(*args, **kwargs)
+                seen.update(held(engine), gradients=gradients)
+                return made
+
+            engine.optimizer.step = counted
+
+        import transformers
+
+        class Begin(transformers.TrainerCallback):
+            """Looks at the optimizer's steps from the first on."""
+
+            def on_train_begin(self, *_, **__):
+                look()
+
+        trainer.add_callback(Begin())
+        trainer.train()
+        # Rank 0 alone prints: the others hold as much, to the rounding of an odd count.
+        if os.environ["RANK"] == "0":
+            print("HELD", json.dumps(seen), flush=True)
+
+
+def main() -> None:
+    """Start two processes for each stage, record and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--stage", type=int)
+    options = parser.parse_args()
+    if options.stage is not None:
+        child(options.stage, options.device)
+        return
+    engines.check()
+    whole = sum(parameter.numel() for parameter in models.load()[0].parameters())
+    for stage in engines.STAGES:
+        start = time.perf_counter()
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(PROCESSES)),
+                *("--master_port", str(engines.free_port())),
+                *(__file__, "--stage", str(stage), "--device", options.device),
+            ],
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(engines.extensions())},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith("HELD ")]
+        if done.returncode or not lines:
+            raise SystemExit(f"stage {stage} failed:\n{done.stderr[-2000:]}")
+        figures = json.loads(lines[0].removeprefix("HELD "))
+        figures |= {"whole_model": whole, "processes": PROCESSES}
+        observe.record(
+            "F4", "measured", figures, case=f"held by one of two: stage {stage}", seed=0, device=options.device
+        )
+        print(f"stage {stage}: {figures}, {time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
