@@ -273,7 +273,7 @@ def _own_tensors(name: str, module: nn.Module, adapters: set[str]) -> Iterator[t
 def _state_tensors(module: nn.Module, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what a quantized weight is meaningless without: 4-bit scales and code, 8-bit column scales."""
     state = getattr(weight, "quant_state", None)
-    if state is None and precision.quantized(weight) == 4:
+    if state is None and (precision.quantized(weight) == 4 or weight.dtype == torch.uint8):
         state = getattr(module, "quant_state", None)  # what bitsandbytes puts back in the forward pass
     for path in _PARTS if state is not None else ():
         value: Any = state

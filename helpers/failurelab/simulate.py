@@ -30,6 +30,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from failurelab.simulated_bits import four_bit
 from failurelab.simulated_memory import Peak, fused_attention, peak_memory
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "SimulationError",
     "devices",
     "fake",
+    "four_bit",
     "fused_attention",
     "model",
     "peak_memory",
@@ -293,6 +295,7 @@ def ranks(world_size: int, rank: int) -> Iterator[Any]:
         }
         for kind in before:
             kind._shared_state.update(said)
+        backend.set_device(rank)  # as accelerate does when a launched process first asks for its device
         yield accelerator
     finally:
         backend.set_device(current)
