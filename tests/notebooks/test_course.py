@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ElementTree
 
 import nbformat
 import pytest
@@ -107,6 +108,9 @@ def test_results_are_written_with_their_denominators(ran):
     assert kept["summary"] == "1 of 11 PASS, 7 FAIL, 2 ENVIRONMENT, 1 NOT RUN"
     assert kept["exit_status"] == 1 and len(kept["results"]) == 11
     assert kept["results"][0]["peak_bytes"] > 10_000_000
+    root = ElementTree.parse(ran["out"] / "junit.xml").getroot()
+    counts = [int(root.get(name)) for name in ("tests", "failures", "errors", "skipped")]
+    assert counts == [11, 7, 2, 1]
 
 
 @pytest.mark.parametrize(
