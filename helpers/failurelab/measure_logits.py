@@ -25,7 +25,8 @@ def measure(script: types.ModuleType, run: Run) -> None:
     trainer = measure_trainer.built(script, run)
     guard = LogitsGuard(action="warn", waste=float("inf"), growth=float("inf"))
     trainer.add_callback(guard)
-    handle = trainer.model.register_forward_hook(_Scores(run), with_kwargs=True)
+    first = _First(run)
+    handle = trainer.model.register_forward_hook(first, with_kwargs=True)
     run.stage = "train"
     try:
         with warnings.catch_warnings():
@@ -35,29 +36,44 @@ def measure(script: types.ModuleType, run: Run) -> None:
         handle.remove()
         report = guard.report
         if report is not None and report.made:
-            shift = {} if report.shift is None else {"positions_off": report.shift}
-            run.figures |= {"rows_made": report.made, "rows_needed": report.needed} | shift
+            run.figures |= {"rows_made": report.made, "rows_needed": report.needed}
+            if report.shift is not None and first.early is not None:
+                run.figures["positions_off"] = report.shift + first.early
     run.stage = "measure"
     measure_trainer.after(trainer, run)
 
 
-class _Scores:
-    """Judges a model that answers with log-probabilities in place of logits: it makes no rows at all."""
+class _First:
+    """Looks at the first training pass, when the clean model still has the same weights.
+
+    The guard takes the rows that it sees for the sequence's last ones. `early` is by how many positions they lie before
+    those, found by comparison with the clean model; None if they are no rows of its logits. A model that answers with
+    log-probabilities in place of logits makes no rows at all, and is judged here.
+    """
 
     def __init__(self, run: Run):
-        self.run = run
+        self.run, self.early, self.seen = run, None, False
 
     def __call__(self, module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         logits = getattr(output, "logits", None)
         ids = kwargs.get("input_ids", args[0] if args else None)
-        figures = self.run.figures
-        if not torch.is_grad_enabled() or logits is None or logits.shape[-1] != 1 or figures["rows_made"] is not None:
+        if not torch.is_grad_enabled() or logits is None or self.seen:
             return
-        length, mask = logits.shape[1], kwargs.get("attention_mask")
-        with torch.no_grad():  # before the first step the clean model has the same weights
-            rows = self.run.clean(input_ids=ids, attention_mask=mask).logits[:, -length - 1 : -1].log_softmax(-1)
-        truth = rows.gather(-1, ids[:, -length:, None])
-        counts = torch.ones_like(truth, dtype=torch.bool) if mask is None else mask[:, -length:, None].bool()
-        figures |= {"rows_made": 0, "rows_needed": 0}
-        if ((logits - truth).abs()[counts] < _CLOSE).all():
-            figures["positions_off"] = 0
+        self.seen = True
+        mask, made, length = kwargs.get("attention_mask"), logits.shape[1], ids.shape[1]
+        counts = torch.ones_like(ids) if mask is None else mask
+        with torch.no_grad():
+            rows = self.run.clean(input_ids=ids, attention_mask=mask).logits
+
+        def same(got: torch.Tensor, truth: torch.Tensor, places: torch.Tensor) -> bool:
+            return bool(((got - truth).abs().amax(-1)[places.bool()] < _CLOSE).all())
+
+        if logits.shape[-1] > 1:
+            starts = [length - made - early for early in range(length - made + 1)]
+            fits = (at for at in starts if same(logits, rows[:, at : at + made], counts[:, at : at + made]))
+            self.early = next((length - made - at for at in fits), None)
+            return
+        truth = rows[:, -made - 1 : -1].log_softmax(-1).gather(-1, ids[:, -made:, None])
+        self.run.figures |= {"rows_made": 0, "rows_needed": 0}
+        if same(logits, truth, counts[:, -made:]):
+            self.run.figures["positions_off"] = 0
