@@ -101,6 +101,26 @@ def doctor(
     raise typer.Exit(look.exit_status(checks))
 
 
+@app.command("symptoms")
+def find_symptoms(
+    log: Annotated[pathlib.Path | None, typer.Argument(help="A log; without one it is read from the input.")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write docs/symptoms.md from the registry.")] = False,
+) -> None:
+    """Say which failures a log's lines belong to, and where each is explained and repaired."""
+    from . import symptoms
+
+    if write:
+        path = eras.root() / symptoms.PAGE
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(symptoms.page(), encoding="utf-8")
+        _say(f"{symptoms.PAGE} written")
+        return
+    if log is not None and not log.is_file():
+        raise typer.BadParameter(f"{log} is no file. Next: failurelab symptoms < train.log")
+    text = log.read_text(encoding="utf-8", errors="replace") if log else sys.stdin.read()
+    _say(symptoms.told(text))
+
+
 @eras_app.command("list")
 def eras_list() -> None:
     """List the eras, and whether each is ready."""

@@ -112,7 +112,7 @@ def load(folder: pathlib.Path) -> dict[str, Failure]:
     status = ids(folder)
     failures: dict[str, Failure] = {}
     claimed: dict[int, str] = {}
-    for path in sorted(folder.glob("F*.toml"), key=lambda path: (len(path.stem), path.stem)):
+    for path in sorted(folder.glob("F*.toml"), key=lambda path: (int("0" + "".join(filter(str.isdigit, path.stem))), path.stem)):
         failure = _failure(path)
         for kind in ("reserved", "retired"):
             if failure.id in status[kind]:

@@ -1,0 +1,44 @@
+"""From a line in a log to the failure: every literal text of the course is found, in the page and by the command."""
+
+import subprocess
+import sys
+
+import pytest
+
+from failurelab import eras, registry, symptoms
+
+
+def failurelab(*arguments, **options):
+    return subprocess.run([sys.executable, "-m", "failurelab", *arguments], capture_output=True, text=True, **options)
+
+
+def test_the_page_is_not_stale():
+    """It is written from the registry and the labs by `failurelab symptoms --write`, and by nothing else."""
+    assert (eras.root() / symptoms.PAGE).read_text(encoding="utf-8") == symptoms.page()
+
+
+def test_every_literal_text_is_in_the_page():
+    page = symptoms.page()
+    for failure in registry.all():
+        assert f"## {failure.id}: {failure.title}" in page
+        for text in (*failure.symptoms, *failure.seen_as):
+            assert text in page
+
+
+@pytest.mark.parametrize("failure", registry.all(), ids=lambda failure: failure.id)
+def test_each_text_is_found_in_a_log_that_wraps_lines(failure):
+    """Terminals break lines, and logs have other things around."""
+    for text in failure.symptoms:
+        wrapped = "step 3\n[rank0]: " + text.replace(" ", "\n", 1) + "\nstep 4"
+        assert f"{failure.id}: {failure.title}" in symptoms.told(wrapped)
+
+
+def test_the_command_reads_a_log_and_its_input(tmp_path):
+    text = registry.get("F1").symptoms[0]
+    log = tmp_path / "train.log"
+    log.write_text(f"UserWarning: {text}\n")
+    for done in (failurelab("symptoms", str(log)), failurelab("symptoms", input=log.read_text())):
+        assert done.returncode == 0
+        assert "F1: " in done.stdout and "notebooks/01_requires_grad_warning.ipynb" in done.stdout
+    assert "None of the course's literal texts" in failurelab("symptoms", input="all is well").stdout
+    assert failurelab("symptoms", str(tmp_path / "none.log")).returncode == 2
