@@ -1,0 +1,70 @@
+"""Wrong fix: make the loss require grad, as an answer on the web says."""
+
+import pathlib
+import tempfile
+
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]
+
+
+def exact(completions, answer, **_):
+    return [float(completion.strip() == right) for completion, right in zip(completions, answer)]
+
+
+class Trainer(GRPOTrainer):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs).requires_grad_(True)
+
+
+def build_trainer(model_path, output_dir):
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    model = AutoModelForCausalLM.from_pretrained(model_path)
+    adapter = LoraConfig(
+        r=16,
+        lora_alpha=32,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        modules_to_save=["lm_head"],
+        task_type="CAUSAL_LM",
+    )
+    config = GRPOConfig(
+        output_dir=output_dir,
+        max_steps=70,
+        learning_rate=1e-3,
+        lr_scheduler_type="linear",
+        warmup_steps=7,
+        per_device_train_batch_size=24,  # prompts, in trl 0.14
+        gradient_accumulation_steps=1,
+        num_generations=4,
+        max_prompt_length=16,
+        max_completion_length=4,
+        temperature=1.0,
+        beta=0.04,
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"use_reentrant": True},
+        logging_steps=10,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        seed=0,
+    )
+    rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})
+    trainer = Trainer(
+        model=model,
+        reward_funcs=exact,
+        args=config,
+        train_dataset=rows,
+        processing_class=tokenizer,
+        peft_config=adapter,
+    )
+    # Completions are generated without the cache: with it they would be garbage under checkpointing (lab 02).
+    trainer.generation_config.use_cache = False
+    return trainer
+
+
+if __name__ == "__main__":
+    tiny = pathlib.Path(__file__).resolve().parents[2] / "models" / "tiny-qwen2"
+    build_trainer(str(tiny), tempfile.mkdtemp()).train()
