@@ -112,7 +112,7 @@ def load(folder: pathlib.Path) -> dict[str, Failure]:
     status = ids(folder)
     failures: dict[str, Failure] = {}
     claimed: dict[int, str] = {}
-    for path in sorted(folder.glob("F*.toml"), key=lambda path: (int("0" + "".join(filter(str.isdigit, path.stem))), path.stem)):
+    for path in sorted(folder.glob("F*.toml"), key=_order):
         failure = _failure(path)
         for kind in ("reserved", "retired"):
             if failure.id in status[kind]:
@@ -124,6 +124,12 @@ def load(folder: pathlib.Path) -> dict[str, Failure]:
             claimed[claim.number] = path.name
         failures[failure.id] = failure
     return failures
+
+
+def _order(path: pathlib.Path) -> tuple[int, str]:
+    """Return what F3a.toml is sorted by: its number, then its letter; a file of another name comes last."""
+    number = re.match(r"F(\d+)", path.stem)
+    return (int(number[1]) if number else 10**6, path.stem)
 
 
 def ids(folder: pathlib.Path) -> dict[str, dict[str, str]]:
