@@ -53,10 +53,11 @@ _PLACEMENT = {
     "placement_refused": "boolean: accelerate refused the model of at least one simulated rank",
     "ranks_refused": "number of simulated ranks whose model accelerate refused",
     "refusal": "text: the first line of the first refusal, or empty",
-    "tensors_elsewhere": "tensors that are not on their rank's device, over all ranks; -1 where no model was returned",
+    "tensors_elsewhere": "tensors that are not on their rank's device, over all ranks",
     "quantization_elsewhere": "parts of quantization states among these",
     "devices_used": "number of different devices that one rank's model is on, the most of any rank",
-    "models_copied": "number of reference models that are copies of the policy's weights, over all ranks",
+    "models_loaded": "number of models that were loaded, over all ranks",
+    "models_in_4bit": "number of these whose layers are in 4 bit",
 }
 _LOGITS = {
     "rows_made": "rows of logits that the model returned for each sequence; 0 where it returned log-probabilities",

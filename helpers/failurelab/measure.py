@@ -7,6 +7,7 @@ depends on the lab's kind; each kind has a module of its own, with a function `m
     trainer     measure_trainer      build_trainer(model_path, output_dir) -> a Trainer, which the checker trains
     loop        measure_loop         train(model, tokenizer, steps), a training loop written by hand
     engine      measure_engine       build_trainer(model_path, output_dir) -> a Trainer, trained under a ZeRO-3 engine
+    placement   measure_placement    load_model(model_path, rank) -> models, for each simulated rank of a node
     logits      measure_logits       build_trainer(model_path, output_dir) -> a Trainer, whose logits are read
     log_probs   measure_log_probs    log_probs(model, input_ids, attention_mask, completion_length), a scoring function
 
@@ -42,6 +43,7 @@ KINDS = {
     "engine": "measure_engine",
     "logits": "measure_logits",
     "log_probs": "measure_log_probs",
+    "placement": "measure_placement",
 }
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 

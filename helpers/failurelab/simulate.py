@@ -107,6 +107,7 @@ def devices(n: int) -> list[torch.device]:
             )
         setup(NAME, _Backend(n))
         _registered = n
+        torch.get_device_module.cache_clear()  # it may have been asked before, and then still says the CPU
     return [torch.device(NAME, index) for index in range(n)]
 
 

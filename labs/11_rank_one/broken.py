@@ -1,0 +1,18 @@
+"""Lab 11: rank one.
+
+A 4-bit Qwen2 is trained by two processes, one for each device. Rank 0 starts. Rank 1 stops with a ValueError: the model
+is on a different device than the one it is trained on. The advice in the message is the line that is already there.
+
+Make every rank load its model where it trains. The model stays in 4 bit.
+"""
+
+import torch
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+FOUR_BIT = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+DEVICE_MAP = {"": torch.get_device_module().current_device()}  # torch.cuda's, on a machine with GPUs
+
+
+def load_model(model_path, rank):
+    # TODO: rank 1 is refused. Where should each process's model be, and when can it know?
+    return AutoModelForCausalLM.from_pretrained(model_path, quantization_config=FOUR_BIT, device_map=DEVICE_MAP)
