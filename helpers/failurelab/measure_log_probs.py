@@ -34,13 +34,15 @@ def measure(script: types.ModuleType, run: Run) -> None:
     truth = _scored(rows, ids, length, 0)
     returned: list[int] = []
 
-    def note(module: Any, args: tuple, output: Any) -> None:
+    def note(module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         logits = getattr(output, "logits", None)
-        if isinstance(logits, torch.Tensor) and logits.dim() == 3 and logits.shape[-1] == rows.shape[-1]:
+        given = kwargs.get("input_ids", args[0] if args else None)
+        scoring = given is not None and given.shape[1] > length  # and not a helper's probe of two tokens
+        if scoring and isinstance(logits, torch.Tensor) and logits.shape[-1] == rows.shape[-1]:
             returned.append(logits.shape[1])
 
     run.stage = "measure"
-    handle = model.register_forward_hook(note)
+    handle = model.register_forward_hook(note, with_kwargs=True)
     got = log_probs(model, ids, mask, length)
     handle.remove()
     if not isinstance(got, torch.Tensor) or got.shape != truth.shape:

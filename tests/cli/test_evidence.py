@@ -290,3 +290,60 @@ def test_non_reentrant_checkpointing_works_for_every_family_at_hand(era):
         found = made["figures"]
         assert found["off"] == found["reentrant"] == found["non-reentrant"] > 10
         assert max(found["reentrant_error"], found["non-reentrant_error"]) < 1e-6
+
+
+# Failures F3a and F3b: rows of logits
+
+
+def test_the_readme_s_second_picture_is_not_stale():
+    """It carries a digest of the curves that it shows, as the first one does."""
+    from PIL import Image
+
+    shown = Image.open(ROOT / "evidence" / "misalignment.png").info["Description"]
+    assert shown == ledger_tables.misalignment_digest(evidence.load(LEDGER))
+
+
+def test_log_probabilities_meet_their_targets():
+    """Within 1e-5 of float64, a quarter of kept logits' memory, at most 1.3 times their time, in the same run."""
+    main = "4 x (256+64), width 256, tied, float32"
+    ours, kept = (figures("F3a", f"log-probs: {way}, {main}", "today") for way in ("completion_logps", "kept logits"))
+    assert ours["score_error"] <= 1e-5 and ours["gradient_error"] <= 1e-5
+    assert ours["beyond_gradients_mib"] <= kept["beyond_gradients_mib"] / 4
+    assert ours["gradients_mib"] == kept["gradients_mib"] > 148
+    assert ours["time_to_kept"] <= 1.3 and ours["rounds"] >= 5
+    half = "4 x (256+64), width 256, tied, bfloat16"
+    ours, full = (figures("F3a", f"log-probs: {way}, {half}", "today") for way in ("completion_logps", "full logits"))
+    assert ours["score_error"] <= full["score_error"] and ours["gradient_error"] <= full["gradient_error"]
+
+
+def test_what_released_wheels_do_with_the_other_name():
+    """An error once; swallowed; renamed with a warning, then without; swallowed again."""
+    found = figures("F3a", "read in wheels", "today")
+    other = dict(zip(found["transformers"], found["other_name"]))
+    assert other["4.45.2"] == "TypeError" and other["4.49.0"] == "renamed, FutureWarning"
+    assert {other[name] for name in ("4.46.3", "4.48.3", "4.52.4", "4.57.6", "5.23.0")} == {"swallowed"}
+    assert {other[name] for name in ("4.50.3", "4.51.3")} == {"renamed, no warning"}
+
+
+@pytest.mark.parametrize(
+    ("era", "name", "right"),
+    [
+        ("trl-0.14", "as released", True),
+        ("trl-0.14-tf-4.52", "as released", False),
+        ("trl-0.14-tf-4.52", "argument passed on", True),
+    ],
+)
+def test_the_reward_goes_up_in_one_stack_and_down_in_the_other(era, name, right):
+    """At least three seeds of each; loss and KL start at 0 in all; the wrong scores are those of prompt positions."""
+    runs = [each for each in evidence.load(LEDGER) if (each["era"], each["case"]) == (era, f"misalignment: {name}")]
+    assert len({each["seed"] for each in runs}) >= 3
+    for found in (each["figures"] for each in runs):
+        assert abs(found["first_loss"]) < 1e-6 and found["first_kl"] == 0
+        gain = found["rewards"][-1] - found["rewards"][0]
+        learned = found["answers_in_place_after"] - found["answers_in_place"]
+        if right:
+            assert gain > 0.3 and learned > 0.5 and found["largest_error"] < 1e-5 and found["probe_error"] < 1e-5
+        else:
+            assert gain < -0.05 and learned < -0.2 and found["equal_to_prompt_positions"]
+            assert found["probe_error"] > 1 and "first prompt positions" in found["probe_found"]
+            assert found["answers_at_prompt_after"] > found["answers_at_prompt"] + 3

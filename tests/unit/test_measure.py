@@ -2,7 +2,7 @@
 
 import pytest
 
-from failurelab import figures, measure, models
+from failurelab import figures, measure, models, observe
 
 SCRIPT = """
 from failurelab import models, trainers
@@ -55,3 +55,70 @@ def test_what_is_frozen_is_told_from_what_lacks_a_gradient(measured):
 
 def test_other_weights_are_refused(measured):
     assert "its weights differ before training" in measured("model.lm_head.weight.data.mul_(2)").refused
+
+
+# Kinds about logits
+
+BY_ERA = {  # rows made too many; off by
+    "trl-0.14": (False, 0),
+    "trl-0.15": (True, 0),
+    "trl-0.14-tf-4.52": (True, 6),
+}
+
+
+@pytest.mark.skipif(observe.era() not in BY_ERA, reason="trl's fused head returns no logits to read")
+def test_rows_of_logits_are_read_in_the_trainer_s_own_pass(tmp_path):
+    """Rows made and used, and the token that each is scored against, as each stack really does it."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(change="pass"))
+    made = measure.run(script, models.path("tiny"), tmp_path / "output", "GRPOTrainer", "logits")
+    assert (made.traceback, made.refused) == ("", "")
+    wasteful, off = BY_ERA[observe.era()]
+    found = made.figures
+    assert (found["rows_made"] > found["rows_needed"]) == wasteful or off
+    assert found["positions_off"] == 0 if not off else found["positions_off"] > 1
+
+
+FUNCTION = """
+from failurelab import logits
+
+
+def log_probs(model, ids, mask, n):
+    {body}
+"""
+RIGHT = "return logits.completion_logps(model, ids, mask, n)"
+PICK = "model(input_ids=ids{mask}).logits[:, {rows}].log_softmax(-1).gather(-1, ids[:, -n:, None])[..., 0]"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (RIGHT, {"positions_off": 0, "rows_made": 0, "scores_from": ""}),
+        ("return " + PICK.format(mask=", attention_mask=mask", rows="-n - 1 : -1"), {"positions_off": 0}),
+        ("return " + PICK.format(mask=", attention_mask=mask", rows="-n:"), {"positions_off": -1}),
+        ("return " + PICK.format(mask=", attention_mask=mask", rows="-n - 2 : -2"), {"positions_off": 1}),
+        ("return " + PICK.format(mask="", rows="-n - 1 : -1"), {"positions_off": None}),
+        ("return -" + RIGHT.removeprefix("return "), {"positions_off": None}),
+        (RIGHT + ".detach()", {"positions_off": 0, "gradient_error": None}),
+        (RIGHT + " + 0 * ids.sum()", {"positions_off": 0}),
+    ],
+)
+def test_a_scoring_function_is_compared_with_the_truth(tmp_path, body, expected):
+    """Right, early, late, blind to the mask, of the other sign, without a graph."""
+    script = tmp_path / "train.py"
+    script.write_text(FUNCTION.format(body=body))
+    made = measure.run(script, models.path("tiny"), tmp_path / "output", "log_probs", "log_probs")
+    assert (made.traceback, made.refused) == ("", "")
+    found = made.figures
+    assert {name: found[name] for name in expected} == expected
+    right = expected["positions_off"] == 0
+    assert (found["log_prob_error"] < 1e-4) == right == (found["scores_from"] == "")
+    if found["gradient_error"] is not None:
+        assert (found["gradient_error"] < 1e-3) == right
+
+
+def test_what_is_no_score_for_each_token_is_refused(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(FUNCTION.format(body=RIGHT + ".mean()"))
+    made = measure.run(script, models.path("tiny"), tmp_path / "output", "log_probs", "log_probs")
+    assert "not one number for each completion token: (6, 3)" in made.refused
