@@ -14,6 +14,7 @@ A config is a DeepSpeed config: https://www.deepspeed.ai/docs/config-json/
 
 import contextlib
 import errno
+import importlib
 import importlib.metadata
 import importlib.util
 import io
@@ -155,6 +156,10 @@ def _load_operation() -> None:
 
     if get_accelerator().device_name() != "cpu":
         return
+    with contextlib.redirect_stderr(sys.__stderr__):
+        # Probes which operations could be built, and hides what the linker says by sys.stderr's own descriptor: in a
+        # notebook's kernel that is another one than the linker's.
+        _ = importlib.import_module("deepspeed.ops").__compatible_ops__
     builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
     if builder is None or not builder.is_compatible():
         return  # DeepSpeed does without on such a machine
@@ -349,6 +354,7 @@ def ready() -> Iterator[None]:
         EngineError: as for `one_process`; under a launcher, of the port only what the launcher itself says.
     """
     if launched():
+        os.environ.update(_surroundings())
         check()
         with _group():
             _load_operation()
@@ -371,10 +377,7 @@ def _variables(port: int | None) -> Iterator[None]:
     wanted = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     if port:
         wanted["MASTER_PORT"] = str(port)
-    if not torch.cuda.is_available():
-        wanted["DS_ACCELERATOR"] = "cpu"
-    if "TORCH_EXTENSIONS_DIR" not in os.environ and (pathlib.Path(sys.prefix) / "torch_extensions").is_dir():
-        wanted["TORCH_EXTENSIONS_DIR"] = str(pathlib.Path(sys.prefix) / "torch_extensions")
+    wanted |= _surroundings()
     before = dict(os.environ)
     os.environ.update(wanted)
     try:
@@ -385,6 +388,15 @@ def _variables(port: int | None) -> Iterator[None]:
                 os.environ[name] = before[name]
             else:
                 del os.environ[name]
+
+
+def _surroundings() -> dict[str, str]:
+    """Return what DeepSpeed should know of this machine: no GPU, and where its operation was built at set-up."""
+    found = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
+    own = pathlib.Path(sys.prefix) / "torch_extensions"
+    if "TORCH_EXTENSIONS_DIR" not in os.environ and own.is_dir():
+        found["TORCH_EXTENSIONS_DIR"] = str(own)
+    return found
 
 
 @contextlib.contextmanager

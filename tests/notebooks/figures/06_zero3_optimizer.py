@@ -1,0 +1,16 @@
+"""Notebook 06: the message, the hooks that a guard leaves on and what they cost, and the same training after repair."""
+
+
+def check(result):
+    broken = result.figures(case="notebook 06: the bare model")
+    assert broken["message"] == "'Qwen2ForCausalLM' object has no attribute 'optimizer'"
+    engine = result.figures(case="notebook 06: the engine")
+    assert (engine["steps"], engine["hooks"]) == (2, 0)
+    silent = result.figures(case="notebook 06: trl 0.15 as it is")
+    repaired = result.figures(case="notebook 06: repaired")
+    assert silent["hooks"] > 100 and repaired["hooks"] == 0
+    assert silent["rewards"] == repaired["rewards"]
+    times = result.figures(case="notebook 06: times as long")
+    assert times["guard: hooks on"] > 1.5 and times["bare generate"] > 1.5
+    parity = result.figures(case="notebook 06: parity")
+    assert parity["apart"] <= 1e-5 < 5e-4 < parity["moved"]
