@@ -1,0 +1,144 @@
+"""What the tests of simulated devices ask, in a process of its own: registering them holds for the whole process.
+
+Prints one JSON object.
+"""
+
+import json
+
+import torch
+from transformers import Qwen2Config
+
+from failurelab import models, observe, placement, simulate
+
+SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+MOVED = [
+    [],
+    ["model.embed_tokens"],
+    ["model.rotary_emb"],
+    ["model.layers.2.mlp.up_proj"],
+    ["model.layers.3"],
+    ["model.layers.1", "model.layers.0.self_attn.k_proj"],
+    ["model.layers.2.post_attention_layernorm"],
+    ["model.norm"],
+    ["lm_head"],
+]
+
+
+def shape(**more):
+    return simulate.model(Qwen2Config(**SHAPE | {"tie_word_embeddings": False} | more))
+
+
+def said(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def fails_in(model):
+    """Run the model; return the innermost module that was running when it failed."""
+    inside = []
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda *_, name=name: inside.append(name))
+        module.register_forward_hook(lambda *_: inside.pop() and None)
+    with simulate.fake():
+        error = said(model, simulate.tokens(2, 8), use_cache=False)
+    return (inside[-1] if inside else ""), error.splitlines()[0] if error else ""
+
+
+def step_of(model, length=32):
+    def step():
+        model(simulate.tokens(2, length), use_cache=False).logits.float().logsumexp(-1).mean().backward()
+
+    return step
+
+
+def by_torch(model):
+    """Return what torch's own MemTracker says of the same step."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    tracker = MemTracker()
+    with simulate.fake():
+        tracker.track_external(model)
+        with tracker:
+            step_of(model)()
+    return tracker.get_tracker_snapshot("peak")[torch.device("sim", 0)]["Total"]
+
+
+def four_bit_step():
+    """Run a step of a 4-bit model with adapters; older releases of bitsandbytes cannot on simulated devices."""
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(simulate.four_bit(shape()), LoraConfig(r=4, target_modules="all-linear"))
+    simulate.place(model, {"": 0})
+    model.train()
+    found = simulate.peak_memory(step_of(model), model)
+    grads = [parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad]
+    report = placement.check(model, "sim:0")
+    return {"kinds": dict(found.kinds), "grads": [sum(grads), len(grads)], "local": not report.elsewhere}
+
+
+def main():
+    observe.quiet()
+    torch.get_device_module()  # asked before, its answer is kept: the CPU
+    found = {"few": said(simulate.ranks(2, 0).__enter__), "none": said(simulate.devices, 0)}
+    found["devices"] = [str(each) for each in simulate.devices(2)]
+    found["again"] = said(simulate.devices, 2), said(simulate.devices, 3)
+    found["module"] = torch.get_device_module().device_count()
+    found["absent"] = said(simulate.place, shape(), {"": 2})
+    found["order"] = []
+    for moved in MOVED:
+        model = simulate.place(shape(), {"": 0, **dict.fromkeys(moved, 1)})
+        report = placement.check(model, "sim:0")
+        found["order"].append([moved, report.first_to_fail, *fails_in(model)])
+    found["ranks"] = {}
+    policy, _ = models.load()
+    policy.is_loaded_in_4bit = True
+    for rank in (0, 1):
+        for device in (0, 1):
+            policy.hf_device_map = {"": device}
+            vars(policy).pop("_is_accelerate_prepared", None)
+            with simulate.ranks(2, rank) as accelerator:
+                local = placement.local_device_map()[""]
+                error = said(accelerator.prepare_model, policy, device_placement=False, evaluation_mode=True)
+            found["ranks"][f"{device} on rank {rank}"] = [local, error]
+    from accelerate import PartialState
+
+    found["after"] = dict(PartialState._shared_state) == {} and torch.sim.current_device() == 0
+    plain = simulate.place(shape(), {"": 0})
+    found["peak"] = {
+        name: simulate.peak_memory(step_of(plain), plain, attention=name).total for name in ("decomposed",)
+    }
+    plain.zero_grad()
+    found["torch"] = by_torch(plain)
+    for length in (32, 256):
+        for attention in ("fused", "decomposed"):
+            model = simulate.place(shape(), {"": 0})
+            peak = simulate.peak_memory(step_of(model, length), model, attention=attention)
+            found["peak"][f"{attention} {length}"] = dict(peak.kinds) | {"total": peak.total}
+    found["sdpa"] = torch.nn.functional.scaled_dot_product_attention.__name__
+    try:
+        found["four_bit"] = four_bit_step()
+    except (ImportError, RuntimeError, AttributeError, NotImplementedError) as error:
+        found["four_bit"] = f"{type(error).__name__}: {error}"
+    large = simulate.model(
+        Qwen2Config(**SHAPE | {"hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80})
+    )
+    simulate.place(large, {"": 0})
+    found["large"] = (
+        simulate.peak_memory(step_of(large), large).kinds["Parameter"],
+        sum(each.numel() * 2 for each in large.parameters()),
+    )
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Placement: every tensor by name, the faults that are no single tensor's, device maps, and the guard."""
+
+import importlib.metadata
+import importlib.util
+import types
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from failurelab import guards, models, native, placement, precision, simulate
+
+SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+
+
+def shape(**more):
+    config = transformers.Qwen2Config(**SHAPE | {"num_hidden_layers": 2, "num_key_value_heads": 1} | more)
+    return simulate.model(config, torch.float32)
+
+
+def four_bit_linear(device="cuda:0"):
+    if importlib.util.find_spec("bitsandbytes") is None:
+        pytest.skip("NOT RUN: no bitsandbytes in this era")
+    linear = nn.Linear(64, 128, bias=False, device="meta")
+    return simulate.place(simulate.four_bit(linear, compute_dtype=torch.float32), {"": device})
+
+
+def test_a_model_at_home_is_local():
+    """A real model on the CPU: every tensor is counted, nothing is elsewhere, and no weight is touched."""
+    model, _ = models.load()
+    report = placement.check(model, "cpu")
+    assert report.local and report.first_to_fail == ""
+    assert report.tensors["parameter"] == len(list(model.parameters()))
+    assert "tensors of the model are on cpu" in str(report)
+
+
+def test_every_tensor_elsewhere_is_named():
+    """A layer, and a buffer of another: named with device and layer, fake tensors or not."""
+    model = simulate.place(shape(tie_word_embeddings=False), {"": 0, "model.layers.1.mlp": 1, "model.rotary_emb": 1})
+    report = placement.check(model, "cuda:0")
+    names = {each.name: (each.kind, each.device) for each in report.elsewhere}
+    assert names["model.layers.1.mlp.up_proj.weight"] == ("parameter", "cuda:1")
+    assert names["model.rotary_emb.inv_freq"] == ("buffer", "cuda:1")
+    assert sum(kind == "parameter" for kind, _ in names.values()) == 3
+    assert not report.local and "Next:" in str(report)
+
+
+def test_adapter_weights_are_told_from_others():
+    """An adapter that was left behind on another device is named as one."""
+    from peft import LoraConfig, get_peft_model
+
+    model, _ = models.load()
+    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    assert placement.check(wrapped, "cpu").tensors["adapter weight"] == 4
+    name = next(name for name, _ in wrapped.named_modules() if name.endswith("layers.0.self_attn.q_proj.lora_B"))
+    simulate.place(wrapped.get_submodule(name), {"": 1})
+    report = placement.check(wrapped, "cpu")
+    (left,) = report.elsewhere
+    assert (left.kind, left.device) == ("adapter weight", "cuda:1")
+    assert report.first_to_fail.startswith(name)
+
+
+def test_scales_on_another_device_are_found():
+    """The state of nn.DataParallel's replica: bytes on one GPU, scales on another, and the weight has lost its own."""
+    layer = four_bit_linear("cuda:0")
+    replica = layer._replicate_for_data_parallel()
+    with simulate.fake():
+        replica.weight = nn.Parameter(torch.empty_like(layer.weight, device="cuda:1"), requires_grad=False)
+    replica.bias = None
+    report = placement.check(replica, "cuda:1")
+    assert {each.name for each in report.elsewhere} == {"weight.quant_state.absmax", "weight.quant_state.code"}
+    assert report.first_to_fail == "Linear4bit"
+    replica.quant_state = None
+    assert "lost their quantization state" in placement.check(replica, "cuda:1").problems[0]
+
+
+def test_bitsandbytes_own_check_speaks():
+    """The literal text from the replica's forward pass, up to 0.45; silence from 0.46 on."""
+    from packaging.version import Version
+
+    layer = four_bit_linear("cuda:1")
+    with simulate.fake():
+        layer.weight.quant_state.absmax = torch.empty(128, device="cuda:0")
+        with torch.no_grad():
+            forward = [torch.empty(3, 64, device="cuda:1")]
+            if Version(importlib.metadata.version("bitsandbytes")) >= Version("0.46.1"):
+                assert str(layer(*forward).device) == "cuda:1"
+                return
+            with pytest.raises(RuntimeError, match="Input tensors need to be on the same GPU, but found the following"):
+                layer(*forward)
+
+
+def test_hooks_of_a_device_map_are_believed():
+    """A model that accelerate's hooks carry over devices works in one process: named elsewhere, no layer fails."""
+    model = simulate.place(shape(tie_word_embeddings=False), {"": 0, "model.layers.1": 1})
+    block = model.get_submodule("model.layers.1")
+    block._hf_hook = types.SimpleNamespace(execution_device=1, offload=False)
+    report = placement.check(model, "cuda:0")
+    assert report.elsewhere and report.first_to_fail == ""
+
+
+def test_a_torn_head_is_named():
+    """Tied by the config, two tensors in fact: trained apart."""
+    model, _ = models.load()
+    assert model.config.tie_word_embeddings and placement.check(model, "cpu").problems == ()
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    (problem,) = placement.check(model, "cpu").problems
+    assert "lm_head" in problem and "model.embed_tokens" in problem and "trained apart" in problem
+
+
+def test_two_quantizations_are_named():
+    """Some layers in 4 bit, some in 8: whoever asks the model for one of the two treats all alike."""
+
+    class Params4bit(nn.Parameter):
+        pass
+
+    class Int8Params(nn.Parameter):
+        pass
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].weight = Params4bit(torch.ones(2, 2))
+    model[1].weight = Int8Params(torch.ones(2, 2))
+    problems = [each for each in placement.check(model, "cpu").problems if "8 bit" in each]
+    assert len(problems) == 1 and "(0)" in problems[0] and "(1)" in problems[0]
+
+
+def test_offloaded_modules_are_named():
+    """CPU offload of a device map is for inference: training is told, with the modules."""
+    model = simulate.place(shape(), {"": 0})
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}
+    (problem,) = placement.check(model, "cuda:0").problems
+    assert "model.layers.1, lm_head" in problem and "offloaded" in problem
+    assert placement.check(model, "cpu").problems == ()
+
+
+def test_several_visible_gpus_in_one_process_are_a_problem(monkeypatch):
+    """nn.DataParallel is what a trainer makes of it; under a launcher, or without 4 bit, it is none."""
+    layer = four_bit_linear()
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    said = [each for each in placement.check(layer, "cuda:0", visible=2).problems if "DataParallel" in each]
+    assert len(said) == 1 and "accelerate launch" in said[0]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not any("DataParallel" in each for each in placement.check(layer, "cuda:0", visible=2).problems)
+
+
+def test_a_missing_native_library_is_a_sentence(monkeypatch):
+    """The package imports without its library; the report says so before a layer fails, and where to look."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    monkeypatch.setattr(native, "_library", lambda: (None, "libcudart.so.12: cannot open shared object file"))
+    if importlib.util.find_spec("bitsandbytes") is None:
+        assert "not installed" in native.native_problem(gpu)
+        return
+    said = native.native_problem(gpu)
+    assert "without its native library (libcudart.so.12" in said and "python -m bitsandbytes" in said
+    stand_in = type("ErrorHandlerMockBNBNativeLibrary", (), {})()
+    monkeypatch.setattr(native, "_library", lambda: (stand_in, ""))
+    assert native.native_problem(gpu) and not native.native_problem(cpu)
+
+    def broken():
+        raise RuntimeError("CUDA Setup failed\nand much more")
+
+    monkeypatch.setattr(native, "_library", broken)
+    assert "does not import (RuntimeError: CUDA Setup failed)" in native.native_problem(cpu)
+
+
+def test_mixed_precision_is_reported():
+    """4-bit layers in two dtypes, autocast in a third, float16 adapters under a gradient scaler."""
+    one, other = four_bit_linear(), four_bit_linear()
+    other.compute_dtype = torch.bfloat16
+    model = nn.Sequential(one, other)
+    found = precision.measure(model, set(), torch.float16)
+    assert dict(found.compute) == {"float32": 1, "bfloat16": 1} and not found.one
+    assert "different dtypes" in found.mixed[0] and sum("autocast is float16" in each for each in found.mixed) == 2
+    one.compute_dtype = torch.bfloat16
+    settled = precision.measure(model, set(), torch.bfloat16)
+    assert settled.one and settled.mixed == ()
+    half = nn.ParameterDict({"lora": nn.Parameter(torch.ones(1, dtype=torch.float16))})
+    assert "gradient scaler" in precision.measure(half, {"lora"}, torch.float16).mixed[0]
+
+
+def test_the_checklist_is_executable():
+    """Explicit device, one precision: each with what was found."""
+    model, _ = models.load()
+    held = {question: holds for question, holds, _ in placement.check(model, "cpu").checklist()}
+    assert held == {"everything on one explicit device": True, "one precision": True}
+    assert not placement.check(model, "cuda:0").checklist()[0][1]
+
+
+def test_what_is_no_device_is_refused():
+    """A spelling error is named."""
+    with pytest.raises(ValueError, match="'cuba:0' is no device"):
+        placement.check(nn.Linear(1, 1), "cuba:0")
+
+
+@pytest.mark.parametrize(
+    ("device_map", "said"),
+    [
+        ({"": 2}, "the whole model on 2, and this process sees 2 accelerators (0 to 1)"),
+        ({"": "cuba"}, "is no device"),
+        ({"": 1, "model.layers.7": 1}, "names model.layers.7, which Qwen2ForCausalLM does not have"),
+        ({"model": 1}, "parameters have no place in the map (lm_head.weight"),
+        ({"": 1, "lm_head": 0}, "lm_head on accelerator 0 is tied to model.embed_tokens on accelerator 1"),
+        ({"": 1, "model.layers.1": "cpu"}, "model.layers.1 would be offloaded"),
+        ({"": 1, "model.layers.1": 0}, "spreads the model over accelerator 0, accelerator 1, and 2 processes"),
+        ({"": 0}, "on accelerator 0, and this process trains on accelerator 1"),
+        ("auto", "each would spread the whole model"),
+        ({"": 1}, ""),
+        ({"": "cuda:1"}, ""),
+        (None, ""),
+    ],
+)
+def test_a_device_map_is_judged_before_loading(device_map, said):
+    """Each fault of a map is a sentence that names modules and devices; a rank's own map is accepted."""
+    model = shape(tie_word_embeddings="lm_head" in (device_map or ""))
+    if not said:
+        placement.check_map(device_map, model, 1, available=2, processes=2)
+        return
+    with pytest.raises(placement.DeviceMapError) as caught:
+        placement.check_map(device_map, model, 1, available=2, processes=2)
+    assert any(said in problem for problem in caught.value.problems), caught.value.problems
+    assert all("Next:" in problem for problem in caught.value.problems)
+
+
+def test_the_local_device_map_of_a_cpu_run():
+    """Without an accelerator the whole model belongs on the CPU."""
+    from accelerate import PartialState
+
+    if PartialState().device.type != "cpu":
+        pytest.skip("NOT RUN: this machine has an accelerator")
+    assert placement.local_device_map() == {"": "cpu"}
+
+
+def begin(guard, model, **args):
+    args = types.SimpleNamespace(**{"bf16": False, "fp16": False, "device": torch.device("cpu")} | args)
+    guard.on_train_begin(args, None, None, model=model)
+
+
+def test_the_guard_stops_before_the_first_step():
+    """A model elsewhere stops the run, or warns, with the report; at home it is silent."""
+    model, _ = models.load()
+    guard = guards.PlacementGuard()
+    begin(guard, model)
+    assert guard.report.local
+    with pytest.raises(guards.GuardTripped, match=r"PlacementGuard: 2\d of 2\d tensors are not on cuda:0") as caught:
+        begin(guards.PlacementGuard(device="cuda:0"), model)
+    assert caught.value.report.first_to_fail == "model.embed_tokens"
+    with pytest.warns(guards.GuardWarning, match="model.embed_tokens"):
+        begin(guards.PlacementGuard("warn"), model, device=torch.device("cuda", 0))
+
+
+def test_the_guard_leaves_a_split_model_to_its_hooks():
+    """A map that splits a model on purpose, in one process, is no alarm, unless a layer is not served."""
+    model = simulate.place(shape(tie_word_embeddings=False), {"": 0, "model.layers.1": 1})
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
+    with pytest.raises(guards.GuardTripped, match=r"first layer to fail: model\.layers\.1\.input_layernorm"):
+        begin(guards.PlacementGuard(), model, device=torch.device("cuda", 0))
+    model.get_submodule("model.layers.1")._hf_hook = types.SimpleNamespace(execution_device=1, offload=False)
+    begin(guards.PlacementGuard(), model, device=torch.device("cuda", 0))

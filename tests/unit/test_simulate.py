@@ -1,0 +1,124 @@
+"""Simulated devices: where a model fails is where it is said to fail; accelerate's own refusals; peak memory."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from failurelab import simulate
+
+CHILD = pathlib.Path(__file__).with_name("simulate_child.py")
+
+
+@pytest.fixture(scope="module")
+def child():
+    """All figures of one run: registering devices holds for a process, and would change the other tests'."""
+    done = subprocess.run([sys.executable, str(CHILD)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_devices_are_registered_once(child):
+    """Again with the same number is no error, with another one it says why."""
+    assert child["devices"] == ["sim:0", "sim:1"]
+    first, second = child["again"]
+    assert first == "" and "once" in second and "process of its own" in second
+    assert "1 or more" in child["none"] and "simulate.devices(2)" in child["few"]
+    assert child["module"] == 2
+
+
+def test_a_device_that_is_not_there_is_named(child):
+    """A map to a third device of two is refused before anything is placed."""
+    assert "sim:2 is not there" in child["absent"]
+
+
+def test_the_layer_that_is_said_to_fail_first_is_the_one_that_fails(child):
+    """The report is a prediction, and the run decides: norms come before what they feed."""
+    for moved, said, real, error in child["order"]:
+        assert said == real, (moved, said, real, error)
+        assert bool(real) == ("same device" in error), (moved, error)
+    assert [said for _, said, _, _ in child["order"]][4] == "model.layers.3.input_layernorm"
+
+
+def test_accelerate_refuses_the_rank_whose_model_is_elsewhere(child):
+    """Accelerate's real ValueError, for each rank and each map; the per-rank map is accepted; its state comes back."""
+    for case, (local, error) in child["ranks"].items():
+        device, rank = int(case[0]), int(case[-1])
+        assert local == rank
+        assert (error == "") == (device == rank), (case, error)
+        assert device == rank or "on a different device than the one you're training on" in error
+    assert child["after"]
+
+
+def test_peak_memory_is_that_of_torch_s_tracker(child):
+    """The fast tracker and torch's MemTracker count the same bytes for the same step."""
+    assert child["peak"]["decomposed"] == child["torch"]
+
+
+def test_the_fused_kernel_keeps_no_scores(child):
+    """Decomposed attention grows with the square of the length; the stand-in with the length."""
+    activations = {case: found["Activation"] for case, found in child["peak"].items() if " " in case}
+    grown = {name: activations[f"{name} 256"] / activations[f"{name} 32"] for name in ("fused", "decomposed")}
+    assert grown["fused"] < 8.5 < 10 < grown["decomposed"]
+    assert child["sdpa"] == "scaled_dot_product_attention"
+    for found in child["peak"].values():
+        if isinstance(found, dict):
+            total = found.pop("total")
+            assert total == sum(found.values())
+
+
+def test_a_large_model_is_simulated(child):
+    """80 layers of width 8192: weights are counted to the byte, and nothing is allocated."""
+    counted, expected = child["large"]
+    assert counted == expected > 120 * 2**30
+
+
+def test_a_4_bit_model_with_adapters_runs(child):
+    """A step through bitsandbytes' own layers: every adapter has a gradient, weights take half a byte each."""
+    if isinstance(child["four_bit"], str):
+        import importlib.metadata
+
+        from packaging.version import Version
+
+        try:
+            installed = Version(importlib.metadata.version("bitsandbytes"))
+        except importlib.metadata.PackageNotFoundError:
+            pytest.skip("NOT RUN: no bitsandbytes in this era")
+        assert installed < Version("0.46"), child["four_bit"]
+        pytest.skip(f"NOT RUN: bitsandbytes {installed} does not tell torch its kernels' shapes")
+    reached, trainable = child["four_bit"]["grads"]
+    assert reached == trainable > 0 and child["four_bit"]["local"]
+
+
+def test_places_are_checked_before_anything_is_moved():
+    """Modules without a place, names that are no modules, a tied tensor mapped twice: named, and nothing moved."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for device_map, what in (({"0": 0}, "no place for 1.weight"), ({"": 0, "2": 1}, "'2', which is no module")):
+        with pytest.raises(simulate.SimulationError, match=what):
+            simulate.place(model, device_map)
+    model[1].weight = model[0].weight
+    with pytest.raises(simulate.SimulationError, match=r"1\.weight and 0\.weight are one tied tensor"):
+        simulate.place(model, {"0": 0, "1": 1})
+    assert not simulate.is_fake(model)
+    tied = simulate.place(model, {"": 1})
+    assert tied[0].weight is tied[1].weight and str(tied[0].weight.device) == "cuda:1"
+
+
+def test_peak_memory_refuses_what_it_cannot_measure():
+    """An attention that does not exist, and a step that used no simulated tensor."""
+    with pytest.raises(ValueError, match="'fused' or 'decomposed'"):
+        simulate.peak_memory(lambda: None, attention="flash")
+    with pytest.raises(ValueError, match="no memory on a simulated device"):
+        simulate.peak_memory(lambda: None)
+
+
+def test_fused_attention_is_for_fake_tensors_only():
+    """On real tensors it would compute nothing: an error, and the function is put back."""
+    query = torch.ones(1, 1, 2, 4)
+    with pytest.raises(ValueError, match="real ones"), simulate.fused_attention():
+        nn.functional.scaled_dot_product_attention(query, query, query)
+    assert torch.equal(nn.functional.scaled_dot_product_attention(query, query, query), query)
