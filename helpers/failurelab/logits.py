@@ -156,7 +156,7 @@ def _head(model: nn.Module) -> nn.Module:
     if head is None:
         raise ValueError(
             f"model: {kind} has no LM head (get_output_embeddings() is None), so it gives tokens no probabilities. "
-            "Next: load it with AutoModelForCausalLM."
+            "Next: load it with AutoModelForCausalLM, or hand in the model that this one wraps."
         )
     return head
 
