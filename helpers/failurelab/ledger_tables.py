@@ -11,6 +11,7 @@ from . import evidence
 from .evidence import Record
 
 CURVES = ("checkpointing off", "broken", "gradients repaired", "rollouts repaired", "both repaired")
+_ZERO3 = ("trl-0.14", "trl-0.15", "today")
 ERAS = ("trl-0.14", "trl-0.15", "trl-0.14-tf-4.52", "today")
 
 
@@ -253,7 +254,75 @@ def log_probs(records: list[Record]) -> str:
 
 
 MAIN_SHAPE = "4 x (256+64), width 256, tied, float32"
+
+
+def zero3_generation(records: list[Record]) -> str:
+    """How long generation takes under ZeRO-3, as a multiple of what it takes with the engine handed over."""
+    ways = (
+        "without DeepSpeed",
+        "engine handed over, hooks off",
+        "bare model handed over, hooks on",
+        "model.generate by itself",
+    )
+    body = []
+    for way in ways:
+        found = {made["era"]: made["figures"] for made in _of(records, "F4", f"generation: {way}")}
+        hooks = {figures["hooks"] for figures in found.values()}
+        shown = [f"{found[era]['ratio']:.1f}" if era in found else "not recorded" for era in _ZERO3]
+        body.append([way, *map(str, sorted(hooks)), *shown])
+    return _markdown(["generation", "hooks meanwhile", *_ZERO3], body)
+
+
+def zero3_parity(records: list[Record]) -> str:
+    """How far gathered parameters end from those of the run without DeepSpeed, on fixed completions."""
+    body = []
+    for stage in range(4):
+        found = {made["era"]: made["figures"] for made in _of(records, "F4", f"parity: stage {stage}")}
+        shown = [f"{found[era]['largest_difference']:.0e}" if era in found else "not recorded" for era in _ZERO3]
+        body.append([f"stage {stage}", *shown])
+    moved = [made["figures"]["largest_change"] for made in records if made["case"].startswith("parity: stage")]
+    body.append(["for scale: the largest change", *[f"{max(moved, default=0):.0e}"] * len(_ZERO3)])
+    return _markdown(["largest difference of a parameter", *_ZERO3], body)
+
+
+def zero3_shards(records: list[Record]) -> str:
+    """What one of two processes holds at each stage."""
+    body = []
+    for stage in range(4):
+        for made in _of(records, "F4", f"held by one of two: stage {stage}"):
+            found = made["figures"]
+            body.append([f"stage {stage}", *(f"{found[key]:,}" for key in ("parameters", "gradients", "state"))])
+    return _markdown(["elements held by one of two", "parameters", "gradients", "optimizer state"], body)
+
+
+SIMULATED = ("Qwen2-0.5B, bf16", "Qwen2-7B, bf16", "Qwen2-7B, 4 bit and LoRA", "Qwen2.5-72B, bf16")
+
+
+def simulated(records: list[Record]) -> str:
+    """Peak memory of one step of known shapes on simulated devices, beside what can be worked out by hand."""
+    rows = []
+    for name in SIMULATED:
+        (made,) = [each for each in _of(records, "F5", f"simulated step: {name}") if each["era"] == "today"]
+        found = made["figures"]
+        by_hand = found["weights_by_hand"]
+        rows.append(
+            [
+                name,
+                *(f"{found[key] / 2**30:.1f}" for key in ("peak_bytes", "weights_bytes")),
+                "" if by_hand is None else f"{by_hand / 2**30:.1f}",
+                f"{found['activations_bytes'] / 2**30:.1f}",
+                f"{found['decomposed_bytes'] / 2**30:.1f}",
+                f"{(found['decomposed_bytes'] - found['peak_bytes']) / found['scores_by_hand']:.1f}",
+            ]
+        )
+    columns = ["GiB at the peak", "all", "weights", "weights by hand", "activations", "attention decomposed"]
+    return _table([*columns, "difference / one score matrix a layer"], rows)
+
+
 TABLES: dict[str, Callable[[list[Record]], str]] = {
+    "zero3-generation": zero3_generation,
+    "zero3-parity": zero3_parity,
+    "zero3-shards": zero3_shards,
     "learning": learning,
     "faces": faces,
     "generation": generation,
@@ -262,6 +331,7 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "cures": cures,
     "depth": depth,
     "imports": imports,
+    "simulated": simulated,
     "names": names,
     "misalignment": misalignment,
     "log-probs": log_probs,

@@ -347,3 +347,39 @@ def test_the_reward_goes_up_in_one_stack_and_down_in_the_other(era, name, right)
             assert gain < -0.05 and learned < -0.2 and found["equal_to_prompt_positions"]
             assert found["probe_error"] > 1 and "first prompt positions" in found["probe_found"]
             assert found["answers_at_prompt_after"] > found["answers_at_prompt"] + 3
+
+
+@pytest.mark.parametrize("era", ["trl-0.14", "trl-0.15", "today"])
+def test_generation_under_zero3(era):
+    """Hooks on: the same tokens, in twice the time or more. The engine handed over costs next to nothing."""
+    ways = {
+        way: figures("F4", f"generation: {way}", era)
+        for way in (
+            "without DeepSpeed",
+            "engine handed over, hooks off",
+            "bare model handed over, hooks on",
+            "model.generate by itself",
+        )
+    }
+    assert all(found["same_tokens"] for found in ways.values())
+    assert [found["hooks"] > 0 for found in ways.values()] == [False, False, True, True]
+    assert 0.5 < ways["without DeepSpeed"]["ratio"] < 1.5
+    for way in ("bare model handed over, hooks on", "model.generate by itself"):
+        assert ways[way]["ratio"] > 2
+
+
+@pytest.mark.parametrize("era", ["trl-0.14", "trl-0.15", "today"])
+def test_zero_trains_the_same(era):
+    """On fixed completions each stage ends within 1e-5 of the run without DeepSpeed, a hundredth of the change."""
+    for stage in range(4):
+        found = figures("F4", f"parity: stage {stage}", era)
+        assert found["largest_difference"] <= 1e-5 <= found["largest_change"] / 100 + 1e-7
+
+
+def test_what_each_zero_stage_shards():
+    """Stage 1 halves the optimizer's state between two processes already; stage 3 adds the parameters."""
+    held = [figures("F4", f"held by one of two: stage {stage}", "today") for stage in range(4)]
+    whole = held[0]["whole_model"]
+    assert [each["state"] / whole for each in held] == [2, 1, 1, 1]
+    assert [each["parameters"] / whole for each in held] == [1, 1, 1, 0.5]
+    assert held[0]["gradients"] == whole and held[3]["gradients"] == whole / 2
