@@ -316,7 +316,7 @@ def simulated(records: list[Record]) -> str:
             ]
         )
     columns = ["GiB at the peak", "all", "weights", "weights by hand", "activations", "attention decomposed"]
-    return _table([*columns, "difference / one score matrix a layer"], rows)
+    return _markdown([*columns, "difference / one score matrix a layer"], rows)
 
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {

@@ -383,3 +383,17 @@ def test_what_each_zero_stage_shards():
     assert [each["state"] / whole for each in held] == [2, 1, 1, 1]
     assert [each["parameters"] / whole for each in held] == [1, 1, 1, 0.5]
     assert held[0]["gradients"] == whole and held[3]["gradients"] == whole / 2
+
+
+def test_simulated_memory_stands_beside_the_arithmetic():
+    """Weights to the byte, in both stacks; a 72B step in under a minute and 2 GB; the fused kernel keeps no scores."""
+    made = [each for each in evidence.load(LEDGER) if each["case"].startswith("simulated step: ")]
+    assert {each["era"] for each in made} == {"trl-0.14", "today"} and len(made) == 7  # simulated_memory
+    for each in made:
+        found = each["figures"]
+        assert each["tier"] == "simulated"
+        assert found["weights_by_hand"] in (None, found["weights_bytes"])
+        assert found["seconds"] < 60 and found["process_peak_bytes"] < 2 << 30
+        assert 2 < (found["decomposed_bytes"] - found["peak_bytes"]) / found["scores_by_hand"] < 2.5
+    names = {each["case"].removeprefix("simulated step: ") for each in made}
+    assert names == set(ledger_tables.SIMULATED)
