@@ -3,7 +3,8 @@
 What goes wrong in another order: PEFT hooks the input embeddings only if checkpointing was on *before* the wrap, and a
 trainer switches it on *after*; transformers before 5 asks for its own integration with PEFT, which a wrapper is not. So
 LoRA with reentrant checkpointing ends in "element 0 of tensors does not require grad", or, with something trainable
-outside the checkpointed layers, trains that alone. An adapter put onto another one trains on a base that nobody keeps.
+outside the checkpointed layers, trains that alone. An adapter put onto another one of the same name takes its place and
+begins at zero, so that what the first had learned is gone.
 
 Everything that can be wrong with the request is found before the model is touched: the wrap is rehearsed by PEFT
 itself on a copy of the model's architecture that holds no numbers.
