@@ -76,6 +76,7 @@ _BY_KIND = {
     "logits": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS,
     "log_probs": _COMMON | _LOGITS | _LOG_PROBS,
     "placement": _COMMON | _PLACEMENT,
+    "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | _PLACEMENT,
 }
 KINDS = tuple(_BY_KIND)
 FIGURES = {name: text for figures in _BY_KIND.values() for name, text in figures.items()}

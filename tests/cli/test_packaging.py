@@ -20,7 +20,7 @@ FLOORS = [
     "judge patched zero3 engines engine_guard measure measure_trainer measure_loop measure_engine "
     "measure_logits measure_log_probs "
     "placement placement_faults device_maps precision native placement_guard simulate simulated_memory "
-    "simulated_bits measure_placement",
+    "simulated_bits measure_placement measure_launch",
     "eras magics era_client era_kernel era_output notebook check_server check_process check_client",
     "labs lab_files course contract stored runner supervise results evidence ledger_tables ledger_compare junit symptoms recording doctor "
     "lab_state lab_work lab_report",
