@@ -153,7 +153,7 @@ def test_the_labs_here_keep_the_rules():
         ("broken.py", "TODO", "DONE", "has 0 lines with TODO"),
         ("broken.py", "import pathlib\n", "import pathlib  # TODO\n", "has 2 lines with TODO"),
         ("broken.py", "import pathlib\n", "import failurelab.gradients\n", "imports failurelab"),
-        ("solution.py", "    return trainer\n", "    x = 1\n" * 13 + "    return\n", "changes 14 lines"),
+        ("solution.py", "    return trainer\n", "    x = 1\n" * 13 + "    return\n", "changes 15 lines"),
         ("solution.py", "# TODO: ", "# TODO ", "does not repeat the TODO"),
         ("solution.py", "# ^^^", "#", "does not mark its repair"),
         ("hints.md", "## Third", "### Third", "must have 3 hints"),
