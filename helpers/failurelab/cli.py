@@ -211,17 +211,16 @@ def evidence_compare(
 
 @evidence_app.command("tables")
 def evidence_tables() -> None:
-    """Write the tables in README.md, and its pictures, from evidence/cpu.json."""
+    """Write the tables and pictures of README.md and docs/measured.md from evidence/cpu.json."""
     from . import evidence, ledger_tables
 
-    readme = eras.root() / "README.md"
-    records = evidence.load(eras.root() / "evidence" / "cpu.json")
-    old = readme.read_text(encoding="utf-8")
-    new = ledger_tables.update(old, records)
-    readme.write_text(new, encoding="utf-8")
-    ledger_tables.picture(records, eras.root() / "evidence" / "rollouts.png")
-    ledger_tables.misalignment_picture(records, eras.root() / "evidence" / "misalignment.png")
-    _say(f"README.md: tables {'unchanged' if new == old else 'written'}; pictures in evidence/ drawn")
+    top = eras.root()
+    records = evidence.load(top / "evidence" / "cpu.json")
+    for page, changed in ledger_tables.write(records).items():
+        _say(f"{page}: tables {'written' if changed else 'unchanged'}")
+    ledger_tables.picture(records, top / "evidence" / "rollouts.png")
+    ledger_tables.misalignment_picture(records, top / "evidence" / "misalignment.png")
+    _say("evidence/rollouts.png, evidence/misalignment.png: drawn")
 
 
 def _verified(row) -> None:

@@ -30,7 +30,7 @@ def four_bit(
     """
     if isinstance(model, nn.Linear):
         return _layer(model, compute_dtype)
-    for name, module in list(model.named_modules()):
+    for module in list(model.modules()):
         for part, child in list(module.named_children()):
             if type(child) is nn.Linear and part not in skip:
                 setattr(module, part, _layer(child, compute_dtype))
