@@ -29,7 +29,9 @@ def load(four_bit: bool, device: str):
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32,
     )
-    place = placement.local_device_map() if device == "cpu" else {"": device}
+    place = placement.local_device_map()
+    if device == "cpu":
+        place = {"": "cpu"}  # also where there is a GPU
     options = {"quantization_config": quantization, "device_map": place, models.dtype_key(): torch.float32}
     path = models.path("tiny")
     policy = AutoModelForCausalLM.from_pretrained(path, **options)
