@@ -16,6 +16,7 @@ from .ledger_machines import (
     zero3_shards,
 )
 from .ledger_pictures import misalignment_digest, misalignment_picture, picture, picture_digest
+from .ledger_together import four, qlora
 from .ledger_training import CURVES, cures, curves, depth, faces, generation, imports, learning, suspects
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
 ]
 # Where tables stand, from the repository's root.
 PAGES = ("README.md", "docs/measured.md")
+
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     "zero3-generation": zero3_generation,
     "zero3-parity": zero3_parity,
@@ -48,6 +50,8 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "names": names,
     "misalignment": misalignment,
     "log-probs": log_probs,
+    "four": four,
+    "qlora": qlora,
 }
 
 

@@ -399,3 +399,67 @@ def test_simulated_memory_stands_beside_the_arithmetic():
         assert 2 < (found["decomposed_bytes"] - found["peak_bytes"]) / found["scores_by_hand"] < 2.5
     names = {each["case"].removeprefix("simulated step: ") for each in made}
     assert names == set(ledger_tables.SIMULATED)
+
+
+# Notebook 08: everything together
+
+
+def of_seeds(failure, case, era):
+    made = [each for each in evidence.load(LEDGER) if (each["failure"], each["case"]) == (failure, case)]
+    found = [each["figures"] for each in made if each["era"] == era and each["source"].startswith("benchmarks/")]
+    assert len(found) >= 3, (failure, case, era)
+    return found
+
+
+def test_four_failures_are_found_before_the_first_step():
+    """In one stack as released: each measurement turns with its own repair, and no measurement waits for another."""
+    states = {
+        name: of_seeds("F2" if count < 2 else "F7", f"four at once: {name}", "trl-0.15")
+        for count, name in enumerate(("broken", "placement", "gradients", "rollouts", "logits"))
+    }
+    for count, runs in enumerate(states.values()):
+        for run in runs:
+            assert (run["without_gradient"], run["trainable"]) == (0 if count >= 2 else 28, 28)
+            assert ("element 0 of tensors" in run["error"]) == (count < 2)
+            assert run["rollouts_agree"] == (run["rollout_error"] < 0.01) == (count >= 3)
+            assert (run["rows_made"] >= 2 * run["rows_needed"]) == (count < 4)
+    for early, repaired in ((True, False), (False, True)):
+        case = f"four at once: placement as {'the script' if early else 'each rank'} makes it"
+        found = figures("F5", case, "trl-0.15")
+        assert (found["refused"], found["ranks"]) == (int(not repaired), 2)
+        assert ("on a different device than the one" in found["text"]) == early
+
+
+def test_the_reward_is_back_with_the_third_repair():
+    """Gradients alone follow garbage; with sane rollouts it learns; fewer rows of logits change no reward."""
+    for run in of_seeds("F7", "four at once: gradients", "trl-0.15"):
+        assert run["rewards"][0] < run["accuracy_before"] - 0.08
+        assert max(run["rewards"]) < run["accuracy_before"]
+    sane, healed = (of_seeds("F7", f"four at once: {name}", "trl-0.15") for name in ("rollouts", "logits"))
+    for waste, run in zip(sane, healed, strict=True):
+        assert run["accuracy_after"] > run["accuracy_before"] + 0.1
+        assert max(abs(a - b) for a, b in zip(waste["rewards"], run["rewards"], strict=True)) < 0.02
+
+
+def test_qlora_learns_and_leaves_the_4_bit_weights_as_they_are():
+    """Bit for bit; every adapter tensor changed; as good as in float32; nothing of it without a learning rate."""
+    for run in of_seeds("ground", "QLoRA: 4 bit", "today"):
+        assert run["quantized"] == run["quantized_unchanged"] == 14
+        assert run["quantized_require_grad"] == run["quantized_with_gradient"] == 0
+        assert run["adapters"] == run["adapters_changed"] == 28
+        assert run["sampled_after"] > run["sampled_before"] + 0.15
+        assert run["rewards"][-1] > run["rewards"][0] + 0.1
+        assert (run["guards_asked"], run["checkpointing"]) == (4, ["non-reentrant"])
+    for run in of_seeds("ground", "QLoRA: float32", "today"):
+        assert run["sampled_after"] > run["sampled_before"] + 0.15
+    for run in of_seeds("ground", "QLoRA: 4 bit, learning rate 0", "today"):
+        assert run["adapters_changed"] == 0 and run["sampled_after"] == run["sampled_before"]
+
+
+def test_4_bit_weights_are_constants_that_gradients_pass():
+    """Claim 24: none has a gradient; the adapters have those of the dequantized numbers, not of the original ones."""
+    found = figures("ground", "QLoRA: gradients", "today")
+    assert (found["quantized"], found["require_grad"], found["with_gradient"]) == (14, 0, 0)
+    assert found["adapters"] == found["adapters_with_gradient"] == 28
+    assert found["difference_to_dequantized"] < 1e-4 < 0.01 < found["difference_to_original"]
+    assert found["bytes_in_float32"] == 8 * found["bytes_in_4_bit"]

@@ -23,7 +23,8 @@ FLOORS = [
     "simulated_bits measure_placement measure_launch",
     "eras magics era_client era_kernel era_output notebook check_server check_process check_client",
     "labs lab_files course contract stored runner supervise results junit symptoms recording doctor "
-    "evidence ledger_tables ledger_format ledger_training ledger_machines ledger_pictures ledger_compare "
+    "evidence ledger_tables ledger_format ledger_training ledger_machines ledger_together ledger_pictures "
+    "ledger_compare "
     "lab_state lab_work lab_report",
     "cli lab_cli __main__",
 ]
