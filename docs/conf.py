@@ -1,0 +1,36 @@
+"""Sphinx's settings for the course's site. `make site` builds it from the pages that site_pages.py stages."""
+
+project = "GRPO Failure Lab"
+author = "The GRPO Failure Lab developers"
+copyright = "the GRPO Failure Lab developers, Apache-2.0"
+html_title = project
+language = "en"
+
+extensions = ["myst_nb"]
+# Stored outputs are shown as they are: a page never runs a notebook, and so never disagrees with the committed one.
+nb_execution_mode = "off"
+# What a cell wrote to stdout and stderr in turns is one log for its reader.
+nb_merge_streams = True
+# No page uses widgets; without this, scripts would be fetched from elsewhere.
+nb_ipywidgets_js = {}
+nb_mime_priority_overrides = [("html", "text/html", 0)]
+myst_heading_anchors = 3
+# "F1 ..." in prose is prose: no other Markdown than that of the notebooks and of GitHub is understood.
+myst_enable_extensions = []
+myst_links_external_new_tab = False
+suppress_warnings = [
+    # Notebooks skip a level of headings where a short one reads better.
+    "myst.header",
+    # A cell may hold a line of shell or of another era's syntax.
+    "misc.highlighting_failure",
+]
+
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"

@@ -1,0 +1,217 @@
+"""The site's pages: what the repository holds, laid out for Sphinx.
+
+A site written beside the course would soon disagree with it. So each page is the committed file, or is made from one:
+notebooks with their stored outputs, labs from lab.toml and the task at the head of the broken script, the lists from
+the notebooks' cards. Links from file to file become links from page to page. Only the standard library is needed here.
+"""
+
+import ast
+import json
+import os
+import pathlib
+import re
+import tomllib
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# The table of contents: the heading, and the pages as they are called in the site.
+CONTENTS = {
+    "Begin": ["path", "prerequisites", "symptoms"],
+    "Notebooks": ["notebooks", "notebooks/*"],
+    "Labs": ["labs/index"],
+    "Look up": ["measured", "glossary", "troubleshooting", "several_nodes"],
+    "About": ["site"],
+}
+LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")
+FENCE = re.compile(r"^\s*(```|~~~)")
+
+
+def notebooks() -> list[pathlib.Path]:
+    """Return the course's notebooks in their order."""
+    return sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+
+def labs() -> list[pathlib.Path]:
+    """Return the folders of the labs in their order."""
+    return sorted(path.parent for path in (ROOT / "labs").glob("[0-9][0-9]_*/lab.toml"))
+
+
+def card(notebook: pathlib.Path) -> dict[str, str]:
+    """Return the card at the head of a notebook: its rows by name, and `title`."""
+    first = "".join(json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]["source"])
+    rows = dict(re.findall(r"^\| \*\*(.+?)\*\* \| (.*) \|$", first, re.MULTILINE))
+    title = re.search(r"^# (.+)$", first, re.MULTILINE)
+    return {"title": title[1] if title else notebook.stem, **rows}
+
+
+def page_of(path: str) -> str | None:
+    """Return the page that shows a file of the repository, as a path in the site; None where none does."""
+    parts = path.split("/")
+    if parts[0] == "labs" and len(parts) > 1 and (ROOT / "labs" / parts[1] / "lab.toml").exists():
+        return f"labs/{parts[1]}.md"
+    if path in ("labs", "labs/README.md"):
+        return "labs/index.md"
+    if parts[0] == "docs" and len(parts) == 2 and path.endswith(".md"):
+        return parts[1]
+    if path.endswith((".ipynb", ".png", ".svg")):
+        return path
+    return None
+
+
+def relink(text: str, file: str, page: str) -> str:
+    """Turn the links of a repository's file into those of its page.
+
+    Args:
+        text: Markdown; links in fenced blocks are left alone.
+        file: where it is in the repository, such as docs/path.md.
+        page: where it will be in the site, such as path.md.
+    """
+    # Beside the repository on the web (its name is set by the workflow), a link to a file without a page leads there.
+    name = os.environ.get("GITHUB_REPOSITORY")
+    web = f"https://github.com/{name}/blob/main/" if name else None
+
+    def changed(match: re.Match) -> str:
+        label, target = match[1], match[2]
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        path, _, anchor = target.partition("#")
+        there = os.path.normpath(os.path.join(os.path.dirname(file), path))
+        found = page_of(there)
+        if found is None:
+            return f"{label}({web}{there})" if web else label[1:-1]
+        link = os.path.relpath(found, os.path.dirname(page) or ".")
+        return f"{label}({link}{'#' + anchor if anchor else ''})"
+
+    lines, fenced = [], False
+    for line in text.splitlines():
+        fenced ^= bool(FENCE.match(line))
+        lines.append(line if fenced else LINK.sub(changed, line))
+    return "\n".join(lines) + "\n"
+
+
+def stage(folder: pathlib.Path) -> None:
+    """Write all pages into an empty folder."""
+    for source in sorted((ROOT / "docs").glob("*.md")):
+        text = relink(source.read_text(encoding="utf-8"), f"docs/{source.name}", source.name)
+        # GitHub wants an element as the target of a link, Sphinx a label of its own.
+        text = re.sub(r'^<a id="([\w-]+)"></a>$', r"(\1)=", text, flags=re.MULTILINE)
+        _write(folder / source.name, text + (_contents() if source.stem == "index" else ""))
+    if not (ROOT / "docs" / "measured.md").exists():
+        _write(folder / "measured.md", relink(_measured(), "README.md", "measured.md"))
+    for picture in sorted([*(ROOT / "evidence").glob("*.png"), *(ROOT / "docs").glob("*.png")]):
+        place = folder / picture.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(picture.read_bytes())
+    for notebook in notebooks():
+        _write(folder / "notebooks" / notebook.name, _notebook(notebook))
+    _write(folder / "notebooks.md", _list_of_notebooks())
+    for lab in labs():
+        _write(folder / "labs" / f"{lab.name}.md", _lab(lab))
+    _write(folder / "labs" / "index.md", _list_of_labs())
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _contents() -> str:
+    text = ""
+    for heading, pages in CONTENTS.items():
+        listed = "\n".join(pages)
+        text += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n:glob:\n\n{listed}\n```\n"
+    return text
+
+
+def _measured() -> str:
+    """Return the README's part on what was measured, as a page."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    part = re.search(r"^## What was measured\n(.*?)(?=^## )", readme, re.MULTILINE | re.DOTALL)
+    if not part:
+        raise SystemExit("ERROR neither docs/measured.md nor a part 'What was measured' in README.md is there")
+    return "# What was measured\n" + part[1]
+
+
+def _notebook(path: pathlib.Path) -> str:
+    """Return a notebook as it is committed, with links to pages, and with its alt texts where the renderer reads them.
+
+    Raises:
+        SystemExit: a picture has no alt text, or a cell has two pictures: the renderer knows one alt text a cell.
+    """
+    book = json.loads(path.read_text(encoding="utf-8"))
+    name = f"notebooks/{path.name}"
+    for number, cell in enumerate(book["cells"]):
+        if cell["cell_type"] == "markdown":
+            cell["source"] = relink("".join(cell["source"]), name, name)
+            continue
+        pictures = [output for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
+        alts = [output["metadata"].get("image/png", {}).get("alt") for output in pictures]
+        if not all(alts) or len(alts) > 1:
+            raise SystemExit(f"ERROR {name}, cell {number}: one picture with an alt text is wanted, and it has {alts}")
+        if alts:
+            cell["metadata"]["mystnb"] = {"image": {"alt": alts[0]}}
+    return json.dumps(book)
+
+
+def _list_of_notebooks() -> str:
+    lines = [
+        "# The notebooks",
+        "",
+        "Minutes to run were measured on two CPU cores, warm; minutes to read are estimated. The era is the library stack",
+        "that a notebook runs in.",
+        "",
+        "| notebook | what breaks | minutes | hardware | eras |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for notebook in notebooks():
+        rows = card(notebook)
+        link = f"[{notebook.name[:2]} {rows['title']}](notebooks/{notebook.name})"
+        lines.append(
+            "| " + " | ".join([link, *(rows[k] for k in ("What breaks", "Minutes", "Hardware", "Eras"))]) + " |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _list_of_labs() -> str:
+    readme = relink((ROOT / "labs" / "README.md").read_text(encoding="utf-8"), "labs/README.md", "labs/index.md")
+    head, _, rest = readme.partition("\n## ")
+    lines = ["", "| lab | difficulty | minutes | era |", "| --- | --- | --- | --- |"]
+    for lab in labs():
+        told = tomllib.loads((lab / "lab.toml").read_text(encoding="utf-8"))
+        link = f"[{lab.name[:2]} {told['title']}]({lab.name}.md)"
+        lines.append(f"| {link} | {told['difficulty']} | {told['minutes']} | {told['era']} |")
+    listed = "\n".join(lines)
+    pages = "\n".join(lab.name for lab in labs())
+    contents = f"\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
+    return f"{head}\n## The labs\n{listed}\n\n## {rest}{contents}" if rest else f"{head}\n{listed}\n{contents}"
+
+
+def _lab(folder: pathlib.Path) -> str:
+    """Return a lab's page: its task and the broken script. Hints and solution stay with the commands."""
+    told = tomllib.loads((folder / "lab.toml").read_text(encoding="utf-8"))
+    script = (folder / "broken.py").read_text(encoding="utf-8")
+    module = ast.parse(script)
+    _, _, task = (ast.get_docstring(module) or "").partition("\n\n")
+    after = "\n".join(script.splitlines()[module.body[0].end_lineno :]).strip("\n")
+    number = folder.name[:2]
+    return f"""# Lab {number}: {told["title"]}
+
+| | |
+| --- | --- |
+| **Difficulty** | {told["difficulty"]} |
+| **Minutes** | {told["minutes"]} |
+| **Era** | {told["era"]} |
+| **Measured** | {told["measured"]} |
+
+{task}
+
+```
+.venv/bin/failurelab lab check {number}    # runs your labs/{folder.name}/train.py, and says what is still wrong
+.venv/bin/failurelab lab hint {number}     # three hints, each says more than the one before
+```
+
+## The script
+
+```python
+{after}
+```
+"""
