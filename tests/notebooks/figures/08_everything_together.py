@@ -1,4 +1,4 @@
-"""Notebook 08: four failures at once, each found before the first step and healed in turn; and a 4-bit run that learns."""
+"""Notebook 08: four failures at once, each found before step one and healed in turn; a 4-bit run that learns."""
 
 
 def check(result):
@@ -15,8 +15,9 @@ def check(result):
         assert ("element 0 of tensors" in found["error"]) == (not gradients), (name, found)
     assert states["broken"]["without"] == states["broken"]["trainable"] == 28
     garbage, waste, healed = (states[name] for name in ("+ gradients", "+ rollouts", "+ logits"))
-    assert garbage["first"] < garbage["able"] - 0.08 and garbage["after"] < garbage["able"] + 0.05
-    assert waste["after"] > waste["able"] + 0.05
+    assert garbage["first"] < garbage["able"] - 0.08 and garbage["last"] < garbage["able"]
+    assert waste["after"] > waste["able"] + 0.05 and waste["last"] > waste["able"]
+    assert waste["after"] > garbage["after"]
     # the last repair saves memory, and changes no number but by rounding
     assert abs(healed["after"] - waste["after"]) < 0.05 and abs(healed["last"] - waste["last"]) < 0.05
     refused = result.figures(case="notebook 08: ranks refused")
