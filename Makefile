@@ -7,7 +7,7 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/*.in)))
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup course test lab lint lock outputs evidence tables
+.PHONY: help setup course test lab lint lock outputs evidence tables site site-lock site-test
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
@@ -17,8 +17,10 @@ help:
 	@echo "make outputs   run the notebooks and store their outputs in them"
 	@echo "make evidence  measure everything again into evidence/cpu.json, and the README's tables from it"
 	@echo "make tables    write the README's tables from evidence/cpu.json"
+	@echo "make site      build the course's pages from the stored outputs into .site/html; runs nothing"
+	@echo "make site-test open them in a browser: links, search, narrow screens, without JavaScript"
 	@echo "make lint      ruff"
-	@echo "make lock      compile eras/*.in into eras/*.txt"
+	@echo "make lock      compile eras/*.in into eras/*.txt, and docs/requirements.in"
 
 # Does nothing, and needs no network, once all is there.
 setup:
@@ -38,8 +40,13 @@ lab: setup
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-lock:
+lock: site-lock
 	@UV=$(BIN)/uv UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/python eras/compile.py
+
+site-lock:
+	@mkdir -p .site; { echo "# Made by make lock from docs/requirements.in."; UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" \
+	  $(BIN)/uv pip compile docs/requirements.in --universal --python-version 3.11 --no-header --no-annotate -q; } \
+	  > .site/lock.txt && mv .site/lock.txt docs/requirements.txt
 
 outputs: setup
 	@$(BIN)/failurelab outputs
@@ -50,3 +57,10 @@ evidence: setup
 
 tables:
 	@$(BIN)/failurelab evidence tables
+
+# The site has an environment of its own, .site/env: neither .venv nor an era is needed, or changed.
+site:
+	@$(PYTHON) docs/make_site.py
+
+site-test:
+	@$(PYTHON) docs/make_site.py --test

@@ -1,5 +1,9 @@
 """Sphinx's settings for the course's site. `make site` builds it from the pages that site_pages.py stages."""
 
+from pygments.lexer import inherit
+from pygments.lexers.python import PythonLexer
+from pygments.token import Comment
+
 project = "GRPO Failure Lab"
 author = "The GRPO Failure Lab developers"
 copyright = "the GRPO Failure Lab developers, Apache-2.0"
@@ -15,22 +19,37 @@ nb_merge_streams = True
 nb_ipywidgets_js = {}
 nb_mime_priority_overrides = [("html", "text/html", 0)]
 myst_heading_anchors = 3
+# Error texts are quoted in prose too, and are searched for as they were printed.
+smartquotes = False
 # "F1 ..." in prose is prose: no other Markdown than that of the notebooks and of GitHub is understood.
 myst_enable_extensions = []
 myst_links_external_new_tab = False
 suppress_warnings = [
     # Notebooks skip a level of headings where a short one reads better.
     "myst.header",
-    # A cell may hold a line of shell or of another era's syntax.
-    "misc.highlighting_failure",
 ]
 
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"priority": 100})]
+html_favicon = "_static/favicon.svg"
+html_use_index = False
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
+
+
+class CellLexer(PythonLexer):
+    """Python with the magics of a notebook's cell; what follows %%era is Python as well."""
+
+    name = "cell"
+    tokens = {"root": [(r"^[%!].*\n", Comment.Preproc), inherit]}  # noqa: RUF012
+
+
+def setup(app):
+    """Register the lexer that site_pages.py names in each notebook."""
+    app.add_lexer("cell", CellLexer)

@@ -15,7 +15,11 @@ import subprocess
 import sys
 import time
 
-import site_pages
+try:
+    import site_pages
+except ModuleNotFoundError as error:  # tomllib came with Python 3.11
+    version = sys.version.split()[0]
+    raise SystemExit(f"ERROR Python {version} runs this, 3.11 is needed. Next: make site PYTHON=python3.11") from error
 
 SITE = site_pages.ROOT / ".site"
 ENV, SOURCE, HTML = SITE / "env", SITE / "source", SITE / "html"
@@ -75,17 +79,12 @@ def build(python: pathlib.Path) -> None:
     # GitHub Pages would leave out folders that begin with an underscore.
     (HTML / ".nojekyll").touch()
     pages = len(list(HTML.rglob("*.html")))
-    print(
-        f"site: {pages} pages in {time.monotonic() - start:.0f} s; open {HTML.relative_to(pathlib.Path.cwd())}/index.html"
-    )
+    seconds = time.monotonic() - start
+    print(f"site: {pages} pages in {seconds:.0f} s; open {HTML.relative_to(site_pages.ROOT)}/index.html")
 
 
 def main() -> int:
     """Build, or with --test build what is missing and check it; return the exit status."""
-    if sys.version_info < (3, 11):
-        raise SystemExit(
-            f"ERROR Python {sys.version.split()[0]} runs this, and 3.11 is needed. Next: make site PYTHON=python3.11"
-        )
     os.chdir(site_pages.ROOT)
     python = environment()
     if "--test" not in sys.argv[1:]:

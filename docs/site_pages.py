@@ -32,7 +32,7 @@ def notebooks() -> list[pathlib.Path]:
 
 def labs() -> list[pathlib.Path]:
     """Return the folders of the labs in their order."""
-    return sorted(path.parent for path in (ROOT / "labs").glob("[0-9][0-9]_*/lab.toml"))
+    return sorted(path.parent for path in (ROOT / "labs").glob("[0-9][0-9]_*/broken.py"))
 
 
 def card(notebook: pathlib.Path) -> dict[str, str]:
@@ -95,8 +95,6 @@ def stage(folder: pathlib.Path) -> None:
         # GitHub wants an element as the target of a link, Sphinx a label of its own.
         text = re.sub(r'^<a id="([\w-]+)"></a>$', r"(\1)=", text, flags=re.MULTILINE)
         _write(folder / source.name, text + (_contents() if source.stem == "index" else ""))
-    if not (ROOT / "docs" / "measured.md").exists():
-        _write(folder / "measured.md", relink(_measured(), "README.md", "measured.md"))
     for picture in sorted([*(ROOT / "evidence").glob("*.png"), *(ROOT / "docs").glob("*.png")]):
         place = folder / picture.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +107,15 @@ def stage(folder: pathlib.Path) -> None:
     _write(folder / "labs" / "index.md", _list_of_labs())
 
 
+def literal_texts() -> dict[str, list[str]]:
+    """Return the registry's literal error texts by the notebook that explains them."""
+    texts: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "helpers" / "failurelab" / "registry").glob("F*.toml")):
+        failure = tomllib.loads(path.read_text(encoding="utf-8"))
+        texts.setdefault(failure["notebook"], []).extend(failure.get("symptoms", []))
+    return texts
+
+
 def _write(path: pathlib.Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -117,18 +124,13 @@ def _write(path: pathlib.Path, text: str) -> None:
 def _contents() -> str:
     text = ""
     for heading, pages in CONTENTS.items():
-        listed = "\n".join(pages)
-        text += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n:glob:\n\n{listed}\n```\n"
+        listed = [line for page in pages for line in (_numbered() if page == "notebooks/*" else [page])]
+        text += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {heading}", "", *listed, "```", ""])
     return text
 
 
-def _measured() -> str:
-    """Return the README's part on what was measured, as a page."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    part = re.search(r"^## What was measured\n(.*?)(?=^## )", readme, re.MULTILINE | re.DOTALL)
-    if not part:
-        raise SystemExit("ERROR neither docs/measured.md nor a part 'What was measured' in README.md is there")
-    return "# What was measured\n" + part[1]
+def _numbered() -> list[str]:
+    return [f"{path.name[:2]} {card(path)['title']} <notebooks/{path.stem}>" for path in notebooks()]
 
 
 def _notebook(path: pathlib.Path) -> str:
@@ -139,6 +141,8 @@ def _notebook(path: pathlib.Path) -> str:
     """
     book = json.loads(path.read_text(encoding="utf-8"))
     name = f"notebooks/{path.name}"
+    # In its own lexer (conf.py) a cell that begins with %%era is Python as well.
+    book["metadata"]["language_info"]["pygments_lexer"] = "cell"
     for number, cell in enumerate(book["cells"]):
         if cell["cell_type"] == "markdown":
             cell["source"] = relink("".join(cell["source"]), name, name)
@@ -149,6 +153,10 @@ def _notebook(path: pathlib.Path) -> str:
             raise SystemExit(f"ERROR {name}, cell {number}: one picture with an alt text is wanted, and it has {alts}")
         if alts:
             cell["metadata"]["mystnb"] = {"image": {"alt": alts[0]}}
+    # A search for an error finds the page only if the whole text stands in it.
+    texts = [f"- `` {text} ``" for text in literal_texts().get(path.stem, [])]
+    if texts:
+        book["cells"][0]["source"] += "\n".join(["", "**Error texts explained here:**", "", *texts, ""])
     return json.dumps(book)
 
 
@@ -156,7 +164,7 @@ def _list_of_notebooks() -> str:
     lines = [
         "# The notebooks",
         "",
-        "Minutes to run were measured on two CPU cores, warm; minutes to read are estimated. The era is the library stack",
+        "Minutes to run were measured on two CPU cores, warm; minutes to read are estimated. An era is a library stack",
         "that a notebook runs in.",
         "",
         "| notebook | what breaks | minutes | hardware | eras |",
