@@ -10,7 +10,11 @@ __version__ = "0.1.0"
 
 def load_ipython_extension(shell) -> None:
     """Make `%%era` and `%lab` known to a notebook: `%load_ext failurelab`."""
-    from . import lab_cli, magics
+    from . import magics
 
     magics.load_ipython_extension(shell)
-    lab_cli.load_ipython_extension(shell)
+    try:
+        from . import lab_cli as lab
+    except ModuleNotFoundError:  # an era's kernel: its stack has no command line
+        from . import lab_remote as lab
+    lab.load_ipython_extension(shell)

@@ -20,9 +20,6 @@ _WIDGET = "application/vnd.jupyter.widget-view+json"
 class EraMagicError(eras.EraError):
     """A cell cannot be run in an era: the era, an option or a value is wrong."""
 
-    def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {self}"]
-
 
 class EraKernelDied(EraMagicError):
     """An era's kernel ended by itself, or never started. The next cell starts a new one."""

@@ -35,6 +35,10 @@ _ROOM = {TODAY: 3_000_000_000, "era": 2_000_000_000}
 class EraError(Exception):
     """An era cannot be made, found or used; the message says what was found and the next step."""
 
+    def _render_traceback_(self) -> list[str]:
+        """Show one line in a notebook: the frames of this package say nothing more."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Era:

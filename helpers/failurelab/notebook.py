@@ -13,9 +13,8 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
-
-from . import observe
+from . import eras as stacks
+from . import live
 
 STYLE = pathlib.Path(__file__).with_name("failurelab.mplstyle")
 COLUMNS = ("measured", "found", "healthy", "red flag", "verdict")
@@ -45,8 +44,18 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = (), threa
             more only for large models. An era's kernel takes it over.
 
     Raises:
+        EraError: eras are named, and the course's repository is not there, or they have not been made.
         NotRun: `device` is a GPU, and torch finds none.
     """
+    from IPython import get_ipython
+
+    live.watch(get_ipython())  # first, for the imports take seconds
+    if eras:
+        stacks.root()  # a notebook that was copied out of the course ends here, with a line that says so
+    import torch
+
+    from . import observe
+
     observe.quiet()
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)

@@ -20,8 +20,8 @@ FLOORS = [
     "judge patched zero3 engines engine_guard measure measure_trainer measure_loop measure_engine "
     "measure_logits measure_log_probs "
     "placement placement_faults device_maps precision native placement_guard simulate simulated_memory "
-    "simulated_bits measure_placement measure_launch",
-    "eras magics era_client era_kernel era_output notebook check_server check_process check_client",
+    "simulated_bits simulated_node measure_placement measure_launch measure_node",
+    "eras magics era_client era_kernel era_output live lab_remote notebook check_server check_process check_client",
     "labs lab_files course contract stored runner supervise results junit symptoms recording doctor "
     "evidence ledger_tables ledger_format ledger_training ledger_machines ledger_together ledger_pictures "
     "ledger_compare "
