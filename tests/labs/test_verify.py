@@ -111,6 +111,16 @@ def test_two_failures_hide_each_other(matrix):
     assert rollouts["accuracy_gain"] < 0.1 <= solution["accuracy_gain"]
 
 
+def test_four_failures_are_measured_beside_each_other(matrix):
+    """Lab 19: an error in the first step hides none of the others, and one device does not hide the second."""
+    by_script = {row.script: row.figures for row in matrix if row.lab.startswith("19")}
+    broken, three = by_script["broken.py"], by_script["wrong_fixes/three_of_four.py"]
+    assert "element 0 of tensors" in broken["error"] and broken["steps_done"] == 0
+    assert broken["rollout_gap"] > 0.1 and broken["rows_made"] > broken["rows_needed"] > 0
+    assert broken["ranks_refused"] == three["ranks_refused"] == 1
+    assert three["accuracy_gain"] == by_script["solution.py"]["accuracy_gain"] >= 0.08
+
+
 def test_every_run_leaves_an_evidence_record(matrix):
     records = labs.records(matrix)
     assert len(records) == len([row for row in matrix if row.state != "form"])
