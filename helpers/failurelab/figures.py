@@ -59,6 +59,15 @@ _PLACEMENT = {
     "models_loaded": "number of models that were loaded, over all ranks",
     "models_in_4bit": "number of these whose layers are in 4 bit",
 }
+_NODE = {
+    "processes": "number of processes that the script's command starts",
+    "devices_seen": "GPUs that a process sees when its script has run, the most of any process",
+    "data_parallel": "number of processes whose model the trainer wraps in nn.DataParallel",
+    "copies": "models that are computed with, over all processes: nn.DataParallel makes one for each GPU",
+    "layers_refused": "4-bit layers that refuse many rows, as in training, for their tensors' devices, over all copies",
+    "layers_refused_single": "4-bit layers that refuse a single row, as in generation for one prompt, over all copies",
+    "layer_refusal": "text: the first line of the first of these refusals, or empty",
+}
 _LOGITS = {
     "rows_made": "rows of logits that the model returned for each sequence; 0 where it returned log-probabilities",
     "rows_needed": "rows from the first that is used on: one for each completion token, and one more",
@@ -76,6 +85,7 @@ _BY_KIND = {
     "logits": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS,
     "log_probs": _COMMON | _LOGITS | _LOG_PROBS,
     "placement": _COMMON | _PLACEMENT,
+    "node": _COMMON | _PLACEMENT | _NODE,
     "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | _PLACEMENT,
 }
 KINDS = tuple(_BY_KIND)

@@ -8,6 +8,7 @@ depends on the lab's kind; each kind has a module of its own, with a function `m
     loop        measure_loop         train(model, tokenizer, steps), a training loop written by hand
     engine      measure_engine       build_trainer(model_path, output_dir) -> a Trainer, trained under a ZeRO-3 engine
     placement   measure_placement    load_model(model_path, rank) -> models, for each simulated rank of a node
+    node        measure_node         COMMAND, and prepare(model_path, output_dir) -> model, config, on a simulated node
     logits      measure_logits       build_trainer(model_path, output_dir) -> a Trainer, whose logits are read
     launch      measure_launch       both build_trainer and load_model(model_path, rank), each measured whatever fails
     log_probs   measure_log_probs    log_probs(model, input_ids, attention_mask, completion_length), a scoring function
@@ -45,6 +46,7 @@ KINDS = {
     "logits": "measure_logits",
     "log_probs": "measure_log_probs",
     "placement": "measure_placement",
+    "node": "measure_node",
     "launch": "measure_launch",
 }
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)

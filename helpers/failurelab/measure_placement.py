@@ -10,7 +10,7 @@ devices, in 4 bit if asked for. What comes back is handed to accelerate's own `p
 import contextlib
 import importlib.util
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -39,8 +39,8 @@ def measure(script: types.ModuleType, run: Run) -> None:
     run.stage = "build"
     for rank in range(RANKS):
         backend.set_device(0)
-        with _loading():
-            fresh = _imported_again(script)
+        with loading(backend):
+            fresh = imported_again(script)
             with simulate.ranks(RANKS, rank) as accelerator:
                 backend.set_device(0)
                 with _selects_device(rank):
@@ -73,7 +73,8 @@ def _judge(models: Any, rank: int, accelerator: Any, run: Run) -> None:
     figures["ranks_refused"] += refused
 
 
-def _imported_again(script: types.ModuleType) -> types.ModuleType:
+def imported_again(script: types.ModuleType) -> types.ModuleType:
+    """Return the script, run once more from its file, as another process would."""
     spec = importlib.util.spec_from_file_location("lab_rank", script.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -99,8 +100,13 @@ def _selects_device(rank: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _loading() -> Iterator[None]:
-    """Let `AutoModelForCausalLM.from_pretrained` load shapes on simulated devices."""
+def loading(backend: Any, finish: Callable[[torch.nn.Module], None] | None = None) -> Iterator[None]:
+    """Let `AutoModelForCausalLM.from_pretrained` load shapes on simulated devices.
+
+    Args:
+        backend: is asked for `device_count()` and `current_device()` when a model is loaded: `torch.sim`, `torch.cuda`.
+        finish: is given each model before the script gets it.
+    """
     kind = transformers.AutoModelForCausalLM
     original = vars(kind).get("from_pretrained")
 
@@ -110,10 +116,12 @@ def _loading() -> Iterator[None]:
         model = simulate.model(str(path))
         if in_4bit:
             simulate.four_bit(model)
-        made = _resolved(device_map, model, in_4bit)
+        made = _resolved(device_map, model, in_4bit, backend)
         simulate.place(model, made)
         if device_map is not None or in_4bit:
             model.hf_device_map = made
+        if finish is not None:
+            finish(model)
         return model
 
     kind.from_pretrained = from_pretrained
@@ -126,15 +134,18 @@ def _loading() -> Iterator[None]:
             kind.from_pretrained = original
 
 
-def _resolved(device_map: Any, model: torch.nn.Module, in_4bit: bool) -> dict[str, Any]:
+def _resolved(device_map: Any, model: torch.nn.Module, in_4bit: bool, backend: Any) -> dict[str, Any]:
     """Return the map as transformers makes it: from nothing, one device, a word, or a mapping."""
     if device_map is None:  # in 4 bit the quantizer chooses the current device
-        return {"": getattr(torch, simulate.NAME).current_device() if in_4bit else "cpu"}
+        return {"": backend.current_device() if in_4bit else "cpu"}
     if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
         from accelerate import infer_auto_device_map
 
+        count = backend.device_count()
+        if count < 2:
+            return {"": 0}
         size = sum(each.numel() * each.element_size() for each in model.parameters())
-        room = dict.fromkeys(range(RANKS), int(size * 0.7))
+        room = dict.fromkeys(range(count), int(size * 0.7))
         found = infer_auto_device_map(model, max_memory=room, no_split_module_classes=["Qwen2DecoderLayer"])
-        return {name: place if isinstance(place, int) else RANKS - 1 for name, place in found.items()}
+        return {name: place if isinstance(place, int) else count - 1 for name, place in found.items()}
     return dict(device_map) if isinstance(device_map, dict) else {"": device_map}

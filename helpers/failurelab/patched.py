@@ -39,6 +39,8 @@ WATCHED = (
     "peft.tuners.lora.layer",
     "peft.tuners.lora.model",
     "accelerate.accelerator",
+    "bitsandbytes.functional",
+    "bitsandbytes.nn.modules",
     "failurelab.models",
     "failurelab.measure",
     "failurelab.judge",

@@ -1,0 +1,168 @@
+"""A simulated node: what a command starts, what its processes see, and whether a 4-bit model is whole in each."""
+
+import os
+
+import pytest
+import torch
+
+from failurelab import figures, measure, models, observe, simulated_node
+from failurelab.simulated_node import CommandError, Cuda, process, started
+
+pytest.importorskip("accelerate", reason="this stack has no accelerate")
+
+
+@pytest.mark.parametrize(
+    "command, count, launched, variables",
+    [
+        ("python train.py", 1, False, {}),
+        ("CUDA_VISIBLE_DEVICES=1 python -u train.py", 1, False, {"CUDA_VISIBLE_DEVICES": "1"}),
+        ("accelerate launch train.py", 2, True, {}),
+        ("accelerate launch --num_processes 1 train.py", 1, False, {}),
+        ("accelerate launch --multi_gpu --num_processes=2 train.py --beta 0", 2, True, {}),
+        ("accelerate launch --gpu_ids 1 train.py", 1, False, {"CUDA_VISIBLE_DEVICES": "1"}),
+        ("CUDA_VISIBLE_DEVICES=0 accelerate launch train.py", 1, False, {"CUDA_VISIBLE_DEVICES": "0"}),
+        ("env A=1 torchrun --nproc_per_node 2 train.py", 2, True, {"A": "1"}),
+        ("torchrun --nproc-per-node=gpu train.py", 2, True, {}),
+        ("python -m torch.distributed.run --nproc_per_node 1 train.py", 1, True, {}),
+    ],
+)
+def test_launchers_read_their_own_options(command, count, launched, variables):
+    """One process is numbered by torchrun and not by accelerate launch, which starts it plainly."""
+    found = started(command, 2)
+    assert (found.count, found.launched, found.variables) == (count, launched, variables)
+
+
+@pytest.mark.parametrize("command", ["", None, "bash run.sh", "python -m train", "python 'train.py", "torchrun --n"])
+def test_another_command_is_named(command, capsys):
+    with pytest.raises(CommandError, match="command"):
+        started(command, 2)
+
+
+@pytest.mark.parametrize("value, count", [(None, 2), ("0", 1), ("0,1", 2), ("1,5,0", 1), ("", 0), ("-1", 0)])
+def test_visible_devices(value, count):
+    """CUDA reads the list up to the first device that is not there."""
+    assert simulated_node.visible(value, 2) == count
+
+
+def test_the_variable_is_read_until_the_first_use(monkeypatch):
+    """Counting is no use; asking for the current device is."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cuda = Cuda(2)
+    assert (cuda.device_count(), cuda.is_initialized()) == (2, False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert (cuda.device_count(), cuda.current_device()) == (1, 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert cuda.device_count() == 1
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        cuda.set_device(1)
+
+
+def test_a_process_leaves_no_trace(monkeypatch):
+    """Rank 1 knows its number and its device, and nothing of it is left."""
+    from accelerate import PartialState
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    before = dict(os.environ), torch.cuda.device_count, dict(PartialState._shared_state), PartialState.__init__
+    with process(started("torchrun --nproc_per_node 2 train.py", 2), 1, 2):
+        assert (os.environ["LOCAL_RANK"], torch.cuda.current_device()) == ("1", 0)
+        assert PartialState().local_process_index == torch.cuda.current_device() == 1
+        os.environ["LEFT"] = "behind"
+    assert before == (
+        dict(os.environ),
+        torch.cuda.device_count,
+        dict(PartialState._shared_state),
+        PartialState.__init__,
+    )
+
+
+SCRIPT = """
+import os
+import torch
+from accelerate import PartialState
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainingArguments
+{top}
+COMMAND = {command!r}
+
+
+def prepare(model_path, output_dir):
+    {first}
+    config = TrainingArguments(output_dir, report_to=[])
+    own = PartialState().local_process_index
+    four_bit = BitsAndBytesConfig(load_in_4bit=True)
+    model = AutoModelForCausalLM.from_pretrained(model_path, quantization_config=four_bit, device_map={{"": {at}}})
+    {then}
+    return model, config
+"""
+PLAIN, LAUNCHED = "python train.py", "accelerate launch --num_processes 2 train.py"
+TODAY = observe.era() == "today"
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """Measure a script that is started by this command."""
+    pytest.importorskip("bitsandbytes", reason="this stack has no bitsandbytes")
+
+    def run(command, at="0", *, first="pass", then="pass", top=""):
+        script = tmp_path / "train.py"
+        script.write_text(SCRIPT.format(command=command, at=at, first=first, then=then, top=top))
+        made = measure.run(script, models.path("tiny"), tmp_path / "output", "prepare", "node")
+        assert made.traceback == "" and made.environment == ""
+        return made.refused or made.figures
+
+    return run
+
+
+def test_two_visible_gpus(measured):
+    """Trainers of transformers 4 copy a 4-bit model and leave its scales; transformers 5 does not wrap it at all."""
+    found = measured(PLAIN)
+    assert set(found) == set(figures.of("node")) and None not in found.values()
+    assert (found["processes"], found["devices_seen"], found["ranks_refused"]) == (1, 2, 0)
+    if TODAY:
+        assert (found["data_parallel"], found["copies"], found["quantization_elsewhere"]) == (0, 1, 0)
+        return
+    assert (found["data_parallel"], found["copies"], found["models_in_4bit"]) == (1, 2, 1)
+    assert found["quantization_elsewhere"] == 28  # scales and code of 14 layers, in the copy on GPU 1
+    assert found["layers_refused"] == found["layers_refused_single"] == 14
+    assert found["layer_refusal"].startswith("Input tensors need to be on the same GPU, but found")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"command": LAUNCHED, "at": "own"},
+        {"command": "torchrun --nproc_per_node 2 train.py", "at": "own"},
+        {"command": "CUDA_VISIBLE_DEVICES=1 " + PLAIN},
+        {"command": PLAIN, "top": "os.environ['CUDA_VISIBLE_DEVICES'] = '0'"},
+        {"command": PLAIN, "first": "torch.cuda.device_count(); os.environ['CUDA_VISIBLE_DEVICES'] = '0'"},
+    ],
+)
+def test_every_cure_is_one(measured, script):
+    """A process for each GPU, or one visible GPU, however that is said."""
+    found = measured(**script)
+    assert found["processes"] == found["devices_seen"] == found["copies"] == found["models_in_4bit"]
+    names = ["data_parallel", "ranks_refused", "tensors_elsewhere", "layers_refused", "layers_refused_single"]
+    assert {name: found[name] for name in names} == dict.fromkeys(names, 0)
+
+
+def test_a_launcher_alone_is_half_of_it(measured):
+    """Without DataParallel the layers are whole, on the wrong GPU for rank 1."""
+    found = measured(LAUNCHED)
+    assert (found["data_parallel"], found["layers_refused"]) == (0, 0)
+    assert found["ranks_refused"] == 1 and "on a different device than the one" in found["refusal"]
+    assert found["tensors_elsewhere"] > found["quantization_elsewhere"] > 0
+
+
+def test_a_4_bit_model_is_moved_as_bitsandbytes_moves_it(measured):
+    """0.45 leaves the code behind, and only a single row asks for it; today all of it moves."""
+    found = measured(LAUNCHED, then="model.to(own); model.hf_device_map = {'': own}")
+    assert (found["ranks_refused"], found["layers_refused"]) == (0, 0)
+    left = 0 if TODAY else 14
+    assert (found["layers_refused_single"], found["quantization_elsewhere"]) == (left, left)
+    assert found["tensors_elsewhere"] == left
+
+
+def test_what_is_no_answer_is_refused(measured):
+    assert "the command 'make' is none" in measured("make")
+    assert "not the model and the config" in measured(PLAIN, then="return model")
+    assert "no trainer's config" in measured(PLAIN, then="config = None")
+    assert "not the model in model_path" in measured(PLAIN, then="model = model.lm_head")
