@@ -29,6 +29,9 @@ suppress_warnings = [
     "myst.header",
 ]
 
+# A block without a language is a command or a log, and no Python.
+highlight_language = "none"
+
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -48,6 +48,8 @@ def page_of(path: str) -> str | None:
     parts = path.split("/")
     if parts[0] == "labs" and len(parts) > 1 and (ROOT / "labs" / parts[1] / "lab.toml").exists():
         return f"labs/{parts[1]}.md"
+    if path == "notebooks":
+        return "notebooks.md"
     if path in ("labs", "labs/README.md"):
         return "labs/index.md"
     if parts[0] == "docs" and len(parts) == 2 and path.endswith(".md"):
@@ -167,14 +169,14 @@ def _list_of_notebooks() -> str:
         "Minutes to run were measured on two CPU cores, warm; minutes to read are estimated. An era is a library stack",
         "that a notebook runs in.",
         "",
-        "| notebook | what breaks | minutes | hardware | eras |",
+        "| notebook | minutes | hardware | what breaks | eras |",
         "| --- | --- | --- | --- | --- |",
     ]
     for notebook in notebooks():
         rows = card(notebook)
         link = f"[{notebook.name[:2]} {rows['title']}](notebooks/{notebook.name})"
         lines.append(
-            "| " + " | ".join([link, *(rows[k] for k in ("What breaks", "Minutes", "Hardware", "Eras"))]) + " |"
+            "| " + " | ".join([link, *(rows[k] for k in ("Minutes", "Hardware", "What breaks", "Eras"))]) + " |"
         )
     return "\n".join(lines) + "\n"
 

@@ -107,6 +107,14 @@ def test_two_days_take_every_notebook():
     assert {f"notebooks/{path.name}" for path in site_pages.notebooks()} <= set(listed)
 
 
+def test_each_notebook_says_what_it_takes():
+    """Seconds and memory of every notebook, and of none that is gone."""
+    text = (ROOT / "docs" / "prerequisites.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (\d\d) \| \d+ \| \d+ \|$", text, re.MULTILINE) == [
+        path.name[:2] for path in site_pages.notebooks()
+    ]
+
+
 def test_pictures_have_an_alt_text(staged):
     """Of the pages by hand; for a notebook's picture without one, staging raises."""
     seen = 0
