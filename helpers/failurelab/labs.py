@@ -36,6 +36,8 @@ __all__ = [
 PASS, FAIL, ENVIRONMENT, NOT_RUN = "PASS", "FAIL", "ENVIRONMENT", "NOT RUN"
 # Causes stand first in lab.toml; what follows from them need not all be said.
 TOLD = 3
+# Kinds whose script is asked for a trainer; `trainer` of the others names the function that is called.
+_BUILDS_A_TRAINER = ("trainer", "engine", "logits", "launch")
 FORM, BROKEN, WRONG_FIX, RIGHT_FIX, CHECK = "form", "broken", "wrong_fix", "right_fix", "check"
 
 
@@ -240,7 +242,7 @@ def _wrong(lab: Lab, figures: dict[str, Any], refused: str) -> str:
     if figures["error"]:
         where = {
             "import": "importing the script",
-            "build": "build_trainer",
+            "build": "build_trainer" if lab.kind in _BUILDS_A_TRAINER else lab.trainer,
             "train": "training",
             "measure": "measuring",
         }

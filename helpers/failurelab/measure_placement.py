@@ -9,6 +9,7 @@ devices, in 4 bit if asked for. What comes back is handed to accelerate's own `p
 
 import contextlib
 import importlib.util
+import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -43,7 +44,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
             fresh = imported_again(script)
             with simulate.ranks(RANKS, rank) as accelerator:
                 backend.set_device(0)
-                with _selects_device(rank):
+                with _selects_device(rank), _launched(rank):
                     returned = run.function(fresh, signature)(str(run.model_path), rank)
                 models = returned if isinstance(returned, tuple | list) else (returned,)
                 _judge(models, rank, accelerator, run)
@@ -79,6 +80,22 @@ def imported_again(script: types.ModuleType) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@contextlib.contextmanager
+def _launched(rank: int) -> Iterator[None]:
+    """Set the variables that a launcher gives each process: a script may read its rank there."""
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager
