@@ -40,6 +40,21 @@ SHOWN = (
     "labs/index.html",
     "labs/01_frozen_embeddings.html",
 )
+# What reaches beyond the screen, and is in no box that scrolls by itself. The theme clips such things, so that the
+# width of the page does not tell of them.
+TOO_WIDE = """width => {
+  const boxed = element => {
+    for (let each = element.parentElement; each && each.tagName !== "ARTICLE"; each = each.parentElement)
+      if (["auto", "scroll"].includes(getComputedStyle(each).overflowX)) return true;
+    return false;
+  };
+  const found = [...document.querySelectorAll("article *")].filter(
+    each => each.getBoundingClientRect().right > width + 1 && !boxed(each));
+  const wide = found.slice(0, 3).map(each =>
+    `<${each.tagName.toLowerCase()}> reaches to ${Math.round(each.getBoundingClientRect().right)} of ${width} pixels`);
+  const all = document.documentElement.scrollWidth;
+  return all > width ? [...wide, `the page is ${all} pixels wide, the screen ${width}`] : wide;
+}"""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
@@ -121,9 +136,7 @@ class Visit:
             read = wide.locator("article").inner_text()
             self._shoot(wide, "wide", name)
             narrow.goto(self.address + name)
-            width = narrow.evaluate("document.documentElement.scrollWidth")
-            if width > NARROW["width"]:
-                sideways.append(f"{name}: {width} pixels on a screen of {NARROW['width']}")
+            sideways += [f"{name}: {each}" for each in narrow.evaluate(TOO_WIDE, NARROW["width"])]
             self._shoot(narrow, "narrow", name)
             bare.goto(self.address + name)
             if name != "search.html":
@@ -141,6 +154,8 @@ class Visit:
 
     def search(self, wanted: dict[str, str]) -> list[str]:
         """Type each literal text into the search; return those that do not find the index and their notebook."""
+        from playwright.sync_api import TimeoutError
+
         lost = []
         page = self.context(viewport=WIDE)
         for text, notebook in wanted.items():
@@ -149,9 +164,12 @@ class Visit:
             box.fill(text)
             box.press("Enter")
             page.wait_for_url("**/search.html*")
-            page.wait_for_function(
-                "document.querySelector('.search-summary')?.textContent.match(/found|did not match/)"
-            )
+            try:
+                page.wait_for_function(
+                    "document.querySelector('.search-summary')?.textContent.match(/found|did not match/)"
+                )
+            except TimeoutError:
+                return [*lost, f"{text!r}: the search gave no answer in 30 s"]
             found = page.eval_on_selector_all("#search-results li a", "all => all.map(each => each.href)")
             pages = [urllib.parse.urlsplit(each).path.lstrip("/") for each in found]
             missing = [each for each in ("symptoms.html", f"notebooks/{notebook}.html") if each not in pages]
