@@ -7,11 +7,12 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/*.in)))
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup course test lab lint lock outputs evidence tables site site-lock site-test
+.PHONY: help setup course test browser lab lint lock outputs evidence tables site site-lock site-test
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
 	@echo "make test      set up what is missing, then run all tests"
+	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
 	@echo "make lab       set up what is missing, then open JupyterLab"
 	@echo "make setup     set up only: .venv and the eras"
 	@echo "make outputs   run the notebooks and store their outputs in them"
@@ -33,6 +34,13 @@ course: setup
 # One thread a process: as fast for small models, and two processes at once do not slow each other down.
 test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# In an environment of its own, so that the course's locks hold no browser driver. Without a Chromium: exit status 3.
+browser: setup
+	@test -x .browser/bin/pytest || { $(BIN)/uv venv -q --clear --python $(BIN)/python .browser && \
+		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv pip install -q --python .browser/bin/python \
+		--require-hashes -r tests/browser/requirements.txt; }
+	@.browser/bin/python -m pytest tests/browser
 
 lab: setup
 	@$(BIN)/jupyter lab --notebook-dir=.

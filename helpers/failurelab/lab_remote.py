@@ -7,6 +7,7 @@ time, and not what the course's command line is made of: without this, `%load_ex
 
 import shlex
 import subprocess
+import warnings
 
 from . import eras
 
@@ -43,5 +44,7 @@ def lab_magic(line: str) -> None:
 
 
 def load_ipython_extension(shell) -> None:
-    """Register `%lab`, at `%load_ext failurelab`."""
+    """Register `%lab`, at `%load_ext failurelab`; other libraries' warnings stay, for they are what one studies."""
+    # An era has no widgets, and tqdm says so in three red lines at the first import of trl.
+    warnings.filterwarnings("ignore", message="IProgress not found")
     shell.register_magic_function(lab_magic, "line", "lab")
