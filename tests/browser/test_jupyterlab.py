@@ -13,7 +13,7 @@ MISTAKE = "24 of 25 tensors still have no gradient"
 BEFORE = "    config = GRPOConfig("
 REPAIR = "    model.enable_input_require_grads()"
 # What a reader must never scroll through: other libraries' notices, and progress bars.
-NOISE = re.compile(r"Warning:|WARNING|\bwarn\(|it/s\b|\d+%\|")
+NOISE = re.compile(r"Warning:|WARNING|it/s\b|\d+%\|")
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 # For each element with text of its own in the outputs: its contrast with what lies behind it.
 CONTRAST = """
