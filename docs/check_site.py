@@ -112,13 +112,17 @@ class Visit:
         page = self.browser.new_context(**options).new_page()
         page.on("console", lambda said: said.type in ("error", "warning") and self.note(page, f"console: {said.text}"))
         page.on("pageerror", lambda error: self.note(page, f"script: {error}"))
-        page.on("requestfailed", lambda asked: self.note(page, f"not loaded: {asked.url}"))
+        page.on("requestfailed", lambda asked: self._failed(page, asked))
         page.on("request", lambda asked: self._own(page, asked.url))
         return page
 
     def note(self, page, what: str) -> None:
         """Keep one thing that went wrong."""
         self.wrong.append(f"{page.url.removeprefix(self.address)}: {what}")
+
+    def _failed(self, page, asked) -> None:
+        if asked.failure != "net::ERR_ABORTED":  # broken off by going on to the next page
+            self.note(page, f"not loaded: {asked.url}")
 
     def _own(self, page, url: str) -> None:
         if not url.startswith((self.address, "data:", "blob:")):
@@ -170,6 +174,8 @@ class Visit:
                 )
             except TimeoutError:
                 return [*lost, f"{text!r}: the search gave no answer in 30 s"]
+            # Each page that was found is fetched for its summary: leaving before would break that off.
+            page.wait_for_load_state("networkidle")
             found = page.eval_on_selector_all("#search-results li a", "all => all.map(each => each.href)")
             pages = [urllib.parse.urlsplit(each).path.lstrip("/") for each in found]
             missing = [each for each in ("symptoms.html", f"notebooks/{notebook}.html") if each not in pages]
