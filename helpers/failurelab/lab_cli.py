@@ -1,25 +1,28 @@
 """The command `failurelab lab`, and the magic `%lab`, which is the same command in a notebook's cell."""
 
+import contextlib
 import json
 import pathlib
 import shlex
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.syntax import Syntax
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from . import check_client, eras, lab_report, lab_state, lab_work, labs
+from . import check_client, eras, lab_report, lab_state, lab_work, labs, registry
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The exercises: repair a broken training script.")
 console = Console(highlight=False)
 _STYLES = {labs.PASS: "bold green", labs.FAIL: "bold red", labs.ENVIRONMENT: "bold yellow"}
 # Where a learner looks for the next step of a check that could not be asked.
 _DOCTOR = "Next: failurelab doctor"
+_DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 Name = Annotated[str | None, typer.Argument(help="Number or name; the first that is not solved without.")]
 OneName = Annotated[str, typer.Argument(help="Number or name.")]
@@ -39,14 +42,18 @@ def list_labs(as_json: Json = False) -> None:
         ]
         print(json.dumps({"schema": 1, "labs": listed}, indent=1))
         return
-    table = Table("lab", "title", "difficulty", "minutes", "state", "hints")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in ("lab", "title", "level", "min", "era", "see", "state"):
+        table.add_column(head, no_wrap=head in ("level", "min", "era"))
     for lab, progress in rows:
         style = "green" if progress.solved else ""
-        hints = f"{progress.hints} of {len(lab.hints)}" if progress.hints else "-"
-        state_text = Text(progress.words, style)
-        table.add_row(lab.number, lab.title, lab.difficulty, str(lab.minutes), state_text, hints)
+        hints = f", hints: {progress.hints} of {len(lab.hints)}" if progress.hints else ""
+        notebooks = " ".join(dict.fromkeys(registry.get(id).notebook[:2] for id in lab.failures)) or "-"
+        state_text = Text(progress.words + hints, style)
+        table.add_row(lab.number, lab.title, lab.difficulty, str(lab.minutes), lab.era, notebooks, state_text)
     console.print(table)
     solved = sum(bool(progress.solved) for _, progress in rows)
+    console.print("see: the notebooks about its cause", style="dim")
     console.print(f"{solved} of {len(rows)} solved.", style="bold")
     if solved < len(rows):
         lab = lab_work.next_lab(state)
@@ -57,9 +64,9 @@ def list_labs(as_json: Json = False) -> None:
 def check(name: Name = None, as_json: Json = False) -> None:
     """Run your train.py, measure it, and say what is still wrong."""
     lab = _lab(name)
-    say = sys.stderr.write if as_json else console.out
-    say(f"lab {lab.number}: running labs/{lab.name}/train.py in {lab.era}; this takes some seconds ...\n".rstrip("\n"))
-    row = lab_work.check(lab)
+    told = f"lab {lab.number}: running labs/{lab.name}/train.py in {lab.era}"
+    with _progress(told, sys.stderr if as_json else None):
+        row = lab_work.check(lab)
     if as_json:
         print(json.dumps(labs.to_json([row]), indent=1))
     else:
@@ -72,13 +79,15 @@ def hint(
     name: Name = None, again: Annotated[bool, typer.Option("--again", help="Those that you have read.")] = False
 ) -> None:
     """Show the next hint; there are three, each says more."""
-    lab = _lab(name)
+    lab = _lab(name or (_last_touched() if again else None))
     shown = lab_work.hint(lab, again=again)
+    if len(shown) == len(lab.hints) and not again:
+        console.print(f"Lab {lab.number} is solved: here are all its hints; none is counted.", style="dim")
     for number, text in shown:
         console.print(f"Hint {number} of {len(lab.hints)} for lab {lab.number}", style="bold")
         console.print(Markdown(text))
     if not shown:
-        console.print(f"No hint was read yet. Next: failurelab lab hint {lab.number}")
+        console.print(f"No hint for lab {lab.number} was read yet. Next: failurelab lab hint {lab.number}")
 
 
 @app.command()
@@ -87,7 +96,9 @@ def solution(
 ) -> None:
     """Show what the solution changes, and why."""
     lab = _lab(name)
-    console.print(Syntax(lab_work.solution(lab, asked=yes), "diff", word_wrap=True, background_color="default"))
+    for line in lab_work.solution(lab, asked=yes).splitlines():
+        # Not wrapped, so that it can be copied.
+        console.print(Text(line, _DIFF.get(line[:1], "")), soft_wrap=True)
     console.print(f"The whole script: labs/{lab.name}/solution.py")
 
 
@@ -138,6 +149,26 @@ def report(
     raise typer.Exit(1 if found.left_out else 0)
 
 
+@contextlib.contextmanager
+def _progress(told: str, file: TextIO | None) -> Iterator[None]:
+    """Say what runs; in a terminal with the seconds that it has taken so far, until it is done."""
+    where = Console(file=file, highlight=False) if file else console
+    if not where.is_terminal:
+        where.out(f"{told}; most take 10 to 30 seconds, those under ZeRO-3 one or two minutes")
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=where, transient=True) as progress:
+        progress.add_task(told, total=None)
+        yield
+
+
+def _last_touched() -> str | None:
+    """Return the lab on which something was last begun, or None."""
+    state = lab_state.read(lab_state.default_path())
+    return max((name for name in state if state[name].started), key=lambda name: state[name].started, default=None)
+
+
 def _lab(name: str | None) -> labs.Lab:
     if name is None:
         return lab_work.next_lab(lab_state.read(lab_state.default_path()))
@@ -150,9 +181,10 @@ def _show(lab: labs.Lab, row: labs.Row) -> None:
         console.print(row.traceback.rstrip(), style="dim", markup=False)
     if row.result == labs.PASS:
         state = lab_state.read(lab_state.default_path())
-        left = [each for each in labs.known() if not state.get(each, lab_state.Progress()).solved]
+        is_last = all(state.get(each, lab_state.Progress()).solved for each in labs.known())
         console.print(f"Compare with the solution: failurelab lab solution {lab.number}")
-        console.print(f"Next: lab {left[0][:2]}" if left else "That was the last: all labs are solved.")
+        following = "" if is_last else lab_work.next_lab(state, after=lab.name).number
+        console.print(f"Next: lab {following}" if following else "That was the last: all labs are solved.")
     elif row.result == labs.FAIL:
         console.print(f"Stuck? failurelab lab hint {lab.number}", style="dim")
     else:

@@ -20,13 +20,14 @@ from .lab_files import Lab, LabError
 POLL = 0.3  # seconds between two looks at a file that is watched
 
 
-def next_lab(state: lab_state.State) -> Lab:
-    """Return the first lab that is not solved.
+def next_lab(state: lab_state.State, after: str = "") -> Lab:
+    """Return the next lab that is not solved, the first after the lab `after` if there is one.
 
     Raises:
         LabError: all are.
     """
-    for name in labs.known():
+    names = labs.known()
+    for name in [*(each for each in names if each > after), *names]:
         if not state.get(name, lab_state.Progress()).solved:
             return labs.find([name])[0]
     raise LabError("all labs are solved. Next: name the one you want to see again, such as 01")
@@ -43,7 +44,7 @@ def judged(lab: Lab, row: labs.Row) -> labs.Row:
             elif tried and tried.path.stem not in progress.wrong_fixes:
                 progress.wrong_fixes.append(tried.path.stem)
     if row.result == labs.FAIL and tried:
-        row.reason += f". This is a repair that many try: {tried.reason}"
+        row.reason += f". This is a repair that many try. {tried.reason}"
     return row
 
 
@@ -93,13 +94,12 @@ def hint(lab: Lab, *, again: bool = False) -> list[tuple[int, str]]:
 
     A hint counts when it is read before the lab is solved. When none is left, the last is given again.
     """
+    known = lab_state.read(lab_state.default_path()).get(lab.name, lab_state.Progress())
+    if known.solved or again:  # reading again is no step: nothing is written
+        return list(enumerate(lab.hints if known.solved else lab.hints[: known.hints], start=1))
     with lab_state.change(lab.name) as progress:
-        if progress.solved:
-            return list(enumerate(lab.hints, start=1))
-        if not again:
-            progress.hints = min(progress.hints + 1, len(lab.hints))
-            return [(progress.hints, lab.hints[progress.hints - 1])]
-        return list(enumerate(lab.hints[: progress.hints], start=1))
+        progress.hints = min(progress.hints + 1, len(lab.hints))
+        return [(progress.hints, lab.hints[progress.hints - 1])]
 
 
 def solution(lab: Lab, *, asked: bool = False) -> str:
@@ -121,6 +121,8 @@ def solution(lab: Lab, *, asked: bool = False) -> str:
             )
         progress.solution_seen |= not progress.solved
     old, new = (path.read_text(encoding="utf-8").splitlines() for path in (lab.original, lab.solution))
+    if new[0].replace(", solved:", ":", 1) == old[0]:
+        new[0] = old[0]  # the title is no repair
     return "\n".join(difflib.unified_diff(old, new, "broken.py", "solution.py", n=2, lineterm=""))
 
 

@@ -62,7 +62,7 @@ def build_trainer(model_path, output_dir):
         processing_class=tokenizer,
         peft_config=adapter,
     )
-    # Completions are generated without the cache: with it they would be garbage under checkpointing (lab 02).
+    # Completions are generated without the cache, on purpose: leave it so.
     trainer.generation_config.use_cache = False
     return trainer
 

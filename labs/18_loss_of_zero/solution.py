@@ -1,7 +1,7 @@
 """Lab 18, solved: a loss of zero.
 
-A small Qwen2 learns sums by GRPO in trl 0.14. The loss that is logged starts at 0.0, stays there for a while, and then
-goes up. People open threads about this, and change what they can change.
+A small Qwen2 learns sums by GRPO in trl 0.14. The loss that is logged starts at 0.0, and then drifts up.
+People open threads about this, and change what they can change.
 
 Is this run broken? Measure it, and fill in ANSWER. Change the training only if it is.
 """
@@ -17,8 +17,8 @@ ANSWER = {
     # TODO: is this run broken? Measure, then write "broken" or "harmless", and the figures that show it.
     "verdict": "harmless",
     "tensors_without_gradient": 0,  # of the trainable ones, after a backward pass
-    "reward_first": 0.43,  # mean over the first tenth of the steps
-    "reward_last": 0.54,  # mean over the last quarter of the steps
+    "reward_first": 0.43,  # mean over the first 7 steps, to a tenth
+    "reward_last": 0.54,  # mean over the last 17 steps, to a tenth
 }
 # ^^^ Nothing in the training is changed. With one update for each batch of rollouts the ratio of new to old policy is
 #     1, and advantages have mean 0 in each group: the policy term of the loss is 0 by construction. Its gradient is

@@ -1,7 +1,7 @@
 """Lab 18: a loss of zero.
 
-A small Qwen2 learns sums by GRPO in trl 0.14. The loss that is logged starts at 0.0, stays there for a while, and then
-goes up. People open threads about this, and change what they can change.
+A small Qwen2 learns sums by GRPO in trl 0.14. The loss that is logged starts at 0.0, and then drifts up.
+People open threads about this, and change what they can change.
 
 Is this run broken? Measure it, and fill in ANSWER. Change the training only if it is.
 """
@@ -17,8 +17,8 @@ ANSWER = {
     # TODO: is this run broken? Measure, then write "broken" or "harmless", and the figures that show it.
     "verdict": "",
     "tensors_without_gradient": None,  # of the trainable ones, after a backward pass
-    "reward_first": None,  # mean over the first tenth of the steps
-    "reward_last": None,  # mean over the last quarter of the steps
+    "reward_first": None,  # mean over the first 7 steps, to a tenth
+    "reward_last": None,  # mean over the last 17 steps, to a tenth
 }
 
 SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]

@@ -89,6 +89,29 @@ def test_hints_after_solving_are_not_counted(lab):
     assert progress(lab).hints == 0
 
 
+def test_reading_again_writes_nothing(lab):
+    """Else a lab would look begun that nobody has touched."""
+    assert lab_work.hint(lab, again=True) == []
+    assert not lab_state.default_path().exists()
+
+
+def test_the_next_lab_comes_after_the_one_just_solved():
+    """Who works in the middle is not sent back to the first; at the end what was left out comes."""
+    names = labs.known()
+    assert lab_work.next_lab({}).name == names[0]
+    assert lab_work.next_lab({}, after=names[4]).name == names[5]
+    solved = {name: lab_state.Progress(solved="2026-01-01T10:00:00+00:00") for name in names[1:]}
+    assert lab_work.next_lab(solved, after=names[-1]).name == names[0]
+    solved[names[0]] = solved[names[1]]
+    with pytest.raises(labs.LabError, match="all labs are solved"):
+        lab_work.next_lab(solved)
+
+
+def test_the_title_is_no_repair(lab):
+    """The shown solution begins with the repair, and not with `, solved:`."""
+    assert ", solved:" not in lab_work.solution(lab, asked=True)
+
+
 def test_the_solution_is_offered_after_a_pass_or_when_asked_for(lab):
     with pytest.raises(labs.LabError, match=r"not solved yet. Next: failurelab lab hint 01 \(3 left\), or"):
         lab_work.solution(lab)
@@ -263,7 +286,7 @@ def test_a_learner_in_a_terminal(course, tmp_path):
     assert "enable_input_require_grads" in solved.text
     listed = learner("list")
     assert listed.end() == 0
-    assert "1 of 2 solved" in listed.text and "1 of 3" in listed.text
+    assert "1 of 2 solved" in listed.plain and "1 of 3" in listed.plain
     reset = learner("reset", "01")
     assert reset.end() == 0
     assert "train.backup-1.py" in reset.text

@@ -10,8 +10,8 @@ from trl import GRPOConfig, GRPOTrainer
 ANSWER = {
     "verdict": "harmless",
     "tensors_without_gradient": None,  # of the trainable ones, after a backward pass
-    "reward_first": None,  # mean over the first tenth of the steps
-    "reward_last": None,  # mean over the last quarter of the steps
+    "reward_first": None,  # mean over the first 7 steps, to a tenth
+    "reward_last": None,  # mean over the last 17 steps, to a tenth
 }
 
 SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]
