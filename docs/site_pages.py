@@ -18,7 +18,7 @@ CONTENTS = {
     "Begin": ["path", "prerequisites", "symptoms"],
     "Notebooks": ["notebooks", "notebooks/*"],
     "Labs": ["labs/index"],
-    "Look up": ["measured", "glossary", "troubleshooting", "several_nodes"],
+    "Look up": ["measured", "glossary", "troubleshooting", "several_nodes", "ci"],
     "About": ["site"],
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")
