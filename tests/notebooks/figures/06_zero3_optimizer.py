@@ -10,7 +10,9 @@ def check(result):
     repaired = result.figures(case="notebook 06: repaired")
     assert silent["hooks"] > 100 and repaired["hooks"] == 0
     assert silent["rewards"] == repaired["rewards"]
-    times = result.figures(case="notebook 06: times as long")
-    assert times["guard: hooks on"] > 1.5 and times["bare generate"] > 1.5
-    parity = result.figures(case="notebook 06: parity")
+    # Times are told, not asserted: the ledger holds those of a run of their own.
+    times = result.figures(case="notebook 06: times as long as with hooks off")
+    assert times.keys() == {"no DeepSpeed", "engine: hooks off", "guard: hooks on", "bare generate"}
+    assert min(times.values()) > 0
+    parity = result.figures(case="notebook 06: parity on fixed completions")
     assert parity["apart"] <= 1e-5 < 5e-4 < parity["moved"]
