@@ -77,9 +77,10 @@ def test_a_false_alarm_is_healthy_all_the_time(matrix):
 
 
 def test_every_failure_has_its_labs(matrix):
-    """At least two labs for each failure of the registry, at least twelve in all."""
+    """At least twelve labs in all, two for each failure that notebooks tell; F8, told in passing, has one."""
     about = [id for lab in labs.find() for id in lab.failures]
-    assert {id: about.count(id) for id in {each.id for each in registry.all()} if about.count(id) < 2} == {}
+    wanted = {each.id: 1 if each.id == "F8" else 2 for each in registry.all()}
+    assert {id: about.count(id) for id, least in wanted.items() if about.count(id) < least} == {}
     assert len(labs.known()) >= 12
 
 
