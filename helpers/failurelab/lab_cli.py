@@ -19,10 +19,17 @@ from . import check_client, eras, lab_report, lab_state, lab_work, labs, registr
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The exercises: repair a broken training script.")
 console = Console(highlight=False)
-_STYLES = {labs.PASS: "bold green", labs.FAIL: "bold red", labs.ENVIRONMENT: "bold yellow"}
+# A terminal's own colours; in a notebook, which may be light or dark, tones that can be read on both.
+_TONES = {"green": "#23883b", "red": "#dc3d43", "yellow": "#a36a00", "cyan": "#1f7f95"}
+_COLOURS = {name: _TONES[name] if console.is_jupyter else name for name in _TONES}
+_STYLES = {
+    labs.PASS: f"bold {_COLOURS['green']}",
+    labs.FAIL: f"bold {_COLOURS['red']}",
+    labs.ENVIRONMENT: f"bold {_COLOURS['yellow']}",
+}
 # Where a learner looks for the next step of a check that could not be asked.
 _DOCTOR = "Next: failurelab doctor"
-_DIFF = {"+": "green", "-": "red", "@": "cyan"}
+_DIFF = {"+": _COLOURS["green"], "-": _COLOURS["red"], "@": _COLOURS["cyan"]}
 
 Name = Annotated[str | None, typer.Argument(help="Number or name; the first that is not solved without.")]
 OneName = Annotated[str, typer.Argument(help="Number or name.")]
@@ -46,7 +53,7 @@ def list_labs(as_json: Json = False) -> None:
     for head in ("lab", "title", "level", "min", "era", "see", "state"):
         table.add_column(head, no_wrap=head in ("level", "min", "era"))
     for lab, progress in rows:
-        style = "green" if progress.solved else ""
+        style = _COLOURS["green"] if progress.solved else ""
         hints = f", hints: {progress.hints} of {len(lab.hints)}" if progress.hints else ""
         notebooks = " ".join(dict.fromkeys(registry.get(id).notebook[:2] for id in lab.failures)) or "-"
         state_text = Text(progress.words + hints, style)
