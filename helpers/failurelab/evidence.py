@@ -134,14 +134,9 @@ def replace(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
 
     A case that the source no longer has would else stay for ever.
     """
-    new = list(new)
+    new = list({key(made): made for made in new}.values())  # of the same measurement, the last
     again = {(made["source"], made["era"], made["device"]) for made in new}
-    return [*(made for made in old if (made["source"], made["era"], made["device"]) not in again), *merge([], new)]
-
-
-def merge(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
-    """Return both together; where two are the same measurement, the one in `new`."""
-    return list({**{key(made): made for made in old}, **{key(made): made for made in new}}.values())
+    return [*(made for made in old if (made["source"], made["era"], made["device"]) not in again), *new]
 
 
 def benchmarks() -> dict[str, tuple[str, ...]]:

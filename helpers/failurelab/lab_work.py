@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 
-from . import check_client, lab_state, labs
+from . import lab_state, labs
 from .lab_files import Lab, LabError
 
 POLL = 0.3  # seconds between two looks at a file that is watched
@@ -182,7 +182,6 @@ def exit_status(row: labs.Row) -> int:
 
 __all__ = [
     "check",
-    "check_client",
     "code_parts",
     "exit_status",
     "hint",

@@ -15,7 +15,7 @@ def record(**changes):
 def test_a_ledger_keeps_what_was_recorded(tmp_path):
     """Saved and loaded, records are the same; a newer one replaces the same measurement."""
     path = tmp_path / "cpu.json"
-    evidence.save(path, evidence.merge([record(), record(seed=1)], [record(figures={"changed": 2})]))
+    evidence.save(path, evidence.replace([], [record(), record(seed=1), record(figures={"changed": 2})]))
     assert [(made["seed"], made["figures"]) for made in evidence.load(path)] == [
         (0, {"changed": 2}),
         (1, {"changed": 1}),
