@@ -7,19 +7,25 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/*.in)))
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help setup course test browser lab lint lock outputs evidence tables site site-lock site-test
+.PHONY: times hub hub-lock class class-evidence help setup course test browser lab lint lock outputs evidence tables site site-lock site-test pack-test
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
 	@echo "make test      set up what is missing, then run all tests"
 	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
+	@echo "make hub       install JupyterHub for a class on one server into .hub (docs/class_server.md)"
+	@echo "make class     hold a class: learners log in, run notebook 01 at once, and fail in five ways (as root)"
 	@echo "make lab       set up what is missing, then open JupyterLab"
 	@echo "make setup     set up only: .venv and the eras"
 	@echo "make outputs   run the notebooks and store their outputs in them"
 	@echo "make evidence  measure everything again into evidence/cpu.json, and the README's tables from it"
+	@echo "make times     measure set-up, course, labs and tests as a whole, in a fresh clone (an hour)"
 	@echo "make tables    write the README's tables from evidence/cpu.json"
+	@echo "make pack-test pack the course for a room without a network, install it with the network cut, use it"
 	@echo "make site      build the course's pages from the stored outputs into .site/html; runs nothing"
 	@echo "make site-test open them in a browser: links, search, narrow screens, without JavaScript"
+	@echo "make slides    make slides from the notebooks' stored outputs into .slides; runs nothing"
+	@echo "make slides-test open them in a browser: every slide fits its page, nothing is fetched (needs Chromium)"
 	@echo "make lint      ruff"
 	@echo "make lock      compile eras/*.in into eras/*.txt, and docs/requirements.in"
 
@@ -31,19 +37,46 @@ setup:
 course: setup
 	@$(BIN)/failurelab run
 
-# One thread a process: as fast for small models, and two processes at once do not slow each other down.
+# One thread a process: as fast for small models, and two processes at once do not slow each other down. Two files of
+# tests at a time, each in its order: a file's tests share what was run once.
 test: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
 
 # In an environment of its own, so that the course's locks hold no browser driver. Without a Chromium: exit status 3.
-browser: setup
-	@test -x .browser/bin/pytest || { $(BIN)/uv venv -q --clear --python $(BIN)/python .browser && \
-		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv pip install -q --python .browser/bin/python \
-		--require-hashes -r tests/browser/requirements.txt; }
+browser: setup .browser/bin/pytest
 	@.browser/bin/python -m pytest tests/browser
+
+.browser/bin/pytest: | setup
+	@$(BIN)/uv venv -q --clear --python $(BIN)/python .browser && \
+		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv pip install -q --python .browser/bin/python \
+		--require-hashes -r tests/browser/requirements.txt
+
+# A class on one server. As root, for each of its seats is a user; else, or without JupyterHub: exit status 3.
+hub: setup
+	@$(BIN)/python configs/hub/make_hub.py
+
+class: hub
+	@$(BIN)/python -m pytest tests/hub
+
+class-evidence: hub
+	@$(BIN)/python tests/hub/measure.py --seats 1,2,4
+	@$(BIN)/failurelab evidence tables
+
+# An hour, best while nothing else runs: in a fresh clone with empty caches.
+times: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/times.py
+	@$(BIN)/failurelab evidence tables
+
+hub-lock:
+	@cd configs/hub && ../../$(BIN)/uv pip compile requirements.in --universal --python-version 3.11 --generate-hashes \
+	  --no-header -q -o requirements.txt && npm install --package-lock-only --ignore-scripts --no-audit --no-fund
 
 lab: setup
 	@$(BIN)/jupyter lab --notebook-dir=.
+
+# As root, with the network for packing; installing has none. LEDGER=evidence/cpu.json keeps what was measured.
+pack-test: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rA tests/offline
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -55,6 +88,8 @@ site-lock:
 	@mkdir -p .site; { echo "# Made by make lock from docs/requirements.in."; UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" \
 	  $(BIN)/uv pip compile docs/requirements.in --universal --python-version 3.11 --no-header --no-annotate -q; } \
 	  > .site/lock.txt && mv .site/lock.txt docs/requirements.txt
+	@{ echo "# Made by make lock from docs/slides.in."; $(BIN)/uv pip compile --no-deps docs/slides.in --generate-hashes \
+	  --no-header --no-annotate -q; } > .site/lock.txt && mv .site/lock.txt docs/slides.txt
 
 outputs: setup
 	@$(BIN)/failurelab outputs
@@ -72,3 +107,10 @@ site:
 
 site-test:
 	@$(PYTHON) docs/make_site.py --test
+
+# The first time it installs reveal.js into .slides/reveal; after that it needs no network.
+slides: setup
+	@$(BIN)/failurelab slides
+
+slides-test: setup .browser/bin/pytest
+	@.browser/bin/python -m pytest tests/browser/test_slides.py

@@ -9,10 +9,13 @@ Eras: trl-0.15.
 """
 
 import argparse
+import os
+import subprocess
+import sys
 
 import torch
 
-from failurelab import gradients, guards, logits, models, observe, placement, rollouts, simulate, trainers
+from failurelab import gradients, guards, logits, models, observe, placement, rollouts, simulate, tiers, trainers
 
 STEPS = 100
 REPAIRS = ("placement", "gradients", "rollouts", "logits")
@@ -122,10 +125,14 @@ def ranks_refused(repaired: bool) -> dict:
 def main() -> None:
     """Train every state with every seed; then ask accelerate."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--ranks", action="store_true", help="only ask accelerate about ranks; no GPU may be seen")
     arguments = parser.parse_args()
     observe.quiet()
+    if arguments.ranks:
+        ask()
+        return
     for seed in range(arguments.seeds):
         for count in range(len(REPAIRS) + 1):
             found = run(REPAIRS[:count], seed, arguments.device)
@@ -136,6 +143,12 @@ def main() -> None:
                 "F2" if found["error"] else "F7", state, found, case=case, seed=seed, device=arguments.device
             )
             print(seed, name, {key: value for key, value in found.items() if key != "steps"}, flush=True)
+    # Simulated devices hold for a process, and a real GPU must not be in it.
+    subprocess.run([sys.executable, __file__, "--ranks"], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=True)
+
+
+def ask() -> None:
+    """Ask accelerate about a map that the script made, and one that each rank made."""
     for repaired in (False, True):
         found = ranks_refused(repaired)
         case = f"four at once: placement {'as each rank makes it' if repaired else 'as the script makes it'}"

@@ -5,13 +5,13 @@ Eras: trl-0.14, trl-0.14-tf-4.52, trl-0.15, today.
 
 import argparse
 
-from failurelab import models, observe
+from failurelab import models, observe, tiers
 
 
 def main() -> None:
     """Measure every combination and record it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     even = [pair for pair in models.sums() if len(pair[0]) == 6]

@@ -14,7 +14,7 @@ import time
 import torch
 import transformers
 
-from failurelab import guards, models, observe, trainers
+from failurelab import guards, models, observe, tiers, trainers
 
 ROUNDS, STEPS = 7, 12
 KINDS = {
@@ -58,7 +58,7 @@ def run(callbacks: list, device: str) -> list[float]:
 def main() -> None:
     """Run all in turn, record and print medians over the rounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     torch.set_num_threads(1)

@@ -6,7 +6,7 @@ Eras: trl-0.14, today.
 import argparse
 import time
 
-from failurelab import models, observe, trainers
+from failurelab import models, observe, tiers, trainers
 
 STEPS = 120
 
@@ -14,7 +14,7 @@ STEPS = 120
 def main() -> None:
     """Train from each seed, measure before and after, and record both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
     arguments = parser.parse_args()

@@ -14,7 +14,7 @@ import argparse
 
 import torch
 
-from failurelab import handles, logits, models, observe, trainers
+from failurelab import logits, models, observe, tiers, trainers
 
 STEPS, SEEDS, BETA = 200, 5, 0.04
 
@@ -61,24 +61,12 @@ def answers(model, tokenizer, rows) -> dict:
     }
 
 
-def passed_on(model) -> None:
-    """Pass the old name on by the name that this model knows: on this one object, and on copies of it."""
-    name = logits.keep_argument(model)
-
-    def renamed(forward, *args, num_logits_to_keep=None, **kwargs):
-        if num_logits_to_keep is not None:
-            kwargs[name] = num_logits_to_keep
-        return forward(*args, **kwargs)
-
-    handles.wrap_method(model, "forward", renamed, f"num_logits_to_keep is passed on as {name}")
-
-
 def run(seed: int, device: str, repaired: bool) -> tuple[str, dict]:
     """Train once; return the record's state and its figures."""
     policy, tokenizer = models.load(device=device)
     rows = models.equal_length_rows(models.rows(), 4)
     if repaired:
-        passed_on(policy)
+        logits.repair(policy)
     before = answers(policy, tokenizer, rows) | probe(policy)
     trainer = trainers.grpo(policy, tokenizer, steps=STEPS, seed=seed, beta=BETA, rows=rows)
     trainer.train()
@@ -102,7 +90,7 @@ def run(seed: int, device: str, repaired: bool) -> tuple[str, dict]:
 def main() -> None:
     """Train with every seed and record each curve."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     arguments = parser.parse_args()
     observe.quiet()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 
-from failurelab import gradients, models, observe, trainers
+from failurelab import gradients, models, observe, tiers, trainers
 
 STEPS = 60
 NAMES = (
@@ -225,7 +225,7 @@ def record(case: str, figures: dict, seed: int, device: str) -> None:
 def main() -> None:
     """Run every cure with every seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     observe.quiet()

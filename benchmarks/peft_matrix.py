@@ -8,7 +8,7 @@ import itertools
 
 import torch
 
-from failurelab import families, gradients, models, observe, trainers
+from failurelab import families, gradients, models, observe, tiers, trainers
 
 DTYPES = ("float32", "bf16 autocast", "bf16 weights")
 KINDS = ("off", "reentrant", "non-reentrant")
@@ -50,7 +50,7 @@ def run(family: str, dtype: str, kind: str, trained: str, device: str) -> dict:
 def main() -> None:
     """Run all combinations and record each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     for family, dtype, kind, trained in itertools.product(("Qwen2", "Llama"), DTYPES, KINDS, ("full", "LoRA")):

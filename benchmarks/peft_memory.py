@@ -13,7 +13,7 @@ import time
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from failurelab import families, gradients, observe
+from failurelab import families, gradients, observe, tiers
 
 KINDS = ("off", "reentrant", "non-reentrant")
 DEPTHS = (2, 4, 8, 16)
@@ -81,7 +81,7 @@ def family(name: str, device: str) -> dict:
 def main() -> None:
     """Measure all and record each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     for depth in DEPTHS:

@@ -6,6 +6,7 @@ keeps them there (https://github.com/deepspeedai/DeepSpeed/pull/8148). trl 1.16 
 undone after the trainer is made, and in one more run DeepSpeed's repair too.
 
 Eras: trl-0.14, today.
+Needs: zero3.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 
 import torch
 
-from failurelab import gradients, models, observe, trainers
+from failurelab import gradients, models, observe, tiers, trainers
 
 KINDS = ("off", "reentrant", "non-reentrant")
 
@@ -28,7 +29,7 @@ KINDS = ("off", "reentrant", "non-reentrant")
 def main() -> None:
     """Run each combination in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     parser.add_argument("--one", nargs=4, metavar=("STAGE", "KIND", "TRAINED", "REPAIR"))
     arguments = parser.parse_args()
     if arguments.one:

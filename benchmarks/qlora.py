@@ -5,13 +5,14 @@ sampling. Of the 4-bit weights: are they bit for bit as before, what gradient do
 gradient the one that the dequantized weights give, or that the original weights gave?
 
 Eras: today.
+Needs: bitsandbytes.
 """
 
 import argparse
 
 import torch
 
-from failurelab import gradients, guards, models, observe, placement, trainers
+from failurelab import gradients, guards, models, observe, placement, tiers, trainers
 
 STEPS, RANK, RATE = 120, 8, 1e-3
 NON_REENTRANT = {"use_reentrant": False}
@@ -154,7 +155,7 @@ def run(four_bit: bool, rate: float, seed: int, device: str) -> dict:
 def main() -> None:
     """Measure the gradients once, then train every kind with every seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     observe.quiet()

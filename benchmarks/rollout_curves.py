@@ -7,7 +7,7 @@ Eras: trl-0.14.
 
 import argparse
 
-from failurelab import gradients, models, observe, trainers
+from failurelab import gradients, models, observe, tiers, trainers
 
 STEPS = 100
 RUNS = {
@@ -23,7 +23,7 @@ RUNS = {
 def main() -> None:
     """Train every run with every seed and record its curve."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     observe.quiet()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from failurelab import observe
+from failurelab import installers, not_run, observe, tiers
 
 VERSIONS = ("4.45.2", "4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4", "4.57.6", "5.23.0")
 NAMES = ("num_logits_to_keep", "logits_to_keep")
@@ -29,9 +29,15 @@ SOURCE = "transformers/models/qwen2/modeling_qwen2.py"
 
 
 def download(version: str, folder: str) -> Path:
-    """Fetch the wheel of one version, without what it depends on."""
+    """Fetch the wheel of one version, without what it depends on; end as NOT RUN where no index is reached."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "-d", folder]
-    subprocess.run([*command, f"transformers=={version}"], check=True)
+    done = subprocess.run([*command, f"transformers=={version}"], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        missing = "No module named pip" in done.stderr
+        if missing or installers.NO_NETWORK.search(done.stderr):
+            print(f"NOT RUN: {'this Python has no pip' if missing else 'no package index is reached'}", flush=True)
+            sys.exit(not_run.STATUS)
+        sys.exit(f"transformers {version} could not be fetched: {done.stderr.strip()}")
     return next(Path(folder).glob(f"transformers-{version}-*.whl"))
 
 
@@ -62,7 +68,7 @@ def main() -> None:
     """Read the versions named on the command line, or those of the story."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("versions", nargs="*", default=VERSIONS)
-    parser.add_argument("--device", default="cpu", help="taken and not used: nothing is computed")
+    parser.add_argument("--device", type=tiers.argument, default="cpu", help="taken and not used: nothing is computed")
     versions = parser.parse_args().versions
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -8,13 +8,16 @@ length x length for each layer, about two of them.
 Eras: trl-0.14, today.
 """
 
+import argparse
+import os
 import resource
+import sys
 import time
 
 import torch
 import transformers
 
-from failurelab import observe, simulate
+from failurelab import observe, simulate, tiers
 
 ROWS, LENGTH, KEPT = 4, 1024, 257
 SHAPES = {
@@ -88,6 +91,12 @@ def measure(name: str, bits: int) -> None:
 
 def main() -> None:
     """Measure every shape."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", type=tiers.argument, default="cpu", help="taken and not used: all is simulated")
+    parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real GPU beside simulated ones would get in the way of a backward pass
+    if torch.cuda.is_initialized():  # looking for the device did that
+        os.execv(sys.executable, [sys.executable, __file__])
     observe.quiet()
     torch.set_num_threads(1)
     simulate.devices(1)

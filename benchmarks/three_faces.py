@@ -5,7 +5,7 @@ Eras: trl-0.14, trl-0.15, today.
 
 import argparse
 
-from failurelab import gradients, models, observe, trainers
+from failurelab import gradients, models, observe, tiers, trainers
 
 WARNING = "None of the inputs have requires_grad"
 
@@ -46,7 +46,7 @@ def run(make, setup: str, kind: str, cure: bool, device: str) -> dict:
 def main() -> None:
     """Run all combinations and record each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     for name, make in (("GRPO", trainers.grpo), ("Online DPO", trainers.online_dpo)):

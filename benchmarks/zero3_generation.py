@@ -6,6 +6,7 @@ hooks on, so that each forward pass partitions and gathers again); and `model.ge
 it. One process: on several, each gathering is communication as well.
 
 Eras: trl-0.14, trl-0.15, today.
+Needs: zero3.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import time
 
 import torch
 
-from failurelab import engines, models, observe, trainers, zero3
+from failurelab import engines, models, observe, tiers, trainers, zero3
 
 ROUNDS, TOKENS = 9, 32
 PROMPTS = [prompt for prompt, _ in models.sums()[:400:50]]
@@ -54,7 +55,7 @@ def generate(trainer, device) -> tuple[float, int, list]:
 def main() -> None:
     """Measure all in turn, record and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     torch.set_num_threads(1)

@@ -5,6 +5,7 @@ and is handed completions that are given; half of them are right. All else is it
 optimizer. Stage 3 generates through `zero3.repair`.
 
 Eras: trl-0.14, trl-0.15, today.
+Needs: zero3.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import contextlib
 
 import torch
 
-from failurelab import engines, handles, models, observe, trainers, zero3
+from failurelab import engines, handles, models, observe, tiers, trainers, zero3
 
 STEPS, RATE = 10, 1e-4
 
@@ -55,7 +56,7 @@ def run(stage, device) -> tuple[dict, dict]:
 def main() -> None:
     """Run all stages, record and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     torch.set_num_threads(1)

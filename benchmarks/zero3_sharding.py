@@ -4,6 +4,7 @@ Two processes on this machine, started by torchrun, train two steps; each counts
 A model of N parameters has N gradients, and 2 N elements of state with AdamW.
 
 Eras: today.
+Needs: zero3.
 """
 
 import argparse
@@ -15,9 +16,10 @@ import time
 
 import torch
 
-from failurelab import engines, models, observe, trainers, zero3
+from failurelab import engines, models, observe, tiers, trainers, zero3
 
 PROCESSES = 2
+NOT_RUN = 4  # the exit status that `failurelab evidence record` takes for it
 
 
 def held(engine) -> dict[str, int]:
@@ -79,12 +81,16 @@ def child(stage: int, device: str) -> None:
 def main() -> None:
     """Start two processes for each stage, record and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=tiers.argument, default="cpu")
     parser.add_argument("--stage", type=int)
     options = parser.parse_args()
     if options.stage is not None:
-        child(options.stage, options.device)
+        child(options.stage, options.device if options.device == "cpu" else f"cuda:{os.environ['LOCAL_RANK']}")
         return
+    if options.device != "cpu" and torch.cuda.device_count() < PROCESSES:
+        # NCCL refuses two processes on one card
+        print(f"NOT RUN: {PROCESSES} processes need a GPU each, and {torch.cuda.device_count()} is there")
+        raise SystemExit(NOT_RUN)
     engines.check()
     whole = sum(parameter.numel() for parameter in models.load()[0].parameters())
     for stage in engines.STAGES:

@@ -18,7 +18,8 @@ CONTENTS = {
     "Begin": ["path", "prerequisites", "symptoms"],
     "Notebooks": ["notebooks", "notebooks/*"],
     "Labs": ["labs/index"],
-    "Look up": ["measured", "glossary", "troubleshooting", "several_nodes", "ci"],
+    "Look up": ["measured", "glossary", "troubleshooting", "gpu", "several_nodes", "ci", "offline", "class_server"],
+    "Teach": ["teaching"],
     "About": ["site"],
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")

@@ -6,6 +6,14 @@ import sys
 
 def main() -> int:
     """Run the command line, or say in a line what it needs: the core alone has no command."""
+    # Written so that an old Python can read it: whoever starts the course with one is told, and sees no SyntaxError.
+    if sys.version_info < (3, 11):  # noqa: UP036
+        print(
+            f"ERROR Python {sys.version.split()[0]} runs this, and the course needs 3.11 or 3.12. Next: install one of "
+            "these, then make setup PYTHON=python3.11, and .venv/bin/failurelab doctor",
+            file=sys.stderr,
+        )
+        return 2
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         print(

@@ -1,7 +1,9 @@
 """Checks sent to an era's check server: one process of the era, which imports once and forks for each check.
 
 What this side adds to `check_server`: the server's start in the era's environment, with a time limit for its imports,
-and its end, whatever happens here.
+and its end, whatever happens here. And which GPU a check sees: none on the CPU, so that a script that takes a GPU where
+there is one is measured alike everywhere; on a GPU exactly one, for with two transformers would wrap nn.DataParallel
+around the model.
 """
 
 import contextlib
@@ -22,17 +24,28 @@ from . import eras
 IMPORT_LIMIT = 300.0
 # Seconds over a check's own limit in which the server must have answered.
 _GRACE = 30.0
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+# On a GPU each check is a fresh process, and has these beside its own limits: seconds for its imports, and MiB of the
+# machine's memory for CUDA's libraries and context.
+_FRESH_SECONDS, _FRESH_MEMORY = 120.0, 4096
 
 
 class EnvironmentBroken(Exception):
     """The question could not be asked in this era; the message says why."""
 
 
+def one_gpu(device: str) -> str:
+    """Return the CUDA_VISIBLE_DEVICES that shows `cuda:N` alone: the N-th that this process may see."""
+    number = int(device.partition(":")[2] or 0)
+    named = [each.strip() for each in os.environ.get(VISIBLE, "").split(",") if each.strip()]
+    return named[number] if named else str(number)
+
+
 class Server:
     """A check server that runs. `broken` says which of the needed imports fail, and how."""
 
-    def __init__(self, process: subprocess.Popen, folder: pathlib.Path):
-        self.process, self.folder = process, folder
+    def __init__(self, process: subprocess.Popen, folder: pathlib.Path, needs: list[str], device: str):
+        self.process, self.folder, self.needs, self.device = process, folder, needs, device
         self.broken: dict[str, str] = {}
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._count = 0
@@ -69,8 +82,13 @@ class Server:
     ) -> None:
         """Order one check; its answer carries `id`. Limits are in seconds and MiB; for `kind` see `measure`."""
         self._count += 1
+        if self.device != "cpu":
+            time_limit, memory_limit = time_limit + _FRESH_SECONDS, memory_limit + _FRESH_MEMORY
         self.order(
             {
+                "device": self.device.partition(":")[0],
+                "visible": "" if self.device == "cpu" else one_gpu(self.device),
+                "needs": self.needs,
                 "id": id,
                 "script": str(pathlib.Path(script).resolve()),
                 "model": str(model),
@@ -82,6 +100,10 @@ class Server:
                 "record": record,
             }
         )
+
+    def longest(self, time_limit: float) -> float:
+        """Return the seconds within which one of several checks with this limit must be answered."""
+        return 2 * (time_limit if self.device == "cpu" else time_limit + _FRESH_SECONDS) + _GRACE
 
     def answer(self, limit: float) -> dict[str, Any]:
         """Return the next answer.
@@ -105,7 +127,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def start(era_name: str, needs: list[str], jobs: int, import_limit: float = IMPORT_LIMIT) -> Iterator[Server]:
+def start(
+    era_name: str, needs: list[str], jobs: int, import_limit: float = IMPORT_LIMIT, *, device: str = "cpu"
+) -> Iterator[Server]:
     """Start an era's check server, and end it and all its checks when the block is left.
 
     Args:
@@ -113,6 +137,7 @@ def start(era_name: str, needs: list[str], jobs: int, import_limit: float = IMPO
         needs: what is imported before the first check, as `module.Name`.
         jobs: how many checks run at once, each with one thread.
         import_limit: seconds for the imports.
+        device: `cpu`, `cuda` or `cuda:N`, where the checks compute.
 
     Raises:
         EnvironmentBroken: the era is not ready, or its process did not start.
@@ -122,6 +147,9 @@ def start(era_name: str, needs: list[str], jobs: int, import_limit: float = IMPO
     except eras.EraError as error:
         raise EnvironmentBroken(str(error)) from error
     variables = eras.environment(era) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    # The server itself never touches a GPU: it forks. DeepSpeed up to 0.16, which trl imports, looks for a compiler for
+    # CUDA when it is imported for GPUs; no lab that is checked on a GPU uses it.
+    variables |= {VISIBLE: "", "DS_ACCELERATOR": "cpu"}
     with tempfile.TemporaryDirectory(prefix="failurelab-check-", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name)
         with open(folder / "server.txt", "wb") as log:
@@ -135,8 +163,8 @@ def start(era_name: str, needs: list[str], jobs: int, import_limit: float = IMPO
                 start_new_session=True,
             )
         try:
-            server = Server(process, folder)
-            server.order({"needs": needs})
+            server = Server(process, folder, needs, device)
+            server.order({"imports": needs})
             server.broken = server.answer(import_limit)["broken"]
             yield server
         finally:

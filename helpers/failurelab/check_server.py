@@ -2,13 +2,17 @@
 
     python -m failurelab.check_server          orders on stdin, answers on stdout, one JSON object a line
 
-The first order names what the labs need: `{"needs": ["trl.GRPOTrainer"]}`; the answer says what of it does not import.
-Each further order is a check: `{"id", "script", "model", "folder", "kind", "trainer", "time_limit", "memory_limit"}`.
+The first order names what the labs need: `{"imports": ["trl.GRPOTrainer"]}`; the answer says what does not import.
+Each further order is a check: `{"id", "script", "model", "folder", "kind", "trainer", "device", ...}` (`Server.check`).
 It runs in a forked child with its own folder as HOME, working and temporary directory; the answer holds what
 `measure.run` measured, or how the child ended. No child outlives its limits, or this process: at the end of stdin all
 are ended.
 
 Forking is safe here because this process computes nothing: it has one thread, and no parallel region of torch ever ran.
+It sees no GPU either. CUDA cannot be used in the fork of a process that has so much as counted GPUs, and libraries
+count them when they are imported: so a check on a GPU is a fresh Python, which pays for its imports,
+
+    python -m failurelab.check_server --one          the order on stdin
 """
 
 import collections
@@ -53,7 +57,7 @@ def import_needs(needs: list[str]) -> dict[str, str]:
 
 def serve(jobs: int, orders: int, answers: int) -> None:
     """Read orders from the descriptor `orders` and write answers to `answers`, until the end of the orders."""
-    from . import measure  # torch and transformers, before the first fork
+    from . import measure  # noqa: F401  torch and transformers, before the first fork
 
     adopt()
     waiting: collections.deque[dict[str, Any]] = collections.deque()
@@ -68,12 +72,12 @@ def serve(jobs: int, orders: int, answers: int) -> None:
                     is_open = bool(data)
                     *lines, rest = (rest + data).split(b"\n")
                     for order in map(json.loads, lines):
-                        if "needs" in order:
-                            _answer(answers, {"broken": import_needs(order["needs"])})
+                        if "imports" in order:
+                            _answer(answers, {"broken": import_needs(order["imports"])})
                         else:
                             waiting.append(order)
                 while waiting and len(running) < jobs:
-                    running.append(_start(waiting.popleft(), measure, (orders, answers)))
+                    running.append(_start(waiting.popleft(), (orders, answers)))
                 for child in [each for each in running if _ended(each, answers)]:
                     running.remove(child)
                     end_orphans(running)
@@ -83,15 +87,14 @@ def serve(jobs: int, orders: int, answers: int) -> None:
             end_orphans([])
 
 
-def _start(order: dict[str, Any], measure: Any, private: tuple[int, ...]) -> Child:
+def _start(order: dict[str, Any], private: tuple[int, ...]) -> Child:
     folder = pathlib.Path(order["folder"])
     order["answer"] = f"answer-{secrets.token_hex(8)}.json"  # a script cannot write it in our place
     work = folder / "work"
     for part in (work, folder / "home", folder / "tmp"):
         part.mkdir(parents=True)
-    script = work / "train.py"
-    shutil.copyfile(order["script"], script)
-    model = shutil.copytree(order["model"], folder / "model")
+    shutil.copyfile(order["script"], work / "train.py")
+    shutil.copytree(order["model"], folder / "model")
     if threading.active_count() != 1:
         raise RuntimeError("a forked check could hang: this process has more than one thread")
     parent = os.getpid()
@@ -100,14 +103,60 @@ def _start(order: dict[str, Any], measure: Any, private: tuple[int, ...]) -> Chi
         return Child(order, pid)
     try:
         _settle(folder, parent, private)
-        made = measure.run(script, model, folder / "output", order["trainer"], order["kind"])
-        partial = folder / "answer.partial"
-        partial.write_text(json.dumps(dataclasses.asdict(made) | {"record": _record(order, made)}))
-        partial.rename(folder / order["answer"])
+        if order["device"] == "cpu":
+            _check(order)
+        else:
+            _become_fresh(order)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        _leave()
+
+
+def _leave() -> None:
+    """End this process with nothing of a script's own run at its end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _check(order: dict[str, Any]) -> None:
+    """Measure one script, and write the answer."""
+    from . import measure
+
+    folder = pathlib.Path(order["folder"])
+    made = measure.run(
+        folder / "work" / "train.py",
+        folder / "model",
+        folder / "output",
+        order["trainer"],
+        order["kind"],
+        device=order["device"],
+        # A forked check has them already.
+        prepare=None if order["device"] == "cpu" else lambda: import_needs(order["needs"]),
+    )
+    partial = folder / "answer.partial"
+    partial.write_text(json.dumps(dataclasses.asdict(made) | {"records": _records(order, made)}))
+    partial.rename(folder / order["answer"])
+
+
+def _become_fresh(order: dict[str, Any]) -> None:
+    """Go on as a new Python that sees the order's GPU; the order comes by a pipe, where no script finds it."""
+    inside, outside = os.pipe()
+    os.write(outside, json.dumps(order).encode())
+    os.close(outside)
+    os.dup2(inside, 0)
+    os.environ["CUDA_VISIBLE_DEVICES"] = order["visible"]
+    # -P: the learner's folder is no place to import from
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "failurelab.check_server", "--one"])
+
+
+def _one() -> None:
+    """Do the check whose order is on stdin, in this process."""
+    order = json.load(sys.stdin)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        _check(order)
+    finally:
+        _leave()
 
 
 def _settle(folder: pathlib.Path, parent: int, private: tuple[int, ...]) -> None:
@@ -133,15 +182,20 @@ def _settle(folder: pathlib.Path, parent: int, private: tuple[int, ...]) -> None
     os.chdir(folder / "work")
 
 
-def _record(order: dict[str, Any], made: Any) -> dict[str, Any] | None:
-    """Make the evidence record of the run, where the order asks for one."""
+def _records(order: dict[str, Any], made: Any) -> list[dict[str, Any]]:
+    """Make the evidence records of the run, where the order asks for them: one for each tier that it measured on."""
     asked = order.get("record")
     if not asked or made.environment:
-        return None
-    from . import observe
+        return []
+    from . import figures, observe
 
     os.environ["FAILURELAB_SOURCE"] = asked["source"]
-    return observe.record(asked["failure"], asked["state"], made.figures, case=asked["case"], seed=0)
+    device = order["device"]
+    tier = "cpu" if device == "cpu" else "gpu"
+    return [
+        observe.record(asked["failure"], asked["state"], part, case=asked["case"], seed=0, device=device, tier=each)
+        for each, part in figures.by_tier(order["kind"], made.figures, tier).items()
+    ]
 
 
 def _ended(child: Child, answers: int) -> bool:
@@ -181,7 +235,9 @@ def _answer(descriptor: int, content: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serve on stdin and stdout; whatever libraries print goes to stderr."""
+    """Serve on stdin and stdout; whatever libraries print goes to stderr. With `--one`: do a single check."""
+    if sys.argv[1:] == ["--one"]:
+        _one()
     orders, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)
     for descriptor in (orders, answers):

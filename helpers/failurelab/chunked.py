@@ -7,14 +7,15 @@ the vocabulary, 151,936 for Qwen2. Kept for backward, in float32, the logits of 
 What is needed is one number a token. So the vocabulary is walked in slices: forward keeps a running log-sum-exp,
 backward computes each slice of logits once more, and takes from it the slice of the head's gradient and what it adds
 to the gradient of the hidden states. A slice of the weight's gradient is finished when its slice is: nothing is summed
-over slices but the hidden states' gradient, which is small, and kept in float32.
+over slices but the hidden states' gradient, which is small, and kept in float32. No step in the loop waits for a GPU:
+which slice a token lies in is a mask, never a question that Python asks of a value.
 
 The running log-sum-exp is that of Milakov and Gimelshein (arXiv 1805.02867); computing logits again in backward is what
 Cut Cross-Entropy (arXiv 2411.09009) does on a GPU.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +23,54 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+MIB = 2**20
+
+
+def default_rows(
+    tokens: int, vocabulary: int, width: int, device: str | torch.device, card_bytes: int | None = None
+) -> int:
+    """Return how many rows of logits, one vocabulary wide, are held at once where the caller does not say; at least 1.
+
+    On a CPU as many as 19 MiB of float32 hold, 32 for Qwen2's vocabulary: fewer save little more, beside the model's
+    activations, and cost time as soon as other work has the cores (measured). On a GPU a slice must keep the card busy:
+    64 MiB are 512 tiles of 128 x 256 for 108 to 132 multiprocessors, and cards with more memory get up to 256 MiB, a
+    512th of theirs, so that the launches of kernels cost less beside them. And each slice reads and writes the hidden
+    states and their gradient, so that it should be no narrower than they are, where that is more. The figures for a GPU
+    are reasoned, not measured.
+
+    Args:
+        tokens: that are scored in one call.
+        vocabulary: logits in a row.
+        width: of a hidden state.
+        device: where it is computed.
+        card_bytes: the memory of the card; asked of torch by default.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        return max(1, 19 * MIB // (4 * vocabulary))
+    if card_bytes is None:
+        card_bytes = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    held = max(min(max(card_bytes // 512, 64 * MIB), 256 * MIB), 4 * tokens * width)
+    return max(1, held // (4 * vocabulary))
+
+
+def slice_width(rows: int, tokens: int, vocabulary: int) -> int:
+    """Return how many columns of logits, for all tokens, make up `rows` rows of the whole vocabulary.
+
+    Slices are of equal width, but for the last; wide ones end at a multiple of 64, at which the kernels of a GPU are
+    fastest, and so may hold up to 63 columns more than asked for.
+    """
+    asked = min(vocabulary, max(1, rows * vocabulary // max(1, tokens)))
+    equal = -(-vocabulary // -(-vocabulary // asked))
+    return equal if equal < 1024 else -(-equal // 64) * 64
+
 
 class _TokenLogProbs(torch.autograd.Function):
     """`hidden` (tokens, width), `weight` (vocabulary, width), `tokens` (tokens) -> log-probabilities (tokens)."""
 
     @staticmethod
     def forward(ctx, hidden, weight, tokens, temperature, rows):
-        width = max(1, rows * weight.shape[0] // max(1, hidden.shape[0]))
+        width = slice_width(rows, hidden.shape[0], weight.shape[0])
         dtype = _compute_dtype(hidden)
         states = hidden.to(dtype)
         highest = states.new_full(tokens.shape, -torch.inf, dtype=_wide(dtype))
@@ -66,13 +108,16 @@ class _TokenLogProbs(torch.autograd.Function):
                 change = _slice(states, part, ctx.temperature).sub_(log_total[:, None]).exp_().mul_(-by_logit[:, None])
                 place, inside = _place(tokens, start, change)
                 change.scatter_(1, place, change.gather(1, place).masked_fill(inside[:, None], 0))
+                change = change.to(ctx.dtype)
                 if for_hidden is not None:
-                    for_hidden += change.to(ctx.dtype) @ part
+                    _add_product(for_hidden, change, part)
                 if for_weight is not None:
-                    change = change.scatter_add_(1, place, own.where(inside, 0)[:, None]).to(ctx.dtype)
+                    change.scatter_add_(1, place, own.where(inside, 0)[:, None].to(ctx.dtype))
                     target = for_weight[start : start + ctx.width]
-                    same = target.dtype == ctx.dtype
-                    torch.mm(change.T, states, out=target) if same else target.copy_(change.T @ states)
+                    if target.dtype == ctx.dtype:
+                        torch.mm(change.T, states, out=target)
+                    else:
+                        target.copy_(_product(change.T, states, target.dtype))
                 del change, part
         return None if for_hidden is None else for_hidden.to(hidden.dtype), for_weight, None, None, None
 
@@ -91,9 +136,34 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _slice(states: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
     """Return one slice of the logits, in float32 or wider, as a tensor of its own."""
-    logits = states @ weight.to(states.dtype).T
-    logits = logits.to(_wide(logits.dtype))
+    logits = _product(states, weight.to(states.dtype).T, _wide(states.dtype))
     return logits if temperature == 1 else logits.div_(temperature)
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a matrix product in `dtype`; from half precision without rounding in between, where the device can."""
+    if left.dtype == dtype:
+        return left @ right
+    if left.device.type != "cpu" and _widens(left.device.type, left.dtype, dtype):
+        return torch.mm(left, right, out_dtype=dtype)
+    return (left @ right).to(dtype)
+
+
+def _add_product(target: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    if target.dtype == left.dtype:
+        target.addmm_(left, right)
+    else:
+        target += _product(left, right, target.dtype)
+
+
+@functools.cache
+def _widens(device: str, dtype: torch.dtype, out_dtype: torch.dtype) -> bool:
+    """Whether `torch.mm` takes `out_dtype` here, asked once of a small product: torch from 2.8 on, on a GPU."""
+    small = torch.zeros(16, 16, dtype=dtype, device=device)
+    try:
+        return torch.mm(small, small, out_dtype=out_dtype).dtype == out_dtype
+    except (TypeError, RuntimeError):  # NotImplementedError is one
+        return False
 
 
 def _place(tokens: torch.Tensor, start: int, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,57 +219,3 @@ def token_logps_by_parts(
 
     parts = zip(hidden.reshape(-1, hidden.shape[-1]).split(rows), tokens.reshape(-1).split(rows))
     return torch.cat([checkpoint(some, *part, use_reentrant=False) for part in parts]).view(tokens.shape)
-
-
-class _Shared(torch.autograd.Function):
-    """One weight in two hands, the head's and the embedding's; adds their gradients without a second whole one."""
-
-    @staticmethod
-    def forward(ctx, weight):
-        return weight.view_as(weight), weight.view_as(weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, of_head, of_embedding):
-        of_embedding = of_embedding.detach()
-        ids, values = of_embedding._indices()[0], of_embedding._values()
-        seen, which = ids.unique(return_inverse=True)
-        # A prompt may hold one token a thousand times; in bfloat16 their sum would lose most of them.
-        sums = torch.zeros(len(seen), values.shape[1], dtype=_wide(values.dtype), device=values.device)
-        sums.index_add_(0, which, values.to(sums.dtype))
-        of_head[seen] = (of_head[seen] + sums).to(of_head.dtype)
-        return of_head
-
-
-@contextlib.contextmanager
-def shared_weight(head: nn.Module, embedding: nn.Module) -> Iterator[torch.Tensor | None]:
-    """For a block, give the head's weight in a hand of its own where the embedding has the same (a tied head).
-
-    A tied weight gets a gradient as large as itself from the head, and a second one, nearly all zeros, from the
-    embedding, before autograd adds them: 148 MiB more for Qwen2's vocabulary at width 256. Within the block the
-    embedding is looked up so that its gradient holds only the rows that were read. Yields None, and changes nothing,
-    where that does not apply. The embedding's `forward` is put back at the end.
-    """
-    applies = (
-        is_plain(head)
-        and type(embedding) is nn.Embedding
-        and head.weight is embedding.weight
-        and type(head.weight) is nn.Parameter
-        and head.weight.device.type in ("cpu", "cuda")  # others lack sparse gradients
-        # ZeRO-3 and FSDP fill a weight only while its own module runs.
-        and not hasattr(head.weight, "ds_id")
-        and head.weight.shape == (embedding.num_embeddings, embedding.embedding_dim)
-        and head.weight.requires_grad
-        and torch.is_grad_enabled()
-        and not (embedding.sparse or embedding.max_norm or embedding.scale_grad_by_freq)
-        and "forward" not in vars(embedding)
-    )
-    if not applies:
-        yield None
-        return
-    of_head, of_embedding = _Shared.apply(head.weight)
-    embedding.forward = lambda ids: F.embedding(ids, of_embedding, embedding.padding_idx, sparse=True)
-    try:
-        yield of_head
-    finally:
-        del embedding.forward

@@ -29,10 +29,18 @@ Names = Annotated[list[str] | None, typer.Argument(help="Numbers or names; all w
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
+def _device(name: str) -> str:
+    from . import ran_on
+
+    if not ran_on.is_device(name):
+        raise typer.BadParameter(f"{name!r} is no device. Next: give auto, cpu, cuda, or cuda:N for GPU number N")
+    return name
+
+
 @app.command("run")
 def run_notebooks(
     names: Names = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(callback=_device, help="auto, cpu, cuda, or cuda:N.")] = "cpu",
     model: Annotated[str, typer.Option(help="tiny, random-0.5b, a hub name or a folder.")] = "tiny",
     seed: Annotated[int, typer.Option(help="The seed of the runs.")] = 0,
     parameter: Annotated[
@@ -70,16 +78,28 @@ def outputs(names: Names = None) -> None:
     raise typer.Exit(course.exit_status(course.regenerate(names or [])))
 
 
+@app.command("slides")
+def make_slides(
+    names: Names = None,
+    out: Annotated[pathlib.Path | None, typer.Option(help="The folder to write to; .slides by default.")] = None,
+) -> None:
+    """Make slides from notebooks' stored outputs, one file each, that need no network."""
+    from . import slides
+
+    slides.make(names or [], out, say=_say)
+
+
 @app.command()
 def verify(
     names: Names = None,
+    device: lab_cli.Device = "cpu",
     as_json: Json = False,
     junit_xml: Annotated[pathlib.Path | None, typer.Option("--junit", help="Also write JUnit XML here.")] = None,
 ) -> None:
     """Prove labs in three states: broken fails, wrong fixes still fail, the right fix heals."""
     from . import junit, labs
 
-    matrix = labs.verify(names or None, done=_verified)
+    matrix = labs.verify(names or None, done=_verified, device=device)
     if junit_xml:
         junit.write(junit_xml, labs.cases(matrix), "GRPO Failure Lab: labs")
     print(json.dumps(labs.to_json(matrix), indent=1)) if as_json else console.print(labs.render(matrix))
@@ -95,16 +115,34 @@ def doctor(
 ) -> None:
     """Look at this machine, or at another Python's libraries: which failures would it meet?"""
     from . import doctor as look
+    from . import exposure
 
-    checks = look.other_python(python) if python else look.course()
+    checks = exposure.other_python(python) if python else look.course()
     print(json.dumps(look.to_json(checks), indent=1) if as_json else look.text(checks))
     raise typer.Exit(look.exit_status(checks))
+
+
+@app.command("seats")
+def count_seats(
+    wanted: Annotated[int | None, typer.Argument(help="How many learners there will be.")] = None,
+    memory: Annotated[float | None, typer.Option(help="GiB of the server; without it, what is free here.")] = None,
+    per_seat: Annotated[int | None, typer.Option(help="MiB that a seat takes, if not what was measured.")] = None,
+    notebook: Annotated[str, typer.Option(help="Only this one will be run, such as 01.")] = "",
+) -> None:
+    """Say how many seats of a class fit one server; exit status 1 if fewer than wanted."""
+    from . import seats
+
+    need = seats.Need(per_seat * seats.MIB, 0) if per_seat else seats.measured(notebook)
+    size = seats.available() if memory is None else int(memory * 1024 * seats.MIB)
+    if wanted is not None:
+        seats.check(wanted, size, need)
+    _say(f"{seats.fit(size, need)} seats fit in {size // seats.MIB} MiB: {seats.told(need)}")
 
 
 @app.command("symptoms")
 def find_symptoms(
     log: Annotated[pathlib.Path | None, typer.Argument(help="A log; without one it is read from the input.")] = None,
-    write: Annotated[bool, typer.Option("--write", help="Write docs/symptoms.md from the registry.")] = False,
+    write: Annotated[bool, typer.Option("--write", hidden=True, help="Write docs/symptoms.md.")] = False,
 ) -> None:
     """Say which failures a log's lines belong to, and where each is explained and repaired."""
     from . import symptoms
@@ -121,6 +159,42 @@ def find_symptoms(
     _say(symptoms.told(text))
 
 
+@app.command("pack")
+def make_bundle(
+    out: Annotated[pathlib.Path, typer.Option(help="The folder or .tar to write.")],
+    python: Annotated[str, typer.Option(help="3.11 or 3.12: the Python that will install it.")] = "3.11",
+    platform: Annotated[str, typer.Option(help="manylinux_2_N_x86_64, N of the machines' glibc.")] = (
+        "manylinux_2_28_x86_64"
+    ),
+    chosen: Annotated[str, typer.Option("--eras", metavar="A,B", help="Eras; all without.")] = "",
+    wheels_only: Annotated[bool, typer.Option("--wheels-only", help="A folder of wheels, no course.")] = False,
+    without: Annotated[str, typer.Option(help="torch: the machine has its own; with --wheels-only.")] = "",
+    have: Annotated[
+        pathlib.Path | None, typer.Option(help="pip list --format=freeze of that machine: what it has is left out.")
+    ] = None,
+    also: Annotated[
+        str, typer.Option("--with", metavar="A,B", help="Then also these: deepspeed, bitsandbytes, notebooks.")
+    ] = "",
+    torch_index: Annotated[str, typer.Option(help="An index of torch's builds for CPUs.")] = "",
+) -> None:
+    """Pack the course and all wheels for a room or a cluster without a network."""
+    from . import pack
+
+    if without not in ("", "torch"):
+        raise typer.BadParameter(f"--without {without}: only torch can be left out")
+    order = pack.Order(
+        python=python,
+        platform=platform,
+        eras=_listed(chosen),
+        wheels_only=wheels_only,
+        torch=not without,
+        torch_index=torch_index,
+        have=have,
+        also=_listed(also),
+    )
+    pack.pack(out, order, say=_say)
+
+
 @eras_app.command("list")
 def eras_list() -> None:
     """List the eras, and whether each is ready."""
@@ -131,10 +205,17 @@ def eras_list() -> None:
 
 
 @eras_app.command("create")
-def eras_create(names: Names = None) -> None:
+def eras_create(
+    names: Names = None,
+    wheels: Annotated[
+        pathlib.Path | None, typer.Option(help="Take everything from this folder of wheels, without a network.")
+    ] = None,
+    torch: Annotated[str, typer.Option(help="here: torch comes from the Python that runs this.")] = "",
+    also: Annotated[str, typer.Option("--with", metavar="A,B", help="With it: what must not be left out.")] = "",
+) -> None:
     """Make eras that are missing, half-made or of another lock."""
-    for name in names or [era.name for era in eras.known() if era.name != eras.TODAY]:
-        eras.create(name, say=_say)
+    chosen = names or [era.name for era in eras.known() if era.name != eras.TODAY]
+    eras.create_all(chosen, say=_say, **eras.source_of(wheels, torch, also))
 
 
 @eras_app.command("remove")
@@ -147,13 +228,16 @@ def eras_remove(names: Annotated[list[str], typer.Argument(help="The eras to del
 @evidence_app.command("record")
 def evidence_record(
     out: Annotated[pathlib.Path, typer.Option(help="The ledger to write.")],
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
     only: Annotated[list[str] | None, typer.Option(help="Only these benchmarks or notebooks; others are kept.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="MINUTES", help="Start nothing new after it; keep what there is.")
+    ] = None,
 ) -> None:
-    """Run notebooks, labs and benchmarks, and keep what they measured in one ledger."""
+    """Run benchmarks, notebooks and labs, and keep what they measured in one ledger."""
     from . import recording
 
-    recording.record(out, device=device, only=only or [], say=_say)
+    recording.record(out, device=device, only=only or [], time_limit=time_limit, say=_say)
 
 
 @evidence_app.command("show")
@@ -170,6 +254,8 @@ def evidence_show(
             figures = ", ".join(f"{name} {_short(value)}" for name, value in made["figures"].items())
             table.add_row(*(str(made.get(k, "")) for k in ("failure", "case", "state", "era", "seed", "tier")), figures)
     console.print(table)
+    for each in evidence.load_not_run(ledger or eras.root() / "evidence" / "cpu.json"):
+        _say(f"NOT RUN {each.name}{f' in era {each.era}' if each.era else ''}: {each.reason}")
 
 
 @evidence_app.command("compare")
@@ -184,13 +270,14 @@ def evidence_compare(
 
     from . import evidence, ledger_compare
 
-    found = ledger_compare.compare(evidence.load(old), evidence.load(new), tolerance)
+    found = ledger_compare.compare(evidence.load(old), evidence.load(new), tolerance, evidence.load_not_run(new))
     if as_json:
         print(json.dumps(dataclasses.asdict(found) | {"holds": found.holds}, indent=1))
         raise typer.Exit(int(not found.holds))
     for title, lines in (
         (f"only in {old}", found.only_old),
         (f"only in {new}", found.only_new),
+        (f"NOT RUN in {new}", found.not_run),
         ("versions", found.versions),
         ("verdicts", [f"{each.where}: {each.figure} {each.old} -> {each.new}" for each in found.verdicts]),
     ):
@@ -232,6 +319,10 @@ def _short(value) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def _say(text: str) -> None:
     print(text, flush=True)
 
@@ -254,8 +345,12 @@ def _known_errors() -> tuple[type[Exception], ...]:
         "evidence": ("EvidenceError",),
         "labs": ("LabError",),
         "lab_state": ("StateError",),
+        "seats": ("SeatError",),
         "registry": ("RegistryError",),
         "models": ("ModelError",),
+        "ran_on": ("DeviceError",),
+        "tiers": ("TierError",),
+        "slides": ("SlidesError",),
     }.items():
         loaded = sys.modules.get(f"failurelab.{module}")
         found += [getattr(loaded, name) for name in names if hasattr(loaded, name)]
@@ -284,5 +379,10 @@ def run() -> int:
         if not isinstance(error, _known_errors()):
             raise
         print(f"ERROR {error}", file=sys.stderr)
-        return 1
+        return _status(error)
     return 0
+
+
+def _status(error: Exception) -> int:
+    """Return the exit status of a known error: 3 where a device cannot be used, 2 where it has no such name."""
+    return {"DeviceError": 3, "TierError": 3, "UnknownDevice": 2}.get(type(error).__name__, 1)

@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from . import predictions
 from .stored import CHECKED, KERNELSPEC, checked_cells, declared_parameters, normalise, output_texts, read, tags
 
 # The fast CPU tier: only papermill injects other values, so these defaults are what a reader runs.
@@ -335,6 +336,21 @@ def _prediction(view: _View) -> Found:
     places = [n for n, cell in view.markdown if re.search(r"^[\W_]*predict", cell.source, re.MULTILINE | re.IGNORECASE)]
     if not view.name.startswith("00") and not any(place < number for place in places for number, _ in view.code):
         yield 0, "no prediction is asked before a run: a markdown line that starts with Predict"
+
+
+@_rule
+def _announced(view: _View) -> Found:
+    for number, cell in view.markdown:
+        if match := re.search(r"^([^|`\n]*:)\s*\n\n#+ ", cell.source, re.MULTILINE):
+            yield number, f"{match[1][-40:]!r} announces something, and a heading follows: its cell is missing"
+
+
+@_rule
+def _questions(view: _View) -> Found:
+    yield from predictions.slips(view.name, ((number, cell.source) for number, cell in view.code))
+    for number, text in view.texts():
+        if "You said “" in text:
+            yield number, "what a learner predicted is stored. Next: failurelab outputs"
 
 
 @_rule

@@ -22,11 +22,12 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import contract, eras, evidence, junit, runner, stored, supervise
+from . import contract, eras, evidence, junit, ran_on, runner, stored, supervise
 from .results import Result, exit_status, report, summary, to_json
 
 __all__ = [
     "CourseError",
+    "DeviceError",
     "Notebook",
     "Result",
     "exit_status",
@@ -37,6 +38,8 @@ __all__ = [
     "run",
     "summary",
 ]
+
+DeviceError = ran_on.DeviceError
 
 
 class CourseError(Exception):
@@ -167,7 +170,7 @@ def run(
 
     Args:
         names: numbers or names; all when none is given.
-        device: `cpu` or `cuda`, given to every notebook.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`; what it means here is given to every notebook.
         model: a name that `models.load` knows.
         parameters: further parameters; every notebook named must declare them.
         seed: the seed given to every notebook.
@@ -179,11 +182,20 @@ def run(
 
     Raises:
         CourseError: an unknown name or parameter, or an impossible number; nothing was started.
+        DeviceError: the device cannot be used here; nothing was started.
         KeyboardInterrupt: after all children were ended and what is known was written.
     """
-    given = {"device": device, "model": model, "seed": seed, **(parameters or {})}
+    given = {"device": device, "model": _whole(model), "seed": seed, **(parameters or {})}
     chosen = find(names, folder)
-    return _run([(each, each.parameters(given)) for each in chosen], jobs, out, time_limit, progress)
+    ran = ran_on.describe(given["device"])
+    given["device"] = ran["device"]
+    return _run([(each, each.parameters(given)) for each in chosen], jobs, out, time_limit, progress, ran=ran)
+
+
+def _whole(model: str) -> str:
+    """Return a folder's whole path, for notebooks run in their own folder; other names as they are."""
+    folder = pathlib.Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() and model not in ("tiny", "random-0.5b") else model
 
 
 def regenerate(
@@ -219,13 +231,14 @@ def regenerate(
     return _run([(each, {}) for each in chosen], jobs, out, time_limit, progress, store)
 
 
-def _run(work, jobs, out, time_limit, progress, after=lambda result, notebook: None) -> list[Result]:
+def _run(work, jobs, out, time_limit, progress, after=lambda result, notebook: None, ran=None) -> list[Result]:
     if jobs < 1 or time_limit <= 0:
         raise CourseError(f"jobs must be at least 1 and the time limit above 0, not {jobs} and {time_limit}")
     for notebook, _ in work:
         notebook.code  # noqa: B018 (an unreadable notebook is told before anything starts)
     out = pathlib.Path(out).resolve() if out else _new_folder()
-    children = [_child(notebook, parameters, out) for notebook, parameters in work]
+    ran = ran or ran_on.describe()
+    children = [_child(notebook, parameters, out, ran) for notebook, parameters in work]
     interrupted = False
     try:
         supervise.run(children, jobs, time_limit, show=progress)
@@ -234,17 +247,17 @@ def _run(work, jobs, out, time_limit, progress, after=lambda result, notebook: N
     results = [_result(child, parameters) for child, (_, parameters) in zip(children, work)]
     for result, (notebook, _) in zip(results, work):
         after(result, notebook)
-    _write(out / "results.json", json.dumps(to_json(results), indent=1) + "\n")
+    _write(out / "results.json", json.dumps(to_json(results, ran), indent=1) + "\n")
     cases = [junit.Case("notebooks", each.name, each.status, each.reason, each.seconds) for each in results]
     junit.write(out / "junit.xml", cases, "GRPO Failure Lab")
     if progress:
-        report(results, out)
+        report(results, out, ran_on.line(ran))
     if interrupted:
         raise KeyboardInterrupt
     return results
 
 
-def _child(notebook: Notebook, parameters: dict[str, Any], out: pathlib.Path) -> supervise.Child:
+def _child(notebook: Notebook, parameters: dict[str, Any], out: pathlib.Path, ran: dict[str, Any]) -> supervise.Child:
     name = notebook.name
     records = out / "evidence" / name
     shutil.rmtree(records, ignore_errors=True)
@@ -259,6 +272,7 @@ def _child(notebook: Notebook, parameters: dict[str, Any], out: pathlib.Path) ->
         "copy": str(out / f"{name}.ipynb"),
         "html": str(out / f"{name}.html"),
         "parameters": parameters,
+        "ran_on": ran_on.line(ran),
         "has_setup": any(runner.is_setup(cell.source) for cell in notebook.code),
     }
     order_file = out / "logs" / f"{name}.json"

@@ -1,11 +1,13 @@
-"""Look at a machine before a course, or at another Python's libraries before a run.
+"""Look at a machine before a course; `failurelab doctor`. (Another Python's libraries: `exposure`.)
 
-Nothing heavy is imported here, so that it answers in a second: versions are asked of the packages' metadata.
+Who runs this the day before a course wants one answer: am I ready? So the last line is a verdict, each thing to do is a
+command, and a check that breaks is a failed check and no traceback. Nothing heavy is imported here (versions are asked
+of the packages' metadata) but for the GPU's sake where there is one; most of the time goes into one real kernel.
 """
 
 import dataclasses
+import errno
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
@@ -13,13 +15,19 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
-from . import eras, registry
+from . import eras
 
 PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
+_TOOLS = ("jupyterlab", "ipykernel", "papermill", "nbconvert", "matplotlib")
+_GB = 1e9
+# A machine that is sold with 4 GB tells of somewhat less.
+MEMORY, FREE_MEMORY, DISK, TEMPORARY = 3.5 * _GB, 1.5 * _GB, 1 * _GB, 0.2 * _GB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Check:
         name: what was looked at.
         status: PASS, FAIL or NOT RUN.
         detail: what was found.
-        next_step: empty unless something is to be done.
+        next_step: empty unless something can be done. Of a FAIL it must be done before the course.
         failure: the id of the failure that it is about, if any.
     """
 
@@ -42,25 +50,56 @@ class Check:
 
 
 def course() -> list[Check]:
-    """Check what the course needs on this machine: Python, disk, memory, compiler, eras, the small model, a GPU."""
+    """Check what the course needs on this machine: Python, packages, eras, a kernel, model, memory, disk, a GPU.
+
+    Raises:
+        EraError: this is not the course's repository.
+    """
     top = eras.root()
-    made = _eras()
+    made = _eras(top)
     ready = [each.name.removeprefix("Era ") for each in made if each.status == PASS]
     return [
-        _python(),
-        _packages(),
+        _guarded("Python", _python),
+        _guarded("Packages", _packages),
         *made,
-        _kernel(ready[0] if ready else eras.TODAY),
-        _model(top),
-        _compiler(),
-        _memory(),
-        _disk(top),
-        _gpu(),
+        _guarded(f"Kernel of {ready[0]}", lambda: _kernel(ready[0], top)) if ready else _no_kernel(top),
+        _guarded("Small Qwen2", lambda: _model(top)),
+        _guarded("C++ compiler", _compiler),
+        _guarded("Memory", _memory),
+        _guarded("Disk", lambda: _disk(top)),
+        _guarded("Your progress", _progress),
+        _guarded("GPU", _gpu),
     ]
 
 
-def _kernel(era: str) -> Check:
-    """Start the kernel of an era, as a notebook's cell does, and ask it for its transformers; end it again."""
+def _guarded(name: str, look: Callable[[], Check]) -> Check:
+    """Look; what breaks while looking is a failed check, so that the others are asked too."""
+    try:
+        return look()
+    except OSError as error:
+        full = error.errno == errno.ENOSPC
+        step = "free some disk space" if full else f"look at {error.filename or 'that file or folder'}: who may use it?"
+        return Check(name, FAIL, f"{error.strerror or error}: {error.filename or 'while looking'}", step)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        return Check(name, FAIL, f"{type(error).__name__}: {reason}", _setup(eras.root()))
+
+
+def _made_by(top: pathlib.Path, name: str) -> str:
+    """Return the command that makes an era: all at once by make, one by one in a conda environment."""
+    return _setup(top) if (top / ".venv").exists() else f"failurelab eras create {name}".strip()
+
+
+def _setup(top: pathlib.Path) -> str:
+    return "make setup" if pathlib.Path.cwd() == top else f"make -C {top} setup"
+
+
+def _no_kernel(top: pathlib.Path) -> Check:
+    return Check("Kernel", FAIL, "no era is ready, so none was started", _made_by(top, ""))
+
+
+def _kernel(era: str, top: pathlib.Path) -> Check:
+    """Start the kernel of an era, as a notebook's cell does, and ask it for its trl; end it again."""
     from . import era_client, era_output
 
     name = f"Kernel of {era}"
@@ -73,24 +112,34 @@ def _kernel(era: str) -> Check:
         finally:
             kernel.stop()
     except (eras.EraError, era_output.EraKernelDied, era_output.EraMagicError, era_output.EraCellError) as error:
-        reason = str(error).strip().splitlines()[0]
-        return Check(name, FAIL, reason, f"failurelab eras remove {era}, then failurelab eras create {era}")
+        reason = str(error).strip().splitlines()[0].partition(" Next: ")[0]
+        return Check(name, FAIL, reason, f"{_program(top)} eras remove {era}, then {_program(top)} eras create {era}")
     seconds = time.monotonic() - began
     return Check(name, PASS, f"imported GRPOTrainer of trl {answer}, {seconds:.0f} s from start to end")
+
+
+def _program(top: pathlib.Path) -> str:
+    return os.path.relpath(top / ".venv" / "bin" / "failurelab") if (top / ".venv").exists() else "failurelab"
 
 
 def _python() -> Check:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     fits = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    return Check("Python", PASS if fits else FAIL, text, "" if fits else "make PYTHON=python3.11")
+    step = "install Python 3.11 or 3.12, then make setup PYTHON=python3.11"
+    return Check("Python", PASS if fits else FAIL, text, "" if fits else step)
 
 
 def _packages() -> Check:
-    """Compare the packages installed with the lock; a conda environment may hold others, which is said."""
-    lock = eras.find(eras.TODAY, ready=False).lock.read_text(encoding="utf-8")
+    """Compare the packages installed with the lock; a conda environment may hold others, which is said.
+
+    What an environment was made without, for want of a wheel, was said then and is no fault now.
+    """
+    today = eras.find(eras.TODAY, ready=False)
+    lock = today.lock.read_text(encoding="utf-8")
     wanted = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", lock, re.MULTILINE))
+    left_out = [name for name in today.marker.get("left_out", ()) if name in (*_LIBRARIES, *_TOOLS)]
     wrong = []
-    for name in _LIBRARIES[1:]:
+    for name in (name for name in (*_LIBRARIES[1:], *_TOOLS) if name not in left_out):
         try:
             have = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -98,25 +147,21 @@ def _packages() -> Check:
         if have != wanted.get(name):
             wrong.append(f"{name} {have}, the lock says {wanted.get(name)}")
     if wrong:
-        return Check("Packages", FAIL, "; ".join(wrong), "make setup")
-    return Check("Packages", PASS, ", ".join(f"{name} {wanted[name]}" for name in _LIBRARIES[1:]))
+        return Check("Packages", FAIL, "; ".join(wrong), _setup(eras.root()))
+    there = ", ".join(f"{name} {wanted[name]}" for name in _LIBRARIES[1:] if name not in left_out)
+    without = f"; made without {', '.join(left_out)}, and what needs it is NOT RUN" if left_out else ""
+    return Check("Packages", PASS, there + without)
 
 
-def _eras() -> list[Check]:
+def _eras(top: pathlib.Path) -> list[Check]:
     made = []
     for era in eras.known():
         if era.name == eras.TODAY:
             continue
         ready = era.status == "ready"
         detail = era.title if ready else f"{era.title}: {era.status}"
-        made.append(
-            Check(
-                f"Era {era.name}",
-                PASS if ready else FAIL,
-                detail,
-                "" if ready else f"failurelab eras create {era.name}",
-            )
-        )
+        step = "" if ready else _made_by(top, era.name)
+        made.append(Check(f"Era {era.name}", PASS if ready else FAIL, detail, step))
     return made
 
 
@@ -131,124 +176,117 @@ def _compiler() -> Check:
     found = shutil.which("g++") or shutil.which("c++")
     if found:
         return Check("C++ compiler", PASS, pathlib.Path(found).name)
-    return Check("C++ compiler", NOT_RUN, "none found: ZeRO-3 cannot run on the CPU", "install g++ (ZeRO-3 only)")
+    step = "for notebook 06 (ZeRO-3): install g++, then make the eras again"
+    return Check("C++ compiler", NOT_RUN, "none found: ZeRO-3 cannot run on the CPU, all else can", step)
 
 
 def _memory() -> Check:
+    from . import seats
+
     try:
         size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return Check("Memory", NOT_RUN, "this system does not tell")
-    enough = size >= 4e9
-    step = "" if enough else "run the notebooks one by one: failurelab run --jobs 1"
-    return Check("Memory", PASS if enough else FAIL, f"{size / 1e9:.0f} GB", step)
+        free = seats.available()
+    except (ValueError, OSError, seats.SeatError):
+        return Check("Memory", NOT_RUN, "this system does not tell: the course takes 4 GB, notebook 06 6 GB")
+    told = f"{size / _GB:.1f} GB, {free / _GB:.1f} GB of it free"
+    if size < MEMORY:
+        return Check("Memory", FAIL, f"{told}; the course takes 4 GB", "use a larger machine, or work with a neighbour")
+    if free < FREE_MEMORY:
+        return Check("Memory", FAIL, f"{told}; one notebook takes 1.5 GB or more", "close what takes memory")
+    return Check("Memory", PASS, told)
 
 
 def _disk(top: pathlib.Path) -> Check:
-    free = shutil.disk_usage(top).free
-    enough = free >= 1e9
-    return Check("Disk", PASS if enough else FAIL, f"{free / 1e9:.0f} GB free", "" if enough else "free 1 GB")
+    """The clone's disk, and the one where temporary files go: a run without room there fails in odd places."""
+    places = {top: DISK, pathlib.Path(tempfile.gettempdir()): TEMPORARY}
+    free = {place: shutil.disk_usage(place).free for place in places}
+    short = [place for place, need in places.items() if free[place] < need]
+    told = ", ".join(f"{free[place] / _GB:.1f} GB free in {place}" for place in (short or [top]))
+    if not short:
+        return Check("Disk", PASS, told)
+    steps = [f"{places[place] / _GB:g} GB in {place}" for place in short]
+    return Check("Disk", FAIL, told, f"free {' and '.join(steps)}")
+
+
+def _progress() -> Check:
+    """Whether what a learner does in the labs can be kept: the file is whole, and its folder can be written."""
+    from . import lab_state
+
+    path = lab_state.default_path()
+    try:
+        state = lab_state.read(path)
+    except lab_state.StateError as error:
+        found, _, step = str(error).partition(" Next: ")
+        return Check("Your progress", FAIL, found, step)
+    folder = next(each for each in path.parents if each.exists())
+    if not os.access(folder, os.W_OK):
+        return Check(
+            "Your progress", FAIL, f"{folder} cannot be written", f"make {folder} writable, or set FAILURELAB_STATE"
+        )
+    solved = sum(bool(each.solved) for each in state.values())
+    return Check("Your progress", PASS, f"{solved} labs solved" if state else "no lab was begun yet")
 
 
 def _gpu() -> Check:
+    """A GPU that works is a gain and none is no loss; one that is there and cannot be used has a reason."""
     if not shutil.which("nvidia-smi"):
-        return Check("GPU", NOT_RUN, "none found: everything runs on the CPU tier")
+        return Check("GPU", NOT_RUN, "none found, and none is needed: all runs on the CPU")
     asked = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"], capture_output=True, text=True
+        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     names = asked.stdout.strip().splitlines()
     if asked.returncode or not names:
-        return Check("GPU", NOT_RUN, "nvidia-smi is here and shows no GPU: everything runs on the CPU tier")
+        return Check("GPU", NOT_RUN, "nvidia-smi is here and shows no GPU: all runs on the CPU")
+    from . import tiers
+
+    reason, _, step = tiers.gpu_problem().partition(" Next: ")
+    if reason:
+        return Check("GPU", NOT_RUN, f"{'; '.join(names)}: {reason}", f"for the GPU: {step}")
     return Check("GPU", PASS, "; ".join(names))
 
 
-def other_python(python: pathlib.Path) -> list[Check]:
-    """Check another Python's libraries against the registry: which failures do these versions have?
-
-    Raises:
-        eras.EraError: it is no Python, or does not answer.
-    """
-    code = (
-        "import importlib.metadata as m, json\n"
-        "def v(n):\n"
-        "    try: return m.version(n)\n"
-        "    except m.PackageNotFoundError: return None\n"
-        f"print(json.dumps({{n: v(n) for n in {_LIBRARIES!r}}}))"
-    )
-    versions = _asked(python, code)
-    listed = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none of the libraries under study"
-    if "transformers" not in versions:
-        raise eras.EraError(
-            f"transformers is not installed for {python} ({listed}): none of the course's failures can happen there. "
-            "Next: give the Python that you train with, as `which python` prints it there."
-        )
-    missing = (
-        "" if "trl" in versions else "; trl is not installed: its trainers cannot be at fault, code of your own can"
-    )
-    made = [Check("Libraries", PASS, listed + missing)]
-    for failure in registry.all():
-        hit = registry.affected(failure, versions)
-        made.append(
-            Check(
-                f"{failure.id} {failure.title}",
-                FAIL if hit else PASS,
-                str(hit.reason),
-                _repair(failure, versions) if hit else "",
-                failure.id,
-            )
-        )
-    return made
+def steps(checks: list[Check]) -> list[str]:
+    """Return what must be done, each once, in the order of the checks."""
+    return list(dict.fromkeys(check.next_step for check in checks if check.status == FAIL and check.next_step))
 
 
-def _asked(python: pathlib.Path, code: str) -> dict[str, str]:
-    """Return the versions that a Python names.
-
-    Raises:
-        eras.EraError: it is no Python, or does not start, or does not answer.
-    """
-    try:
-        # Without this process's own folders: what it has would be counted as there.
-        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        asked = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60, env=variables)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise eras.EraError(
-            f"{python} is no Python that starts ({error}): its libraries cannot be told. "
-            "Next: give the path that `which python` prints where you train."
-        ) from error
-    try:
-        found = json.loads(asked.stdout.strip().splitlines()[-1])
-        return {name: version for name, version in found.items() if version}
-    except (ValueError, IndexError, AttributeError) as error:
-        said = (asked.stderr.strip() or asked.stdout.strip() or "nothing").splitlines()[-1][:200]
-        raise eras.EraError(
-            f"{python} ended with status {asked.returncode} and did not tell its versions; it said last: {said}. "
-            "Next: mend or make that environment anew, or give the path that `which python` prints where you train."
-        ) from error
-
-
-def _repair(failure: registry.Failure, versions: dict[str, str]) -> str:
-    """Return what to do about a failure: upgrade, or repair in place, and where it is explained."""
-    upgrades = [f"{stack} ({stack.what})" for stack in failure.fixed if not stack.holds(versions)]
-    ways = [f"upgrade to {' or '.join(upgrades)}"] if upgrades else []
-    ways += [f"in place: {failure.fix}"]
-    ways += [f"helper: failurelab.{failure.helper}"] if failure.helper else []
-    return f"{failure.id}: {'; '.join(ways)}. Why: notebooks/{failure.notebook}.ipynb"
+def verdict(checks: list[Check]) -> str:
+    """Return one line that says what came of it all."""
+    failures = [check for check in checks if check.failure]
+    if failures:
+        found = [check.failure for check in failures if check.status == FAIL]
+        told = f"{len(found)} of the {len(failures)} failures of this course: {', '.join(found)}"
+        return f"These versions have {told}." if found else f"These versions have none of the {len(failures)} failures."
+    todo = steps(checks) or [check.name for check in checks if check.status == FAIL]
+    if todo:
+        return f"NOT READY: {len(todo)} thing{'s' * (len(todo) > 1)} to do before the course, then ask again."
+    left = [check.name for check in checks if check.status == NOT_RUN]
+    return f"You are ready.{' Not on this machine: ' + ', '.join(left) + '.' if left else ''}"
 
 
 def to_json(checks: list[Check]) -> dict[str, Any]:
     """Return the checks as JSON can hold them."""
-    return {"schema": 1, "exit_status": exit_status(checks), "checks": [dataclasses.asdict(each) for each in checks]}
+    told = {"verdict": verdict(checks), "next": steps(checks)}
+    return {
+        "schema": 1,
+        "exit_status": exit_status(checks),
+        **told,
+        "checks": [dataclasses.asdict(each) for each in checks],
+    }
 
 
 def text(checks: list[Check]) -> str:
-    """Return the checks as lines: `STATUS name`, an indented detail, then one list of next steps."""
+    """Return the checks as lines: `STATUS name`, an indented detail, a list of next steps, and the verdict."""
     lines = []
     for check in checks:
         lines += [f"{check.status:<8} {check.name}", f"         {check.detail}"]
-    steps = [check.next_step for check in checks if check.next_step]
-    if steps:
-        lines += ["Next:", *(f"  - {step}" for step in steps)]
-    return "\n".join(lines)
+    could = [check.next_step for check in checks if check.status == NOT_RUN and check.next_step]
+    for head, listed in (("Next:", steps(checks)), ("If you want more:", could)):
+        lines += [head, *(f"  - {step}" for step in listed)] if listed else []
+    return "\n".join([*lines, verdict(checks)])
 
 
 def exit_status(checks: list[Check]) -> int:

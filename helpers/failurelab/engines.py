@@ -14,6 +14,7 @@ A config is a DeepSpeed config: https://www.deepspeed.ai/docs/config-json/
 
 import contextlib
 import errno
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -26,6 +27,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -213,13 +215,34 @@ def extensions() -> pathlib.Path:
     """Return the folder that torch keeps compiled operations in; an environment of this course has its own."""
     named = os.environ.get("TORCH_EXTENSIONS_DIR")
     if named:
-        return pathlib.Path(named)
+        return _to_write(pathlib.Path(named))
     own = pathlib.Path(sys.prefix) / "torch_extensions"
     if own.is_dir():
-        return own
+        return _to_write(own)
     from torch.utils import cpp_extension
 
     return pathlib.Path(cpp_extension._get_build_directory(OPERATION, verbose=False)).parent
+
+
+def _to_write(folder: pathlib.Path) -> pathlib.Path:
+    """Return the folder, or where an environment is shared read-only (a class on one server) a copy of one's own.
+
+    torch makes a lock and ninja a log there, even where all is built.
+    """
+    if not folder.is_dir() or os.access(folder, os.W_OK):
+        return folder
+    built = folder / OPERATION
+    state = f"{folder.resolve()} {built.stat().st_mtime_ns if built.is_dir() else 0}"  # made anew: copied anew
+    name = f"extensions-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
+    own = pathlib.Path.home() / ".cache" / "failurelab" / name
+    if not own.is_dir():
+        own.parent.mkdir(parents=True, exist_ok=True)
+        partial = pathlib.Path(tempfile.mkdtemp(dir=own.parent))
+        shutil.copytree(folder, partial, dirs_exist_ok=True)  # with its times, or ninja would build again
+        with contextlib.suppress(OSError):  # another process was first
+            partial.rename(own)
+        shutil.rmtree(partial, ignore_errors=True)
+    return own
 
 
 def recover_build(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -393,9 +416,8 @@ def _variables(port: int | None) -> Iterator[None]:
 def _surroundings() -> dict[str, str]:
     """Return what DeepSpeed should know of this machine: no GPU, and where its operation was built at set-up."""
     found = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
-    own = pathlib.Path(sys.prefix) / "torch_extensions"
-    if "TORCH_EXTENSIONS_DIR" not in os.environ and own.is_dir():
-        found["TORCH_EXTENSIONS_DIR"] = str(own)
+    if "TORCH_EXTENSIONS_DIR" in os.environ or (pathlib.Path(sys.prefix) / "torch_extensions").is_dir():
+        found["TORCH_EXTENSIONS_DIR"] = str(extensions())
     return found
 
 

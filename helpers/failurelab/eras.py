@@ -11,9 +11,8 @@ This module uses the standard library alone, for it makes the environments that 
 
 from __future__ import annotations  # a Python that is too old must get as far as saying so
 
-import contextlib
+import argparse
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -22,14 +21,13 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 TODAY = "today"
 MARKER = "failurelab-era.json"
+LINKS = "machine"  # in an era: links to packages of the machine's own Python
 # Hidden from each other, or a library of the caller's environment would be imported in the era.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "JPY_PARENT_PID")
-# Free bytes asked for before an environment is made: as measured with a CPU build of torch, and a third more.
-_ROOM = {TODAY: 3_000_000_000, "era": 2_000_000_000}
 
 
 class EraError(Exception):
@@ -66,7 +64,7 @@ class Era:
             "FAILURELAB_ERA": self.name,
             "TORCH_EXTENSIONS_DIR": str(self.folder / "torch_extensions"),
             "TOKENIZERS_PARALLELISM": "false",
-            "DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "") or ("cuda" if _has_gpu() else "cpu"),
+            "DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "") or ("cuda" if _builds_for_gpus() else "cpu"),
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         }
 
@@ -75,25 +73,40 @@ class Era:
         """`ready`, `missing`, `broken` (half-made, or its interpreter is gone) or `stale` (another lock)."""
         if not self.folder.is_dir():
             return "missing"
-        try:
-            marker = json.loads((self.folder / MARKER).read_text())
-        except (OSError, ValueError):
+        if not self.marker:
             return "broken"
         if not os.access(self.python, os.X_OK) or not self.python.resolve().exists():
             return "broken"
-        return "ready" if marker.get("lock") == fingerprint(self.lock) else "stale"
+        links = self.folder / LINKS
+        if links.is_dir() and not all(link.exists() for link in links.iterdir()):
+            return "broken"  # what it took from the machine was moved or replaced
+        return "ready" if self.marker.get("lock") == fingerprint(self.lock) else "stale"
+
+    @property
+    def marker(self) -> dict:
+        """What its set-up wrote down; empty where it did not end.
+
+        `lock` (see `fingerprint`), `zero3` (DeepSpeed's operation was built), and of an era that was made with the
+        machine's own torch: `machine` (packages taken from there in another version than the lock's, with it) and
+        `left_out` (packages of the lock that it lacks).
+        """
+        try:
+            found = json.loads((self.folder / MARKER).read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     @property
     def has_zero3(self) -> bool:
         """Whether DeepSpeed's CPU operation was built at set-up, so that ZeRO-3 runs here without a GPU."""
-        try:
-            return bool(json.loads((self.folder / MARKER).read_text()).get("zero3"))
-        except (OSError, ValueError):
-            return False
+        return bool(self.marker.get("zero3"))
 
 
-def _has_gpu() -> bool:
-    return os.path.exists("/dev/nvidiactl")
+def _builds_for_gpus() -> bool:
+    """Whether DeepSpeed can be told to use GPUs: up to 0.16 its mere import fails there without a CUDA compiler."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    compiler = shutil.which("nvcc") or os.access(os.path.join(home, "bin", "nvcc"), os.X_OK)
+    return os.path.exists("/dev/nvidiactl") and bool(compiler)
 
 
 def root() -> pathlib.Path:
@@ -128,8 +141,10 @@ def known() -> list[Era]:
 def _folder(top: pathlib.Path, name: str) -> pathlib.Path:
     if name != TODAY:
         return top / ".eras" / name
-    # In a conda or Binder environment the course's own environment is the one that runs.
-    return top / ".venv" if (top / ".venv").exists() or sys.prefix == sys.base_prefix else pathlib.Path(sys.prefix)
+    # Where the course was put into an environment of the reader's own (conda, Binder), that one is it; a Python that
+    # only makes environments, a cluster's say, is left as it is.
+    own = any(pathlib.Path(sys.prefix).glob("lib/python*/site-packages/*failurelab*"))
+    return pathlib.Path(sys.prefix) if own and not (top / ".venv").exists() else top / ".venv"
 
 
 def find(name: str, *, ready: bool = True) -> Era:
@@ -174,130 +189,47 @@ def environment(era: Era) -> dict[str, str]:
     return kept | era.variables
 
 
-def create(name: str, say=print) -> Era:
+def create(
+    name: str,
+    say=print,
+    *,
+    wheels: pathlib.Path | None = None,
+    torch_here: bool = False,
+    also: Iterable[str] = (),
+) -> Era:
     """Make the era's environment if it is not there, whole; then its kernelspec. Does nothing where all is there.
 
     It is made in a temporary folder and renamed when whole, under a file lock, so that an interruption leaves nothing
     half-made in its place, and two set-ups at once wait for each other.
 
+    Args:
+        name: the era's.
+        say: is told what is done.
+        wheels: a folder of wheels that everything comes from; without one, from a package index.
+        torch_here: take torch, and what only it needs, from the Python that runs this (see `own_torch`).
+        also: with `torch_here`, packages that must not be left out, such as `deepspeed`.
+
     Raises:
-        EraError: Python is too old, no disk space, no network, or a lock that does not resolve.
+        EraError: Python is too old, no disk space, no network, a lock that does not resolve, or a wheel is missing.
     """
-    era = find(name, ready=False)
-    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-        raise EraError(
-            f"Python {sys.version.split()[0]} runs this, and the locks are for 3.11 and 3.12. "
-            "Next: install one of these and run: make PYTHON=python3.11"
-        )
-    top = root()
-    (top / ".eras").mkdir(exist_ok=True)
-    with _locked(top / ".eras" / f".{name}.lock", say, name):
-        if era.status == "ready":
-            say(f"era {name}: ready")
-        else:
-            _check_room(era)
-            if era.status != "missing":
-                say(f"era {name}: {era.status}, made again")
-            _make_today(era, say) if name == TODAY else _make(era, say)
-    if name != TODAY:
-        register_kernel(era)
-    return era
+    from . import era_install
+
+    return era_install.create(name, say, era_install.Source(wheels, torch_here, tuple(also)))
 
 
-@contextlib.contextmanager
-def _locked(path: pathlib.Path, say, name: str) -> Iterator[None]:
-    with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"era {name}: another set-up is making it, waiting for that")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def create_all(names: Iterable[str], say=print, **source) -> None:
+    """Make several eras; the options are those of `create`.
 
+    Raises:
+        EraError: as `create`; what is made already stays.
+    """
+    from .installers import forget_cache
 
-def _check_room(era: Era) -> None:
-    need = _ROOM.get(era.name, _ROOM["era"])
-    free = shutil.disk_usage(root()).free
-    if free < need:
-        raise EraError(
-            f"{free / 1e9:.1f} GB of disk are free at {root()} and era {era.name} needs about "
-            f"{need / 1e9:.0f} GB. Next: free some, and run the same command again."
-        )
-
-
-def _make_today(era: Era, say) -> None:
-    """Make `.venv` in place: its scripts name their interpreter, so it cannot be renamed. The marker comes last."""
-    (era.folder / MARKER).unlink(missing_ok=True)
-    if not (era.python.exists() and _works([str(era.python), "-m", "pip", "--version"])):
-        shutil.rmtree(era.folder, ignore_errors=True)
-        say(f"era {era.name}: a virtual environment, and uv in it")
-        # The interpreter that runs this may be the broken one that was just deleted.
-        base = getattr(sys, "_base_executable", None) or sys.executable
-        _step([base, "-m", "venv", str(era.folder)], "a virtual environment")
-    if not os.access(era.folder / "bin" / "uv", os.X_OK):
-        _step([str(era.python), "-m", "pip", "install", "--quiet", "uv"], "uv")
-    _fill(era, era.folder, say)
-    _finish(era, say)
-
-
-def _make(era: Era, say) -> None:
-    top = root()
-    partial = top / ".eras" / f".{era.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
     try:
-        _step(
-            [_uv(), "venv", "--quiet", "--relocatable", "--python", sys.executable, str(partial)],
-            "a virtual environment",
-        )
-        _fill(era, partial, say)
-        (partial / MARKER).write_text(json.dumps({"lock": fingerprint(era.lock)}))
-        shutil.rmtree(era.folder, ignore_errors=True)
-        partial.rename(era.folder)
+        for name in names:
+            create(name, say, **source)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    _finish(era, say)
-
-
-def _fill(era: Era, folder: pathlib.Path, say) -> None:
-    """Install torch, then the lock, then this package, into the environment at `folder`."""
-    python = str(folder / "bin" / "python")
-    install = [_uv(), "pip", "install", "--python", python, "--compile-bytecode", "--quiet"]
-    torch = next(line for line in (era.lock.parent / "torch.txt").read_text().splitlines() if line.startswith("torch="))
-    # A CPU build at hand is taken where find-links names one; elsewhere uv chooses the build by the machine's GPU.
-    backend = [] if _find_links() else ["--torch-backend=auto"]
-    say(f"era {era.name}: {torch}")
-    _step([*install, *backend, torch], torch, era)
-    say(f"era {era.name}: {sum('==' in line for line in era.lock.read_text().splitlines())} packages")
-    _step([*install, "-r", str(era.lock)], era.lock.name, era)
-    _step([*install, "--no-deps", "--editable", str(root())], "the package failurelab", era)
-
-
-def _finish(era: Era, say) -> None:
-    """Build DeepSpeed's CPU operation, once; without a compiler the era works and ZeRO-3 is NOT RUN there."""
-    zero3 = False
-    if not _asks_deepspeed(era):
-        say(f"era {era.name}: holds no DeepSpeed, so ZeRO-3 is NOT RUN there")
-    elif shutil.which("g++") or shutil.which("c++"):
-        say(f"era {era.name}: DeepSpeed's operation for the CPU is built (up to a minute)")
-        code = (
-            "import deepspeed.ops.op_builder as b; from deepspeed.accelerator import get_accelerator;"
-            "get_accelerator().create_op_builder('ShareMemCommBuilder').load(verbose=False)"
-        )
-        built = run(era, ["-c", code], capture_output=True, text=True)
-        zero3 = built.returncode == 0
-        if not zero3:
-            say(f"era {era.name}: that build failed, so ZeRO-3 is NOT RUN: {_last_line(built.stderr)}")
-    else:
-        say(
-            f"era {era.name}: no C++ compiler is found, so ZeRO-3 is NOT RUN. Next: install g++, then "
-            f"failurelab eras remove {era.name} and create it again"
-        )
-    (era.folder / MARKER).write_text(json.dumps({"lock": fingerprint(era.lock), "zero3": zero3}))
-    say(f"era {era.name}: ready")
-
-
-def _asks_deepspeed(era: Era) -> bool:
-    return bool(re.search(r"^deepspeed==", era.lock.read_text(), re.MULTILINE))
+        forget_cache()
 
 
 def register_kernel(era: Era) -> pathlib.Path:
@@ -327,97 +259,31 @@ def remove(name: str, say=print) -> None:
     Raises:
         EraError: the era is unknown, or it is `today`, which this very command may be running in.
     """
+    from .era_install import locked
+
     era = find(name, ready=False)
     if name == TODAY:
         raise EraError("today is the environment that the course itself runs in. Next: rm -r .venv, then make")
-    with _locked(root() / ".eras" / f".{name}.lock", say, name):
+    with locked(root() / ".eras" / f".{name}.lock", say, name):
         shutil.rmtree(era.folder, ignore_errors=True)
         spec = find(TODAY, ready=False).folder / "share" / "jupyter" / "kernels" / era.kernel_name
         shutil.rmtree(spec, ignore_errors=True)
     say(f"era {name}: removed")
 
 
-def _find_links() -> str:
-    return os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS") or ""
-
-
-def _uv() -> str:
-    for place in (root() / ".venv" / "bin" / "uv", pathlib.Path(sys.prefix) / "bin" / "uv"):
-        if os.access(place, os.X_OK):
-            return str(place)
-    found = shutil.which("uv")
-    if not found:
-        raise EraError("uv is not found: eras are installed with it. Next: make, or pip install uv")
-    return found
-
-
-def _works(command: list[str]) -> bool:
-    try:
-        return subprocess.run(command, capture_output=True).returncode == 0
-    except OSError:
-        return False
-
-
-_NO_NETWORK = re.compile(
-    r"failed to fetch|dns error|error sending request|could not connect|network is unreachable|"
-    r"timed out|temporary failure in name resolution|connection refused|max retries|"
-    r"newconnectionerror|network connectivity is disabled",
-    re.IGNORECASE,
-)
-_NO_SPACE = re.compile(r"no space left|os error 28|disk quota", re.IGNORECASE)
-_NOT_RESOLVED = re.compile(
-    r"no solution found|no matching distribution|could not find a version|was not found", re.IGNORECASE
-)
-
-
-def _step(command: list[str], what: str, era: Era | None = None) -> None:
-    """Run one step of a set-up; turn its failure into one line."""
-    env = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
-    env["DS_BUILD_OPS"] = "0"
-    if _find_links():
-        env["UV_FIND_LINKS"] = _find_links()
-    try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-    except OSError as error:
-        raise EraError(f"{what} could not be made: {error}") from error
-    if done.returncode:
-        raise EraError(explain(done.stderr + done.stdout, what, era.name if era else TODAY))
-
-
-def explain(output: str, what: str, name: str) -> str:
-    """Return one line for the failure of an installer: what was found, and the next step."""
-    again = "Next: run the same command again; what is done already is kept."
-    if _NO_SPACE.search(output):
-        return f"era {name}: no space is left on the disk while installing {what}. Free some. {again}"
-    if _NO_NETWORK.search(output):
-        return (
-            f"era {name}: {what} could not be fetched, the package index was not reached. Set-up needs the network "
-            f"once. Check it, or the proxy. {again}"
-        )
-    if _NOT_RESOLVED.search(output):
-        said = next((line.strip(" ×╰─▶│") for line in output.splitlines() if _NOT_RESOLVED.search(line)), "")
-        return (
-            f"era {name}: {what} does not resolve ({said}). Next: git checkout eras/{name}.txt, or after a "
-            f"change to eras/{name}.in: make lock"
-        )
-    return f"era {name}: {what} could not be installed: {_last_line(output)}"
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    told = [line for line in lines if re.match(r"(error|\w*Error|×)\b", line)] or lines
-    return told[-1][:300] if told else "no message"
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Make environments before the rest of the package can be imported: `create NAME ...`."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] != "create":
-        print("usage: python3 -m failurelab.eras create [NAME ...]", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser("python3 -m failurelab.eras", description="Make the pinned library stacks.")
+    make = parser.add_subparsers(required=True, metavar="create").add_parser("create", help="make what is missing")
+    make.add_argument("names", nargs="*", metavar="NAME", help="eras; all without one")
+    make.add_argument("--wheels", metavar="DIR", help="take everything from this folder of wheels, without a network")
+    make.add_argument("--torch", choices=["here"], help="take torch from the Python that runs this")
+    make.add_argument("--with", dest="also", default="", metavar="A,B", help="packages that must not be left out")
     try:
-        for name in arguments[1:] or [era.name for era in known()]:
-            create(name, say=lambda text: print(text, flush=True))
+        asked = parser.parse_args(arguments)
+        source = source_of(asked.wheels, asked.torch or "", asked.also)
+        create_all(asked.names or [era.name for era in known()], say=lambda text: print(text, flush=True), **source)
     except EraError as error:
         print(f"ERROR {error}", file=sys.stderr)
         return 1
@@ -427,5 +293,24 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def source_of(wheels: str | pathlib.Path | None, torch: str, also: str) -> dict:
+    """Return the options of `create` for those of the command line.
+
+    Raises:
+        EraError: they do not go together.
+    """
+    names = tuple(name.strip() for name in also.split(",") if name.strip())
+    if torch not in ("", "here"):
+        raise EraError(f"--torch {torch}: torch comes from the wheels, or with --torch here from this Python")
+    if (torch or names) and not wheels:
+        raise EraError("--torch here and --with go with --wheels DIR. Next: name the folder that holds the wheels")
+    if names and not torch:
+        raise EraError("--with goes with --torch here: without it nothing of a lock is left out. Next: drop --with")
+    return {"wheels": pathlib.Path(wheels).resolve() if wheels else None, "torch_here": bool(torch), "also": names}
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    # Under its own name: this file run as a script is another module, with another EraError.
+    from failurelab import eras
+
+    sys.exit(eras.main())

@@ -1,11 +1,12 @@
 """The ledger: what runs measured, kept in the repository, and the tables made from it.
 
 A ledger is one JSON file under evidence/, named after the device: `cpu.json`, `h100.json`. It holds evidence records
-(see `observe.record`). README tables and its picture are made from it by `ledger_tables`, never typed; a test
-finds a stale one.
+(see `observe.record`), and what was not run, with the reason (see `not_run`). README tables and its picture are made
+from it by `ledger_tables`, never typed; a test finds a stale one.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -104,8 +105,28 @@ def load(path: pathlib.Path) -> list[Record]:
     return records
 
 
-def save(path: pathlib.Path, records: Iterable[Record]) -> None:
+def load_not_run(path: pathlib.Path) -> list:
+    """Return what a ledger says was not run, as `not_run.NotRun`; none where there is no ledger.
+
+    Raises:
+        EvidenceError: an entry without a name or a reason.
+    """
+    from . import not_run
+
+    try:
+        ledger = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return not_run.read(ledger if isinstance(ledger, dict) else {}, str(path))
+
+
+def save(path: pathlib.Path, records: Iterable[Record], not_run: Iterable | None = None) -> None:
     """Write a ledger, sorted, one record a line, so that a change to it reads well in a diff; whole or not at all.
+
+    Args:
+        path: the file.
+        records: all that was measured.
+        not_run: all that was not, as `not_run.NotRun`; by default what the file has already.
 
     Raises:
         EvidenceError: something is no record, or two of one era and device were measured with different versions.
@@ -124,8 +145,11 @@ def save(path: pathlib.Path, records: Iterable[Record]) -> None:
                 "era again, or in another ledger."
             )
     lines = ",\n".join(json.dumps(made, sort_keys=True, ensure_ascii=False) for made in ordered)
+    entries = load_not_run(path) if not_run is None else not_run
+    listed = ",\n".join(json.dumps(dataclasses.asdict(each), ensure_ascii=False) for each in entries)
+    more = f', "not_run": [\n{listed}\n]' if listed else ""
     temporary = pathlib.Path(f"{path}.{os.getpid()}")
-    temporary.write_text(f'{{"schema": {SCHEMA}, "records": [\n{lines}\n]}}\n', encoding="utf-8")
+    temporary.write_text(f'{{"schema": {SCHEMA}, "records": [\n{lines}\n]{more}}}\n', encoding="utf-8")
     temporary.replace(path)
 
 
@@ -152,13 +176,25 @@ def benchmarks() -> dict[str, tuple[str, ...]]:
     return found
 
 
+def needs(name: str) -> list[str]:
+    """Return what a benchmark says it needs, in a line of its docstring: `Needs: zero3`."""
+    text = (eras.root() / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+    line = re.search(r"^Needs: (.+?)\.?$", text, re.MULTILINE)
+    return [each.strip() for each in line.group(1).split(",")] if line else []
+
+
 def run_benchmark(name: str, era_name: str, folder: pathlib.Path, device: str = "cpu") -> list[Record]:
     """Run one benchmark script in one era and return what it recorded.
 
     Raises:
+        CannotRun: this machine lacks what it needs.
         EvidenceError: it failed, or recorded nothing.
     """
+    from . import not_run
+
     era = eras.find(era_name)
+    if reason := not_run.unmet(needs(name), era, device):
+        raise not_run.CannotRun(reason)
     inside = folder / f"{name}-{era_name}"
     done = eras.run(
         era,
@@ -174,6 +210,8 @@ def run_benchmark(name: str, era_name: str, folder: pathlib.Path, device: str = 
         text=True,
     )
     if done.returncode:
+        if reason := not_run.why(done.stdout, done.returncode):
+            raise not_run.CannotRun(reason)
         tail = "\n".join(done.stdout.strip().splitlines()[-5:])
         raise EvidenceError(f"benchmarks/{name}.py failed in era {era_name} (exit status {done.returncode}):\n{tail}")
     made = collect(inside) if inside.is_dir() else []

@@ -10,8 +10,9 @@ Upstream: https://github.com/huggingface/trl/issues/3150 (Qwen2-0.5B-Instruct is
 
 from typing import Any
 
-import torch
 import transformers
+
+from failurelab import task
 
 _SHAPE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _GATED = {**_SHAPE, "intermediate_size": 64, "num_key_value_heads": 2}
@@ -66,8 +67,7 @@ def small(name: str, seed: int = 0) -> transformers.PreTrainedModel:
     if name not in SMALL:
         raise ValueError(f"unknown family {name!r}: there are {', '.join(SMALL)}")
     config = getattr(transformers, f"{name}Config")(**SMALL[name])
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with task.random_state(seed):
         return transformers.AutoModelForCausalLM.from_config(config).train()
 
 

@@ -4,6 +4,9 @@ A figure is None when the run ended before it could be measured, and then nothin
 measured depends on the lab's kind: `of(kind)`.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 _COMMON = {
     "error": "text: what was raised, as 'Type: first line', or empty",
     "error_stage": "text: where it was raised: import, build, train or measure; or empty",
@@ -89,9 +92,29 @@ _BY_KIND = {
     "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | _PLACEMENT,
 }
 KINDS = tuple(_BY_KIND)
+DEVICES = ("cpu", "cuda")
+# Kinds that are measured on the CPU alone, and why.
+CPU_ONLY = {
+    "engine": "its ZeRO-3 engine is set up for the CPU",
+    "placement": "its devices are simulated, the same on every machine",
+    "node": "its node and GPUs are simulated, the same on every machine",
+    "launch": "its ranks have simulated devices, and a process with these takes no others",
+}
 FIGURES = {name: text for figures in _BY_KIND.values() for name, text in figures.items()}
 
 
 def of(kind: str) -> dict[str, str]:
     """Return the figures that are measured of a lab of this kind, and what each is."""
     return _BY_KIND[kind]
+
+
+def by_tier(kind: str, measured: Mapping[str, Any], tier: str) -> dict[str, dict[str, Any]]:
+    """Return what was measured by tier: what simulated devices told is `simulated`, the rest of `tier`."""
+    simulated = {**_PLACEMENT, **_NODE}
+    if kind in ("placement", "node"):
+        return {"simulated": dict(measured)}
+    parts = {
+        tier: {name: value for name, value in measured.items() if name not in simulated},
+        "simulated": {name: value for name, value in measured.items() if name in simulated},
+    }
+    return {each: part for each, part in parts.items() if part}

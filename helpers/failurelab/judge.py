@@ -75,6 +75,9 @@ def start(model: Any, tokenizer: Any) -> Iterator[Judge]:
         try:
             here.close()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # Scores are the CPU's, whatever device is trained on; and in a fork CUDA would be an error. By NVML torch
+            # counts GPUs without asking CUDA, and finds none.
+            os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
             torch.set_num_threads(1)
             _serve(model, tokenizer, there)
         finally:

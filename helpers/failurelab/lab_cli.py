@@ -15,7 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from . import check_client, eras, lab_report, lab_state, lab_work, labs, registry
+from . import check_client, eras, lab_report, lab_state, lab_work, labs, ran_on, registry
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The exercises: repair a broken training script.")
 console = Console(highlight=False)
@@ -26,6 +26,7 @@ _STYLES = {
     labs.PASS: f"bold {_COLOURS['green']}",
     labs.FAIL: f"bold {_COLOURS['red']}",
     labs.ENVIRONMENT: f"bold {_COLOURS['yellow']}",
+    labs.NOT_RUN: f"bold {_COLOURS['cyan']}",
 }
 # Where a learner looks for the next step of a check that could not be asked.
 _DOCTOR = "Next: failurelab doctor"
@@ -33,6 +34,9 @@ _DIFF = {"+": _COLOURS["green"], "-": _COLOURS["red"], "@": _COLOURS["cyan"]}
 
 Name = Annotated[str | None, typer.Argument(help="Number or name; the first that is not solved without.")]
 OneName = Annotated[str, typer.Argument(help="Number or name.")]
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda, cuda:N, or auto: a GPU where there is one, for the labs that use one.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -68,12 +72,14 @@ def list_labs(as_json: Json = False) -> None:
 
 
 @app.command()
-def check(name: Name = None, as_json: Json = False) -> None:
+def check(name: Name = None, device: Device = "cpu", as_json: Json = False) -> None:
     """Run your train.py, measure it, and say what is still wrong."""
     lab = _lab(name)
-    told = f"lab {lab.number}: running labs/{lab.name}/train.py in {lab.era}"
+    device = labs.resolved(device, lab)
+    where = "" if device == "cpu" else f" on {device}"
+    told = f"lab {lab.number}: running labs/{lab.name}/train.py in {lab.era}{where}"
     with _progress(told, sys.stderr if as_json else None):
-        row = lab_work.check(lab)
+        row = lab_work.check(lab, device)
     if as_json:
         print(json.dumps(labs.to_json([row]), indent=1))
     else:
@@ -119,11 +125,12 @@ def reset(name: OneName) -> None:
 
 
 @app.command()
-def watch(name: Name = None) -> None:
+def watch(name: Name = None, device: Device = "cpu") -> None:
     """Check train.py each time you save it, until it passes."""
     lab = _lab(name)
+    device = labs.resolved(device, lab)
     try:
-        for row in lab_work.watch(lab, say=console.out):
+        for row in lab_work.watch(lab, say=console.out, device=device):
             _show(lab, row)
     except KeyboardInterrupt:
         console.print("The watch ended; your script is as you saved it.")
@@ -143,14 +150,20 @@ def report(
     if as_json:
         print(json.dumps(found.to_json(), indent=1))
     else:
-        table = Table("lab", "solved", "hints read: learners", "wrong fixes tried", "checks", "minutes")
-        for each in found.labs:
-            hints = ", ".join(f"{count}: {learners}" for count, learners in each.hints.items()) or "-"
-            tried = ", ".join(f"{fix} ({count})" for fix, count in each.wrong_fixes.items()) or "-"
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for head in ("lab", "solved", "hints: learners", "checks", "minutes", "wrong fixes: learners"):
+            table.add_column(head, overflow="fold")
+        touched = [each for each in found.labs if each.learners]
+        for each in touched:
+            hints = "\n".join(f"{count}: {learners}" for count, learners in each.hints.items()) or "-"
+            tried = "\n".join(f"{fix}: {count}" for fix, count in each.wrong_fixes.items()) or "-"
             medians = ["-" if value is None else f"{value:g}" for value in (each.checks, each.minutes)]
-            table.add_row(each.lab, f"{each.solved} of {each.learners}", hints, tried, *medians)
-        console.print(table)
-        console.print(f"{found.files} learners; checks and minutes are medians of those who solved the lab.")
+            seen = f"\n{each.with_solution} saw solution" if each.with_solution else ""
+            table.add_row(each.lab, f"{each.solved} of {each.learners}{seen}", hints, *medians, tried)
+        if touched:
+            console.print(table)
+        console.print(f"{found.files} learners; {len(found.labs) - len(touched)} labs were touched by none of them.")
+        console.print("Hints, checks and minutes are of those who solved the lab; checks and minutes are medians.")
     for reason in found.left_out:
         print(f"LEFT OUT {reason}", file=sys.stderr)
     raise typer.Exit(1 if found.left_out else 0)
@@ -194,7 +207,7 @@ def _show(lab: labs.Lab, row: labs.Row) -> None:
         console.print(f"Next: lab {following}" if following else "That was the last: all labs are solved.")
     elif row.result == labs.FAIL:
         console.print(f"Stuck? failurelab lab hint {lab.number}", style="dim")
-    else:
+    elif row.result == labs.ENVIRONMENT:
         console.print(_DOCTOR)
 
 
@@ -208,7 +221,7 @@ def lab_magic(line: str) -> None:
         app(words, prog_name="%lab", standalone_mode=False)
     except typer.Exit:
         pass  # the verdict was printed; a cell has no exit status
-    except (labs.LabError, lab_state.StateError, eras.EraError) as error:
+    except (labs.LabError, lab_state.StateError, eras.EraError, ran_on.DeviceError) as error:
         print(f"ERROR {error}")
     except Exception as error:
         if not hasattr(error, "format_message"):  # of a wrong call, as click says it

@@ -61,6 +61,7 @@ class Lab:
     difficulty: str
     minutes: int
     false_alarm: bool
+    devices: tuple[str, ...]
 
     @property
     def number(self) -> str:
@@ -125,6 +126,7 @@ def load(folder: pathlib.Path) -> Lab:
     raw = Table.read(path, LabError, where)
     if not _NAME.fullmatch(folder.name):
         raise LabError(f"{folder.name}: a lab's folder is called NN_name, two digits and a name in small letters")
+    kind = raw.take("kind", str, "trainer")
     made = Lab(
         name=folder.name,
         folder=folder,
@@ -132,7 +134,7 @@ def load(folder: pathlib.Path) -> Lab:
         title=raw.text("title"),
         failures=raw.texts("failures", ()),
         era=raw.text("era"),
-        kind=raw.take("kind", str, "trainer"),
+        kind=kind,
         trainer=raw.text("trainer"),
         needs=raw.texts("needs"),
         measured=raw.text("measured"),
@@ -145,6 +147,7 @@ def load(folder: pathlib.Path) -> Lab:
         difficulty=raw.text("difficulty"),
         minutes=raw.take("minutes", int),
         false_alarm=raw.take("false_alarm", bool, False),
+        devices=_devices(raw, kind),
     )
     raw.done()
     if made.id != f"L{made.number}":
@@ -175,6 +178,22 @@ def _predicates(raw: Table, key: str, default: tuple | None = None) -> tuple[Pre
         raise raw.error(key, str(error)) from error
     if not made and default is None:
         raise raw.error(key, "it is empty")
+    return made
+
+
+def _devices(raw: Table, kind: str) -> tuple[str, ...]:
+    """Read where a lab can be checked; by default wherever its kind is measured."""
+    possible = figures.DEVICES[:1] if kind in figures.CPU_ONLY else figures.DEVICES
+    made = raw.texts("devices", possible)
+    for device in made:
+        if device not in figures.DEVICES:
+            raise raw.error("devices", f"{device!r} is none of {', '.join(figures.DEVICES)}")
+        if device not in possible:
+            raise raw.error(
+                "devices", f"{device!r}, and the kind {kind} runs on the CPU alone: {figures.CPU_ONLY[kind]}"
+            )
+    if "cpu" not in made:
+        raise raw.error("devices", "the CPU is not among them, and every lab is proved there")
     return made
 
 

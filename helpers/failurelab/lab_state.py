@@ -6,14 +6,13 @@ It holds no code and no name, only counts and times, so that it can be handed to
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import json
 import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from . import eras
+from . import eras, state_file
 
 SCHEMA = 1
 
@@ -73,12 +72,9 @@ def read(path: pathlib.Path) -> State:
     Raises:
         StateError: it is no state file, or is damaged.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    content = state_file.read(path, lambda why: _broken(path, why))
+    if content is None:
         return {}
-    except (OSError, ValueError) as error:
-        raise _broken(path, f"it cannot be read ({type(error).__name__})") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("labs"), dict):
         raise _broken(path, f"it is no state file of schema {SCHEMA}")
     found = {}
@@ -124,18 +120,14 @@ def change(name: str, path: pathlib.Path | None = None) -> Iterator[Progress]:
         StateError: the file is damaged; it is left as it is.
     """
     path = path or default_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with state_file.locked(path):
         state = read(path)
         progress = state.setdefault(name, Progress())
         progress.started = progress.started or now()
         try:
             yield progress
         finally:
-            partial = path.with_suffix(".partial")
-            partial.write_text(to_json(state), encoding="utf-8")
-            partial.replace(path)
+            state_file.write(path, to_json(state))
 
 
 def to_json(state: State) -> str:

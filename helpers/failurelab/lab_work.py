@@ -142,15 +142,17 @@ def reset(lab: Lab) -> pathlib.Path | None:
 _BACKUP = re.compile(r"train\.backup-(\d+)\.py")
 
 
-def watch(lab: Lab, say: Callable[[str], None]) -> Iterator[labs.Row]:
+def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator[labs.Row]:
     """Check `train.py` now and each time it is saved, for one import of its era; yield what is found, up to a PASS.
 
+    On a GPU each check imports anew.
+
     Raises:
-        LabError: the script is not there when it begins.
+        LabError: the script is not there when it begins, or the lab does not use this device.
         EnvironmentBroken: the era cannot be started, or its process ended.
     """
     say(f"importing the libraries of {lab.era} ...")
-    with labs.checker(lab) as check:
+    with labs.checker(lab, device) as check:
         seen = None
         while True:
             with contextlib.suppress(FileNotFoundError):  # an editor may replace it: look again
@@ -166,17 +168,17 @@ def watch(lab: Lab, say: Callable[[str], None]) -> Iterator[labs.Row]:
             time.sleep(POLL)
 
 
-def check(lab: Lab) -> labs.Row:
+def check(lab: Lab, device: str = "cpu") -> labs.Row:
     """Check the learner's script once, and keep what came of it.
 
     Raises:
         LabError: the script is not there.
     """
-    return judged(lab, labs.check(lab, lab.train))
+    return judged(lab, labs.check(lab, lab.train, device=device))
 
 
 def exit_status(row: labs.Row) -> int:
-    """Return 0 for a PASS, 1 for a FAIL, 3 where the environment broke before the question was asked."""
+    """Return 0 for a PASS, 1 for a FAIL, 3 where the question was not asked: ENVIRONMENT, or NOT RUN."""
     return {labs.PASS: 0, labs.FAIL: 1}.get(row.result, 3)
 
 

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from . import check_client, eras, junit, predicates
+from . import check_client, eras, figures, junit, predicates, ran_on
 from .lab_files import Broken, Lab, LabError, broken_rules, find, known, load, signature
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Lab",
     "LabError",
     "Row",
+    "cannot_run",
     "check",
     "check_all",
     "checker",
@@ -29,6 +30,7 @@ __all__ = [
     "load",
     "records",
     "render",
+    "resolved",
     "summary",
     "to_json",
     "verify",
@@ -55,7 +57,8 @@ class Row:
         seconds: wall-clock.
         output: the end of what the script printed.
         traceback: of an error in the script.
-        record: the evidence record, where one was made.
+        records: the evidence records, where they were made: one for each tier.
+        device: where it ran, `cpu`, `cuda` or `cuda:N`.
     """
 
     lab: str
@@ -67,7 +70,8 @@ class Row:
     seconds: float = 0.0
     output: str = ""
     traceback: str = ""
-    record: dict[str, Any] | None = None
+    records: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    device: str = "cpu"
 
 
 @dataclasses.dataclass
@@ -79,24 +83,47 @@ class _Task:
     time_limit: float = 0.0
 
 
-def check(lab: Lab, script: pathlib.Path | None = None, *, time_limit: float | None = None) -> Row:
+def resolved(device: str, lab: Lab | None = None) -> str:
+    """Return `cpu`, `cuda` or `cuda:N`; of `auto` what is best for the lab: the GPU, if one works and the lab uses it.
+
+    Raises:
+        DeviceError: no such device, or a GPU is asked for and none works.
+    """
+    if device == "cpu" or (device == "auto" and lab is not None and lab.devices == ("cpu",)):
+        return "cpu"
+    return ran_on.describe(device)["device"]
+
+
+def check(lab: Lab, script: pathlib.Path | None = None, *, time_limit: float | None = None, device: str = "cpu") -> Row:
     """Run one script, by default the learner's train.py; say whether it is healed, or what is still wrong.
+
+    Args:
+        lab: the lab.
+        script: an answer to it.
+        time_limit: seconds; by default the lab's.
+        device: `cpu`, `cuda` or `cuda:N`; see `resolved`.
 
     Raises:
         LabError: the script is not there.
     """
-    return check_all(lab, [script or lab.train], time_limit=time_limit)[0]
+    return check_all(lab, [script or lab.train], time_limit=time_limit, device=device)[0]
 
 
 def check_all(
-    lab: Lab, scripts: Iterable[pathlib.Path], *, jobs: int = 2, time_limit: float | None = None
+    lab: Lab,
+    scripts: Iterable[pathlib.Path],
+    *,
+    jobs: int = 2,
+    time_limit: float | None = None,
+    device: str = "cpu",
 ) -> list[Row]:
     """Check several scripts as answers to one lab, for one import of its era; return a row for each."""
     tasks = []
     for path in map(pathlib.Path, scripts):
         if not path.is_file():
             raise LabError(f"{path} is not there, so it cannot be checked. Next: name the script, or reset the lab")
-        tasks.append(_Task(lab, path, Row(lab.name, CHECK, path.name), time_limit=time_limit or lab.time_limit))
+        row = Row(lab.name, CHECK, path.name, device=device)
+        tasks.append(_Task(lab, path, row, time_limit=time_limit or lab.time_limit))
     _run(tasks, jobs=jobs, done=lambda row: None)
     return [task.row for task in tasks]
 
@@ -107,6 +134,7 @@ def verify(
     jobs: int | None = None,
     folder: pathlib.Path | None = None,
     done: Callable[[Row], None] = lambda row: None,
+    device: str = "cpu",
 ) -> list[Row]:
     """Prove labs in three states, and that they keep the rules; return the matrix, a row for each script.
 
@@ -115,12 +143,18 @@ def verify(
         jobs: how many checks at once, each with one thread; by default two, or one on a single core.
         folder: where the labs are, by default labs/ of the course.
         done: is called with each row when it is known.
+        device: `cpu`, `cuda`, `cuda:N`, or `auto`: a GPU where there is one, for the labs that use one. A lab that does
+            not use the device named is NOT RUN.
 
     Raises:
         LabError: an unknown lab, or one whose lab.toml cannot be read.
+        DeviceError: the device cannot be used.
     """
     tasks, matrix = [], []
-    for lab in find(names, folder):
+    found = find(names, folder)
+    best = resolved(device)
+    for lab in found:
+        here = "cpu" if device == "auto" and lab.devices == ("cpu",) else best
         problems = broken_rules(lab)
         form = Row(lab.name, FORM, "lab.toml", FAIL if problems else PASS, "; ".join(problems))
         matrix.append(form)
@@ -131,7 +165,7 @@ def verify(
             (RIGHT_FIX, lab.solution, None),
         ]
         for state, path, declared in scripts:
-            row = Row(lab.name, state, str(path.relative_to(lab.folder)))
+            row = Row(lab.name, state, str(path.relative_to(lab.folder)), device=here)
             matrix.append(row)
             if path.is_file():
                 tasks.append(_Task(lab, path, row, declared, lab.time_limit))
@@ -142,22 +176,37 @@ def verify(
 
 
 def _run(tasks: Sequence[_Task], jobs: int, done: Callable[[Row], None]) -> None:
-    """Run the tasks of each era in one server of it, and judge what they measured."""
-    for era in dict.fromkeys(task.lab.era for task in tasks):
-        here = [task for task in tasks if task.lab.era == era]
+    """Run the tasks of each era and device in one server of it, and judge what they measured."""
+    able = []
+    for task in tasks:
+        if reason := cannot_run(task.lab, task.row.device):
+            task.row.reason = reason
+            done(task.row)
+        else:
+            able.append(task)
+    for era, device in dict.fromkeys((task.lab.era, task.row.device) for task in able):
+        here = [task for task in able if (task.lab.era, task.row.device) == (era, device)]
         waiting = dict(enumerate(here))
         try:
-            _run_in_era(era, waiting, jobs, done)
+            _run_in_era(era, device, waiting, jobs, done)
         except check_client.EnvironmentBroken as error:
             for task in waiting.values():
                 task.row.result, task.row.reason = ENVIRONMENT, str(error)
                 done(task.row)
 
 
-def _run_in_era(era: str, waiting: dict[int, _Task], jobs: int, done: Callable[[Row], None]) -> None:
+def cannot_run(lab: Lab, device: str) -> str:
+    """Return why a lab is NOT RUN on a device, or an empty text."""
+    if device.partition(":")[0] in lab.devices:
+        return ""
+    why = figures.CPU_ONLY.get(lab.kind, "its lab.toml names the devices " + ", ".join(lab.devices))
+    return f"lab {lab.number} is checked on the CPU alone: {why}. Next: --device cpu, or auto"
+
+
+def _run_in_era(era: str, device: str, waiting: dict[int, _Task], jobs: int, done: Callable[[Row], None]) -> None:
     """Run the tasks in `waiting`, by number, and take each out when it is judged."""
     needs = sorted({need for task in waiting.values() for need in task.lab.needs})
-    with check_client.start(era, needs, jobs) as server:
+    with check_client.start(era, needs, jobs, device=device) as server:
         _ask(server, waiting, done)
 
 
@@ -181,26 +230,29 @@ def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[
             memory_limit=lab.memory_limit,
         )
     while waiting:
-        answer = server.answer(max(task.time_limit for task in waiting.values()) * 2 + 30)
+        answer = server.answer(server.longest(max(task.time_limit for task in waiting.values())))
         task = waiting.pop(answer["id"])
         _judge(task, answer)
         done(task.row)
 
 
 @contextlib.contextmanager
-def checker(lab: Lab) -> Iterator[Callable[[pathlib.Path], Row]]:
+def checker(lab: Lab, device: str = "cpu") -> Iterator[Callable[[pathlib.Path], Row]]:
     """Give a function that checks a script, as often as wanted, for one import of the lab's era.
 
     Raises:
         EnvironmentBroken: the era cannot be started.
+        LabError: the lab does not use this device.
     """
+    if reason := cannot_run(lab, device):
+        raise LabError(reason)
 
     def check_once(script: pathlib.Path) -> Row:
-        task = _Task(lab, script, Row(lab.name, CHECK, script.name), time_limit=lab.time_limit)
+        task = _Task(lab, script, Row(lab.name, CHECK, script.name, device=device), time_limit=lab.time_limit)
         _ask(server, {0: task}, done=lambda row: None)
         return task.row
 
-    with check_client.start(lab.era, list(lab.needs), 1) as server:
+    with check_client.start(lab.era, list(lab.needs), 1, device=device) as server:
         yield check_once
 
 
@@ -223,7 +275,7 @@ def _judge(task: _Task, answer: dict[str, Any]) -> None:
         row.result, row.reason = FAIL, f"{row.script}: {answer['ended']}"
         return
     measured = answer["measured"]
-    row.figures, row.traceback, row.record = measured["figures"], measured["traceback"], measured["record"]
+    row.figures, row.traceback, row.records = measured["figures"], measured["traceback"], measured["records"]
     if measured["environment"]:
         row.result, row.reason = ENVIRONMENT, measured["environment"]
         return
@@ -269,11 +321,13 @@ def _judge_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tup
 
 
 def exit_status(matrix: Iterable[Row]) -> int:
-    """Return 1 if a row failed; else 3 if the environment broke one, or if none passed at all; else 0."""
+    """Return 1 if a row failed; else 3 if the environment broke one, or if no script passed at all; else 0."""
+    matrix = list(matrix)
     results = [row.result for row in matrix]
     if FAIL in results:
         return 1
-    return 3 if ENVIRONMENT in results or PASS not in results else 0
+    ran_well = any(row.result == PASS and row.state != FORM for row in matrix)
+    return 0 if ran_well and ENVIRONMENT not in results else 3
 
 
 def summary(matrix: Iterable[Row]) -> str:
@@ -281,7 +335,9 @@ def summary(matrix: Iterable[Row]) -> str:
     matrix = list(matrix)
     counts = {result: sum(row.result == result for row in matrix) for result in (PASS, FAIL, ENVIRONMENT, NOT_RUN)}
     others = "".join(f", {count} {result}" for result, count in counts.items() if count and result != PASS)
-    return f"{len({row.lab for row in matrix})} labs: {counts[PASS]} of {len(matrix)} PASS{others}"
+    ran_on = {row.device.partition(":")[0] for row in matrix if row.state != FORM and row.result != NOT_RUN}
+    where = "" if ran_on <= {"cpu"} else f", on {' and '.join(sorted(ran_on))}"
+    return f"{len({row.lab for row in matrix})} labs: {counts[PASS]} of {len(matrix)} PASS{others}{where}"
 
 
 def to_json(matrix: Iterable[Row]) -> dict[str, Any]:
@@ -312,7 +368,7 @@ def cases(matrix: Iterable[Row]) -> list[junit.Case]:
 
 def records(matrix: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the evidence records of a matrix."""
-    return [row.record for row in matrix if row.record is not None]
+    return [record for row in matrix for record in row.records]
 
 
 def render(matrix: Iterable[Row]) -> Any:

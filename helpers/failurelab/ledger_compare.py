@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .evidence import Record
+from .not_run import NotRun
 
 _KEY = ("failure", "case", "state", "era", "seed", "source")
 
@@ -34,6 +35,7 @@ class Comparison:
         same: number of measurements that both hold.
         only_old: those that the first alone holds, as text.
         only_new: those that the second alone holds.
+        not_run: those that the second lacks because it says that they were not run, with the reason.
         versions: packages whose version differs, by era: `"today: torch 2.13.0 -> 2.14.0"`.
         machines: the device and tier of each ledger.
         verdicts: figures that are counts, booleans or texts and differ.
@@ -47,37 +49,49 @@ class Comparison:
     machines: tuple[str, str]
     verdicts: list[Change]
     magnitudes: list[Change]
+    not_run: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def holds(self) -> bool:
-        """Whether nothing is missing from the second ledger and no verdict differs."""
+        """Whether nothing is missing from the second ledger without a reason, and no verdict differs."""
         return not self.only_old and not self.verdicts
 
 
-def compare(old: Iterable[Record], new: Iterable[Record], tolerance: float = 0.1) -> Comparison:
+def compare(
+    old: Iterable[Record], new: Iterable[Record], tolerance: float = 0.1, not_run: Iterable[NotRun] = ()
+) -> Comparison:
     """Compare two ledgers' records.
 
     Args:
         old: the first ledger.
         new: the second.
         tolerance: relative difference up to which two magnitudes count as the same.
+        not_run: what the second ledger says was not run.
     """
-    first, second = _by_key(old), _by_key(new)
+    first, second, not_run = _by_key(old), _by_key(new), list(not_run)
     both = [key for key in first if key in second]
+    reasons = {key: reason for key in first if key not in second and (reason := _reason(key, not_run))}
     made = Comparison(
         same=len(both),
-        only_old=[_where(key) for key in first if key not in second],
+        only_old=[_where(key) for key in first if key not in second and key not in reasons],
         only_new=[_where(key) for key in second if key not in first],
         versions=_versions(first, second),
         machines=(_machine(first.values()), _machine(second.values())),
         verdicts=[],
         magnitudes=[],
+        not_run=[f"{_where(key)}: {reason}" for key, reason in reasons.items()],
     )
     for key in both:
         figures, others = first[key]["figures"], second[key]["figures"]
         for name in dict.fromkeys([*figures, *others]):
             _compare_figure(made, _where(key), name, figures.get(name), others.get(name), tolerance)
     return made
+
+
+def _reason(key: tuple, not_run: Iterable[NotRun]) -> str:
+    """Return why the second ledger lacks a measurement, if it says so; a notebook's or lab's entry is for all eras."""
+    *_, era, _, source = key
+    return next((each.reason for each in not_run if each.name == source and each.era in ("", era)), "")
 
 
 def _compare_figure(made: Comparison, where: str, name: str, old: Any, new: Any, tolerance: float) -> None:

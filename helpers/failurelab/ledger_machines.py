@@ -54,14 +54,17 @@ def log_probs(records: list[Record]) -> str:
     made = {r["case"].removeprefix("log-probs: "): r["figures"] for r in records if r["case"].startswith("log-probs: ")}
     body = []
     for case in sorted(made, key=lambda case: (MAIN_SHAPE not in case, case.partition(", 2 x")[1:], case)):
-        way, _, shape = case.replace(", selective", "; selective").partition(", ")
+        way, _, shape = case.replace(", selective", "; selective").replace(", GRPO", "; GRPO").partition(", ")
         if MAIN_SHAPE not in case and way != "completion_logps":
             continue
         run = made[case]
+        if "not_run" in run:
+            body.append([shape, way.replace(";", ","), "NOT RUN", *[""] * 5])
+            continue
         body.append(
             [
                 shape,
-                way.replace("; selective", ", selective"),
+                way.replace(";", ","),
                 f"{run['time_to_kept']:.2f}",
                 f"{run['beyond_gradients_mib']:.0f}",
                 f"{run['memory_to_kept']:.2f}",

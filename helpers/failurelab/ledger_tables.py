@@ -1,10 +1,11 @@
-"""The tables and pictures of README.md and docs/measured.md, made from the ledger by `failurelab evidence tables`."""
+"""The tables and pictures of README.md and of pages in docs/, made from the ledger by `failurelab evidence tables`."""
 
 import re
 from collections.abc import Callable
 
 from . import eras, evidence
 from .evidence import Record
+from .ledger_class import seats
 from .ledger_machines import (
     SIMULATED,
     log_probs,
@@ -15,7 +16,10 @@ from .ledger_machines import (
     zero3_parity,
     zero3_shards,
 )
+from .ledger_memory import card_log_probs, predicted
+from .ledger_offline import offline
 from .ledger_pictures import misalignment_digest, misalignment_picture, picture, picture_digest
+from .ledger_times import notebook_times, times
 from .ledger_together import four, qlora
 from .ledger_training import CURVES, cures, curves, depth, faces, generation, imports, learning, suspects
 
@@ -32,7 +36,7 @@ __all__ = [
     "write",
 ]
 # Where tables stand, from the repository's root.
-PAGES = ("README.md", "docs/measured.md")
+PAGES = ("README.md", "docs/measured.md", "docs/class_server.md", "docs/offline.md", "docs/prerequisites.md")
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     "zero3-generation": zero3_generation,
@@ -50,8 +54,14 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "names": names,
     "misalignment": misalignment,
     "log-probs": log_probs,
+    "card-log-probs": card_log_probs,
+    "predicted": predicted,
     "four": four,
     "qlora": qlora,
+    "offline": offline,
+    "seats": seats,
+    "times": times,
+    "notebook-times": notebook_times,
 }
 
 

@@ -6,6 +6,7 @@ every run: it is shown only where a person looks (a kernel that a Jupyter server
 out nothing, and it is cleared before the first real output, before an error, and at the cell's end.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -17,6 +18,8 @@ from .handles import Handle, wrap_method
 PATIENCE, STEP = 4.0, 1.0
 # Set by a Jupyter server in the kernels that it starts for a notebook or console; papermill and nbval do not.
 _WATCHED = "JPY_SESSION_NAME"
+# Set in everything that `failurelab run` starts (`runner.TOKEN`).
+_RUN = "FAILURELAB_RUN"
 _STYLE = "opacity:0.75;font-style:italic"  # of the theme's own colour: readable on light and dark
 
 
@@ -89,14 +92,38 @@ class Signs:
             self._sign = None
 
 
+def is_run() -> bool:
+    """Whether `failurelab run` or `outputs` started this process."""
+    return bool(os.environ.get(_RUN))
+
+
+def looked_at(shell: Any) -> bool:
+    """Whether a person looks at this shell: a Jupyter server started its kernel for a notebook or a console.
+
+    A run that is started from such a notebook (`!failurelab run`, nbval) inherits the server's variable, and nobody
+    looks at its kernels: there the process that started the kernel has the variable too, which no server has.
+
+    Args:
+        shell: what `get_ipython()` returns, or None.
+    """
+    if not os.environ.get(_WATCHED) or is_run():
+        return False
+    import psutil
+
+    with contextlib.suppress(psutil.Error, ValueError):
+        starter = psutil.Process(int(os.environ.get("JPY_PARENT_PID") or os.getppid()))
+        if starter.environ().get(_WATCHED):
+            return False
+    return hasattr(shell, "kernel") and hasattr(shell.display_pub, "pub_socket")
+
+
 def watch(shell: Any) -> None:
     """Show signs of life in this shell from the running cell on; do nothing where nobody looks, or if they are shown.
 
     Args:
         shell: what `get_ipython()` returns, or None.
     """
-    looked_at = os.environ.get(_WATCHED) and hasattr(shell, "kernel") and hasattr(shell.display_pub, "pub_socket")
-    if not looked_at or hasattr(shell, "failurelab_signs"):
+    if not looked_at(shell) or hasattr(shell, "failurelab_signs"):
         return
     signs = shell.failurelab_signs = Signs(shell)
     shell.events.register("pre_run_cell", signs.begin)

@@ -32,15 +32,13 @@ from failurelab.alignment import (
     probing,
     vocabulary,
 )
-from failurelab.chunked import is_plain, shared_weight, token_logps, token_logps_by_parts
+from failurelab.chunked import default_rows, is_plain, token_logps, token_logps_by_parts
+from failurelab.handles import Handle, wrap_method
+from failurelab.tied import shared_weight
 
-__all__ = ["Alignment", "MisalignedLogProbs", "check_alignment", "completion_logps", "keep_argument"]
+__all__ = ["Alignment", "MisalignedLogProbs", "check_alignment", "completion_logps", "keep_argument", "repair"]
 
-# Rows of logits held at once where the caller does not say. On a CPU, 32 rows are 19 MiB for Qwen2's vocabulary: fewer
-# save little more, beside the model's activations, and cost time as soon as other work has the cores. A GPU needs
-# larger slices to be busy; its figure is reasoned, not measured.
-_ROWS = {"cpu": 32}
-_ROWS_ELSEWHERE = 256
+_NAMES = ("logits_to_keep", "num_logits_to_keep")
 _ROWS_BY_PARTS = 64  # where the head makes whole rows itself, and reads its weight again for each part
 
 _keeps: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
@@ -62,11 +60,43 @@ def keep_argument(model: nn.Module) -> str | None:
     base = bare(model)
     if base not in _keeps:
         taken = inspect.signature(type(base).forward).parameters
-        names = [name for name in ("logits_to_keep", "num_logits_to_keep") if name in taken]
+        names = [name for name in _NAMES if name in taken]
         ids = torch.zeros(1, 2, dtype=torch.long, device=device_of(base))
         with probing(model):
             _keeps[base] = next((name for name in names if model(ids, **{name: 1}).logits.shape[1] == 1), None)
     return _keeps[base]
+
+
+def repair(model: nn.Module) -> Handle:
+    """Let a model be asked for its last rows of logits by either name, so that a trainer's request is heard.
+
+    For a trainer whose scoring sits inside a method, such as trl 0.14.0's. It is on this one object, and on deep copies
+    of it, so that a reference model that a trainer copies has it too: call it before the trainer is made.
+
+    Args:
+        model: a causal language model, bare or wrapped (PEFT, DDP).
+
+    Returns:
+        A handle; its `remove()` takes the repair back.
+
+    Raises:
+        ValueError: this model cannot be asked for fewer rows by either name.
+    """
+    known = keep_argument(model)
+    if known is None:
+        raise ValueError(
+            f"model: {type(bare(model)).__name__} makes logits for the whole sequence whatever it is asked, so there "
+            "is no name to pass on. Next: score with logits.completion_logps, which needs none."
+        )
+    (other,) = (name for name in _NAMES if name != known)
+
+    def renamed(forward: Callable, *args, **kwargs):
+        wish = kwargs.pop(other, None)
+        if wish is not None:
+            kwargs.setdefault(known, wish)
+        return forward(*args, **kwargs)
+
+    return wrap_method(bare(model), "forward", renamed, f"{other} is passed on as {known}")
 
 
 def completion_logps(
@@ -87,9 +117,9 @@ def completion_logps(
             completion's end may be hidden. They get a score all the same, to be left out by the caller's own mask.
         completion_length: how many of the last columns are completion.
         temperature: what the logits are divided by.
-        chunk_size: how many rows of logits, one vocabulary wide, are held at once, in backward too; by default 32 on a
-            CPU and 256 elsewhere; 64 for a head with adapters, a bias or hooks. In half
-            precision about twice that is held for a moment.
+        chunk_size: how many rows of logits, one vocabulary wide, are held at once, in backward too; by default as
+            `chunked.default_rows` says for the device, and 64 for a head with adapters, a bias or hooks. In half
+            precision up to twice that is held for a moment.
 
     Returns:
         `(batch, completion_length)`, float32 (float64 from a float64 model): at `[b, t]` the log-probability of
@@ -104,8 +134,6 @@ def completion_logps(
     _check_logits_are_the_heads(model, head)
     completion = input_ids[:, -completion_length:]
     plain, own_forward = is_plain(head), head.forward
-    usual = _ROWS.get(input_ids.device.type, _ROWS_ELSEWHERE) if plain else _ROWS_BY_PARTS
-    rows = chunk_size or usual
     with shared_weight(head, bare(model).get_input_embeddings()) as shared:
 
         def score(hidden: torch.Tensor) -> torch.Tensor:
@@ -113,7 +141,9 @@ def completion_logps(
             tokens = completion.to(states.device)
             if plain:
                 weight = head.weight if shared is None else shared
+                rows = chunk_size or default_rows(tokens.numel(), *weight.shape, weight.device)
                 return token_logps(states, weight, tokens, temperature, rows)[..., None]
+            rows = chunk_size or _ROWS_BY_PARTS
             return token_logps_by_parts(own_forward, states, tokens, temperature, rows)[..., None]
 
         with _answering(head, score):
@@ -164,7 +194,7 @@ def _head(model: nn.Module) -> nn.Module:
 def _check_logits_are_the_heads(model: nn.Module, head: nn.Module) -> None:
     """Hand the model made-up logits for two tokens in its head's name; they must come back as they were. Once each."""
     base = bare(model)
-    if base in _checked:
+    if base in _checked or hasattr(head.weight, "fake_mode"):  # a simulated model has no logits to look at
         return
     width = getattr(head, "out_features", None) or vocabulary(model)
     marks = torch.tensor([-96.0, -1.5, 0.25, 48.0]).repeat(math.ceil(width / 4))[:width]
@@ -193,10 +223,12 @@ def _check(model, input_ids, attention_mask, completion_length, temperature, chu
         raise ValueError(f"temperature: a positive number is wanted, not {temperature!r}.")
     if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
         raise ValueError(f"chunk_size: rows of logits, at least 1, are wanted, not {chunk_size!r}.")
+    if attention_mask is not None and tuple(attention_mask.shape) != shape:
+        raise ValueError(f"attention_mask: {_told(attention_mask)} does not match input_ids of shape {shape}.")
+    if hasattr(input_ids, "fake_mode"):  # a simulated step: shapes without values
+        return
     hides = torch.zeros(shape[0], dtype=torch.bool, device=input_ids.device)
     if attention_mask is not None:
-        if tuple(attention_mask.shape) != shape:
-            raise ValueError(f"attention_mask: {_told(attention_mask)} does not match input_ids of shape {shape}.")
         # Shown must be the token before the completion, its first token, and each one before a shown one.
         shown = attention_mask.bool()[:, -completion_length - 1 :]
         hides = (~shown[:, :2].all(1) | (shown[:, 1:] & ~shown[:, :-1]).any(1)).to(input_ids.device)

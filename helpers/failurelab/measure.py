@@ -28,7 +28,7 @@ import sys
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -80,7 +80,8 @@ class Run:
         figures: to be filled in.
         clean: the model as it was before the script was imported, in eval mode.
         tokenizer: its tokenizer.
-        judge: scores weights in a process that the script never ran in.
+        judge: scores weights in a process that the script never ran in, on the CPU whatever `device` is.
+        device: `cpu` or `cuda`, where the script must compute.
         start: the clean model's state dict, copied.
         save: `torch.save` as it was before the script was imported.
         stage: where the run is; an error is reported with it. `import`, `build`, `train` or `measure`.
@@ -95,6 +96,7 @@ class Run:
     judge: judge.Judge
     start: dict[str, torch.Tensor]
     save: Callable[..., None]
+    device: str = "cpu"
     stage: str = "import"
 
     def function(self, module: types.ModuleType, signature: str) -> Callable[..., Any]:
@@ -107,6 +109,20 @@ class Run:
         if not callable(found):
             raise Refused(f"the script defines no function {signature}")
         return found
+
+    def must_be_there(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Make sure that tensors are on the device that the check is about.
+
+        Raises:
+            Refused: some are elsewhere; a figure of one device would be shown as another's.
+        """
+        elsewhere = sorted({tensor.device.type for tensor in tensors} - {self.device})
+        if elsewhere:
+            raise Refused(
+                f"{what} is on {' and '.join(elsewhere)}, and this check is on {self.device}: its figures would be "
+                "another device's. Next: use_cpu=not torch.cuda.is_available(), tensors on model.device, or check with "
+                f"--device {elsewhere[0]}"
+            )
 
     def accuracy_of(self, weights: dict[str, torch.Tensor]) -> float:
         """Return the accuracy of the clean model with these weights, as the judge finds it.
@@ -135,6 +151,9 @@ def run(
     output_dir: pathlib.Path,
     trainer_class: str,
     kind: str = "trainer",
+    *,
+    device: str = "cpu",
+    prepare: Callable[[], Any] | None = None,
 ) -> Measured:
     """Import `script`, let it do its work and measure; no error of the script leaves this function.
 
@@ -144,6 +163,8 @@ def run(
         output_dir: for the trainer.
         trainer_class: for the kind `trainer`, the class of trl or transformers that the trainer must be an instance of.
         kind: one of `KINDS`.
+        device: `cpu` or `cuda`, where the script must compute; of the process's GPUs it is the current one.
+        prepare: is called before the script is imported and after the judge was made, which must not know of a GPU.
     """
     figures: dict[str, Any] = dict.fromkeys(of(kind))
     figures |= {"error": "", "error_stage": "", "answer": "", "answer_claims": 0, "answer_wrong": 0}
@@ -157,7 +178,9 @@ def run(
         return made
     start = {name: tensor.clone() for name, tensor in clean.state_dict().items()}
     with judge.start(clean, tokenizer) as scorer, _count_shown(figures):
-        work = Run(model_path, output_dir, trainer_class, figures, clean, tokenizer, scorer, start, torch.save)
+        work = Run(model_path, output_dir, trainer_class, figures, clean, tokenizer, scorer, start, torch.save, device)
+        if prepare is not None:
+            prepare()
         transformers.set_seed(0)
         before = patched.snapshot()
         try:
@@ -246,6 +269,8 @@ def _environment(error: BaseException, script: pathlib.Path) -> str:
     """Return why an error is the machine's or the stack's fault and not the script's, or an empty text."""
     if isinstance(error, MemoryError):
         return "this machine has not enough memory for the run"
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"the GPU has not enough free memory for the run: {_first_line(error)}"
     if isinstance(error, engines.EngineError):
         return str(error)  # no DeepSpeed, no compiler: raised before the script's own function is called
     if isinstance(error, OSError) and error.errno in _NO_ROOM:

@@ -23,13 +23,14 @@ def measure(script: types.ModuleType, run: Run) -> None:
     """Ask the script's function, and fill in `run.figures`.
 
     Raises:
-        Refused: there is no such function, or what it returned is no log-probability for each completion token.
+        Refused: there is no such function, or what it returned is no log-probability for each completion token, or is
+            on another device.
     """
     log_probs = run.function(script, "log_probs(model, input_ids, attention_mask, completion_length)")
     figures = run.figures
     ids, mask, length = _batch(run.tokenizer)
     counts = mask[:, -length:].bool()
-    model, exact = copy.deepcopy(run.clean), copy.deepcopy(run.clean).double()
+    model, exact = copy.deepcopy(run.clean).to(run.device), copy.deepcopy(run.clean).double()
     rows = exact(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)
     truth = _scored(rows, ids, length, 0)
     returned: list[int] = []
@@ -43,11 +44,13 @@ def measure(script: types.ModuleType, run: Run) -> None:
 
     run.stage = "measure"
     handle = model.register_forward_hook(note, with_kwargs=True)
-    got = log_probs(model, ids, mask, length)
+    got = log_probs(model, ids.to(run.device), mask.to(run.device), length)
     handle.remove()
     if not isinstance(got, torch.Tensor) or got.shape != truth.shape:
         told = tuple(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
         raise Refused(f"log_probs returned {told}, not one number for each completion token: {tuple(truth.shape)}")
+    run.must_be_there("what log_probs returned", [got])
+    got = got.cpu()
     figures |= {
         "rows_made": max(returned, default=0),
         "rows_needed": length + 1,
@@ -59,7 +62,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
     figures["positions_off"] = next(off, None)
     figures["gradient_error"] = _gradient_error(model, got, exact, truth, counts)
     try:
-        alignment.check_alignment(log_probs, run.clean)
+        alignment.check_alignment(log_probs, run.clean.to(run.device))
     except alignment.MisalignedLogProbs as error:
         figures["scores_from"] = error.found or "none of the mistakes that the probe knows"
 
@@ -99,4 +102,4 @@ def _gradient_error(model: Any, got: Any, exact: Any, truth: Any, counts: torch.
     pairs = [(a.grad, b.grad) for a, b in zip(model.parameters(), exact.parameters())]
     if any(a is None for a, _ in pairs):
         return None
-    return max(((a.double() - b).abs().max() / b.abs().max()).item() for a, b in pairs)
+    return max(((a.cpu().double() - b).abs().max() / b.abs().max()).item() for a, b in pairs)

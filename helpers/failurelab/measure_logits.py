@@ -60,7 +60,9 @@ class _First:
         if not torch.is_grad_enabled() or logits is None or self.seen:
             return
         self.seen = True
+        ids, logits = ids.cpu(), logits.detach().cpu()  # where the clean model is
         mask, made, length = kwargs.get("attention_mask"), logits.shape[1], ids.shape[1]
+        mask = None if mask is None else mask.cpu()
         counts = torch.ones_like(ids) if mask is None else mask
         with torch.no_grad():
             rows = self.run.clean(input_ids=ids, attention_mask=mask).logits

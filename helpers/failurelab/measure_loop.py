@@ -24,11 +24,11 @@ def measure(script: types.ModuleType, run: Run) -> None:
     """Run the script's training loop for `STEPS` steps, and fill in `run.figures`.
 
     Raises:
-        Refused: there is no such function, or the model came back as another.
+        Refused: there is no such function, or the model came back as another, or on another device.
     """
     figures = run.figures
     train = run.function(script, "train(model, tokenizer, steps)")
-    model, tokenizer = models.load(str(run.model_path))
+    model, tokenizer = models.load(str(run.model_path), device=run.device)
     figures["accuracy_before"] = run.judge.accuracy()
     run.stage = "train"
     scores: list[Score] = []
@@ -42,7 +42,8 @@ def measure(script: types.ModuleType, run: Run) -> None:
     now = {name: tensor.detach() for name, tensor in model.named_parameters()}
     if set(now) - set(run.start):
         raise Refused(f"the model came back as another: it has {sorted(set(now) - set(run.start))[0]}")
-    changed = {name for name, tensor in now.items() if not torch.equal(tensor, run.start[name])}
+    run.must_be_there("the trained model", now.values())
+    changed = {name for name, tensor in now.items() if not torch.equal(tensor.cpu(), run.start[name])}
     figures |= {
         "tensors_total": len(now),
         "tensors_trainable": len(trainable),

@@ -36,7 +36,8 @@ def built(script: types.ModuleType, run: Run) -> transformers.Trainer:
     """Return the trainer that the script builds.
 
     Raises:
-        Refused: it is another kind of trainer, was trained before, or its model is not the one that was given.
+        Refused: it is another kind of trainer, was trained before, or its model is not the one that was given, or not
+            on the device that the check is about.
     """
     build = run.function(script, "build_trainer(model_path, output_dir)")
     trainer = build(str(run.model_path), str(run.output_dir))
@@ -47,6 +48,7 @@ def built(script: types.ModuleType, run: Run) -> transformers.Trainer:
         raise Refused(f"the trainer has done {trainer.state.global_step} steps before it was handed over")
     if not is_as_given(trainer.model, run.start):
         raise Refused("the trainer's model is not the one in model_path: its weights differ before training")
+    run.must_be_there("the trainer's model", trainer.model.parameters())
     return trainer
 
 
@@ -122,7 +124,7 @@ def train(trainer: transformers.Trainer, run: Run) -> None:
 
 
 def _differ(before: torch.Tensor, now: torch.Tensor) -> bool:
-    return not torch.equal(before, now.detach())
+    return not torch.equal(before.cpu(), now.detach().cpu())  # a script may have moved it
 
 
 @contextlib.contextmanager
@@ -186,9 +188,10 @@ def after(trainer: transformers.Trainer, run: Run) -> None:
     """Measure the trained weights in the judge's clean model: hooks, patches and modes of the trained one do not count.
 
     Raises:
-        Refused: they are not weights of the model that was given.
+        Refused: they are not weights of the model that was given, or left the device that the check is about.
     """
     figures, trained = run.figures, trainer.model
+    run.must_be_there("the trained model", trained.parameters())
     if hasattr(trained, "get_base_model"):
         folder = run.output_dir / "measured-adapter"
         trained.save_pretrained(folder)

@@ -9,19 +9,48 @@ What goes wrong when a model is loaded, and is an error here: weights that a che
 """
 
 import contextlib
+import json
 import os
 import pathlib
-import random
-import re
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-Prompt = str | list[dict[str, str]]
+from failurelab import hub, tiers
+from failurelab.task import (
+    Prompt,
+    accuracy,
+    as_chat,
+    as_text,
+    equal_length_rows,
+    form_for,
+    random_state,
+    reward,
+    rows,
+    sums,
+)
+
+__all__ = [
+    "HALF_BILLION",
+    "NAMES",
+    "ModelError",
+    "Prompt",
+    "accuracy",
+    "as_chat",
+    "as_text",
+    "dtype_key",
+    "equal_length_rows",
+    "form_for",
+    "load",
+    "path",
+    "reward",
+    "rows",
+    "source",
+    "sums",
+]
 NAMES = ("tiny", "random-0.5b")
+_THETA = 10000.0  # what Qwen2's config takes where nothing is said
 _TINY = pathlib.Path("models", "tiny-qwen2")
 # Qwen2-0.5B as published: https://huggingface.co/Qwen/Qwen2-0.5B-Instruct/blob/main/config.json
 HALF_BILLION = {
@@ -72,34 +101,51 @@ def load(
     Args:
         name: `tiny` (the small Qwen2 that ships), `random-0.5b` (the shape of Qwen2-0.5B with random weights, and the
             small model's tokenizer), a folder, or a hub id such as `Qwen/Qwen2-0.5B-Instruct`.
-        device: where the model is put.
+        device: where the model is put; `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: of the weights; None is float32.
         seed: of the random weights; the caller's random state is left as it was.
 
     Raises:
         ModelError: the model is unknown, not to be fetched, incomplete or corrupt.
+        TierError: the device cannot be used, or has not the memory.
     """
-    dtype = dtype or torch.float32
+    dtype, device = dtype or torch.float32, tiers.resolve(device)
     if name == "random-0.5b":
         return _half_billion(torch.device(device), dtype, seed)
-    if name != "tiny" and not pathlib.Path(name).expanduser().is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        source = name
-    else:
-        source = str(path(name))
-        _check_folder(pathlib.Path(source))
+    where = source(name)
     try:
-        AutoConfig.from_pretrained(source)  # first, for without a network each of these calls tries for half a minute
-        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left")
-        model, info = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **{dtype_key(): dtype})
+        AutoConfig.from_pretrained(where)  # first: it says most clearly what is missing
+        tokenizer = AutoTokenizer.from_pretrained(where, padding_side="left")
+        model, info = AutoModelForCausalLM.from_pretrained(where, output_loading_info=True, **{dtype_key(): dtype})
     except Exception as error:  # hub, safetensors, json and shape errors share no narrower class
-        raise ModelError(_why(name, source, error)) from error
+        raise ModelError(hub.why(name, where, error)) from error
     if info["missing_keys"] or info.get("mismatched_keys"):
         absent = sorted([*info["missing_keys"], *map(str, info.get("mismatched_keys", ()))])
         raise ModelError(
             f"the weights of {name!r} are incomplete: {len(absent)} parameters are not in the checkpoint, such as "
             f"{absent[0]}. They would be random numbers. Next: get the checkpoint again."
         )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    size = sum(each.nbytes for each in model.parameters())
+    tiers.require_memory(size / tiers.GIB, device, f"the model {name}")
     return model.to(device).eval(), tokenizer
+
+
+def source(name: str) -> str:
+    """Return what `from_pretrained` reads a model from: a folder, or a hub name where the hub answers.
+
+    Raises:
+        ModelError: the model is unknown, `random-0.5b`, which lies nowhere, or incomplete; or the hub does not answer.
+    """
+    if not hub.is_name(name):
+        folder = path(name)
+        _check_folder(folder)
+        return str(folder)
+    try:
+        return hub.located(name)
+    except OSError as error:
+        raise ModelError(hub.why(name, name, error)) from error
 
 
 def dtype_key() -> str:
@@ -128,10 +174,11 @@ def _half_billion(
     config = transformers.Qwen2Config(
         **HALF_BILLION, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
+    tiers.require_memory(0.5e9 * dtype.itemsize / tiers.GIB, device, "the model random-0.5b")
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with _random_state(seed), device:
+        with random_state(seed), device:
             model = transformers.Qwen2ForCausalLM(config)
     finally:
         torch.set_default_dtype(before)
@@ -149,136 +196,32 @@ def _check_folder(folder: pathlib.Path) -> None:
         )
     if not [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
         raise ModelError(f"{folder} has no weights (no *.safetensors). Next: get the checkpoint again.")
+    if not _is_5():
+        _check_readable(folder)
 
 
-def _why(name: str, source: str, error: Exception) -> str:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if source == name and "/" in name and not pathlib.Path(name).expanduser().exists():
-        return (
-            f"{name} is no folder here and could not be fetched from the hub: {first} "
-            "Next: check the spelling and the network; without a network use a folder, tiny or random-0.5b."
+def _check_readable(folder: pathlib.Path) -> None:
+    """Find what transformers 5 has written and older ones read wrong, or not at all, in an era of theirs."""
+    said = {}
+    for name in ("config.json", "tokenizer_config.json"):
+        with contextlib.suppress(OSError, ValueError):  # another error will tell
+            said[name] = json.loads((folder / name).read_text(encoding="utf-8"))
+    found, step = "", ""
+    if said.get("tokenizer_config.json", {}).get("tokenizer_class") == "TokenizersBackend":
+        found = "its tokenizer_config.json names a class that older ones do not have"
+        step = 'write "tokenizer_class": "PreTrainedTokenizerFast" there'
+    rope = said.get("config.json", {}).get("rope_parameters") or {}
+    theta = rope.get("rope_theta", _THETA)
+    if "rope_theta" not in said.get("config.json", {}) and theta != _THETA:
+        found = f"its config.json has rope_theta in rope_parameters, where older ones do not look: they take {_THETA:g}"
+        step = f'write "rope_theta": {theta} into config.json as well'
+    if found:
+        raise ModelError(
+            f"{folder} was saved by transformers 5, and transformers {transformers.__version__} reads it otherwise: "
+            f"{found}. Next: {step}."
         )
-    return (
-        f"the model in {source} cannot be loaded, a file is corrupt or does not fit the others: "
-        f"{type(error).__name__}: {first} Next: get the checkpoint again (git checkout, or a new download)."
-    )
 
 
-@contextlib.contextmanager
-def _random_state(seed: int) -> Iterator[None]:
-    """Seed torch for a block, on every device, and give the caller's random state back after it."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
-
-
-# The task
-
-
-def sums() -> list[tuple[str, str]]:
-    """Return the 400 sums as (prompt, answer), such as `("3+4=", "7")`."""
-    return [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]
-
-
-def as_chat(prompt: str) -> list[dict[str, str]]:
-    """Return `prompt` as the one message of a user, for the chat template."""
-    return [{"role": "user", "content": prompt}]
-
-
-def rows(seed: int | None = None, repeat: int = 1, form: str = "plain") -> Any:
-    """Return the sums as a `datasets.Dataset` with the columns `prompt` and `answer`, 400 rows times `repeat`.
-
-    Args:
-        seed: shuffles the rows; None leaves them in order.
-        repeat: how often every sum occurs.
-        form: `plain`, prompts are text; `chat`, prompts are lists of messages.
-
-    Raises:
-        ValueError: another form.
-    """
-    import datasets
-
-    if form not in ("plain", "chat"):
-        raise ValueError(f"unknown form {form!r}: prompts are plain or chat")
-    pairs = sums() * repeat
-    if seed is not None:
-        random.Random(seed).shuffle(pairs)
-    prompts = [prompt if form == "plain" else as_chat(prompt) for prompt, _ in pairs]
-    return datasets.Dataset.from_dict({"prompt": prompts, "answer": [answer for _, answer in pairs]})
-
-
-def equal_length_rows(dataset: Any, length: int | None = None) -> Any:
-    """Keep the rows whose prompt has `length` characters, by default the most frequent length; none needs padding.
-
-    The small model's tokenizer makes one token of each character, so that these prompts have equally many tokens.
-
-    Raises:
-        ValueError: no row is that long.
-    """
-    lengths = [len(as_text(prompt)) for prompt in dataset["prompt"]]
-    length = length or max(sorted(set(lengths)), key=lengths.count)
-    kept = [index for index, each in enumerate(lengths) if each == length]
-    if not kept:
-        raise ValueError(f"no prompt has {length} characters: there are {sorted(set(lengths))}")
-    return dataset.select(kept)
-
-
-def reward(completions: Sequence[Prompt], answer: Sequence[str], **_: Any) -> list[float]:
-    """Return 1.0 for each completion that is exactly the answer, else 0.0: a reward function for GRPOTrainer.
-
-    Args:
-        completions: text, or in chat form lists of messages, the last of which counts.
-        answer: the dataset's column, one for each completion.
-    """
-    return [float(as_text(completion).strip() == right) for completion, right in zip(completions, answer, strict=True)]
-
-
-def as_text(prompt: Prompt) -> str:
-    """Return a text as it is, and of messages what the last one says."""
-    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
-
-
-def accuracy(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    sampled: bool = False,
-    seed: int = 0,
-    prompts: Sequence[tuple[Prompt, str]] | None = None,
-    train_mode: bool = False,
-    **generate_kwargs: Any,
-) -> float:
-    """Return the share of sums whose generated completion is right, 0 to 1.
-
-    Deterministic: sampling has a seed of its own, and the caller's random state, the model's mode and its generation
-    config stay as they were. Whatever `generate` does wrong in train mode shows here with `train_mode=True`.
-
-    Args:
-        model: a causal language model; its device is used.
-        tokenizer: pads on the left.
-        sampled: draw at temperature 1 from the whole vocabulary, as GRPO does; else greedy.
-        seed: of the sampling.
-        prompts: pairs of prompt (text, or messages for the chat template) and answer; by default all 400 sums.
-        train_mode: generate in train mode, as trainers of trl do.
-        generate_kwargs: for `generate`, such as `use_cache=False`; they win over the above.
-    """
-    pairs = sums() if prompts is None else list(prompts)
-    texts = [
-        prompt
-        if isinstance(prompt, str)
-        else tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        for prompt, _ in pairs
-    ]
-    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
-    batch = batch.to(model.device)
-    options = {"max_new_tokens": 4, "do_sample": sampled, "pad_token_id": tokenizer.pad_token_id}
-    options |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0} if sampled else {}
-    was_training = model.training
-    model.train(train_mode)
-    try:
-        with torch.no_grad(), _random_state(seed):
-            out = model.generate(**batch, **(options | generate_kwargs))
-    finally:
-        model.train(was_training)
-    completions = tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-    return sum(reward(completions, [answer for _, answer in pairs])) / len(pairs)
+def _is_5() -> bool:
+    """Whether this transformers has the tokenizers' base class that transformers 5 writes into folders."""
+    return hasattr(transformers, "TokenizersBackend")

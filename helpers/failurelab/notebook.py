@@ -11,16 +11,35 @@ import os
 import pathlib
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import eras as stacks
 from . import live
 
 STYLE = pathlib.Path(__file__).with_name("failurelab.mplstyle")
 COLUMNS = ("measured", "found", "healthy", "red flag", "verdict")
+
+
+class Mark(NamedTuple):
+    """Words on a ground of their own, for a cell of a table: legible in light and dark themes, without the colour too.
+
+    `ground` and `ink` are colours such as `#d5f2de`, with a contrast of 7 or more.
+    """
+
+    words: str
+    ground: str
+    ink: str
+
+    @property
+    def html(self) -> str:
+        """The mark as HTML, with its style inline."""
+        style = f"background:{self.ground};color:{self.ink};padding:0.1em 0.5em;border-radius:0.4em;white-space:nowrap"
+        return f'<span style="{style}">{html.escape(self.words)}</span>'
+
+
 # A mark, a word and a colour, so that no one of them is needed. Each brings its own ground: legible in both themes.
-_MARKS = {True: ("✓ healthy", "#d5f2de", "#0b3d1c"), False: ("✗ red flag", "#fbdcd7", "#5c1209")}
-_NOT_RUN = ("– not run", "#e3e3e3", "#303030")
+_MARKS = {True: Mark("✓ healthy", "#d5f2de", "#0b3d1c"), False: Mark("✗ red flag", "#fbdcd7", "#5c1209")}
+_NOT_RUN = Mark("– not run", "#e3e3e3", "#303030")
 
 
 class NotRun(Exception):
@@ -31,21 +50,28 @@ class NotRun(Exception):
         return [f"NOT RUN: {self}"]
 
 
-def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = (), threads: int = 1) -> None:
+def setup(
+    seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = (), threads: int = 1, one_gpu: bool = True
+) -> str:
     """Make a notebook quiet and its runs repeatable; works in an era's kernel too.
 
     Args:
         seed: for Python's, numpy's and torch's random numbers.
-        device: where the notebook will compute; without such a GPU it is NOT RUN.
+        device: where the notebook will compute: `auto`, `cpu`, `cuda` or `cuda:N`; without such a GPU it is NOT RUN.
         eras: eras whose kernels start now, in the background: importing an old stack takes long, and reading the
             first page does too.
         threads: for torch on a CPU. One is as fast for a small model, and adds up in the same order on every machine.
             Two on two busy cores were seen to train ten times slower, for threads that wait for each other spin: so
             more only for large models. An era's kernel takes it over.
+        one_gpu: let this process and its eras see the GPU that is used and no other, on a CPU none: with several,
+            transformers' Trainer would wrap the model in nn.DataParallel.
+
+    Returns:
+        The device that `device` means here: `cpu`, `cuda` or `cuda:N`.
 
     Raises:
         EraError: eras are named, and the course's repository is not there, or they have not been made.
-        NotRun: `device` is a GPU, and torch finds none.
+        NotRun: `device` is a GPU, and none works; says why, and the next step.
     """
     from IPython import get_ipython
 
@@ -54,7 +80,7 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = (), threa
         stacks.root()  # a notebook that was copied out of the course ends here, with a line that says so
     import torch
 
-    from . import observe
+    from . import observe, tiers
 
     observe.quiet()
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -66,8 +92,12 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = (), threa
 
     numpy.random.seed(seed)
     matplotlib.style.use(STYLE)
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        not_run(f"device {device} is asked for, and torch {torch.__version__} finds no GPU")
+    if one_gpu:
+        device = _only(device)
+    try:
+        device = tiers.resolve(device)
+    except tiers.TierError as error:
+        not_run(str(error))
     if observe.era() == "today":
         from . import magics
 
@@ -77,6 +107,26 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = (), threa
             shell.extension_manager.load_extension("failurelab")  # %lab
         if eras:
             magics.start(*eras)
+    return device
+
+
+def _only(device: str) -> str:
+    """Let CUDA, which reads it at its first use, see the one GPU that is used, or none; return its name by then."""
+    if device == "cpu":  # else DeepSpeed, bitsandbytes and accelerate would take the GPU by themselves
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        return device
+    number = str(device).removeprefix("cuda").removeprefix(":")
+    if device != "auto" and not (str(device).startswith("cuda") and (not number or number.isdigit())):
+        return device
+    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+    place = int(number) if number.isdigit() else 0
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(place)
+    elif place < len(visible):
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[place]
+    else:
+        return device  # hidden, or not so many: said by tiers.resolve
+    return "cuda" if number else device
 
 
 def not_run(reason: str) -> None:
@@ -121,6 +171,7 @@ def verdict_table(rows: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMN
     """Show a table of verdicts, as plain text and as HTML for light and dark themes.
 
     A boolean (numpy's and torch's too) becomes a verdict in words: True is healthy, False a red flag, None not run.
+    A `Mark` is a verdict in other words.
     Floats are shown with two decimals, or two digits where these would be 0.00; where they vary by processor, show
     the verdict and not the figure, for nbval compares the table.
 
@@ -140,11 +191,16 @@ def verdict_table(rows: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMN
     _display({"text/plain": _plain(lines, columns), "text/html": _html(lines, columns)}, {})
 
 
+def _mark(value: Any) -> Mark | None:
+    """Return the verdict that a value stands for, if it is one."""
+    if isinstance(value, Mark):
+        return value
+    return _NOT_RUN if value is None else _MARKS[value] if isinstance(value, bool) else None
+
+
 def _words(value: Any) -> str:
-    if value is None:
-        return _NOT_RUN[0]
-    if isinstance(value, bool):
-        return _MARKS[value][0]
+    if mark := _mark(value):
+        return mark.words
     if not isinstance(value, float):
         return str(value)
     return f"{value:.2f}" if value == 0 or 0.01 <= abs(value) < 1e6 else f"{value:.2g}"
@@ -166,11 +222,8 @@ def _html(lines: list[list[Any]], columns: Sequence[str]) -> str:
 
 
 def _html_cell(value: Any) -> str:
-    if value is not None and not isinstance(value, bool):
-        return html.escape(_words(value))
-    words, ground, ink = _NOT_RUN if value is None else _MARKS[value]
-    style = f"background:{ground};color:{ink};padding:0.1em 0.5em;border-radius:0.4em;white-space:nowrap"
-    return f'<span style="{style}">{words}</span>'
+    mark = _mark(value)
+    return mark.html if mark else html.escape(_words(value))
 
 
 def _display(data: dict[str, Any], metadata: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ folder that the environment variable FAILURELAB_EVIDENCE names (`failurelab run`
 """
 
 import contextlib
+import functools
 import gc
 import importlib.metadata
 import json
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 import transformers
 
-from failurelab import noise
+from failurelab import noise, tiers
 
 SCHEMA = 1
 STATES = ("healthy", "broken", "wrong_fix", "right_fix", "measured")
@@ -36,13 +37,27 @@ def era() -> str:
     return os.environ.get("FAILURELAB_ERA", "today")
 
 
-def versions() -> dict[str, str]:
-    """Return the installed version of every library under study (asked of the metadata, so nothing is imported)."""
+def versions(device: str | torch.device = "cpu") -> dict[str, str]:
+    """Return the installed version of every library under study (asked of the metadata, so nothing is imported).
+
+    Args:
+        device: for a GPU the driver's version, and that of the CUDA that torch was built for, are added.
+    """
     found = {"python": platform.python_version()}
     for name in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
+    if torch.device(device).type == "cuda":
+        found |= {"driver": _driver() or "unknown", "cuda": torch.version.cuda or "unknown"}
     return found
+
+
+_driver = functools.cache(tiers.driver)
+
+
+def tier_of(device: str | torch.device = "cpu") -> str:
+    """Return the tier of what is measured on this device, `cpu` or `gpu`, to stand beside every figure."""
+    return "gpu" if torch.device(device).type == "cuda" else "cpu"
 
 
 def device_name(device: str | torch.device = "cpu") -> str:
@@ -79,7 +94,7 @@ def record(
     Raises:
         ValueError: an unknown state or tier, or a figure that JSON cannot hold.
     """
-    tier = tier or ("gpu" if torch.device(device).type == "cuda" else "cpu")
+    tier = tier or tier_of(device)
     if state not in STATES:
         raise ValueError(f"unknown state {state!r}: a record's state is one of {', '.join(STATES)}")
     if tier not in TIERS:
@@ -93,7 +108,7 @@ def record(
         "seed": seed,
         "tier": tier,
         "device": device_name(device),
-        "versions": versions(),
+        "versions": versions(device),
         "source": os.environ.get("FAILURELAB_SOURCE", ""),
         "figures": {k: _plain(k, v) for k, v in figures.items()},
     }
@@ -144,10 +159,14 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
     """Return the peak of memory allocated by torch while `step()` runs, in bytes over what was held at its start.
 
     On a CPU it adds up every allocation and release that torch's profiler saw, so that it is exact and independent of
-    the process's own memory; on a GPU it is `torch.cuda.max_memory_allocated` over the start.
+    the process's own memory. On a GPU it is `torch.cuda.max_memory_allocated` over the start, of that one GPU, after
+    all earlier work on it is done; torch's own peak statistics of that GPU are reset by it. There blocks are rounded
+    up, and cuBLAS allocates a workspace at its first call and keeps it: let a step run once before, not to count that.
+
+    Raises:
+        ValueError: a device whose memory is not counted here, a simulated one or an Apple GPU.
     """
-    device = torch.device(device)
-    gc.collect()  # what an earlier run left in cycles must not be freed, and counted as freed, during this one
+    device = _counted(device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -155,6 +174,44 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
         step()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - start
+    held = peak = 0
+    for size in _allocations(step):
+        held += size
+        peak = max(peak, held)
+    return peak
+
+
+def held_memory(make: Callable[[], Any], device: str | torch.device = "cpu") -> tuple[Any, int]:
+    """Return what `make()` returns, and the bytes that torch holds for it afterwards, counted as in `peak_memory`."""
+    device = _counted(device)
+    made = []
+    if device.type == "cuda":
+        start = torch.cuda.memory_allocated(device)
+        made.append(make())
+        gc.collect()
+        return made[0], torch.cuda.memory_allocated(device) - start
+
+    def keep() -> None:
+        made.append(make())
+        gc.collect()
+
+    held = sum(_allocations(keep))
+    return made[0], held
+
+
+def _counted(device: str | torch.device) -> torch.device:
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"the memory of a {device.type} device is not counted: torch's CPU profiler and torch.cuda do not see it. "
+            "Next: a device cpu or cuda; for simulated devices simulate.peak_memory"
+        )
+    gc.collect()  # what an earlier run left in cycles must not be freed, and counted as freed, during this one
+    return device
+
+
+def _allocations(step: Callable[[], Any]) -> list[int]:
+    """Run `step` on a CPU; return the bytes of every allocation and, negative, release, in the order of time."""
     # The profiler's C++ log writes when it starts and stops, to stderr, unless its level is above the last one.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
@@ -164,11 +221,7 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
         for event in profile.profiler.kineto_results.events()
         if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
     )
-    held = peak = 0
-    for _, size in changes:
-        held += size
-        peak = max(peak, held)
-    return peak
+    return [size for _, size in changes]
 
 
 def quiet() -> None:
@@ -185,11 +238,31 @@ def quiet() -> None:
 
 
 @contextlib.contextmanager
-def stopwatch() -> Iterator[Callable[[], float]]:
-    """Measure wall-clock seconds: the yielded function returns those since the start, or the total once ended."""
+def stopwatch(device: str | torch.device = "cpu") -> Iterator[Callable[[], float]]:
+    """Measure wall-clock seconds: the yielded function returns those since the start, or the total once ended.
+
+    Args:
+        device: a GPU's work is waited for at the start and at the end; it is only handed over when a call returns.
+    """
+    wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda _: None
+    wait(device)
     start = time.perf_counter()
     total: list[float] = []
     try:
         yield lambda: total[0] if total else time.perf_counter() - start
     finally:
+        wait(device)
         total.append(time.perf_counter() - start)
+
+
+def machine_seconds() -> tuple[float, float]:
+    """Return the processor seconds that this machine has worked, and those that it could have, since its start.
+
+    Two readings tell how busy it was between them, with whatever work. On Linux: from `/proc/stat`.
+
+    Raises:
+        OSError: the system has no `/proc/stat`.
+    """
+    fields = [int(each) for each in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (sum(fields) - fields[3] - fields[4]) / ticks, sum(fields) / ticks

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 STATUSES = ("PASS", "FAIL", "ENVIRONMENT", "NOT RUN")
@@ -62,17 +62,28 @@ def summary(results: Iterable[Result]) -> str:
     return ", ".join([f"{statuses.count('PASS')} of {len(statuses)} PASS", *others])
 
 
-def to_json(results: Iterable[Result]) -> dict[str, Any]:
-    """Return what `results.json` holds."""
+def to_json(results: Iterable[Result], ran: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what `results.json` holds.
+
+    Args:
+        results: of the notebooks.
+        ran: what they computed on, of `ran_on.describe`.
+    """
     results = list(results)
     listed = [dataclasses.asdict(each) for each in results]
     for each in listed:
         each |= {key: each[key] and str(each[key]) for key in ("copy", "html", "log")}
-    return {"schema": 1, "summary": summary(results), "exit_status": exit_status(results), "results": listed}
+    return {
+        "schema": 1,
+        "ran_on": dict(ran or {}),
+        "summary": summary(results),
+        "exit_status": exit_status(results),
+        "results": listed,
+    }
 
 
-def report(results: list[Result], out: pathlib.Path) -> None:
-    """Print the table of results, the line with the denominators, and where the copies are."""
+def report(results: list[Result], out: pathlib.Path, ran: str = "") -> None:
+    """Print the table of results, what they ran on, the line with the denominators, and where the copies are."""
     from rich.console import Console
     from rich.table import Table
 
@@ -87,6 +98,8 @@ def report(results: list[Result], out: pathlib.Path) -> None:
     for each in results:
         if each.reason:
             console.print(f"{each.name}: {each.reason}", markup=False, highlight=False, soft_wrap=True)
+    if ran:
+        console.print(ran, markup=False, highlight=False, soft_wrap=True)
     console.print(summary(results), style="bold", highlight=False)
     with contextlib.suppress(ValueError):
         out = out.relative_to(pathlib.Path.cwd())

@@ -60,7 +60,7 @@ def end(token: str, patience: float = 0.0) -> None:
         psutil.wait_procs(left, timeout=5)
 
 
-def first_line(text: str, limit: int = 200) -> str:
+def first_line(text: str, limit: int = 400) -> str:
     """Return the first line that says something, without colours, cut at `limit` characters."""
     lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
     line = lines[0] if lines else ""
@@ -176,6 +176,9 @@ def _all_cells_ran(executed) -> tuple[str, str]:
 
 # nbconvert's own template leaves the alt text out, and then fills in "No description has been provided".
 _PAGE = """{% extends "lab/index.html.j2" %}
+{%- block body_header -%}{{ super() }}
+<p style="margin:1em 2em;font-family:sans-serif">Run by failurelab: {{ resources.ran_on | escape_html }}</p>
+{%- endblock body_header -%}
 {% block data_png scoped %}<div class="jp-RenderedImage jp-OutputArea-output">
 <img src="data:image/png;base64,{{ output.data["image/png"] | escape_html }}"
 alt="{{ (output | get_metadata("alt", "image/png") or "") | escape_html }}"></div>{% endblock %}
@@ -187,7 +190,9 @@ def _export(executed, order: dict) -> None:
     from nbconvert import HTMLExporter
 
     exporter = HTMLExporter(extra_loaders=[DictLoader({"page.html.j2": _PAGE})], template_file="page.html.j2")
-    body, _ = exporter.from_notebook_node(executed, resources={"metadata": {"name": order["name"]}})
+    body, _ = exporter.from_notebook_node(
+        executed, resources={"metadata": {"name": order["name"]}, "ran_on": order["ran_on"]}
+    )
     pathlib.Path(order["html"]).write_text(body, encoding="utf-8")
 
 

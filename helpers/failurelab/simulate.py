@@ -22,6 +22,7 @@ kernel here; `simulated_memory` says what is done about it.
 """
 
 import contextlib
+import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -31,6 +32,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from failurelab.simulated_bits import four_bit
+from failurelab.simulated_kernels import own_kernels
 from failurelab.simulated_memory import Peak, fused_attention, peak_memory
 
 __all__ = [
@@ -105,7 +107,14 @@ def devices(n: int) -> list[torch.device]:
                 f"torch {torch.__version__} has no Python backend. Next: the torch that the course pins, or fake cuda "
                 "devices (without simulate.devices)"
             )
+        if torch.cuda.is_initialized():
+            raise SimulationError(
+                "a real GPU is in use in this process, and simulated devices would stand beside it. Next: a process of "
+                "its own"
+            )
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would choose the real one
         setup(NAME, _Backend(n))
+        own_kernels()
         _registered = n
         torch.get_device_module.cache_clear()  # it may have been asked before, and then still says the CPU
     return [torch.device(NAME, index) for index in range(n)]

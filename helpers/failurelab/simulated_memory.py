@@ -6,25 +6,26 @@ sum; a simulated device has the decomposed one, whose backward keeps matrices of
 attention is replaced, for the time of a step, by a stand-in that keeps what the fused kernel keeps; the decomposed
 figure can be asked for too, and the ratio of both grows with the length.
 
-Not in the figure: the allocator's rounding and fragmentation, kernels' workspaces, the CUDA context (some hundred MiB),
-and temporary casts inside fused kernels.
-
-Source: FlashAttention-2 (arXiv 2307.08691) for what the fused kernel keeps.
+Kernels also allocate for the time of a call: copies of what is not contiguous, sums of attention's backward pass.
+`simulated_kernels` knows those that a training step meets. Not in the figure: fragmentation of the allocator's blocks
+(one of more than 1 MiB may be given out with up to 1 MiB too much), what cuBLAS keeps from its first call on, the CUDA
+context (some hundred MiB), and temporary casts inside fused kernels.
 """
 
 import collections
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
+
+from failurelab.simulated_kernels import fused_attention, workspace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +35,24 @@ class Peak:
     Attributes:
         total: bytes.
         kinds: bytes by kind: `Parameter` (scales of 4-bit weights too), `Buffer`, `Gradient`, `Optstate` (made in the
-            optimizer's step), `Activation` (made in a forward pass) and `Temp` (made in a backward pass, where layers
-            under checkpointing are computed again).
+            optimizer's step), `Activation` (made in a forward pass), `Temp` (made in a backward pass, where layers
+            under checkpointing are computed again) and `Workspace` (held by a kernel while it runs).
         device: such as `sim:0`.
         attention: `fused` or `decomposed`.
+        before: bytes of the total that were held when the step began: weights, buffers, and what there was of gradients
+            and optimizer states.
     """
 
     total: int
     kinds: Mapping[str, int]
     device: str
     attention: str
+    before: int = 0
+
+    @property
+    def beyond(self) -> int:
+        """Bytes that the step added, as `observe.peak_memory` measures them."""
+        return self.total - self.before
 
 
 def peak_memory(
@@ -51,6 +60,8 @@ def peak_memory(
     *modules: Any,
     attention: str = "fused",
     optimizer: torch.optim.Optimizer | None = None,
+    block: int = 1,
+    kernels: str = "gpu",
 ) -> Peak:
     """Return the peak memory of `step()` on the simulated device that used most, weights included.
 
@@ -59,17 +70,24 @@ def peak_memory(
         modules: whose parameters and buffers count as held before; the model.
         attention: `fused` (as on a GPU) or `decomposed` (as a simulated device really does it).
         optimizer: its states count as their own kind.
+        block: what the size of each allocation is rounded up to, in bytes: 512 on a CUDA device.
+        kernels: whose temporary memory is counted: `gpu`, or `cpu`, where a step is to be compared with a CPU's.
 
     Raises:
-        ValueError: another `attention`, or no memory was seen on any device.
+        ValueError: another `attention` or `kernels`, a block below 1, or no memory was seen on any device.
     """
     if attention not in ("fused", "decomposed"):
         raise ValueError(f"attention={attention!r}: a step is simulated with 'fused' or 'decomposed' attention")
+    if kernels not in ("gpu", "cpu"):
+        raise ValueError(f"kernels={kernels!r}: a step is simulated with the kernels of a 'gpu' or a 'cpu'")
+    if block < 1:
+        raise ValueError(f"block={block}: allocations are rounded up to whole blocks of at least 1 byte")
     from failurelab.simulate import fake
 
     with fake(), contextlib.ExitStack() as stack:
-        tracker = _Tracker(modules, optimizer)
+        tracker = _Tracker(modules, optimizer, block, kernels)
         stack.callback(tracker.stop)
+        before = dict(tracker.totals)
         if attention == "fused":
             stack.enter_context(fused_attention())
         with tracker:
@@ -80,7 +98,7 @@ def peak_memory(
             "the step used no memory on a simulated device: it must compute with tensors of the simulation"
         )
     device, kinds = max(peaks.items(), key=lambda each: sum(each[1].values()))
-    return Peak(sum(kinds.values()), dict(kinds), str(device), attention)
+    return Peak(sum(kinds.values()), dict(kinds), str(device), attention, before.get(device, 0))
 
 
 class _Tracker(TorchDispatchMode):
@@ -89,8 +107,11 @@ class _Tracker(TorchDispatchMode):
     torch's own MemTracker says the same totals; it keeps a record for each module and takes minutes for 80 layers.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None, block: int, kernels: str
+    ) -> None:
         super().__init__()
+        self.block, self.kernels = block, kernels
         self.held: dict[torch.device, collections.Counter] = collections.defaultdict(collections.Counter)
         self.totals: collections.Counter = collections.Counter()
         self.peaks: dict[torch.device, dict[str, int]] = {}
@@ -129,6 +150,8 @@ class _Tracker(TorchDispatchMode):
         in_backward = torch._C._current_graph_task_id() != -1
         kind = "Optstate" if self.in_optimizer else "Temp" if in_backward else "Activation"
         tree_map_only(torch.Tensor, lambda tensor: self._count(tensor, kind), out)
+        for device, size in workspace(function, args, out, self.kernels).items():
+            self._compare(device, self._rounded(size))
         return out
 
     def _gradient(self, parameter: torch.Tensor) -> None:
@@ -145,50 +168,21 @@ class _Tracker(TorchDispatchMode):
                 self.held[device][kind] += known[1]
                 known[0] = kind
             return
-        entry = [kind, storage.nbytes()]
+        entry = [kind, self._rounded(storage.nbytes())]
         self.kinds[storage] = entry
         weakref.finalize(storage, self._gone, device, entry)
         self.held[device][kind] += entry[1]
         self.totals[device] += entry[1]
-        if self.totals[device] > sum(self.peaks.get(device, {}).values()):
-            self.peaks[device] = {name: size for name, size in self.held[device].items() if size}
+        self._compare(device)
+
+    def _rounded(self, size: int) -> int:
+        return -(-size // self.block) * self.block
+
+    def _compare(self, device: torch.device, workspace: int = 0) -> None:
+        if self.totals[device] + workspace > sum(self.peaks.get(device, {}).values()):
+            now = {**self.held[device], "Workspace": workspace}
+            self.peaks[device] = {name: size for name, size in now.items() if size}
 
     def _gone(self, device: torch.device, entry: list) -> None:
         self.held[device][entry[0]] -= entry[1]
         self.totals[device] -= entry[1]
-
-
-@contextlib.contextmanager
-def fused_attention() -> Iterator[None]:
-    """Let `scaled_dot_product_attention` keep what a GPU's fused kernel keeps, for the time of the block; no numbers.
-
-    For fake tensors only: on real ones it would compute nothing, so that is an error.
-    """
-    original = functional.scaled_dot_product_attention
-
-    def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not hasattr(query, "fake_mode"):
-            raise ValueError("fused_attention stands in for a kernel on fake tensors, and these are real ones")
-        return _Fused.apply(query, key, value)
-
-    functional.scaled_dot_product_attention = fused
-    try:
-        yield
-    finally:
-        functional.scaled_dot_product_attention = original
-
-
-class _Fused(torch.autograd.Function):
-    """Shapes and what is kept of FlashAttention: inputs, output, and one float32 for each row of scores."""
-
-    @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(query)
-        sums = torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
-        ctx.save_for_backward(query, key, value, out, sums)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        query, key, value, _, _ = ctx.saved_tensors
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)

@@ -13,9 +13,15 @@ def told(text: str) -> str:
     """Return what the failures whose symptoms occur in a pasted log are, and where each is explained and repaired."""
     found = registry.by_symptom(text)
     if not found:
-        return (
-            "None of the course's literal texts is in it. Some failures are silent: see what they look like in "
-            f"{PAGE}, or look at your versions with failurelab doctor --python PATH"
+        silent = [
+            f"  {failure.id}: {seen}" for failure in registry.all() for seen in failure.seen_as if "reward" in seen
+        ]
+        return "\n".join(
+            [
+                "None of the course's literal texts is in it. Some failures are silent. What a reward does in them:",
+                *silent,
+                f"More in {PAGE}. Which of them your versions have: failurelab doctor --python PATH",
+            ]
         )
     return "\n\n".join(_short(failure) for failure in found)
 

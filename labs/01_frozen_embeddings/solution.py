@@ -1,7 +1,8 @@
 """Lab 01, solved: the run that trains one tensor.
 
-A small Qwen2 learns sums by GRPO in trl 0.14. Another service shares its embeddings, so they are frozen. The run ends
-without an error, and the model is no better than before.
+A small Qwen2 learns sums by GRPO in trl 0.14. Another service shares its embeddings, so they are frozen. The log says
+"None of the inputs have requires_grad=True. Gradients will be None", over and over. The run ends without an error, and
+the model is no better than before.
 
 Make it learn. The embeddings stay frozen, and checkpointing stays on: without it the real model does not fit.
 """
@@ -9,6 +10,7 @@ Make it learn. The embeddings stay frozen, and checkpointing stays on: without i
 import pathlib
 import tempfile
 
+import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
@@ -46,7 +48,7 @@ def build_trainer(model_path, output_dir):
         logging_steps=10,
         save_strategy="no",
         report_to=[],
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         seed=0,
     )
     rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})

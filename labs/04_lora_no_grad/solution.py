@@ -9,6 +9,7 @@ Make it learn. The adapter stays as it is, and checkpointing stays on: without i
 import pathlib
 import tempfile
 
+import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -48,7 +49,7 @@ def build_trainer(model_path, output_dir):
         save_strategy="no",
         report_to=[],
         bf16=True,
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         seed=0,
     )
     rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})

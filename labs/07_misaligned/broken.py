@@ -9,6 +9,7 @@ Make it learn. The versions stay, and so do trainer, learning rate, beta and num
 import pathlib
 import tempfile
 
+import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -40,7 +41,7 @@ def build_trainer(model_path, output_dir):
         logging_steps=10,
         save_strategy="no",
         report_to=[],
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         seed=0,
     )
     rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})

@@ -1,25 +1,15 @@
 """The benchmarks' own judgement: what a signature means, and that only right functions are compared."""
 
+import argparse
 import ast
-import importlib.util
-import pathlib
+import json
 import sys
 
 import pytest
 import torch
+from tests.cli.benchmark_scripts import load
 
-from failurelab import logits
-
-FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
-
-
-def load(name: str):
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", FOLDER / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
+from failurelab import evidence, logits, not_run, tiers
 
 SOURCE = """
 class Qwen2Model:
@@ -58,12 +48,15 @@ def test_ways_are_compared_in_one_run_and_the_missing_say_why(capsys, monkeypatc
     shape = logps.Shape(2, 8, 8, 64, True, vocabulary=2000)
     found = logps.measure(shape, logps.WAYS, 1, "cpu")
     assert found[logps.KEPT]["memory_to_kept"] == found[logps.KEPT]["time_to_kept"] == 1.0
-    assert found["Liger"] == "Liger's kernels need a GPU"
+    reason = found["Liger's GRPO loss"]
+    assert "No module named 'liger_kernel'" in reason
     logps.show(shape, found, "cpu")
-    assert "| Liger | NOT RUN: Liger's kernels need a GPU" in capsys.readouterr().out
+    assert f"| Liger's GRPO loss | NOT RUN: {reason}" in capsys.readouterr().out
     ran = sum(isinstance(each, dict) for each in found.values())
-    assert ran >= 4
-    assert sum(len(file.read_text().splitlines()) for file in tmp_path.glob("*.jsonl")) == ran
+    assert ran >= 5
+    records = [json.loads(line) for file in tmp_path.glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert len(records) == len(found) == len(logps.WAYS)
+    assert [made["figures"] for made in records if "not_run" in made["figures"]] == [{"not_run": reason}]
 
 
 def test_a_way_that_scores_other_tokens_is_not_timed():
@@ -76,3 +69,106 @@ def test_a_way_that_scores_other_tokens_is_not_timed():
 
     with pytest.raises(logits.MisalignedLogProbs, match="prompt positions"):
         logps.measure(logps.Shape(2, 8, 8, 64, True, vocabulary=2000), {logps.KEPT: early}, 1, "cpu")
+
+
+def test_a_way_that_runs_out_of_memory_is_not_run_and_the_others_are():
+    """Caught for each way, with torch's own first line."""
+    logps = load("logps")
+
+    def greedy(model, ids, mask, length):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore.")
+
+    shape = logps.Shape(2, 8, 8, 64, True, vocabulary=2000)
+    found = logps.measure(shape, {"greedy": greedy, logps.KEPT: logps.kept_logits}, 1, "cpu")
+    assert found["greedy"] == "CUDA out of memory. Tried to allocate 9 GiB."
+    assert found[logps.KEPT]["rounds"] == 1
+    found = logps.measure(shape, {"greedy": logps.kept_logits, logps.KEPT: greedy}, 1, "cpu")
+    assert "which all are compared with, was not run" in found["greedy"]
+
+
+def test_a_way_that_cannot_fit_is_not_tried(monkeypatch):
+    """The least that full logits need: gradients of a tied 0.5B head, and 2 x 8,192 rows twice, all in bfloat16."""
+    logps, asked = load("logps"), []
+    monkeypatch.setattr(tiers, "require_memory", lambda gib, device, what: asked.append(gib))
+    shape = logps.CARD_SHAPES["0.5b-8k"]
+    for way in (logps.full_logits, logits.completion_logps):
+        logps.require_room(shape, way, "cuda")
+    assert asked == pytest.approx([each * 151_936 * 2 / 2**30 for each in (896 + 2 * 2 * 8192, 896)])
+
+
+def test_a_loss_of_another_kind_is_not_timed():
+    """It would have other gradients: the mean log-probability in the place of GRPO's loss."""
+    logps = load("logps")
+
+    def other(model, ids, mask, length):
+        return logits.completion_logps(model, ids, mask, length).mean()
+
+    shape = logps.Shape(2, 8, 8, 64, True, vocabulary=2000)
+    logps.LOSSES.add(other)
+    with pytest.raises(ValueError, match="another function"):
+        logps.errors(shape, {"other": other}, "cpu")
+
+
+def test_on_a_gpu_times_are_between_events(monkeypatch):
+    """The step lies between two events of one queue, which is waited for; the GPU is a stand-in."""
+    logps, calls = load("logps"), []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            calls.append("record")
+
+        def synchronize(self):
+            calls.append("wait")
+
+        def elapsed_time(self, other):
+            return 1500.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("idle"))
+    assert logps.seconds(lambda: calls.append("step"), "cuda:0") == 1.5
+    assert calls == ["idle", "record", "step", "record", "wait"]
+
+
+@pytest.mark.parametrize("name", sorted(evidence.benchmarks()))
+def test_a_benchmark_takes_a_device_and_never_another(name, monkeypatch, capsys):
+    """Asked for a GPU that is not there it ends with one line and status 3, before it computes; `auto` is resolved."""
+    script, seen = load(name), []
+    monkeypatch.setattr(tiers, "gpu_problem", lambda: "there is none. Next: look for one")
+    monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", "--device", "cuda"])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 3 and not said.out
+    assert said.err == (
+        f"{name}.py: device cuda is asked for, and there is none. Next: look for one, or run with --device cpu\n"
+    )
+    monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", "--device", "tpu"])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert ended.value.code == 2 and "unknown device 'tpu'" in capsys.readouterr().err
+    parsed = argparse.ArgumentParser.parse_args
+
+    def noted(*args, **kwargs):
+        seen.append(parsed(*args, **kwargs).device)
+        raise KeyboardInterrupt  # before anything is run
+
+    monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", "--device", "auto"])
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", noted)
+    with pytest.raises(KeyboardInterrupt):
+        script.main()
+    assert seen == ["cpu"]
+
+
+def test_two_processes_are_not_put_on_one_gpu(monkeypatch, capsys):
+    """NCCL refuses it; the ledger is told that it was not run, by the status that means so."""
+    sharding = load("zero3_sharding")
+    monkeypatch.setattr(tiers, "resolve", lambda device: device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(sys, "argv", ["zero3_sharding.py", "--device", "cuda"])
+    with pytest.raises(SystemExit) as ended:
+        sharding.main()
+    said = capsys.readouterr().out
+    assert not_run.why(said, ended.value.code) == "2 processes need a GPU each, and 1 is there"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from failurelab import eras
+from failurelab import era_install, eras, installers
 
 ROOT = eras.root()
 
@@ -125,7 +125,7 @@ def test_unknown_era_lists_the_known(course):
 
 def test_no_room_is_said_before_anything_is_made(course, monkeypatch):
     """A full disk is found out before the first download, with the room that is needed."""
-    monkeypatch.setattr(eras, "_ROOM", {"era": 10**18})
+    monkeypatch.setattr(era_install, "ROOM", {"era": 10**18})
     with pytest.raises(eras.EraError, match=r"GB of disk are free .* needs about"):
         eras.create("old", say=lambda text: None)
     assert not (course / "uv.log").exists()
@@ -157,7 +157,7 @@ def test_outside_the_repository(tmp_path, monkeypatch):
 )
 def test_an_installer_s_output_becomes_one_line(output, expected):
     """Pages of an installer's output are reduced to what was found and what to do."""
-    line = eras.explain(output, "six", "old")
+    line = installers.explain(output, "six", "old")
     assert expected in line
     assert "\n" not in line
 

@@ -15,17 +15,19 @@ ROOT = eras.root()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGE = ROOT / "helpers" / "failurelab"
 FLOORS = [
-    "expect observe noise registry models families predicates tables figures",
-    "gradients adapters handles decoding rollouts logits alignment chunked guards guard_base logits_guard trainers "
-    "judge patched zero3 engines engine_guard measure measure_trainer measure_loop measure_engine "
-    "measure_logits measure_log_probs "
-    "placement placement_faults device_maps precision native placement_guard simulate simulated_memory "
-    "simulated_bits simulated_node measure_placement measure_launch measure_node",
-    "eras magics era_client era_kernel era_output live lab_remote notebook check_server check_process check_client",
-    "labs lab_files course contract stored runner supervise results junit symptoms recording doctor "
-    "evidence ledger_tables ledger_format ledger_training ledger_machines ledger_together ledger_pictures "
-    "ledger_compare "
-    "lab_state lab_work lab_report",
+    "expect observe noise registry models task hub shapes tiers families predicates tables figures",
+    "gradients adapters handles decoding rollouts logits alignment chunked tied guards guard_base logits_guard "
+    "trainers arithmetic judge patched zero3 engines engine_guard measure measure_trainer measure_loop "
+    "measure_engine measure_logits measure_log_probs placement placement_faults device_maps precision native "
+    "placement_guard simulate simulated_memory budget simulated_kernels simulated_bits simulated_node "
+    "measure_placement measure_launch measure_node",
+    "eras era_install installers wheels own_torch era_links magics era_client era_kernel era_output live "
+    "lab_remote notebook learners check_server check_process check_client state_file predictions predict_view "
+    "predict",
+    "labs lab_files course ran_on contract stored runner supervise results junit symptoms recording doctor "
+    "exposure evidence ledger_tables ledger_format ledger_training ledger_machines ledger_memory "
+    "ledger_together ledger_pictures ledger_compare lab_state lab_work lab_report pack pack_wheels "
+    "bundle_installer not_run ledger_offline ledger_times seats seat_home ledger_class slides slide_rules slide_text",
     "cli lab_cli __main__",
 ]
 FLOORS = [set(line.split()) for line in FLOORS]

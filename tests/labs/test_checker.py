@@ -279,8 +279,8 @@ def test_a_script_that_eats_the_machine_is_stopped(server, tmp_path):
     for number, code in enumerate(codes):
         script = tmp_path / f"{number}.py"
         script.write_text(code)
-        server.check(number, script, MODEL, "Trainer", time_limit=120, memory_limit=1500)
-    answers = {answer["id"]: answer for answer in (server.answer(300) for _ in range(4))}
+        server.check(number, script, MODEL, "Trainer", time_limit=400, memory_limit=1500)
+    answers = {answer["id"]: answer for answer in (server.answer(600) for _ in range(4))}
     assert answers[0]["ended"].startswith("over its memory limit of 1500 MiB: it held ")
     assert answers[1]["ended"].startswith("over its limit of 32 processes")
     assert answers[2]["ended"].startswith("deleted the folder that it ran in")

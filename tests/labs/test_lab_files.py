@@ -57,7 +57,7 @@ def judged(lab, state, measured, *, refused="", environment=""):
     """Return the row of a run that measured these figures."""
     declared = {"broken": lab.broken, "wrong_fix": lab.wrong_fixes[0]}.get(state)
     row = labs.Row(lab.name, state, "script.py")
-    content = {"figures": measured, "refused": refused, "environment": environment, "traceback": "", "record": None}
+    content = {"figures": measured, "refused": refused, "environment": environment, "traceback": "", "records": []}
     labs._judge(labs._Task(lab, lab.broken.path, row, declared), {"seconds": 1, "output": "", "measured": content})
     return row
 

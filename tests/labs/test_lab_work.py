@@ -189,6 +189,23 @@ def test_a_class_is_merged_from_state_files(tmp_path):
     assert (first.checks, first.minutes) == (2, 15)
     assert report.labs[1].minutes is None
     json.dumps(report.to_json(), allow_nan=False)
+    assert all("Next: " in text and "begun anew" not in text for text in report.left_out)
+
+
+def test_files_of_a_class_as_they_come_in(tmp_path):
+    """In a folder for each learner, one of them twice, one with a clock set back, and a folder with nothing."""
+    solved = {"started": "2026-01-01T10:00:00+00:00", "solved": "2026-01-01T10:20:00+00:00", "checks": 3, "hints": 2}
+    turned = solved | {"started": "2026-01-01T11:00:00+00:00"}
+    for name, content in {"ann": solved, "ann_again": solved, "ben": turned}.items():
+        (tmp_path / name).mkdir()
+        path = tmp_path / name / "labs.json"
+        path.write_text(json.dumps({"schema": 1, "labs": {"01_frozen_embeddings": content}}))
+    (tmp_path / "nothing").mkdir()
+    report = lab_report.merge([tmp_path, tmp_path / "nothing"])
+    assert report.files == 2 and (report.labs[0].solved, report.labs[0].minutes) == (2, 20)
+    twice, empty = report.left_out
+    assert "ann_again" in twice and "the same as" in twice and "Next: " in twice
+    assert "no *.json file is in it. Next: " in empty
 
 
 class Terminal:

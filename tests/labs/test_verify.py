@@ -124,7 +124,10 @@ def test_four_failures_are_measured_beside_each_other(matrix):
 
 def test_every_run_leaves_an_evidence_record(matrix):
     records = labs.records(matrix)
-    assert len(records) == len([row for row in matrix if row.state != "form"])
+    for row in (row for row in matrix if row.state != "form"):
+        tiers = [record["tier"] for record in row.records]
+        assert tiers and len(set(tiers)) == len(tiers), f"{row.lab} {row.script}: one for each tier that it measured on"
+    assert {record["tier"] for record in records} == {"cpu", "simulated"}
     for record in records:
         assert record["failure"] in {each.id for each in registry.all()} | {"ground"}
         assert record["state"] in ("broken", "wrong_fix", "right_fix")

@@ -2,11 +2,14 @@
 
 import os
 import pathlib
+import sys
 import time
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # made_models, for the tests here
 
 PARAMETERS = 'device = "cpu"\nmodel = "tiny"\nseed = 0'
 

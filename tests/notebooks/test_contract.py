@@ -21,9 +21,14 @@ CARD = """# Nothing breaks
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+A8AAQUBAScY42YAAAAASUVORK5CYII="
 TABLE = "measured    verdict\n----------  ---------\ntrainable   ✓ healthy"
 
+ASK = """predict.ask("{}", "Will it learn?", [
+    "yes", "no"])"""
+ANSWER = """predict.answer("{}", {{
+    "yes": reward > 5, "no": reward <= 5}})"""
 
-def good():
-    """Return a notebook that holds to the contract."""
+
+def good(number="01"):
+    """Return a notebook that holds to the contract, if its name begins with this number."""
     image = {"image/png": {"alt": "Reward rises over the steps"}}
     cells = [
         new_markdown_cell(CARD),
@@ -45,6 +50,10 @@ def good():
             outputs=[new_output("display_data", data={"text/plain": TABLE, "text/html": "<td>yes</td>"}, metadata={})],
         ),
         new_code_cell("%%era trl-0.14 -i steps -o reward\n\nreward = steps / 2"),
+        new_code_cell(ASK.format(f"{number}-learns")),
+        new_code_cell(ASK.format(f"{number}-again")),
+        new_code_cell(ANSWER.format(f"{number}-learns")),
+        new_code_cell(ANSWER.format(f"{number}-again")),
     ]
     cells[
         6
@@ -92,14 +101,19 @@ def era_cell(body):
 
 
 def more(notebook, text):
-    """Append eight more cells with this code, run in order; return them."""
-    made = [copy.deepcopy(notebook.cells[4]) for _ in range(8)]
+    """Append twelve more cells with this code, run in order; return them."""
+    made = [copy.deepcopy(notebook.cells[4]) for _ in range(12)]
     for number, cell in enumerate(made):
         cell.update(id=f"more-{number}", source=text)
     notebook.cells += made
     for number, cell in enumerate([cell for cell in notebook.cells if cell.cell_type == "code"], 1):
         cell.execution_count = number
     return made
+
+
+def swap(cells, one, other):
+    """Exchange the sources of two cells."""
+    cells[one].source, cells[other].source = cells[other].source, cells[one].source
 
 
 def skipped_by_papermill_alone(notebook):
@@ -177,7 +191,10 @@ PLANTED = {
     ],
     "line-length": [source("x = '" + "a" * 75 + "'\nx")],
     "cell-length": [change(lambda nb: more(nb, "x = 1\nx") and nb.cells[4].update(source="x = 1\n" * 41))],
-    "cell-lengths": [source("x = 1\n" * 30), change(lambda nb: more(nb, "x"))],
+    "cell-lengths": [
+        change(lambda nb: [each.update(source="x = 1\n" * 30) for each in nb.cells[4:6]]),
+        change(lambda nb: more(nb, "x")),
+    ],
     "image": [
         change(lambda nb: nb.cells[5].outputs[0].update(metadata={})),
         change(lambda nb: nb.cells[5].outputs[0].metadata["image/png"].update(alt="plot")),
@@ -192,6 +209,22 @@ PLANTED = {
     "prediction": [
         source("## A look\n\nThe prediction comes never.", cell=3),
         change(lambda nb: nb.cells.append(nb.cells.pop(3))),
+    ],
+    "announced": [source("## Predict\n\nWill it learn? We measure it:\n\n## 2. The repair\n\nIt heals.", cell=3)],
+    "questions": [
+        change(lambda nb: swap(nb.cells, 8, 10)),  # answered before it is asked
+        source(ASK.format("01-learns") + "\n" + ANSWER.format("01-learns"), cell=8),  # in one cell, no run between
+        source("x = 1\nx", cell=10),  # never answered
+        source(ANSWER.format("01-other"), cell=10),
+        source(ASK.format("01-learns"), cell=9),  # a key twice
+        source(ASK.format("02-again"), cell=9),  # another notebook's key
+        source(ASK.format("01-again").replace('"no"', "NO"), cell=9),  # not to be read without running it
+        source('predict.answer("01-again", "yes")\nx = 1', cell=11),  # typed, not measured
+        source(ANSWER.format("01-again").replace('"no"', '"maybe"'), cell=11),
+        source(f'{ANSWER.format("01-again")}\npredict.say("01-learns", "yes")', cell=11),
+        source("%%era trl-0.14\n" + ANSWER.format("01-again"), cell=11),
+        change(lambda nb: [each.update(source="x = 1\nx") for each in (nb.cells[9], nb.cells[11])]),  # only one
+        output("Answer: You said “yes”: right."),
     ],
     "checked": [change(lambda nb: nb.cells[6].update(outputs=[]))],
     "verdict": [source("# NBVAL_CHECK_OUTPUT\nprint(report.learns)", cell=6)],
@@ -238,10 +271,10 @@ def test_nothing_is_checked_without_a_marked_cell(tmp_path):
 
 def test_the_first_notebook_may_do_without_a_prediction(tmp_path):
     """Notebook 00 shows a healthy run."""
-    notebook = good()
-    notebook.cells.pop(3)
-    assert broken_rules(notebook, tmp_path / "00_good.ipynb") == []
-    assert [each.rule for each in broken_rules(notebook, tmp_path / "02_bad.ipynb")] == ["prediction"]
+    for number, broken in (("00", []), ("02", ["prediction"])):
+        notebook = good(number)
+        notebook.cells.pop(3)
+        assert [each.rule for each in broken_rules(notebook, tmp_path / f"{number}_good.ipynb")] == broken
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cells": 3}'])

@@ -153,7 +153,7 @@ def test_bad_input_is_told_before_anything_starts(plant, tmp_path):
 
     told("unknown notebook '7': the notebooks are 00_one", ["7"])
     told("has no parameter 'stesp'; it declares steps, rate, fast", parameters={"stesp": 1})
-    told("has no parameter 'device'", device="cuda")
+    told("has no parameter 'model'", model="random-0.5b")
     told("steps is of type int .default 3., and 'many' was given", parameters={"steps": "many"})
     told("steps is of type int", parameters={"steps": 1.5})
     told("fast is of type bool", parameters={"fast": 1})

@@ -12,7 +12,7 @@ import pytest
 
 from failurelab import course, eras, notebook
 
-SETUP = "from failurelab import notebook\nnotebook.setup(seed=seed)"
+SETUP = "from failurelab import notebook\ndevice = notebook.setup(seed=seed)"
 DRAWS = "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())"
 SHOW = """
 from matplotlib import pyplot
@@ -106,7 +106,8 @@ def test_a_verdict_is_legible_on_its_ground():
 def test_without_a_gpu_a_notebook_on_cuda_is_not_run(executed):
     """Asked for a GPU that is not there, a notebook says so, in a line and without a stack."""
     result = executed[2]
-    assert result.status == "NOT RUN" and "finds no GPU" in result.reason
+    assert result.status == "NOT RUN" and result.reason.startswith("device cuda is asked for")
+    assert "Next: " in result.reason
     (shown,) = outputs(result)[0]
     assert shown.traceback == [f"NOT RUN: {result.reason}"]
 

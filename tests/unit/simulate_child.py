@@ -86,6 +86,17 @@ def four_bit_step():
     return {"kinds": dict(found.kinds), "grads": [sum(grads), len(grads)], "local": not report.elsewhere}
 
 
+def added():
+    """Add bfloat16 to float32, 1,000 numbers each."""
+    half = torch.empty(1000, dtype=torch.bfloat16, device="sim:0")
+    return half + torch.empty(1000, device="sim:0")
+
+
+def without_last():
+    """Log-softmax of rows that are not contiguous."""
+    return torch.empty(4, 11, device="sim:0")[:, :-1].log_softmax(-1)
+
+
 def main():
     observe.quiet()
     torch.get_device_module()  # asked before, its answer is kept: the CPU
@@ -124,6 +135,16 @@ def main():
             model = simulate.place(shape(), {"": 0})
             peak = simulate.peak_memory(step_of(model, length), model, attention=attention)
             found["peak"][f"{attention} {length}"] = dict(peak.kinds) | {"total": peak.total}
+    found["kernels"] = [
+        dict(simulate.peak_memory(each, **options).kinds)
+        for each, options in (
+            (added, {}),
+            (added, {"kernels": "cpu"}),
+            (added, {"block": 512}),
+            (without_last, {}),
+            (without_last, {"kernels": "cpu"}),
+        )
+    ]
     found["sdpa"] = torch.nn.functional.scaled_dot_product_attention.__name__
     try:
         found["four_bit"] = four_bit_step()

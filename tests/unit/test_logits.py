@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from failurelab import logits, observe
-from failurelab.chunked import token_logps, token_logps_by_parts
+from failurelab.chunked import default_rows, slice_width, token_logps, token_logps_by_parts
+from failurelab.tied import shared_weight
 
 installed = Version(transformers.__version__)
 OLD_NAME = installed < Version("4.49")
@@ -592,6 +594,59 @@ def test_a_tied_weight_gets_no_second_dense_gradient():
     weight = 50_000 * 32 * 4
     beyond = beyond_gradients(model, lambda: logits.completion_logps(model, ids, None, COMPLETION, chunk_size=1))
     assert beyond < 0.5 * weight
+
+
+@pytest.mark.parametrize(
+    "tokens, width, device, card, mib",
+    [
+        (256, 256, "cpu", None, 19),  # 32 rows, the figure that was measured
+        (256, 896, "cuda", 24 * 2**30, 64),  # a small card: enough to keep it busy
+        (256, 896, "cuda", 80 * 2**30, 160),
+        (256, 896, "cuda", 140 * 2**30, 256),
+        (32_768, 3584, "cuda", 80 * 2**30, 448),  # as much as the hidden states in float32
+    ],
+)
+def test_slices_follow_the_device_and_the_width(tokens, width, device, card, mib):
+    """In bytes of float32 logits, within a row of what is said."""
+    rows = default_rows(tokens, 151_936, width, device, card)
+    assert 0 <= mib * 2**20 - rows * 151_936 * 4 < 151_936 * 4
+    assert default_rows(1, 10**12, 64, device, card) == 1
+
+
+def test_slices_are_equal_and_end_where_kernels_like_it():
+    """None is a narrow rest; together they are the vocabulary; what is asked for is kept to within 63 columns."""
+    assert slice_width(1000, 16, VOCABULARY) == VOCABULARY
+    for rows, tokens in ((32, 256), (256, 8192), (700, 4096), (1, 3)):
+        width = slice_width(rows, tokens, 151_936)
+        assert width % 64 == 0 and width <= rows * 151_936 / tokens + 63
+        assert (151_936 - 1) % width + 1 > width / 2
+    assert slice_width(1, 8192, 151_936) == 18 and slice_width(1, 10**6, VOCABULARY) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_waits_for_a_gpu(dtype):
+    """On tensors without numbers every question about a value is an error: the loop and the tied gradient ask none."""
+    model = small(True, dtype)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                table.update({key: mode.from_tensor(each) for key, each in table.items() if each is not None})
+        model.tie_weights()
+        ids = mode.from_tensor(batch()[0])
+        logits.completion_logps(model, ids, None, COMPLETION, chunk_size=2).sum().backward()
+        assert model.lm_head.weight.grad.shape == (VOCABULARY, 32)
+
+
+def test_a_tied_bfloat16_gradient_sums_a_token_that_is_read_often_in_float32():
+    """1,000 times 0.01 and once 7: in bfloat16 the sum stops at 4, where 0.01 is less than half a digit."""
+    embedding = nn.Embedding(5, 2, padding_idx=3, dtype=torch.bfloat16)
+    head = nn.Linear(2, 5, bias=False, dtype=torch.bfloat16)
+    head.weight = embedding.weight
+    ids = torch.tensor([[1] * 1000 + [4, 3, 1]])
+    slopes = torch.full((1, 1003, 2), 0.01).index_fill(1, torch.tensor(1000), 7)
+    with shared_weight(head, embedding) as weight:
+        (embedding(ids) * slopes.bfloat16()).sum().add(weight.sum()).backward()
+    assert torch.allclose(head.weight.grad[:, 0].float(), torch.tensor([1.0, 11.0, 1.0, 1.0, 8.0]), rtol=0.01)
 
 
 # completion_logps: what does not fit

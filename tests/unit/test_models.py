@@ -108,7 +108,7 @@ def test_rows_are_a_dataset():
     assert sorted(models.rows(seed=1)["prompt"]) == sorted(plain["prompt"])
     assert len(models.rows(repeat=3)) == 1200
     assert models.rows(form="chat")[23] == {"prompt": [{"role": "user", "content": "1+3="}], "answer": "4"}
-    with pytest.raises(ValueError, match="plain or chat"):
+    with pytest.raises(ValueError, match="plain, chat, words"):
         models.rows(form="xml")
 
 
@@ -313,3 +313,23 @@ def test_a_hub_id_is_loaded_from_the_hub(tmp_path):
     assert (
         refused.startswith("Qwen/Qwen2-0.5B-Instruct is no folder here and could not be fetched") and "Next:" in refused
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "found"),
+    [
+        ("tokenizer_config.json", {"tokenizer_class": "TokenizersBackend"}, r'PreTrainedTokenizerFast" there'),
+        ("config.json", {"rope_theta": None, "rope_parameters": {"rope_theta": 1e6}}, r'"rope_theta": 1000000\.0 into'),
+    ],
+)
+def test_a_folder_saved_by_transformers_5_is_not_read_wrong_by_an_older_one(
+    tmp_path, monkeypatch, file, changes, found
+):
+    """The rotation's base is the worse of the two: it is passed over without a word, and the model talks nonsense."""
+    folder = tmp_path / "saved"
+    shutil.copytree(models.path("tiny"), folder)
+    said = json.loads((folder / file).read_text()) | changes
+    (folder / file).write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+    monkeypatch.setattr(models, "_is_5", lambda: False)
+    with pytest.raises(models.ModelError, match=rf"was saved by transformers 5, and transformers .* Next: .*{found}"):
+        models.load(str(folder))

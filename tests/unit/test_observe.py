@@ -86,3 +86,32 @@ def test_peak_memory_does_not_count_what_was_held_before():
     measured = observe.peak_memory(lambda: torch.zeros(1 << 18))
     assert abs(measured - (1 << 20)) < 4096
     assert held.numel()
+
+
+def test_on_a_gpu_the_peak_is_read_when_all_work_is_done(monkeypatch):
+    """Before the start is read, earlier work has ended and its peak is forgotten; the end waits again. A stand-in."""
+    calls = []
+    for name, result in (("synchronize", 0), ("reset_peak_memory_stats", 0), ("memory_allocated", 100)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, n=name, r=result: calls.append((n, device.index)) or r)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: calls.append(("max", device.index)) or 350)
+    assert observe.peak_memory(lambda: calls.append("step"), "cuda:1") == 250
+    named = ["synchronize", "reset_peak_memory_stats", "memory_allocated", "step", "synchronize", "max"]
+    assert calls == [each if each == "step" else (each, 1) for each in named]
+    assert observe.held_memory(lambda: "made", "cuda:1") == ("made", 0)
+
+
+def test_memory_that_stays_is_told_from_the_peak():
+    """A megabyte made and dropped is not held."""
+
+    def make():
+        torch.zeros(1 << 20)
+        return torch.zeros(1 << 18)
+
+    made, held = observe.held_memory(make)
+    assert held == made.numel() * 4
+
+
+def test_memory_of_other_devices_is_not_guessed():
+    """On an Apple GPU the CPU's profiler would see nothing, and say 0."""
+    with pytest.raises(ValueError, match=r"memory of a mps device is not counted.*Next: "):
+        observe.peak_memory(lambda: None, "mps")

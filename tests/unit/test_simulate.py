@@ -112,8 +112,31 @@ def test_peak_memory_refuses_what_it_cannot_measure():
     """An attention that does not exist, and a step that used no simulated tensor."""
     with pytest.raises(ValueError, match="'fused' or 'decomposed'"):
         simulate.peak_memory(lambda: None, attention="flash")
+    with pytest.raises(ValueError, match="kernels of a 'gpu' or a 'cpu'"):
+        simulate.peak_memory(lambda: None, kernels="tpu")
+    with pytest.raises(ValueError, match="block=0: allocations are rounded up"):
+        simulate.peak_memory(lambda: None, block=0)
     with pytest.raises(ValueError, match="no memory on a simulated device"):
         simulate.peak_memory(lambda: None)
+
+
+def test_what_kernels_hold_while_they_run_is_counted(child):
+    """A converted copy on a CPU only, a contiguous one everywhere; allocations in whole blocks."""
+    assert child["kernels"] == [
+        {"Activation": 2000 + 4000 + 4000},
+        {"Activation": 2000 + 4000 + 4000, "Workspace": 4000},
+        {"Activation": 2048 + 4096 + 4096},
+        {"Activation": 176 + 160, "Workspace": 160},
+        {"Activation": 176 + 160, "Workspace": 160},
+    ]
+
+
+def test_what_was_held_before_is_told_apart():
+    """`beyond` is what `observe.peak_memory` measures: the step alone."""
+    model = simulate.place(nn.Linear(100, 10, bias=False), {"": 0})
+    with simulate.fake(), torch.no_grad():
+        peak = simulate.peak_memory(lambda: model(torch.empty(1, 100, device="cuda:0")), model)
+    assert (peak.total, peak.before, peak.beyond) == (4000 + 400 + 40, 4000, 440)
 
 
 def test_fused_attention_is_for_fake_tensors_only():

@@ -7,7 +7,10 @@ made from these files, so that a fact about a failure stands in one place.
 
 import dataclasses
 import pathlib
+import re
 from collections.abc import Mapping
+
+from packaging.version import Version
 
 from .files import Claim, Failure, RegistryError, Stack, Thread, ids, load
 
@@ -24,6 +27,7 @@ __all__ = [
     "card",
     "claims_table",
     "get",
+    "upgrades",
 ]
 _FOLDER = pathlib.Path(__file__).parent
 
@@ -99,7 +103,53 @@ def affected(failure: Failure | str, versions: Mapping[str, str]) -> Affected:
         return Affected(False, own_code)
     needed = dict.fromkeys(package for stack in failure.affected for package in stack.versions)
     have = ", ".join(f"{package} {versions.get(package, 'is not installed')}" for package in needed)
-    return Affected(False, f"{have}; affected: {'; '.join(map(str, failure.affected))}")
+    stacks = (" with ".join(f"{name} {text}" for name, text in stack.versions.items()) for stack in failure.affected)
+    return Affected(False, f"{have}; affected: {'; or '.join(stacks)}")
+
+
+def upgrades(failure: Failure, versions: Mapping[str, str]) -> list[str]:
+    """Return the upgrades of one package that end a failure and lead into no other, such as `trl 0.22.0 or later`.
+
+    Nearly every step from one release to another ends one failure, and some begin another: with trl 0.14, transformers
+    4.52 ends garbage rollouts and begins silent misalignment. So each is tried on the registry, at every version that
+    it knows a change of.
+
+    Args:
+        failure: that these versions have.
+        versions: package to version, as installed.
+    """
+    had = {each.id for each in all() if affected(each, versions)}
+    told: dict[str, list[str]] = {}
+    for stack in failure.fixed:
+        if stack.holds(versions) or len(stack.versions) != 1 or not set(stack.versions) <= set(versions):
+            continue
+        (package,) = stack.versions
+        known = _changes(package)
+        good = [
+            version
+            for version in known
+            if stack.holds(there := {**versions, package: version})
+            and not affected(failure, there)
+            and not any(affected(other, there) for other in all() if other.id not in had)
+        ]
+        if not good:
+            continue
+        first = known.index(good[0])
+        bad = next((version for version in known[first:] if version not in good), None)
+        told.setdefault(f"{package} {good[0]} or later{f', below {bad}' if bad else ''}", []).append(stack.what)
+    return [f"{upgrade} ({'; '.join(whats)})" for upgrade, whats in told.items()]
+
+
+def _changes(package: str) -> list[str]:
+    """Return every version of a package at which the registry knows a change, in order."""
+    texts = [
+        text
+        for failure in all()
+        for stack in (*failure.affected, *failure.fixed)
+        for name, text in stack.versions.items()
+        if name == package
+    ]
+    return sorted({version for text in texts for version in re.findall(r"[\d.]+", text)}, key=Version)
 
 
 def card(id: str, *, difficulty: str = "", minutes: float | None = None, hardware: str = "") -> str:

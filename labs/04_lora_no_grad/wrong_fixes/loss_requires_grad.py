@@ -3,6 +3,7 @@
 import pathlib
 import tempfile
 
+import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -43,7 +44,7 @@ def build_trainer(model_path, output_dir):
         save_strategy="no",
         report_to=[],
         bf16=True,
-        use_cpu=True,
+        use_cpu=not torch.cuda.is_available(),
         seed=0,
     )
     rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})

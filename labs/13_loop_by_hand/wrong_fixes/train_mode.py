@@ -11,7 +11,8 @@ GROUP = 8  # completions of one prompt, compared with each other
 
 def sample(model, tokenizer, prompts):
     """Return the completions of each prompt, GROUP times, as ids behind their prompts."""
-    batch = tokenizer([each for each in prompts for _ in range(GROUP)], return_tensors="pt", padding=True)
+    repeated = [each for each in prompts for _ in range(GROUP)]
+    batch = tokenizer(repeated, return_tensors="pt", padding=True).to(model.device)
     model.eval()
     with torch.no_grad():
         sequences = model.generate(**batch, max_new_tokens=4, do_sample=True, top_k=0, top_p=1.0)
@@ -42,7 +43,7 @@ def train(model, tokenizer, steps):
         sequences, prompt_mask = sample(model, tokenizer, [prompt for prompt, _ in rows])
         said = tokenizer.batch_decode(sequences[:, prompt_mask.shape[1] :], skip_special_tokens=True)
         right = [answer for _, answer in rows for _ in range(GROUP)]
-        rewards = torch.tensor([float(text.strip() == answer) for text, answer in zip(said, right)])
+        rewards = torch.tensor([float(text.strip() == answer) for text, answer in zip(said, right)]).to(model.device)
         groups = rewards.view(-1, GROUP)
         advantages = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).view(-1)
         model.train()
@@ -60,4 +61,5 @@ if __name__ == "__main__":
 
     tiny = pathlib.Path(__file__).resolve().parents[3] / "models" / "tiny-qwen2"
     tokenizer = AutoTokenizer.from_pretrained(tiny, padding_side="left")
-    train(AutoModelForCausalLM.from_pretrained(tiny), tokenizer, steps=50)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    train(AutoModelForCausalLM.from_pretrained(tiny).to(device), tokenizer, steps=50)

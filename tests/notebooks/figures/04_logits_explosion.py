@@ -17,3 +17,6 @@ def check(result):
             assert abs(found[state]["forward_mib"] - predicted) < 1, (length, state, found[state])
     ways = result.figures(case="notebook 04: ways")
     assert ways["completion_logps"] <= ways["kept_logits"] / 4 < ways["full_logits"] / 4
+    card = next(each for each in result.records if each["case"] == "notebook 04: GiB at the head of Qwen2-0.5B")
+    assert card["tier"] in ("simulated", "gpu")
+    assert card["figures"]["completion_logps"] <= card["figures"]["kept_logits"] * 2 / 3 < card["figures"]["budget_gib"]

@@ -1,0 +1,53 @@
+"""A learner's small file under `.course/`: changed by one process at a time, and written whole or not at all."""
+
+import contextlib
+import fcntl
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path) -> Iterator[None]:
+    """Hold the file for this process, so that two at once do not lose each other's changes; make its folder.
+
+    Raises:
+        OSError: the folder cannot be made, or the lock beside the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def read(path: pathlib.Path, broken: Callable[[str], Exception]) -> Any:
+    """Return what the file holds, as JSON; None where there is no file yet.
+
+    Args:
+        path: the file.
+        broken: makes the error for a file that cannot be read, of the reason.
+
+    Raises:
+        Exception: what `broken` made.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise broken(f"it cannot be read ({type(error).__name__})") from error
+    if content is None:
+        raise broken("it holds nothing")
+    return content
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    """Write the whole file or none of it; call it while it is `locked`.
+
+    Raises:
+        OSError: it cannot be written; what was there before is there still.
+    """
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,187 @@
+"""Where a run computes, and with which model: a CPU by default, a GPU where one is asked for and works.
+
+A figure belongs to the tier that it was measured on, so a run that asked for a GPU must not end up on the CPU without a
+word. And "torch finds no GPU" has several causes with different next steps: here they are told apart.
+
+Two sizes: the small Qwen2 learns within a minute anywhere, and is what learning is shown with. `random-0.5b` has
+Qwen2-0.5B's shape and knows nothing: it is for memory, time and placement. A hub model or a folder serves both.
+"""
+
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import warnings
+
+import torch
+
+DEVICES = ("auto", "cpu", "cuda")
+GIB = 2**30
+
+
+class TierError(Exception):
+    """A device cannot be used, or is too small; the message says what was found and the next step."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Show one line in a notebook."""
+        return [f"TierError: {self}"]
+
+
+class UnknownDevice(TierError):
+    """What was named is no device at all."""
+
+
+def resolve(device: str | torch.device = "auto") -> str:
+    """Return `cpu`, `cuda` or `cuda:N`: what `device` means on this machine.
+
+    Args:
+        device: `auto` is the GPU if one works here, else the CPU; others are taken at their word.
+
+    Raises:
+        UnknownDevice: no such device.
+        TierError: a GPU is asked for and none works; says why, and the next step.
+    """
+    name = str(device)
+    if name == "auto":
+        return "cpu" if gpu_problem() else "cuda"
+    if name == "cpu":
+        return name
+    found = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if not found:
+        raise UnknownDevice(
+            f"unknown device {name!r}. Next: give one of {', '.join(DEVICES)}, or cuda:N for GPU number N"
+        )
+    problem = gpu_problem()
+    if problem:
+        raise TierError(f"device {name} is asked for, and {problem}, or run with --device cpu")
+    if found[1] and int(found[1]) >= torch.cuda.device_count():
+        raise TierError(
+            f"device {name} is asked for, and this process sees {torch.cuda.device_count()} GPU(s), numbered from 0. "
+            "Next: a smaller number, or look at CUDA_VISIBLE_DEVICES"
+        )
+    return name
+
+
+def argument(text: str) -> str:
+    """Return the device that a script's `--device` means; for argparse, as `type=tiers.argument`.
+
+    Raises:
+        SystemExit: there is no such device (status 2), or it cannot be used (3); one line on stderr says why.
+    """
+    try:
+        return resolve(text)
+    except TierError as error:
+        print(f"{pathlib.Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, UnknownDevice) else 3) from None
+
+
+def gpu_problem() -> str:
+    """Return why no GPU can be used by this process, with the next step; empty if one works."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a build for CPUs. Next: install a CUDA build of the same version of torch"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    said = " ".join(str(each.message) for each in caught)
+    if not available:
+        return _why_unavailable(said)
+    try:
+        # The first kernel fails where the card is older than this build of torch supports.
+        torch.zeros(1, device="cuda").add_(1).item()
+    except RuntimeError as error:
+        first = str(error).strip().splitlines()[0]
+        major, minor = torch.cuda.get_device_capability()
+        return (
+            f"{torch.cuda.get_device_name()} (compute capability {major}.{minor}) cannot run a kernel of torch "
+            f"{torch.__version__}: {first}. Next: a build of torch for this card (it has "
+            f"{', '.join(torch.cuda.get_arch_list()) or 'none'}), or end what fills its memory"
+        )
+    return ""
+
+
+def _why_unavailable(said: str) -> str:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None and hidden.strip() in ("", "-1"):
+        return f"CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU. Next: unset it"
+    if "driver on your system is too old" in said:
+        have = driver() or "of an unknown version"
+        return (
+            f"the NVIDIA driver ({have}) is too old for torch {torch.__version__}, which was built for CUDA "
+            f"{torch.version.cuda}. Next: a newer driver, or a build of torch for an older CUDA"
+        )
+    if not driver():
+        return "no NVIDIA driver is loaded on this machine. Next: nvidia-smi must list a GPU first"
+    return (
+        f"torch {torch.__version__} finds no GPU ({said.strip() or 'it says no more'}). Next: compare with nvidia-smi"
+    )
+
+
+def driver() -> str:
+    """Return the NVIDIA driver's version, such as `580.159.04`; empty if there is none."""
+    try:
+        found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", pathlib.Path("/proc/driver/nvidia/version").read_text())
+        if found:
+            return found[1]
+    except OSError:
+        pass
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
+
+
+def describe(device: str = "auto") -> dict[str, object]:
+    """Return what a device is: `device` (resolved), `name`, `driver`, `cuda`, `memory_gib`; the last three of a GPU.
+
+    Raises:
+        TierError: as `resolve`.
+    """
+    device = resolve(device)
+    if device == "cpu":
+        return {"device": device, "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
+    total = torch.cuda.mem_get_info(device)[1]
+    return {
+        "device": device,
+        "name": torch.cuda.get_device_name(device),
+        "driver": driver(),
+        "cuda": torch.version.cuda,
+        "memory_gib": round(total / GIB, 1),
+    }
+
+
+def require_memory(gib: float, device: str | torch.device, what: str) -> None:
+    """Make sure that a GPU has `gib` GiB free for `what`; a CPU is not asked.
+
+    Raises:
+        TierError: the card is too small, or too much of it is taken; says which.
+    """
+    if torch.device(device).type != "cuda":
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    if free >= gib * GIB:
+        return
+    found = f"{torch.cuda.get_device_name(device)} has {total / GIB:.1f} GiB, {free / GIB:.1f} of them free"
+    step = "--model tiny, or a larger card" if total < gib * GIB else "end what else runs on it (nvidia-smi lists it)"
+    raise TierError(f"{found}, and {what} needs {gib:.1f}. Next: {step}")
+
+
+def learner(model: str) -> str:
+    """Return the model that learning is shown with: `tiny` in the place of `random-0.5b`, which knows nothing."""
+    return "tiny" if model == "random-0.5b" else model
+
+
+def dtype(device: str | torch.device, model: str = "tiny") -> torch.dtype:
+    """Return the dtype that a question of memory, time or placement uses: bfloat16 for large models on a GPU.
+
+    The small model, and everything on a CPU, is float32; so are cards before Ampere, which compute bfloat16 slowly.
+    """
+    large = model != "tiny" and torch.device(device).type == "cuda"
+    return torch.bfloat16 if large and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32

@@ -1,0 +1,225 @@
+"""`failurelab doctor` as a nervous participant reads it the evening before: a verdict, and a command for each fault.
+
+Faults are planted: a full disk, little memory, a broken era, a damaged state file, an old Python, a GPU that does not
+work. Whatever breaks, the other checks are asked, and nothing is a traceback.
+"""
+
+import ast
+import collections
+import errno
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from failurelab import __main__, doctor, era_client, eras, seats, tiers
+
+GB = 10**9
+Usage = collections.namedtuple("Usage", "total used free")
+
+
+def by_name(checks):
+    return {each.name: each for each in checks}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The checks of this machine without a real kernel: that one is started by `test_doctor_passes_here`."""
+
+    class Kernel:
+        def __init__(self, era):
+            pass
+
+        def run(self, code, fetch):
+            return {"answer": "0.14.0"}
+
+        def stop(self):
+            pass
+
+    monkeypatch.setattr(era_client, "EraKernel", Kernel)
+    monkeypatch.setattr(seats, "available", lambda: 8 * GB)
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+    return monkeypatch
+
+
+def test_the_last_line_is_a_verdict(quick):
+    """Ready, and what this machine cannot show is named; nothing is to be done."""
+    checks = doctor.course()
+    assert doctor.exit_status(checks) == 0
+    assert doctor.text(checks).splitlines()[-1].startswith("You are ready.")
+    assert "Next:" not in doctor.text(checks)
+
+
+def test_what_is_to_do_is_counted_and_each_is_said_once():
+    """Three eras that are missing are one command."""
+    checks = [
+        doctor.Check("Era a", doctor.FAIL, "missing", "make setup"),
+        doctor.Check("Era b", doctor.FAIL, "missing", "make setup"),
+        doctor.Check("Disk", doctor.FAIL, "full", "free 1 GB"),
+        doctor.Check("C++ compiler", doctor.NOT_RUN, "none", "install g++"),
+    ]
+    lines = doctor.text(checks).splitlines()
+    told = ["Next:", "  - make setup", "  - free 1 GB", "If you want more:", "  - install g++"]
+    assert lines[-6:] == [*told, "NOT READY: 2 things to do before the course, then ask again."]
+    assert doctor.to_json(checks)["next"] == ["make setup", "free 1 GB"]
+    assert doctor.to_json(checks)["verdict"] == lines[-1]
+
+
+def test_a_full_disk(quick):
+    """How much is free, where, and how much is wanted."""
+    quick.setattr(doctor.shutil, "disk_usage", lambda place: Usage(10 * GB, 10 * GB, 0))
+    checks = doctor.course()
+    disk = by_name(checks)["Disk"]
+    assert disk.status == doctor.FAIL and "0.0 GB free in" in disk.detail and "free 1 GB in" in disk.next_step
+    assert doctor.text(checks).splitlines()[-1].startswith("NOT READY: 1 thing to do")
+
+
+def test_a_disk_so_full_that_no_kernel_starts(quick):
+    """The kernel's files cannot be written: said as what it is, and the other checks are asked."""
+
+    def full(era):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/connection.json")
+
+    quick.setattr(era_client, "EraKernel", full)
+    found = by_name(doctor.course())
+    kernel = found["Kernel of trl-0.14"]
+    assert kernel.status == doctor.FAIL and "No space left" in kernel.detail and "disk space" in kernel.next_step
+    assert found["Small Qwen2"].status == doctor.PASS
+
+
+@pytest.mark.parametrize(
+    "total, free, said, step",
+    [(2 * GB, GB, "the course takes 4 GB", "larger machine"), (8 * GB, GB // 2, "0.5 GB of it free", "close what")],
+)
+def test_little_memory(quick, total, free, said, step):
+    """Too small a machine, and one that is full: different things to do."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    quick.setattr(doctor.os, "sysconf", lambda name: page if name == "SC_PAGE_SIZE" else total // page)
+    quick.setattr(seats, "available", lambda: free)
+    memory = doctor._memory()
+    assert memory.status == doctor.FAIL and said in memory.detail and step in memory.next_step
+
+
+def test_a_broken_era(tmp_path, monkeypatch):
+    """Its Python does not start, though all files are there: the kernel's check finds it, and names the way out."""
+    top = tmp_path / "course"
+    top.mkdir()
+    for name in ("helpers", "models", "eras"):
+        (top / name).symlink_to(eras.root() / name)
+    real = eras.find("trl-0.14")
+    marker = json.dumps(real.marker)
+    folder = top / ".eras" / "trl-0.14"
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "bin" / "python").chmod(0o755)
+    (folder / eras.MARKER).write_text(marker)
+    monkeypatch.setenv("FAILURELAB_ROOT", str(top))
+    found = by_name(doctor.course())
+    kernel = found["Kernel of trl-0.14"]
+    assert kernel.status == doctor.FAIL and "did not start (exit status 1)" in kernel.detail
+    assert "Next:" not in kernel.detail
+    assert "eras remove trl-0.14, then" in kernel.next_step and "eras create trl-0.14" in kernel.next_step
+    assert found["Era trl-0.15"].status == doctor.FAIL and found["Small Qwen2"].status == doctor.PASS
+
+
+def test_no_era_at_all(quick):
+    """Nothing was set up: one thing to do, and not five."""
+    quick.setattr(eras.Era, "status", property(lambda era: "missing"))
+    checks = doctor.course()
+    assert by_name(checks)["Kernel"].status == doctor.FAIL
+    assert doctor.text(checks).splitlines()[-1] == "NOT READY: 1 thing to do before the course, then ask again."
+
+
+def test_what_an_environment_was_made_without_is_no_fault(monkeypatch):
+    """On a cluster without a wheel of DeepSpeed: said at set-up, and what needs it is NOT RUN."""
+    real = doctor.importlib.metadata.version
+
+    def version(name):
+        if name == "deepspeed":
+            raise doctor.importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+    assert doctor._packages().status == doctor.FAIL
+    monkeypatch.setattr(eras.Era, "marker", {"left_out": ["deepspeed", "ninja"]})
+    check = doctor._packages()
+    assert check.status == doctor.PASS
+    assert "made without deepspeed, and what needs it is NOT RUN" in check.detail
+
+
+def test_a_damaged_state_file(quick, tmp_path):
+    """What was done in the labs cannot be read: the file is named, with what to do about it."""
+    path = tmp_path / "labs.json"
+    path.write_text("{")
+    quick.setenv("FAILURELAB_STATE", str(path))
+    found = by_name(doctor.course())["Your progress"]
+    assert found.status == doctor.FAIL and str(path) in found.detail and "move it away" in found.next_step
+
+
+def test_a_folder_that_cannot_be_written(quick, tmp_path):
+    """A read-only clone: progress would be lost."""
+    quick.setenv("FAILURELAB_STATE", str(tmp_path / "labs.json"))
+    quick.setattr(doctor.os, "access", lambda path, mode: False)
+    found = by_name(doctor.course())["Your progress"]
+    assert found.status == doctor.FAIL and "cannot be written" in found.detail and "FAILURELAB_STATE" in found.next_step
+
+
+def test_a_gpu_that_does_not_work(quick, tmp_path):
+    """It is there, and torch cannot use it: why, and a next step; the course runs without, so nothing must be done."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'Some GPU, 8192 MiB'\n")
+    program.chmod(0o755)
+    quick.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    quick.setattr(tiers, "gpu_problem", lambda: "the driver is too old. Next: a newer driver")
+    checks = doctor.course()
+    gpu = by_name(checks)["GPU"]
+    assert gpu.status == doctor.NOT_RUN and "the driver is too old" in gpu.detail
+    assert "for the GPU: a newer driver" in gpu.next_step and doctor.exit_status(checks) == 0
+
+
+def test_from_another_folder(quick, tmp_path):
+    """The commands that it names work where it was asked."""
+    quick.chdir(tmp_path)
+    quick.setattr(eras.Era, "status", property(lambda era: "missing"))
+    assert doctor.steps(doctor.course()) == [f"make -C {eras.root()} setup"]
+
+
+def test_a_check_that_breaks_is_a_failed_check():
+    """A fault that nobody thought of, too: no traceback, and the type is said."""
+
+    def broken():
+        raise RuntimeError("of its own\nand more")
+
+    found = doctor._guarded("Thing", broken)
+    assert (found.status, found.detail) == (doctor.FAIL, "RuntimeError: of its own") and found.next_step
+
+
+def test_another_pythons_verdict():
+    """With failures counted and named, and without."""
+    checks = [doctor.Check("F1 a", doctor.FAIL, "", "upgrade", "F1"), doctor.Check("F2 b", doctor.PASS, "", "", "F2")]
+    assert doctor.verdict(checks) == "These versions have 1 of the 2 failures of this course: F1."
+    assert doctor.verdict(checks[1:]) == "These versions have none of the 1 failures."
+
+
+def test_an_old_python_is_one_line(monkeypatch, capsys):
+    """What starts the command can be read by an old Python, and says which is needed."""
+    for path in (pathlib.Path(__main__.__file__), pathlib.Path(__main__.__file__).with_name("__init__.py")):
+        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 7))
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
+    assert __main__.main() == 2
+    said = capsys.readouterr().err
+    assert "the course needs 3.11 or 3.12. Next:" in said and len(said.splitlines()) == 1
+
+
+def test_outside_of_the_course(tmp_path):
+    """Without a clone there is nothing to look at: one line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "failurelab", "doctor"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FAILURELAB_ROOT": str(tmp_path)},
+    )
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "cd into your clone" in done.stderr

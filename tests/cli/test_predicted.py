@@ -1,0 +1,111 @@
+"""Predicted memory against measured memory, on a CPU: small steps, every way, every kind of checkpointing."""
+
+import dataclasses
+import types
+
+import pytest
+from tests.cli.benchmark_scripts import load
+
+from failurelab import arithmetic, not_run
+
+SHAPE = {
+    "vocab_size": 30_000,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    return load("predicted")
+
+
+@pytest.fixture(scope="module")
+def compared(predicted):
+    """Figures by case: two shapes, three ways, three kinds, both dtypes, weights in 4 bit; one simulation."""
+    shape = predicted.Case(SHAPE, 2, 96, 32, rows=8)
+    small = SHAPE | {"vocab_size": 500, "num_hidden_layers": 6}
+    deep = dataclasses.replace(shape, shape=small, batch=4, prompt=48, completion=16)
+    asked = {way: dataclasses.replace(shape, way=way) for way in ("full", "kept", "chunked")}
+    asked |= {f"{way} bf16": dataclasses.replace(case, dtype="bfloat16") for way, case in list(asked.items())}
+    asked |= {kind: dataclasses.replace(deep, kind=kind) for kind in predicted.KINDS}
+    asked["LoRA"] = dataclasses.replace(deep, dtype="bfloat16", adapters=True)
+    asked["4 bit"] = dataclasses.replace(asked["LoRA"], bits=4)
+    found = predicted.predictions(list(asked.values()), "cpu")
+    return {name: predicted.compare(case, each, "cpu") for (name, case), each in zip(asked.items(), found)}
+
+
+def test_predicted_is_measured_within_a_twentieth(compared):
+    """Peak beyond the weights; with adapters the weights themselves too. None is left out."""
+    for name, rows in compared.items():
+        for row in rows:
+            assert 0.95 < row["ratio"] < 1.05, (name, row)
+            assert row["ratio"] == row["predicted_mib"] / row["measured_mib"]
+    assert {name: len(rows) for name, rows in compared.items() if len(rows) > 1} == {"LoRA": 2, "4 bit": 2}
+
+
+def test_the_arithmetic_is_near_it(compared):
+    """By hand within a fifth; weights within a fiftieth (4 bit has tables); no word on adapters' steps."""
+    for name, rows in compared.items():
+        for row in rows:
+            if "weights" in row["what"]:
+                assert 0.98 < row["arithmetic_ratio"] < 1.02, (name, row)
+            elif name in ("LoRA", "4 bit"):
+                assert row["arithmetic_mib"] is None and "arithmetic_ratio" not in row
+            else:
+                assert 0.8 < row["arithmetic_ratio"] < 1.2, (name, row)
+
+
+def test_the_ways_and_kinds_differ_as_they_are_said_to(compared):
+    """Full above kept above chunked; checkpointing saves; 4 bit are a third of bfloat16 or less, ends included."""
+    step = {name: rows[-1]["measured_mib"] for name, rows in compared.items()}
+    assert step["full"] > 1.3 * step["kept"] > 1.3 * step["chunked"]
+    assert step["off"] > 1.5 * step["reentrant"] and step["off"] > 1.5 * step["non-reentrant"]
+    four, half = (compared[name][0]["measured_mib"] for name in ("4 bit", "LoRA"))
+    assert four < half / 2
+
+
+def test_what_does_not_fit_or_misses_a_library_is_recorded_with_its_reason(predicted, monkeypatch):
+    """A card with too little memory, as the simulation says; and 4 bit without the native library."""
+    case = predicted.Case(SHAPE, 1, 8, 4)
+
+    def full(gib, device, what):
+        raise predicted.tiers.TierError(f"{what} needs {gib:.0f} GiB")
+
+    monkeypatch.setattr(predicted.tiers, "require_memory", full)
+    (row,) = predicted.compare(case, {"weights": 2**33, "step": 2**33}, "cpu")
+    assert row["not_run"] == "this step needs 17 GiB" and "measured_mib" not in row and "ratio" not in row
+    monkeypatch.setattr(predicted.native, "native_problem", lambda device: "no native library")
+    rows = predicted.compare(dataclasses.replace(case, adapters=True, bits=4), {"weights": 1, "step": 1}, "cpu")
+    assert [each["not_run"] for each in rows] == ["no native library"] * 2
+
+
+def test_a_torch_that_cannot_simulate_is_not_run(predicted, monkeypatch, capsys):
+    """The line and the status by which the ledger is told; and the process that predicts passes both on."""
+
+    def cannot(count):
+        raise predicted.simulate.SimulationError("this torch has no Python backend. Next: another")
+
+    monkeypatch.setattr(predicted.simulate, "devices", cannot)
+    monkeypatch.setattr("sys.argv", ["predicted.py", "--predict", "cpu"])
+    with pytest.raises(SystemExit) as ended:
+        predicted.main()
+    said = capsys.readouterr().out
+    assert not_run.why(said, ended.value.code) == "this torch has no Python backend. Next: another"
+    done = types.SimpleNamespace(returncode=4, stdout=said)
+    monkeypatch.setattr(predicted.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(SystemExit) as ended:
+        predicted.predictions([], "cpu")
+    assert (capsys.readouterr().out, ended.value.code) == (said, 4)
+
+
+def test_weights_by_hand():
+    """Qwen2-0.5B has 494,032,768 parameters (its model card); in 4 bit the layers take a little over half a byte."""
+    sizes = arithmetic.Sizes(896, 4864, 128, 24, 151_936, element=2)
+    assert arithmetic.weights(sizes) == 2 * 494_032_768
+    saved = arithmetic.weights(sizes) - arithmetic.four_bit_weights(sizes)
+    assert saved == pytest.approx(24 * arithmetic.layer_weights(sizes) * (2 - 0.5 - 4 / 64))
+    assert arithmetic.logits(4 * 1024, 151_936) == 4 * 1024 * 151_936 * 4

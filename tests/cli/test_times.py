@@ -1,0 +1,84 @@
+"""How long the course takes is written by runs: benchmarks/times.py, and the tables that show it."""
+
+import os
+import runpy
+import sys
+
+import pytest
+
+from failurelab import eras, evidence, ledger_times, observe
+
+SCRIPT = str(eras.root() / "benchmarks" / "times.py")
+
+
+def record(part, **figures):
+    return {"source": "times", "case": f"how long: {part}", "figures": figures}
+
+
+def test_the_table_says_minutes_and_what_else_the_machine_did():
+    made = record("proof", minutes=5.26, processor_minutes=9.98, others_share=0.034)
+    lines = ledger_times.times([made]).splitlines()
+    assert lines[-2] == "| the proof of the labs (`failurelab verify`) | 5.3 | 10.0 | 3% |"
+    assert lines[-1] == "| `make test`, once set up | not recorded |  |  |"
+
+
+def test_minutes_near_zero_are_not_rounded_away():
+    made = record("again", minutes=0.012, processor_minutes=0.001, others_share=0.0)
+    assert "| 0.01 | under 0.01 | 0% |" in ledger_times.times([made])
+
+
+def test_the_notebooks_come_from_the_run_of_all():
+    assert ledger_times.notebook_times([]) == "not recorded"
+    made = record("course", notebooks=["00_a", "01_b"], seconds=[36, 46], peak_mib=[630, 900])
+    assert ledger_times.notebook_times([made]).splitlines()[2:] == ["| 00 | 36 | 630 |", "| 01 | 46 | 900 |"]
+
+
+def test_what_a_command_took_and_what_others_took(tmp_path):
+    """A process that computes is counted as our own; the times of a command that fails are no figures."""
+    timed = runpy.run_path(SCRIPT)["timed"]
+    took = timed([sys.executable, "-c", "sum(range(10**7))"], tmp_path, tmp_path / "caches")
+    assert 0 < took["processor_minutes"] < took["minutes"] * os.cpu_count()
+    assert 0 <= took["others_share"] <= 1
+    with pytest.raises(SystemExit, match="ended with status 3: no time is recorded"):
+        timed([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, tmp_path / "caches")
+
+
+def test_the_tests_minutes_come_from_what_they_wrote(tmp_path):
+    """A run with failures, or a file that is none, gives no figure."""
+    of_junit = runpy.run_path(SCRIPT)["of_junit"]
+    path = tmp_path / "tests.xml"
+    suite = '<testsuites><testsuite tests="12" failures="{}" errors="0" skipped="1" time="90.0"/></testsuites>'
+    path.write_text(suite.format(0))
+    took = of_junit(path)
+    assert (took["minutes"], took["tests"], took["skipped"]) == (1.5, 12, 1)
+    assert "| `make test`, once set up | 1.5 | - | - |" in ledger_times.times([record("tests", **took)])
+    path.write_text(suite.format(2))
+    with pytest.raises(SystemExit, match="2 failures, 0 errors: no time is recorded"):
+        of_junit(path)
+    path.write_text("half <a")
+    with pytest.raises(SystemExit, match="is no JUnit XML of pytest"):
+        of_junit(path)
+
+
+def test_a_part_is_kept_beside_the_others(tmp_path, monkeypatch, capsys):
+    """Measured again, it takes its own place, and no other's."""
+    monkeypatch.setenv("FAILURELAB_SOURCE", ledger_times.SOURCE)
+    keep, out = runpy.run_path(SCRIPT)["keep"], tmp_path / "ledger.json"
+    for part, minutes in (("set-up", 4.0), ("tests", 40.0), ("set-up", 5.0)):
+        keep(part, {"minutes": minutes}, out)
+    lines = ledger_times.times(evidence.load(out)).splitlines()
+    assert [line.split(" | ")[1] for line in (lines[2], lines[-1])] == ["5.0", "40.0"]
+
+
+def test_an_unknown_part_starts_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["times.py", "--only", "set-up,dinner"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(SCRIPT, run_name="__main__")
+    assert "no part dinner: the parts are set-up, again" in capsys.readouterr().err
+
+
+def test_a_machine_s_seconds_only_grow():
+    worked, could = observe.machine_seconds()
+    sum(range(10**6))
+    later_worked, later_could = observe.machine_seconds()
+    assert 0 < worked <= later_worked and worked < could <= later_could

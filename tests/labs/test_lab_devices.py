@@ -1,0 +1,252 @@
+"""Labs on a device: no script sees a GPU that was not asked for, and none passes on another device than asked."""
+
+import io
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+from failurelab import check_client, check_server, eras, figures, judge, lab_cli, lab_files, labs, measure, ran_on
+
+LABS = eras.root() / "labs"
+MODEL = eras.root() / "models" / "tiny-qwen2"
+ON_THE_CPU = """
+import os, pathlib
+import transformers
+
+seen = os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("DS_ACCELERATOR", "")
+pathlib.Path({seen!r}).write_text("/".join(seen))
+
+
+def build_trainer(model_path, output_dir):
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path)
+    args = transformers.TrainingArguments(output_dir, use_cpu=True, report_to=[])
+    return transformers.Trainer(model, args)
+"""
+LEFT = """
+def train(model, tokenizer, steps):
+    model.to("meta")
+"""
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A machine on which `cuda` resolves; nothing here gets as far as using it."""
+    monkeypatch.setattr(ran_on, "describe", lambda device: {"device": "cuda" if device == "auto" else device})
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a lab 01 whose lab.toml has this line, and load it."""
+
+    def load(line, name="01_frozen_embeddings"):
+        folder = tmp_path / name
+        shutil.copytree(LABS / name, folder)
+        path = folder / "lab.toml"
+        path.write_text(f"{line}\n{path.read_text()}")
+        return lab_files.load(folder)
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "shown"),
+    [
+        (None, "cuda", "0"),
+        (None, "cuda:2", "2"),
+        ("", "cuda", "0"),
+        ("3,5", "cuda", "3"),
+        ("3, 5", "cuda:1", "5"),
+        ("GPU-8932f937,MIG-1", "cuda:1", "MIG-1"),
+    ],
+)
+def test_a_check_is_shown_one_gpu(monkeypatch, visible, device, shown):
+    """With two, transformers would wrap nn.DataParallel around the model; numbers are those that this process sees."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert check_client.one_gpu(device) == shown
+
+
+def test_what_a_check_on_a_gpu_has_beside_its_limits(monkeypatch, tmp_path):
+    """Its imports, which a forked check does not pay, and CUDA's own memory on the machine's side."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    process = types.SimpleNamespace(stdin=io.BytesIO(), stdout=[])
+    ordered = []
+    for device in ("cpu", "cuda:1"):
+        server = check_client.Server(process, tmp_path, ["trl.GRPOTrainer"], device)
+        server.check(0, tmp_path / "train.py", MODEL, "GRPOTrainer", 240, memory_limit=1000)
+        ordered.append((json.loads(process.stdin.getvalue().splitlines()[-1]), server.longest(240)))
+    (plain, within), (on_gpu, later) = ordered
+    assert (plain["device"], plain["visible"], plain["time_limit"], plain["memory_limit"]) == ("cpu", "", 240, 1000)
+    assert (on_gpu["device"], on_gpu["visible"], on_gpu["needs"]) == ("cuda", "6", ["trl.GRPOTrainer"])
+    assert on_gpu["time_limit"] > 240 and on_gpu["memory_limit"] > 1000
+    assert later > within > 240
+
+
+@pytest.mark.parametrize(("device", "shown"), [("cpu", ""), ("cuda:1", "7")])
+def test_gpus_are_hidden_unless_asked_for_and_the_cpu_is_no_gpu(monkeypatch, tmp_path, device, shown):
+    """A script sees no GPU by default. One that stays on the CPU where a GPU is checked gets a line, and no figures."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,7")
+    seen, script = tmp_path / "seen", tmp_path / "train.py"
+    script.write_text(ON_THE_CPU.format(seen=str(seen)))
+    with check_client.start("today", ["transformers.Trainer"], 1, device=device) as server:
+        assert server.broken == {}
+        server.check(0, script, MODEL, "Trainer", 120)
+        answer = server.answer(400)
+    assert seen.is_file(), answer
+    visible, deepspeed = seen.read_text().split("/")
+    assert (visible, deepspeed) == (shown, "cpu")
+    refused = answer["measured"]["refused"]
+    if device == "cpu":
+        assert refused == ""
+        assert "ValueError" in answer["measured"]["figures"]["error"]  # the Trainer has no dataset: it got as far
+    else:
+        assert refused.startswith("the trainer's model is on cpu, and this check is on cuda: ")
+        assert "Next: use_cpu=not torch.cuda.is_available()" in refused
+
+
+def test_a_model_that_a_loop_moves_away_is_refused(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(LEFT)
+    made = measure.run(script, MODEL, tmp_path / "out", "train", "loop")
+    assert made.refused.startswith("the trained model is on meta, and this check is on cpu: ")
+
+
+def test_the_judge_sees_no_gpu(monkeypatch):
+    """Scores are the CPU's on every device, and CUDA cannot be used in a fork."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    def serve(model, tokenizer, pipe):
+        pipe.recv()
+        pipe.send(("answer", [os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.is_available()]))
+
+    monkeypatch.setattr(judge, "_serve", serve)
+    with judge.start(None, None) as scorer:
+        assert scorer.accuracy() == ["", False]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_which_labs_use_a_gpu(written):
+    """By kind: simulated devices are the same everywhere. A lab may say less in its lab.toml, and no more."""
+    for lab in labs.find():
+        assert lab.devices == (("cpu",) if lab.kind in figures.CPU_ONLY else ("cpu", "cuda"))
+    assert {lab.kind for lab in labs.find()} - set(figures.CPU_ONLY) == {"trainer", "loop", "logits", "log_probs"}
+    assert set(figures.CPU_ONLY) < set(figures.KINDS) == set(measure.KINDS)
+    lab = written('devices = ["cpu"]')
+    assert lab.devices == ("cpu",)
+    assert "its lab.toml names the devices cpu. Next: --device cpu" in labs.cannot_run(lab, "cuda:1")
+    assert labs.cannot_run(lab, "cpu") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "told"),
+    [
+        ('devices = ["cpu", "gpu"]', "01_frozen_embeddings", "devices: 'gpu' is none of cpu, cuda"),
+        ('devices = ["cuda"]', "01_frozen_embeddings", "devices: the CPU is not among them"),
+        ("devices = []", "01_frozen_embeddings", "devices: the CPU is not among them"),
+        ('devices = "cpu"', "01_frozen_embeddings", "devices: it is 'cpu', a list is needed"),
+        ('devices = ["cpu", "cuda"]', "11_rank_one", "devices: 'cuda', and the kind placement runs on the CPU alone"),
+    ],
+)
+def test_devices_that_a_lab_cannot_have_are_said(written, line, name, told):
+    with pytest.raises(labs.LabError, match=told):
+        written(line, name)
+
+
+def test_a_lab_that_uses_no_gpu_is_not_run_there(card):
+    """NOT RUN, with its reason, and no pass: a lab's form alone proves nothing."""
+    matrix = labs.verify(["11"], device="cuda")
+    ran = [row for row in matrix if row.state != "form"]
+    assert {(row.result, row.device) for row in ran} == {("NOT RUN", "cuda")}
+    assert "its devices are simulated, the same on every machine. Next: --device cpu" in ran[0].reason
+    assert labs.exit_status(matrix) == 3
+    assert labs.records(matrix) == []
+    lab = labs.find(["11"])[0]
+    assert labs.check(lab, device="cuda:1").result == "NOT RUN"
+    with pytest.raises(labs.LabError, match="lab 11 is checked on the CPU alone"), labs.checker(lab, "cuda"):
+        pass
+
+
+def test_auto_takes_for_each_lab_what_it_uses(card):
+    first, eleventh = labs.find(["1", "11"])
+    assert (labs.resolved("auto", first), labs.resolved("auto", eleventh)) == ("cuda", "cpu")
+    assert labs.resolved("cuda:1", eleventh) == "cuda:1"
+
+
+def test_the_summary_names_the_gpu():
+    rows = [labs.Row("01_a", "check", "train.py", "PASS"), labs.Row("11_b", "check", "train.py", "NOT RUN")]
+    assert labs.summary(rows) == "2 labs: 1 of 2 PASS, 1 NOT RUN"
+    rows[0].device = rows[1].device = "cuda:1"
+    assert labs.summary(rows) == "2 labs: 1 of 2 PASS, 1 NOT RUN, on cuda"
+    assert labs.to_json(rows)["rows"][0]["device"] == "cuda:1"
+
+
+def test_records_name_the_tier_and_the_device(monkeypatch):
+    """What a card trained is `gpu`, with its name; what simulated devices told is `simulated`, beside it."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA Pretended")
+    monkeypatch.setenv("FAILURELAB_SOURCE", "")
+    monkeypatch.delenv("FAILURELAB_EVIDENCE", raising=False)
+    asked = {"failure": "F1", "state": "broken", "case": "lab", "source": "labs/01"}
+
+    def records(kind, device):
+        made = types.SimpleNamespace(environment="", figures=dict.fromkeys(figures.of(kind), 0))
+        return check_server._records({"record": asked, "kind": kind, "device": device}, made)
+
+    (on_gpu,) = records("trainer", "cuda")
+    assert (on_gpu["tier"], on_gpu["device"]) == ("gpu", "NVIDIA Pretended")
+    assert [each["tier"] for kind in ("trainer", "placement", "node") for each in records(kind, "cpu")] == [
+        "cpu",
+        "simulated",
+        "simulated",
+    ]
+    real, simulated = records("launch", "cpu")
+    assert (real["tier"], simulated["tier"]) == ("cpu", "simulated")
+    assert "reward_first" in real["figures"] and "ranks_refused" in simulated["figures"]
+    assert real["figures"].keys() | simulated["figures"].keys() == set(figures.of("launch"))
+    assert not real["figures"].keys() & simulated["figures"].keys()
+
+
+def failurelab(*words):
+    variables = os.environ | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+    done = subprocess.run([sys.executable, "-m", "failurelab", *words], capture_output=True, text=True, env=variables)
+    return done.returncode, done.stdout, done.stderr.strip().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "told"),
+    [
+        (("verify", "01", "--device", "cuda"), 3, "ERROR device cuda is asked for, and "),
+        (("lab", "check", "01", "--device", "cuda:1"), 3, "ERROR device cuda:1 is asked for, and "),
+        (("lab", "watch", "01", "--device", "gpu"), 3, "ERROR unknown device 'gpu'. Next: give one of auto, cpu, cuda"),
+    ],
+)
+def test_a_device_that_cannot_be_used_is_one_line(words, status, told):
+    """Nothing is moved to the CPU without a word."""
+    found, out, errors = failurelab(*words)
+    assert (found, out, len(errors)) == (status, "", 1)
+    assert errors[0].startswith(told) and "Next: " in errors[0]
+
+
+def test_a_notebook_gets_the_same_line(monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    lab_cli.lab_magic("check 01 --device cuda")
+    out = capsys.readouterr().out
+    assert out.startswith("ERROR device cuda is asked for, and ") and len(out.splitlines()) == 1
+
+
+def test_scripts_take_the_gpu_that_they_are_shown():
+    """A learner's own run uses the GPU at hand; the labs that are for the CPU alone stay there."""
+    for lab in labs.find():
+        for path in (lab.original, lab.solution, *(each.path for each in lab.wrong_fixes)):
+            text = pathlib.Path(path).read_text()
+            if lab.kind == "engine":
+                assert "use_cpu=True," in text, path
+            elif "use_cpu" in text:
+                assert "use_cpu=not torch.cuda.is_available()," in text, path

@@ -1,0 +1,47 @@
+"""`failurelab run --model FOLDER`: a model in the hub's format that is not the course's, on the CPU."""
+
+import made_models
+import pytest
+
+from failurelab import course
+
+LEARNING = ["00_start_here", "02_garbage_rollouts", "05_silent_misalignment", "08_everything_together"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two models: `deeper` can do the sums, `stranger` has another tokenizer and knows nothing."""
+    top = tmp_path_factory.mktemp("models")
+    return {make.__name__: make(top / make.__name__) for make in (made_models.deeper, made_models.stranger)}
+
+
+def test_learning_is_not_shown_with_a_model_that_cannot(folders, tmp_path):
+    """Each notebook about learning ends with the reason in one line, and no verdict of another model under its name."""
+    found = course.run(LEARNING, model=str(folders["stranger"]), out=tmp_path, time_limit=1800, progress=False)
+    assert [each.name for each in found] == LEARNING
+    for result in found:
+        assert result.status == "NOT RUN", f"{result.name}: {result.reason} (see {result.html})"
+        assert (
+            result.reason.startswith("stranger answers 0% of the sums right") and "Next: --model tiny" in result.reason
+        )
+        assert result.records == []
+    assert course.exit_status(found) == 3
+
+
+def test_counts_are_the_models_own(folders, tmp_path):
+    """Notebook 01 with three layers instead of two: the same story, in other numbers, learning included."""
+    (result,) = course.run(["01"], model=str(folders["deeper"]), out=tmp_path, time_limit=1800, progress=False)
+    assert result.status == "PASS", f"{result.reason} (see {result.html})"
+    full = result.figures(case="notebook 01: GRPO, full")
+    assert full["changed"] == full["trainable"] == 38
+    frozen = result.figures(case="notebook 01: GRPO, embeddings frozen")
+    assert (frozen["changed"], frozen["trainable"]) == (1, 37)
+    repaired = result.figures(case="notebook 01: repaired")
+    assert repaired["changed"] == repaired["trainable"] == 37
+
+
+def test_an_unknown_model_breaks_the_environment_not_the_question(tmp_path):
+    """A spelling mistake is no failed notebook; the line says the next step."""
+    (result,) = course.run(["00"], model="tinny", out=tmp_path, time_limit=1800, progress=False)
+    assert result.status == "ENVIRONMENT"
+    assert "ModelError: unknown model 'tinny'" in result.reason and "Next:" in result.reason

@@ -1,0 +1,420 @@
+"""Predictions: asked before a run, kept, answered after it; and nothing of a learner where nobody looks."""
+
+import contextlib
+import json
+import os
+import queue
+
+import jupyter_client
+import nbformat
+import pytest
+
+from failurelab import live, predict, predict_view, predictions, runner
+from failurelab.predictions import Given, PredictionError, StateError
+
+CHOICES = ["none", "some", "all 26"]
+TEXT = "How many of the `26` tensors change?"
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    """A learner of one's own, in a kernel that has asked nothing yet."""
+    monkeypatch.setenv("FAILURELAB_PREDICTIONS", str(tmp_path / "course" / "predictions.json"))
+    monkeypatch.delenv(live._RUN, raising=False)
+    monkeypatch.setattr(predict, "_asked", {})
+    monkeypatch.setattr(predict, "_spoken", set())
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What is put out as text, in order; buttons are made and shown nowhere, and what replaces them is put out."""
+    texts = []
+    monkeypatch.setattr(predict.notebook, "_display", lambda data, metadata: texts.append(data["text/plain"]))
+    display = "IPython.display."
+    monkeypatch.setattr(display + "display", lambda data, **_: texts.append(data["text/plain"]))
+    monkeypatch.setattr(display + "update_display", lambda data, **_: texts.append("now " + data["text/plain"]))
+    return texts
+
+
+@pytest.fixture
+def reader(monkeypatch):
+    """Somebody looks, as in JupyterLab."""
+    monkeypatch.setattr(live, "looked_at", lambda shell: True)
+
+
+def kept():
+    return {key: (given.said, given.came) for key, given in predictions.read().items()}
+
+
+def ask(key="01-changed"):
+    predict.ask(key, TEXT, CHOICES)
+    return predict._asked[key].buttons
+
+
+# A learner in JupyterLab
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ("all 26", "You said “all 26”: right."),
+        ("some", "You said “some”, it is “all 26”."),
+        (None, "No prediction was made. It is “all 26”."),
+    ],
+)
+def test_the_answer_stands_beside_what_was_said(reader, shown, chosen, told):
+    """Chosen with a real widget's button; kept at once; the buttons go when the answer comes."""
+    buttons = ask()
+    assert buttons.choice.value is None and kept() == {}
+    if chosen:
+        buttons.choice.value = chosen
+        assert kept() == {"01-changed": (chosen, None)}
+        assert chosen in buttons.note.value and "may change it" in buttons.note.value
+    changed = 26
+    holds = {"none": changed == 0, "some": 0 < changed < 26, "all 26": changed == 26}
+    predict.answer("01-changed", holds, because="Every one.")
+    assert shown[-1] == f"{told}\nEvery one."
+    assert shown[-2].startswith("now Your prediction: How many") and "( ) some" in shown[-2]
+    assert kept() == {"01-changed": (chosen, "all 26")}
+
+
+def test_a_prediction_may_change_until_the_answer_is_shown(reader, shown):
+    """Also after a restart of the kernel; what is clicked after the answer is not taken."""
+    ask().choice.value = "none"
+    predict._asked.clear()  # a restart
+    buttons = ask()
+    assert buttons.choice.value == "none"
+    buttons.choice.value = "some"
+    predict.answer("01-changed", "all 26")
+    buttons.choice.value = "all 26"
+    assert "shown already" in buttons.note.value and "stays “some”" in buttons.note.value
+    assert kept() == {"01-changed": ("some", "all 26")}
+
+
+def test_a_rerun_keeps_the_first_answer_until_it_is_forgotten(reader, shown, capsys):
+    """Another run may bring another answer; what was said stays, and is asked again after `forget`."""
+    ask().choice.value = "some"
+    predict.answer("01-changed", "all 26")
+    predict._asked.clear()
+    assert ask() is None and "You said “some”" in shown[-1] and 'predict.forget("01-changed")' in shown[-1]
+    predict.answer("01-changed", "some")
+    assert "You said “some”: right." in shown[-1] and kept() == {"01-changed": ("some", "some")}
+    predict.forget("01")
+    assert kept() == {} and "Forgotten: 01-changed" in capsys.readouterr().out
+    assert ask().choice.value is None
+
+
+def test_without_a_prediction_the_question_is_open_again(reader, shown):
+    """Run All shows every answer at once; whoever reads afterwards may still predict, by running the cell."""
+    ask()
+    predict.answer("01-changed", "some")
+    buttons = ask()
+    assert buttons.choice.value is None
+    buttons.choice.value = "some"
+    assert kept() == {"01-changed": ("some", None)}
+
+
+def test_a_choice_that_the_course_no_longer_has_is_no_prediction(reader, shown):
+    """A question may be reworded between two visits."""
+    with predictions.change() as state:
+        state["01-changed"] = Given("about half", None)
+    assert ask().choice.value is None
+    predict.answer("01-changed", "some")
+    assert "No prediction was made" in shown[-1]
+
+
+def test_predictions_without_widgets(monkeypatch, reader, shown, capsys):
+    """An era's kernel has none: the question says how to answer, and `say` does what a button does."""
+    monkeypatch.setattr(predict_view, "Buttons", missing)
+    assert ask() is None and 'predict.say("01-changed", "...")' in shown[-1]
+    predict.say("01-changed", "some")
+    assert "You said “some”" in capsys.readouterr().out and kept() == {"01-changed": ("some", None)}
+    predict.answer("01-changed", "some")
+    predict.say("01-changed", "none")
+    assert "stays “some”" in capsys.readouterr().out and kept() == {"01-changed": ("some", "some")}
+
+
+def missing(*_, **__):
+    raise ModuleNotFoundError("No module named 'ipywidgets'")
+
+
+def test_whoever_says_something_is_a_reader(shown, capsys):
+    """In a front end that starts its kernels without a Jupyter server, nothing else tells that somebody looks."""
+    ask()
+    predict.say("01-changed", "some")
+    predict.answer("01-changed", "some")
+    assert "You said “some”: right." in shown[-1] and kept() == {"01-changed": ("some", "some")}
+
+
+# Slips and a broken file
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: predict.answer("01-other", "some"), "01-other was not asked in this kernel. Next: run the cell above"),
+        (lambda: predict.say("01-other", "some"), "01-other was not asked"),
+        (lambda: predict.say("01-changed", "25"), "“25” is none of its choices. Next: one of “none”, “some”"),
+        (lambda: predict.answer("01-changed", "25"), "“25” is none of its choices, .* Next: the same words"),
+        (lambda: predict.answer("01-changed", {"none": 0, "some": False}), "one choice must hold, and none did. Next"),
+        (lambda: predict.answer("01-changed", {"none": 1, "some": 1}), "“none”, “some” did. Next: conditions"),
+        (lambda: predict.ask("01-x", "Why?", ["a"]), "two or more, all different"),
+        (lambda: predict.ask("01-x", "Why?", ["a", "a"]), "two or more, all different"),
+    ],
+)
+def test_a_slip_is_told_in_a_line(shown, call, match):
+    ask()
+    with pytest.raises(PredictionError, match=match) as error:
+        call()
+    assert "\n" not in str(error.value) and len(error.value._render_traceback_()) == 1
+    assert kept() == {}
+
+
+BROKEN = {
+    "half": '{"schema": 1, "pred',
+    "other": '{"schema": 1}',
+    "list": "[]",
+    "newer": '{"schema": 2, "predictions": {}}',
+    "fields": '{"schema": 1, "predictions": {"01-changed": {"when": 3}}}',
+    "value": '{"schema": 1, "predictions": {"01-changed": {"said": 3}}}',
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_named_and_stops_nothing(reader, shown, content):
+    """What is said holds in this kernel; the file is left as it is, for there may be something to save in it."""
+    path = predictions.default_path()
+    path.parent.mkdir()
+    path.write_text(content)
+    line = f"{path}: "
+    buttons = ask()
+    assert line in buttons.note.value and "Next: move it away" in buttons.note.value
+    buttons.choice.value = "some"
+    assert line in buttons.note.value
+    predict.answer("01-changed", "some", because="So it is.")
+    assert shown[-1].splitlines()[0] == "You said “some”: right." and shown[-1].count(line) == 1
+    assert path.read_text() == content
+    with pytest.raises(StateError, match="Next: move it away"):
+        predict.forget("01")
+
+
+def test_a_file_that_cannot_be_written_is_named(reader, shown):
+    """A file where the folder should be: also for root, who may write everywhere."""
+    path = predictions.default_path()
+    path.parent.write_text("a file")
+    buttons = ask()
+    buttons.choice.value = "some"
+    assert f"{path}: it cannot be" in buttons.note.value and "Next: " in buttons.note.value
+    predict.answer("01-changed", "some")
+    assert "You said “some”: right." in shown[-1]
+
+
+def test_a_change_that_fails_leaves_the_file_whole():
+    """The file is replaced by a whole one, or not at all."""
+    with predictions.change() as state:
+        state["01-a"] = Given("x", "y")
+    before = predictions.default_path().read_bytes()
+    with contextlib.suppress(RuntimeError), predictions.change() as state:
+        state["01-b"] = Given("x", "y")
+        raise RuntimeError("the kernel is interrupted")
+    assert predictions.default_path().read_bytes() == before
+
+
+# Where nobody looks
+
+
+def test_where_nobody_looks_nothing_of_a_learner_is_shown_or_kept(shown, monkeypatch):
+    """Papermill, nbval and the stored outputs: the same on every machine, whatever the learner there has said."""
+    with predictions.change() as state:
+        state["01-changed"] = Given("some", None)
+    monkeypatch.setenv(live._RUN, "a-run")
+    assert ask() is None
+    assert shown[-1] == f"Your prediction: {TEXT}\n  ( ) none\n  ( ) some\n  ( ) all 26"
+    predict.answer("01-changed", "all 26", because="Every one.")
+    assert shown[-1] == "Answer: “all 26”.\nEvery one."
+    predict.say("01-changed", "none")
+    assert kept() == {"01-changed": ("some", None)}
+
+
+def test_a_run_is_known_by_the_variable_that_it_sets():
+    """The name stands in two modules, for the floors do not let one import the other."""
+    assert live._RUN == runner.TOKEN
+
+
+# The summary
+
+
+def plant(folder, name, *sources):
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / f"{name}.ipynb")
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """Two notebooks with three questions, as they stand in files."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    plant(folder, "00_start", "x = 1", f"predict.ask('00-gain', 'Does it learn?', {CHOICES})", "%%era a\nx")
+    plant(folder, "01_two", f"predict.ask('01-a', 'A ' 'and `b`?', {CHOICES})\npredict.ask('01-c', 'C?', {CHOICES})")
+    course = predictions.questions(folder)
+    monkeypatch.setattr(predictions, "questions", lambda: course)
+    return course
+
+
+def test_the_summary_counts_what_was_predicted_only(planted, reader, shown, capsys):
+    """Asked, said, came, and the verdict for each; what was not predicted, or not run, is neither right nor wrong."""
+    with predictions.change() as state:
+        state["00-gain"] = Given("some", "some")
+        state["01-a"] = Given(None, "none")
+        state["09-retired"] = Given("some", "none")
+    predict.summary()
+    questions, counts = shown
+    assert [line.split("  ")[0] for line in counts.splitlines()[2:]] == ["00_start", "01_two", "the course"]
+    assert [line.split()[-3:] for line in counts.splitlines()[2:]] == [
+        ["1", "1", "1"],
+        ["2", "0", "0"],
+        ["3", "1", "1"],
+    ]
+    assert "✓ right" in questions and "– no prediction" in questions and "– not run yet" in questions
+    assert "A and b?" in questions and "retired" not in questions
+    assert "Right: 1 of 1 predictions." in capsys.readouterr().out
+    with predictions.change() as state:
+        state["01-c"] = Given("all 26", "some")
+    predict.summary()
+    assert "✗ another" in shown[2] and "Right: 1 of 2 predictions." in capsys.readouterr().out
+
+
+def test_the_summary_names_a_broken_file(planted, reader, shown, capsys):
+    path = predictions.default_path()
+    path.parent.mkdir()
+    path.write_text("{")
+    predict.ask("01-a", "A?", CHOICES)
+    predict._asked["01-a"].buttons.choice.value = "some"
+    predict.answer("01-a", "some")
+    predict.summary()
+    said = capsys.readouterr().out
+    assert "Right: 1 of 1" in said and f"{path}: it cannot be read" in said
+
+
+def test_the_summary_without_a_reader_has_the_questions_only(planted, shown, capsys):
+    with predictions.change() as state:
+        state["00-gain"] = Given("some", "some")
+    predict.summary()
+    assert len(shown[0].splitlines()) == 5 and "some" not in shown[0] and "right" not in shown[0]
+    assert "3 questions." in capsys.readouterr().out
+
+
+def test_a_damaged_notebook_is_named(tmp_path):
+    (tmp_path / "03_bad.ipynb").write_text("{")
+    with pytest.raises(ValueError, match=r"03_bad\.ipynb is no notebook"):
+        predictions.questions(tmp_path)
+
+
+def test_marks_are_legible():
+    """As a verdict table's: each brings its own ground, with a contrast of at least 7 to 1."""
+
+    def light(colour):
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
+
+    for mark in (predict_view.RIGHT, predict_view.OTHER, predict_view.NONE, predict_view.NOT_RUN):
+        assert (light(mark.ground) + 0.05) / (light(mark.ink) + 0.05) >= 7
+        assert mark.words in mark.html
+
+
+# A real kernel, as a Jupyter server starts one
+
+
+class Kernel:
+    """A kernel with what its front end is sent; `press` is what the front end sends when a button is pressed."""
+
+    def __init__(self, environment):
+        self.manager = jupyter_client.KernelManager(kernel_name="python3")
+        self.manager.start_kernel(env=environment)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=180)
+        self.widgets = {}
+
+    def run(self, source):
+        """Run a cell; return the outputs, and what came to replace one."""
+        return self._until_idle(self.client.execute(source))
+
+    def press(self, choice):
+        """Press the button with this number, as the browser does."""
+        (comm,) = [id for id, state in self.widgets.items() if state.get("_model_name") == "ToggleButtonsModel"]
+        content = {"comm_id": comm, "data": {"method": "update", "state": {"index": choice}, "buffer_paths": []}}
+        message = self.client.session.msg("comm_msg", content)
+        self.client.shell_channel.send(message)
+        return self._until_idle(message["header"]["msg_id"])
+
+    def _until_idle(self, asked):
+        outputs = []
+        while True:
+            with contextlib.suppress(queue.Empty):
+                message = self.client.get_iopub_msg(timeout=180)
+                content, kind = message["content"], message["msg_type"]
+                if message["parent_header"].get("msg_id") != asked:
+                    continue
+                if kind == "comm_open":
+                    self.widgets[content["comm_id"]] = content["data"]["state"]
+                elif kind in ("display_data", "update_display_data"):
+                    outputs.append((kind, content["data"]))
+                elif kind == "error":
+                    raise AssertionError(content["traceback"])
+                elif kind == "status" and content["execution_state"] == "idle":
+                    return outputs
+
+    def end(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+ASK = f"from failurelab import predict\npredict.ask('01-changed', 'How many?', {CHOICES})"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.fixture
+def kernel():
+    """Start kernels that a server would call a notebook's; they are ended with the test."""
+    started = []
+
+    def start(**more):
+        started.append(Kernel(dict(os.environ) | {"JPY_SESSION_NAME": "notebooks/01.ipynb"} | more))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def test_a_button_that_is_pressed_is_kept_and_answered(kernel):
+    """In a real kernel: the question with its buttons, a press, the file, and the answer that knows of it."""
+    learner = kernel()
+    ((kind, asked),) = learner.run(ASK)
+    assert kind == "display_data" and WIDGET in asked and "( ) some" in asked["text/plain"]
+    learner.press(1)
+    assert json.loads(predictions.default_path().read_text())["predictions"]["01-changed"]["said"] == "some"
+    replaced, answered = learner.run("predict.answer('01-changed', 'all 26')")
+    assert (
+        replaced[0] == "update_display_data" and WIDGET not in replaced[1] and "said “some”" in replaced[1]["text/html"]
+    )
+    assert answered[1]["text/plain"] == "You said “some”, it is “all 26”."
+    assert predict_view.OTHER.html in answered[1]["text/html"]
+
+
+def test_a_run_started_from_a_notebook_has_no_reader(kernel):
+    """`!failurelab run` or nbval in a notebook's cell: the variable is inherited there, and nobody looks."""
+    inside = kernel()
+    made = f"""
+import jupyter_client
+sent = []
+manager, client = jupyter_client.manager.start_new_kernel()
+ran = client.execute_interactive({ASK!r}, output_hook=sent.append, timeout=180)
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+(data,) = [m["content"]["data"] for m in sent if m["msg_type"] == "display_data"]
+display({{"text/plain": ran["content"]["status"] + str({WIDGET!r} in data)}}, raw=True)"""
+    ((_, data),) = inside.run(made)
+    assert data["text/plain"] == "okFalse"

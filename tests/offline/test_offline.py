@@ -1,0 +1,120 @@
+"""A room without a network: a bundle is installed where nothing can be reached, passes doctor and runs a notebook.
+
+The home folder is a new one, the caches are empty, and neither uv nor a compiler nor make is on the path. With
+BUNDLE=DIR in the environment that bundle is taken instead of a new one; with LEDGER=FILE what was measured is kept.
+"""
+
+import json
+import os
+import pathlib
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from failurelab import eras, evidence, observe
+
+ROOT = eras.root()
+# A new namespace has not even a loopback that is up, as every machine has without a network: Jupyter's kernels need it.
+LOOPBACK = (
+    "import fcntl, os, socket, struct, sys; request = struct.pack('16sh14x', b'lo', 1); "
+    "fcntl.ioctl(socket.socket(), 0x8914, request); os.execv(sys.argv[1], sys.argv[1:])"
+)
+PROGRAMS = ("sh", "bash", "env", "uname", "cat", "ls", "rm", "mkdir", "sed", "grep", "dirname", "basename")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    """The bundle's folder: for this Python, with all eras."""
+    if "BUNDLE" in os.environ:
+        yield pathlib.Path(os.environ["BUNDLE"])
+        return
+    out = tmp_path_factory.mktemp("packed") / "bundle"
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    command = [sys.executable, "-m", "failurelab", "pack", "--out", str(out), "--python", version]
+    subprocess.run(command, check=True, cwd=ROOT)
+    yield out
+    shutil.rmtree(out)
+
+
+@pytest.fixture(scope="module")
+def cut_off(tmp_path_factory):
+    """Run a command where there is no network, no cache, another home, and few programs; say what it took."""
+    home, programs = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("programs")
+    for name in PROGRAMS:
+        if found := shutil.which(name):
+            (programs / name).symlink_to(found)
+    environment = {"HOME": str(home), "PATH": str(programs), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+
+    def run(*command):
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        whole = [shutil.which("unshare"), "-n", str(base_python()), "-c", LOOPBACK, *map(str, command)]
+        done = subprocess.run(whole, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return done, time.monotonic() - start, processor
+
+    return run
+
+
+def base_python():
+    """An interpreter that holds nothing of the course."""
+    return pathlib.Path(sys.base_prefix) / "bin" / "python3"
+
+
+def bytes_of(folder):
+    """Disk that a folder takes: a file that two eras share counts once."""
+    seen = {(each.st_dev, each.st_ino): each.st_blocks * 512 for each in map(os.lstat, folder.rglob("*"))}
+    return sum(seen.values())
+
+
+def test_a_room_without_a_network(bundle, cut_off, tmp_path):
+    """Install, doctor, notebook 01, and the same install again, which finds all there."""
+    room = tmp_path / "room"
+    code = "import socket; socket.create_connection(('1.1.1.1', 53), 2)"
+    assert cut_off(base_python(), "-c", code)[0].returncode != 0
+    done, seconds, processor = cut_off(base_python(), bundle / "install.py", room)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert all(f"era {name}: ready" in done.stdout for name in manifest["eras"])
+    assert re.search(r"^PASS +Kernel of ", done.stdout, re.MULTILINE) and "FAIL" not in done.stdout
+    took = bytes_of(room)
+    notebook, notebook_seconds, _ = cut_off(room / ".venv/bin/failurelab", "run", "01")
+    print(notebook.stdout)
+    assert notebook.returncode == 0 and "1 of 1 PASS" in notebook.stdout, notebook.stdout
+    (room / "labs/01_frozen_embeddings/train.py").write_text("# my work\n")
+    again, again_seconds, _ = cut_off(base_python(), bundle / "install.py", room)
+    assert again.returncode == 0 and "1 files that you changed are kept" in again.stdout, again.stdout
+    assert "wheels of" not in again.stdout and again_seconds < seconds
+    assert (room / "labs/01_frozen_embeddings/train.py").read_text() == "# my work\n"
+    keep(
+        {
+            "bundle_mb": manifest["bytes"] / 1e6,
+            "wheels": sum(name.startswith("wheels/") for name in manifest["files"]),
+            "eras": len(manifest["eras"]),
+            "pack_minutes": manifest["seconds"] / 60,
+            "install_minutes": seconds / 60,
+            "install_processor_minutes": processor / 60,
+            "installed_gb": took / 1e9,
+            "again_minutes": again_seconds / 60,
+            "notebook_01_seconds": notebook_seconds,
+            "python": manifest["python"],
+            "platform": manifest["platform"],
+            "torch": manifest["torch"],
+        }
+    )
+
+
+def keep(figures):
+    """Print what was measured, and keep it in the ledger that LEDGER names."""
+    os.environ["FAILURELAB_SOURCE"] = "pack"
+    made = observe.record("ground", "measured", figures, case="offline bundle")
+    print(json.dumps(made["figures"], indent=1))
+    if path := os.environ.get("LEDGER"):
+        old = evidence.load(pathlib.Path(path))
+        evidence.save(pathlib.Path(path), evidence.replace(old, [made]))

@@ -1,0 +1,74 @@
+"""`logits.repair`: a request for the last rows of logits is heard by either name, and the repair can be taken back."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+
+from failurelab import logits, models
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(models.path("tiny"))
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+IDS = torch.arange(3, 9)[None]
+
+
+def other_name(model):
+    return {"logits_to_keep": "num_logits_to_keep", "num_logits_to_keep": "logits_to_keep"}[logits.keep_argument(model)]
+
+
+def rows(model, **keep):
+    with torch.no_grad():
+        return model(IDS, **keep).logits
+
+
+def test_the_swallowed_name_is_heard(model):
+    """Broken: all six rows come. Repaired: two, and they are the last two."""
+    asked = {other_name(model): 2}
+    every = rows(model)
+    assert rows(model, **asked).shape[1] == 6
+    with logits.repair(model):
+        torch.testing.assert_close(rows(model, **asked), every[:, -2:])
+        assert rows(model, **{logits.keep_argument(model): 3}).shape[1] == 3
+        assert rows(model).shape[1] == 6
+    assert rows(model, **asked).shape[1] == 6
+
+
+def test_a_copy_is_repaired_and_computes_with_its_own_weights(model):
+    """A reference model is a deep copy; it must not answer in the policy's name."""
+    logits.repair(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.lm_head.weight.mul_(2)
+    asked = {other_name(model): 2}
+    assert rows(twin, **asked).shape[1] == 2
+    assert not torch.equal(rows(twin, **asked), rows(model, **asked))
+
+
+def test_under_an_adapter(model):
+    """PEFT calls the bare model's forward, and not the model."""
+    from peft import LoraConfig, get_peft_model
+
+    wrapped = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+    asked = {other_name(wrapped): 2}
+    with logits.repair(wrapped):
+        assert rows(wrapped, **asked).shape[1] == 2
+    assert rows(wrapped, **asked).shape[1] == 6
+
+
+def test_a_model_that_cannot_be_asked_is_refused(model):
+    """Its forward names no such argument, so there is none to pass on."""
+
+    class Deaf(type(model)):
+        def forward(self, input_ids=None, attention_mask=None):
+            return super().forward(input_ids=input_ids, attention_mask=attention_mask)
+
+    model.__class__ = Deaf
+    with pytest.raises(ValueError, match=r"Deaf makes logits .* Next: score with logits\.completion_logps"):
+        logits.repair(model)
