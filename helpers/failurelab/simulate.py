@@ -12,7 +12,8 @@ have a shape, a dtype and a device but no data. Together they run a Qwen2-72B's 
 Two ways, and what each cannot do:
 
 - `devices(n)` registers the type `sim`. Forward, backward, and accelerate's own checks run. It holds for the process
-  and makes `sim` the accelerator of all libraries in it: use a child process. No other number later.
+  and makes `sim` the accelerator of all libraries in it: use a child process. No other number later. Backward passes
+  run on the thread that asks for them (`torch.autograd.set_multithreading_enabled`, set for the thread that calls).
 - without it, integers are fake `cuda` devices: libraries that ask `tensor.is_cuda`, such as bitsandbytes, give their
   real errors. Forward without gradients only: a backward pass there aborts the process on a CPU build of torch.
 
@@ -115,6 +116,10 @@ def devices(n: int) -> list[torch.device]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would choose the real one
         setup(NAME, _Backend(n))
         own_kernels()
+        # Fake tensors run Python in autograd's thread of a device. One that lets go of a Python object while the
+        # process ends would abort it ("terminate called without an active exception", pytorch issue 38228), so
+        # backward runs on the calling thread, as it does on a CPU anyway.
+        torch.autograd.set_multithreading_enabled(False)
         _registered = n
         torch.get_device_module.cache_clear()  # it may have been asked before, and then still says the CPU
     return [torch.device(NAME, index) for index in range(n)]

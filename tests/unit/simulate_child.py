@@ -4,6 +4,7 @@ Prints one JSON object.
 """
 
 import json
+import threading
 
 import torch
 from transformers import Qwen2Config
@@ -97,12 +98,23 @@ def without_last():
     return torch.empty(4, 11, device="sim:0")[:, :-1].log_softmax(-1)
 
 
+def backward_thread():
+    """Say on which thread a backward pass on a simulated device runs Python: the main one, or another."""
+    ran = []
+    weight = torch.nn.Parameter(torch.empty(4, 4, device="sim:1"))
+    weight.register_hook(lambda _: ran.append(threading.current_thread() is threading.main_thread()))
+    (weight @ weight).sum().backward()
+    return ran
+
+
 def main():
     observe.quiet()
     torch.get_device_module()  # asked before, its answer is kept: the CPU
     found = {"few": said(simulate.ranks(2, 0).__enter__), "none": said(simulate.devices, 0)}
     found["devices"] = [str(each) for each in simulate.devices(2)]
     found["again"] = said(simulate.devices, 2), said(simulate.devices, 3)
+    with simulate.fake():
+        found["main thread"] = backward_thread()
     found["module"] = torch.get_device_module().device_count()
     found["absent"] = said(simulate.place, shape(), {"": 2})
     found["order"] = []

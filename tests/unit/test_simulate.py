@@ -31,6 +31,11 @@ def test_devices_are_registered_once(child):
     assert child["module"] == 2
 
 
+def test_a_backward_pass_stays_on_its_thread(child):
+    """A thread of autograd's own that still holds Python objects when the process ends aborts it, now and then."""
+    assert child["main thread"] == [True]
+
+
 def test_a_device_that_is_not_there_is_named(child):
     """A map to a third device of two is refused before anything is placed."""
     assert "sim:2 is not there" in child["absent"]
