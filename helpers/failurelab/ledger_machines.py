@@ -50,7 +50,7 @@ def misaligned(records: list[Record]) -> Iterable[tuple[str, str, list[dict]]]:
 
 
 def log_probs(records: list[Record]) -> str:
-    """Ways to score a completion: time and memory against kept logits in the same run, and errors."""
+    """Ways to score a completion: time and memory against kept logits in the same run, and errors; `-` for none."""
     made = {r["case"].removeprefix("log-probs: "): r["figures"] for r in records if r["case"].startswith("log-probs: ")}
     body = []
     for case in sorted(made, key=lambda case: (MAIN_SHAPE not in case, case.partition(", 2 x")[1:], case)):
@@ -69,8 +69,7 @@ def log_probs(records: list[Record]) -> str:
                 f"{run['beyond_gradients_mib']:.0f}",
                 f"{run['memory_to_kept']:.2f}",
                 f"{run['gradients_mib']:.0f}",
-                f"{run['score_error']:.0e}",
-                f"{run['gradient_error']:.0e}",
+                *(f"{run[name]:.0e}" if name in run else "-" for name in ("score_error", "gradient_error")),
             ]
         )
     head = ["batch x (prompt + completion)", "way", "time, to kept", "MiB beyond gradients", "to kept"]

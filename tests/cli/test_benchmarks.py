@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.cli.benchmark_scripts import load
 
-from failurelab import evidence, logits, not_run, tiers
+from failurelab import evidence, ledger_machines, logits, not_run, tiers
 
 SOURCE = """
 class Qwen2Model:
@@ -107,6 +107,20 @@ def test_a_loss_of_another_kind_is_not_timed():
     logps.LOSSES.add(other)
     with pytest.raises(ValueError, match="another function"):
         logps.errors(shape, {"other": other}, "cpu")
+
+
+def test_a_loss_has_no_error_of_scores():
+    """GRPO's loss at ratio 1 is the same for every model, so only its gradients tell; the table shows a dash for it."""
+    logps = load("logps")
+    shape = logps.Shape(2, 8, 8, 64, True, vocabulary=2000)
+    ways = {logps.OURS: logits.completion_logps, "its loss": logps.WAYS["completion_logps, GRPO loss"]}
+    found = logps.errors(shape, ways, "cpu")
+    assert found["its loss"].keys() == {"gradient_error"} and 0 < found["its loss"]["gradient_error"] < 1e-4
+    assert 0 < found[logps.OURS]["score_error"] < 1e-4
+    figures = {"time_to_kept": 1, "beyond_gradients_mib": 1, "memory_to_kept": 1, "gradients_mib": 1}
+    case = f"log-probs: its loss, {ledger_machines.MAIN_SHAPE}"
+    row = ledger_machines.log_probs([{"case": case, "figures": figures | found["its loss"]}]).splitlines()[-1]
+    assert row.endswith(f"| - | {found['its loss']['gradient_error']:.0e} |")
 
 
 def test_on_a_gpu_times_are_between_events(monkeypatch):
