@@ -43,6 +43,16 @@ def test_what_a_command_took_and_what_others_took(tmp_path):
         timed([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, tmp_path / "caches")
 
 
+def test_what_others_took_is_of_what_the_processors_could_do(tmp_path, monkeypatch):
+    """20 of 80 s that they could work went to someone; less the command's own, which is next to nothing."""
+    read = iter([(100.0, 1000.0), (120.0, 1080.0)])
+    timed = runpy.run_path(SCRIPT)["timed"]
+    monkeypatch.setattr(observe, "machine_seconds", lambda: next(read))
+    took = timed([sys.executable, "-c", "pass"], tmp_path, tmp_path / "caches")
+    assert took["others_share"] == pytest.approx((20 - 60 * took["processor_minutes"]) / 80)
+    assert 0.1 < took["others_share"] < 0.25
+
+
 def test_the_tests_minutes_come_from_what_they_wrote(tmp_path):
     """A run with failures, or a file that is none, gives no figure."""
     of_junit = runpy.run_path(SCRIPT)["of_junit"]
@@ -66,6 +76,7 @@ def test_a_part_is_kept_beside_the_others(tmp_path, monkeypatch, capsys):
     keep, out = runpy.run_path(SCRIPT)["keep"], tmp_path / "ledger.json"
     for part, minutes in (("set-up", 4.0), ("tests", 40.0), ("set-up", 5.0)):
         keep(part, {"minutes": minutes}, out)
+    assert len(evidence.load(out)) == 2
     lines = ledger_times.times(evidence.load(out)).splitlines()
     assert [line.split(" | ")[1] for line in (lines[2], lines[-1])] == ["5.0", "40.0"]
 
