@@ -279,10 +279,14 @@ def to_json(checks: list[Check]) -> dict[str, Any]:
 
 
 def text(checks: list[Check]) -> str:
-    """Return the checks as lines: `STATUS name`, an indented detail, a list of next steps, and the verdict."""
+    """Return the checks as lines: `STATUS name`, an indented detail, a list of next steps, and the verdict.
+
+    Of another Python, FAIL reads EXPOSED: nothing has failed there, and nothing was tried.
+    """
+    words = {FAIL: "EXPOSED"} if any(check.failure for check in checks) else {}
     lines = []
     for check in checks:
-        lines += [f"{check.status:<8} {check.name}", f"         {check.detail}"]
+        lines += [f"{words.get(check.status, check.status):<8} {check.name}", f"         {check.detail}"]
     could = [check.next_step for check in checks if check.status == NOT_RUN and check.next_step]
     for head, listed in (("Next:", steps(checks)), ("If you want more:", could)):
         lines += [head, *(f"  - {step}" for step in listed)] if listed else []

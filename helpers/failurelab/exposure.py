@@ -14,8 +14,8 @@ from . import eras, registry
 from .doctor import FAIL, PASS, Check
 
 _MEANING = (
-    "A FAIL is what they do to a run of the kind that its line names. Your script was not read: where it does none of "
-    "that, the line does not concern you."
+    "EXPOSED tells what they do to a run of the kind that its line names. Your script was not read: where it does none "
+    "of that, the line does not concern you."
 )
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
 
