@@ -16,7 +16,7 @@ import time
 
 import torch
 
-from failurelab import engines, models, observe, tiers, trainers, zero3
+from failurelab import engine_build, engines, models, observe, tiers, trainers, zero3
 
 PROCESSES = 2
 NOT_RUN = 4  # the exit status that `failurelab evidence record` takes for it
@@ -101,7 +101,7 @@ def main() -> None:
                 *("--master_port", str(engines.free_port())),
                 *(__file__, "--stage", str(stage), "--device", options.device),
             ],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(engines.extensions())},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(engine_build.extensions())},
             capture_output=True,
             text=True,
             timeout=300,

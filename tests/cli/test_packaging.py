@@ -17,7 +17,7 @@ PACKAGE = ROOT / "helpers" / "failurelab"
 FLOORS = [
     "expect observe noise registry models task hub shapes tiers families predicates tables figures",
     "gradients adapters handles decoding rollouts logits alignment chunked tied guards guard_base logits_guard "
-    "trainers arithmetic judge patched zero3 engines engine_guard measure measure_trainer measure_loop "
+    "trainers arithmetic judge patched zero3 engines engine_build engine_guard measure measure_trainer measure_loop "
     "measure_engine measure_logits measure_log_probs placement placement_faults device_maps precision native "
     "placement_guard simulate simulated_memory budget simulated_kernels simulated_bits simulated_node "
     "measure_placement measure_launch measure_node",

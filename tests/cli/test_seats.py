@@ -13,7 +13,7 @@ import types
 
 import pytest
 
-from failurelab import engines, eras, evidence, seat_home, seats
+from failurelab import engine_build, engines, eras, evidence, seat_home, seats
 
 ROOT = eras.root()
 CONFIG = ROOT / "configs" / "hub" / "jupyterhub_config.py"
@@ -191,16 +191,16 @@ def test_a_cell_out_of_memory_is_explained(monkeypatch, capsys):
 def test_an_era_that_cannot_be_written(tmp_path, monkeypatch):
     """Shared read-only: torch's lock and ninja's log of DeepSpeed's operation go into a copy at home, once."""
     shared = tmp_path / "era" / "torch_extensions"
-    (shared / engines.OPERATION).mkdir(parents=True)
-    (shared / engines.OPERATION / "built.so").write_text("whole")
-    os.utime(shared / engines.OPERATION / "built.so", (1, 1))
+    (shared / engine_build.OPERATION).mkdir(parents=True)
+    (shared / engine_build.OPERATION / "built.so").write_text("whole")
+    os.utime(shared / engine_build.OPERATION / "built.so", (1, 1))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(shared))
-    assert engines.extensions() == shared
-    monkeypatch.setattr(engines.os, "access", lambda path, mode: False)
-    own = engines.extensions()
-    assert own.is_relative_to(tmp_path / ".cache") and own == engines.extensions()
-    built = own / engines.OPERATION / "built.so"
+    assert engine_build.extensions() == shared
+    monkeypatch.setattr(engine_build.os, "access", lambda path, mode: False)
+    own = engine_build.extensions()
+    assert own.is_relative_to(tmp_path / ".cache") and own == engine_build.extensions()
+    built = own / engine_build.OPERATION / "built.so"
     assert built.read_text() == "whole" and built.stat().st_mtime == 1, "an older copy would be built again"
     assert engines._surroundings()["TORCH_EXTENSIONS_DIR"] == str(own)
     assert [path.name for path in own.parent.iterdir()] == [own.name]

@@ -15,7 +15,7 @@ import types
 import pytest
 import torch
 
-from failurelab import engines, guards, models, zero3
+from failurelab import engine_build, engines, guards, models, zero3
 
 NO_DEEPSPEED = importlib.util.find_spec("deepspeed") is None
 CANNOT = (
@@ -316,10 +316,10 @@ def test_a_build_that_fails_is_told(tmp_path):
 @needs_zero
 def test_a_half_done_build_is_recovered(tmp_path):
     """A killed build leaves a lock, on which every later process waits for good, and half a library."""
-    built = engines.extensions() / engines.OPERATION
-    if not (built / f"{engines.OPERATION}.so").is_file():
+    built = engine_build.extensions() / engine_build.OPERATION
+    if not (built / f"{engine_build.OPERATION}.so").is_file():
         pytest.skip("the operation is not built on this machine")
-    folder = tmp_path / engines.OPERATION
+    folder = tmp_path / engine_build.OPERATION
     shutil.copytree(built, folder)
     (folder / "lock").touch()
     done = child(BUILD, TORCH_EXTENSIONS_DIR=str(tmp_path), DS_ACCELERATOR="cpu")
@@ -336,10 +336,10 @@ def test_the_lock_of_a_living_build_stays(tmp_path):
     builder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert builder.stdout.readline() == "held\n"
-        assert engines.recover_build(tmp_path) == [] and (folder / "lock").exists()
+        assert engine_build.recover_build(tmp_path) == [] and (folder / "lock").exists()
     finally:
         builder.communicate()
-    assert engines.recover_build(tmp_path) == [folder / "lock"] and not (folder / "lock").exists()
+    assert engine_build.recover_build(tmp_path) == [folder / "lock"] and not (folder / "lock").exists()
 
 
 def test_a_taken_port():
@@ -407,7 +407,7 @@ def test_nothing_is_left_behind():
     left = [line for line in done.stdout.splitlines() if line.startswith("LEFT")]
     assert left and not any(name in left[0] for name in (*engines.LAUNCHED, "ACCELERATE_")), done.stdout + done.stderr
     engines.check_port(port)
-    assert not list(engines.extensions().glob("*/lock"))
+    assert not list(engine_build.extensions().glob("*/lock"))
     token = f"FAILURELAB_TEST_TOKEN=engine-{port}".encode()
     left = []
     for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
