@@ -313,20 +313,6 @@ def test_a_build_that_fails_is_told(tmp_path):
     assert "Next: try the compiler" in done.stdout
 
 
-@needs_zero
-def test_a_half_done_build_is_recovered(tmp_path):
-    """A killed build leaves a lock, on which every later process waits for good, and half a library."""
-    built = engine_build.extensions() / engine_build.OPERATION
-    if not (built / f"{engine_build.OPERATION}.so").is_file():
-        pytest.skip("the operation is not built on this machine")
-    folder = tmp_path / engine_build.OPERATION
-    shutil.copytree(built, folder)
-    (folder / "lock").touch()
-    done = child(BUILD, TORCH_EXTENSIONS_DIR=str(tmp_path), DS_ACCELERATOR="cpu")
-    assert "READY" in done.stdout, done.stdout + done.stderr
-    assert not (folder / "lock").exists()
-
-
 def test_the_lock_of_a_living_build_stays(tmp_path):
     """The builder of torch holds its lock open: it is left alone, and taken once that process is gone."""
     folder = tmp_path / "some_op"

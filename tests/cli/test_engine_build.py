@@ -1,0 +1,69 @@
+"""The build of DeepSpeed's operation, with a real compiler; not in every era, for all have the same torch."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from failurelab import engine_build, engines
+
+START = """
+from failurelab import engines
+with engines.one_process():
+    print("READY")
+"""
+
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("c++")), reason="NOT RUN: there is no C++ compiler"
+)
+
+
+def start(**environment):
+    """Make an engine in a process of its own."""
+    kept = {key: value for key, value in os.environ.items() if key not in (*engines.LAUNCHED, "LOCAL_WORLD_SIZE")}
+    return subprocess.run(
+        [sys.executable, "-c", START],
+        env=kept | {"DS_ACCELERATOR": "cpu"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@needs_compiler
+def test_a_half_done_build_is_recovered(tmp_path):
+    """A killed build leaves a lock, on which every later process waits for good, and half a library."""
+    folder = tmp_path / engine_build.OPERATION
+    folder.mkdir()
+    (folder / "lock").touch()
+    (folder / f"{engine_build.OPERATION}.so").write_bytes(b"\x7fELF")
+    done = start(TORCH_EXTENSIONS_DIR=str(tmp_path))
+    assert "READY" in done.stdout, done.stdout + done.stderr
+    assert not (folder / "lock").exists()
+    assert (folder / f"{engine_build.OPERATION}.so").stat().st_size > 10_000
+
+
+@needs_compiler
+def test_another_ninja_on_the_path_builds_nothing_anew(tmp_path):
+    """The system's ninja may come first on the path: another release of it would build again what is there."""
+    other = tmp_path / "ninja"
+    other.write_text(f"#!/bin/sh\necho used >> {tmp_path / 'used'}\nexit 1\n")
+    other.chmod(0o755)
+    built = engine_build.extensions() / engine_build.OPERATION / f"{engine_build.OPERATION}.so"
+    before = built.stat().st_mtime_ns
+    done = start(PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert "READY" in done.stdout, done.stdout + done.stderr
+    assert built.stat().st_mtime_ns == before and not (tmp_path / "used").exists()
+
+
+def test_the_path_is_as_it_was(monkeypatch):
+    """Also where there was none, and where the block fails."""
+    for path in ("/some/bin", None):
+        monkeypatch.setenv("PATH", path) if path else monkeypatch.delenv("PATH")
+        with pytest.raises(KeyError), engine_build._own_ninja():
+            assert os.environ["PATH"].split(os.pathsep)[0] == os.path.dirname(sys.executable)
+            raise KeyError
+        assert os.environ.get("PATH") == path
