@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from failurelab.simulated_kernels import fused_attention, workspace
+from failurelab.simulated_kernels import fused_attention, sums_in_float32, workspace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +84,8 @@ def peak_memory(
         raise ValueError(f"block={block}: allocations are rounded up to whole blocks of at least 1 byte")
     from failurelab.simulate import fake
 
+    if kernels == "cpu":
+        sums_in_float32()  # asked of real tensors, before there are none
     with fake(), contextlib.ExitStack() as stack:
         tracker = _Tracker(modules, optimizer, block, kernels)
         stack.callback(tracker.stop)

@@ -6,7 +6,7 @@ import types
 import pytest
 from tests.cli.benchmark_scripts import load
 
-from failurelab import arithmetic, not_run
+from failurelab import arithmetic, not_run, simulated_kernels
 
 SHAPE = {
     "vocab_size": 30_000,
@@ -48,13 +48,18 @@ def test_predicted_is_measured_within_a_twentieth(compared):
 
 
 def test_the_arithmetic_is_near_it(compared):
-    """By hand within a fifth; weights within a fiftieth (4 bit has tables); no word on adapters' steps."""
+    """By hand within a fifth; weights within a fiftieth (4 bit has tables); no word on adapters' steps.
+
+    A processor without bfloat16 products holds the full logits once more, in float32: only the simulation knows of it.
+    """
     for name, rows in compared.items():
         for row in rows:
             if "weights" in row["what"]:
                 assert 0.98 < row["arithmetic_ratio"] < 1.02, (name, row)
             elif name in ("LoRA", "4 bit"):
                 assert row["arithmetic_mib"] is None and "arithmetic_ratio" not in row
+            elif name == "full bf16" and simulated_kernels.sums_in_float32():
+                assert row["arithmetic_ratio"] < 0.8 < 0.95 < row["ratio"], row
             else:
                 assert 0.8 < row["arithmetic_ratio"] < 1.2, (name, row)
 
