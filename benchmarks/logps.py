@@ -204,7 +204,7 @@ def show(shape: Shape, found: dict[str, dict | str], device: str) -> None:
             f"| {name} | {1000 * row['seconds']:.1f} | {row['time_to_kept']:.2f} | {1000 * row['fastest_seconds']:.1f} "
             f"| {row['fastest_to_kept']:.2f} | {row['peak_mib']:.0f} | "
             f"{row['beyond_gradients_mib']:.0f} | {row['memory_to_kept']:.2f} | "
-            f"{row.get('score_error', float('nan')):.1e}, {row.get('gradient_error', float('nan')):.1e} |"
+            f"{', '.join(f'{row[key]:.1e}' if key in row else '-' for key in ('score_error', 'gradient_error'))} |"
         )
         observe.record("F3a", "measured", row, case=case, device=device)
 
