@@ -32,7 +32,7 @@ help:
 # Does nothing, and needs no network, once all is there.
 setup:
 	@test -f eras/torch.txt || { echo "ERROR run make in the repository's root: eras/torch.txt is not here" >&2; exit 1; }
-	@PYTHONPATH=helpers $(PYTHON) -m failurelab.eras create $(ERAS)
+	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras create $(ERAS)
 
 course: setup
 	@$(BIN)/failurelab run

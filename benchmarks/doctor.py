@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 
-from failurelab import observe, tiers
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import observe
 
 COMMAND = [sys.executable, "-m", "failurelab", "doctor", "--json"]
 

@@ -5,7 +5,8 @@ Eras: trl-0.14, trl-0.14-tf-4.52, trl-0.15, today.
 
 import argparse
 
-from failurelab import models, observe, tiers
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe
 
 
 def main() -> None:

@@ -14,7 +14,9 @@ import time
 import torch
 import transformers
 
-from failurelab import guards, models, observe, tiers, trainers
+from failurelab.guards import trainer as guards
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe, trainers
 
 ROUNDS, STEPS = 7, 12
 KINDS = {

@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 
-from failurelab import observe, tiers
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import observe
 
 CODE = "from trl import GRPOTrainer"
 

@@ -6,7 +6,8 @@ Eras: trl-0.14, today.
 import argparse
 import time
 
-from failurelab import models, observe, tiers, trainers
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS = 120
 

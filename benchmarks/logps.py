@@ -46,7 +46,10 @@ from logps_ways import (
     selective,
 )
 
-from failurelab import arithmetic, logits, observe, tiers
+from failurelab import logits
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import observe
+from failurelab_course.simulate import by_hand as arithmetic
 
 MIB = 2**20
 WARM_UP = {"cpu": 1, "cuda": 3}

@@ -14,7 +14,9 @@ import argparse
 
 import torch
 
-from failurelab import logits, models, observe, tiers, trainers
+from failurelab import logits
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS, SEEDS, BETA = 200, 5, 0.04
 

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 import transformers
 
-from failurelab import gradients, models, observe, tiers, trainers
+from failurelab import gradients
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS = 60
 NAMES = (

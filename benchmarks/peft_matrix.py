@@ -8,7 +8,9 @@ import itertools
 
 import torch
 
-from failurelab import families, gradients, models, observe, tiers, trainers
+from failurelab import gradients
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import families, models, observe, trainers
 
 DTYPES = ("float32", "bf16 autocast", "bf16 weights")
 KINDS = ("off", "reentrant", "non-reentrant")

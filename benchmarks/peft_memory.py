@@ -13,7 +13,9 @@ import time
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from failurelab import families, gradients, observe, tiers
+from failurelab import gradients
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import families, observe
 
 KINDS = ("off", "reentrant", "non-reentrant")
 DEPTHS = (2, 4, 8, 16)

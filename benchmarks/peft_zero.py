@@ -21,7 +21,9 @@ from collections.abc import Iterator
 
 import torch
 
-from failurelab import gradients, models, observe, tiers, trainers
+from failurelab import gradients
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe, trainers
 
 KINDS = ("off", "reentrant", "non-reentrant")
 

@@ -23,7 +23,11 @@ import torch
 import transformers
 from predicted_steps import HALF_BILLION, Case, step, trained
 
-from failurelab import arithmetic, native, observe, simulate, tiers
+from failurelab.placement import native
+from failurelab.simulate import backend as simulate
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import observe
+from failurelab_course.simulate import by_hand as arithmetic
 
 MIB = 2**20
 NOT_RUN = 4  # the exit status that `failurelab evidence record` takes for it

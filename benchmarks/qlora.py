@@ -12,7 +12,11 @@ import argparse
 
 import torch
 
-from failurelab import gradients, guards, models, observe, placement, tiers, trainers
+from failurelab import gradients
+from failurelab.guards import trainer as guards
+from failurelab.placement import report as placement
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS, RANK, RATE = 120, 8, 1e-3
 NON_REENTRANT = {"use_reentrant": False}

@@ -7,7 +7,9 @@ Eras: trl-0.14.
 
 import argparse
 
-from failurelab import gradients, models, observe, tiers, trainers
+from failurelab import gradients
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS = 100
 RUNS = {

@@ -21,7 +21,10 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from failurelab import installers, not_run, observe, tiers
+from failurelab_course.eras import installers
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import observe
+from failurelab_course.ledger import not_run
 
 VERSIONS = ("4.45.2", "4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4", "4.57.6", "5.23.0")
 NAMES = ("num_logits_to_keep", "logits_to_keep")

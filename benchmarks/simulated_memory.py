@@ -17,7 +17,9 @@ import time
 import torch
 import transformers
 
-from failurelab import observe, simulate, tiers
+from failurelab.simulate import backend as simulate
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import observe
 
 ROWS, LENGTH, KEPT = 4, 1024, 257
 SHAPES = {

@@ -5,7 +5,9 @@ Eras: trl-0.14, trl-0.15, today.
 
 import argparse
 
-from failurelab import gradients, models, observe, tiers, trainers
+from failurelab import gradients
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe, trainers
 
 WARNING = "None of the inputs have requires_grad"
 

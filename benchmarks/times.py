@@ -19,7 +19,10 @@ import tempfile
 import time
 import xml.etree.ElementTree
 
-from failurelab import eras, evidence, ledger_times, observe
+from failurelab_course import eras
+from failurelab_course.experiments import observe
+from failurelab_course.ledger import records as evidence
+from failurelab_course.ledger.tables import times as ledger_times
 
 CALLS = {
     "set-up": ["make", "setup"],

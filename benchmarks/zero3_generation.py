@@ -16,7 +16,10 @@ import time
 
 import torch
 
-from failurelab import engines, models, observe, tiers, trainers, zero3
+from failurelab import zero3
+from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe, trainers
 
 ROUNDS, TOKENS = 9, 32
 PROMPTS = [prompt for prompt, _ in models.sums()[:400:50]]

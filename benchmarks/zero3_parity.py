@@ -13,7 +13,10 @@ import contextlib
 
 import torch
 
-from failurelab import engines, handles, models, observe, tiers, trainers, zero3
+from failurelab import handles, zero3
+from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS, RATE = 10, 1e-4
 

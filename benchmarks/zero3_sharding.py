@@ -16,7 +16,11 @@ import time
 
 import torch
 
-from failurelab import engine_build, engines, models, observe, tiers, trainers, zero3
+from failurelab import zero3
+from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.experiments import deepspeed_build as engine_build
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, observe, trainers
 
 PROCESSES = 2
 NOT_RUN = 4  # the exit status that `failurelab evidence record` takes for it

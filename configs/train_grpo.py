@@ -19,7 +19,9 @@ import tempfile
 import torch
 import transformers
 
-from failurelab import engines, models, observe, trainers, zero3
+from failurelab import zero3
+from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.experiments import models, observe, trainers
 
 
 class Quiz(transformers.TrainerCallback):

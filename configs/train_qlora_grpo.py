@@ -22,7 +22,8 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PrinterCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
-from failurelab import gradients, guards, models, observe, placement
+from failurelab import gradients, guards, placement
+from failurelab_course.experiments import models, observe
 
 HALF = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 PRECISION = torch.bfloat16 if HALF else torch.float32  # one for weights, 4-bit products and autocast

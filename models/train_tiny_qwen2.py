@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from failurelab import models
+from failurelab_course.experiments import models
 
 FOLDER = pathlib.Path(__file__).resolve().parent / "tiny-qwen2"
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -26,7 +26,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "helpers"))
-from failurelab import seat_home, seats  # noqa: E402
+from failurelab_course.teaching import seat_home, seats  # noqa: E402
 
 c = get_config()  # noqa: F821
 
@@ -173,7 +173,7 @@ def prepare(name: str) -> None:
     user = pwd.getpwnam(name)
     own = {"HOME": user.pw_dir, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "helpers")}
     as_user = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
-    command = [sys.executable, "-m", "failurelab.seat_home", str(ROOT), user.pw_dir]
+    command = [sys.executable, "-m", "failurelab_course.teaching.seat_home", str(ROOT), user.pw_dir]
     done = subprocess.run(command, env=own, cwd="/", capture_output=True, text=True, umask=0o077, **as_user)
     if done.returncode:
         raise seats.SeatError((done.stderr.strip().splitlines() or ["the learner's copy cannot be made"])[-1])

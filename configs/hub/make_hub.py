@@ -18,7 +18,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "helpers"))
-from failurelab import eras  # noqa: E402
+from failurelab_course import eras  # noqa: E402
 
 HERE, HUB, TODAY = ROOT / "configs" / "hub", ROOT / ".hub", ROOT / ".venv"
 LOCKS = ("requirements.txt", "package.json", "package-lock.json")
@@ -79,7 +79,12 @@ def register_kernels() -> None:
             spec = json.loads((there / "kernel.json").read_text())
             if era.name == eras.TODAY:
                 # `python` would be the server's, which has no torch; and the extension tells of a seat's limit
-                command = [str(TODAY / "bin" / "python"), "-m", "ipykernel_launcher", "--ext=failurelab.seat_home"]
+                command = [
+                    str(TODAY / "bin" / "python"),
+                    "-m",
+                    "ipykernel_launcher",
+                    "--ext=failurelab_course.teaching.seat_home",
+                ]
                 spec |= {"argv": [*command, "-f", "{connection_file}"], "display_name": era.title}
             (there / "kernel.json").write_text(json.dumps(spec, indent=1))
 

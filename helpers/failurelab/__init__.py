@@ -1,20 +1,30 @@
-"""Real failures of GRPO and Online DPO training, reproduced, measured and repaired.
+"""Failures of GRPO and Online DPO training: measured and repaired in any training script.
 
-What to take home, each in a module of its own and usable in any training script:
-`gradients`, `rollouts`, `guards`, and the measurements of `observe`. They need torch and transformers only, and work
-unchanged from transformers 4.48 to 5.x. The rest of the package runs the course.
+Each module is usable alone, needs torch and transformers only, and works unchanged from transformers 4.48 to 5.x:
+
+    gradients   which parameters learn; inputs that require grad (adapters: PEFT in the order that works)
+    rollouts    does generation draw from the policy; generation that does
+    logits      log-probabilities of a completion without all logits; are they the completion's?
+    placement   on which device each tensor lies, and where it should
+    zero3       the engine, and generation under ZeRO-3
+    guards      callbacks that watch a trainer for all of these
+    simulate    devices that are not there: placement and memory of models of any size
+    failures    what is known of each failure: symptoms, causes, affected versions
+    handles     a method replaced, and put back
+
+`import failurelab` imports none of them.
 """
 
 __version__ = "0.1.0"
-
-
-def load_ipython_extension(shell) -> None:
-    """Make `%%era` and `%lab` known to a notebook: `%load_ext failurelab`."""
-    from . import magics
-
-    magics.load_ipython_extension(shell)
-    try:
-        from . import lab_cli as lab
-    except ModuleNotFoundError:  # an era's kernel: its stack has no command line
-        from . import lab_remote as lab
-    lab.load_ipython_extension(shell)
+__all__ = [
+    "adapters",
+    "failures",
+    "gradients",
+    "guards",
+    "handles",
+    "logits",
+    "placement",
+    "rollouts",
+    "simulate",
+    "zero3",
+]

@@ -23,18 +23,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from failurelab.alignment import (
-    Alignment,
-    MisalignedLogProbs,
-    bare,
-    check_alignment,
-    device_of,
-    probing,
-    vocabulary,
-)
-from failurelab.chunked import default_rows, is_plain, token_logps, token_logps_by_parts
+from failurelab._alignment import Alignment, MisalignedLogProbs, bare, check_alignment, device_of, probing, vocabulary
+from failurelab._chunked import default_rows, is_plain, token_logps, token_logps_by_parts
+from failurelab._tied import shared_weight
 from failurelab.handles import Handle, wrap_method
-from failurelab.tied import shared_weight
 
 __all__ = ["Alignment", "MisalignedLogProbs", "check_alignment", "completion_logps", "keep_argument", "repair"]
 

@@ -27,8 +27,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from failurelab import decoding, gradients
-from failurelab.decoding import Prompt
+from failurelab import _greedy as decoding
+from failurelab import gradients
+from failurelab._greedy import Prompt
 from failurelab.handles import Handle, wrap_method
 
 # By how many nats a log-probability may differ between two ways to compute it, by the bytes of the weights' numbers.

@@ -196,7 +196,7 @@ def test_a_lab_from_its_mistake_to_the_repair(page, lab, wait, pictures, kernel,
     request.addfinalizer(lambda: script.write_text(original))
     new_notebook(page, lab, kernel)
     outputs = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea")
-    add_cell(page, "%load_ext failurelab\nimport trl\nprint('trl', trl.__version__)")
+    add_cell(page, "%load_ext failurelab_course\nimport trl\nprint('trl', trl.__version__)")
     wanted = "trl 0.14" if kernel == ERA else "trl 1."
     wait(lambda: wanted in outputs.first.inner_text(), "trl's version")
     assert not NOISE.search(outputs.first.inner_text())

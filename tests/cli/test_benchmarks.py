@@ -9,7 +9,11 @@ import pytest
 import torch
 from tests.cli.benchmark_scripts import load
 
-from failurelab import evidence, ledger_machines, logits, not_run, tiers
+from failurelab import logits
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.ledger import not_run
+from failurelab_course.ledger import records as evidence
+from failurelab_course.ledger.tables import machines as ledger_machines
 
 SOURCE = """
 class Qwen2Model:

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from failurelab import doctor, eras, registry
+from failurelab import failures as registry
+from failurelab_course import doctor, eras
 
 
 def failurelab(*arguments, **options):

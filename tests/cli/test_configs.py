@@ -9,7 +9,8 @@ import subprocess
 import pytest
 import yaml
 
-from failurelab import engines, eras
+from failurelab_course import eras
+from failurelab_course.experiments import deepspeed as engines
 
 ROOT = eras.root()
 CONFIGS = ROOT / "configs"

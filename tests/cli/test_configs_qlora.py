@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from failurelab import eras
+from failurelab_course import eras
 
 ROOT = eras.root()
 SCRIPT = pathlib.Path("configs", "train_qlora_grpo.py")

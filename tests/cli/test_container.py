@@ -10,7 +10,7 @@ import tomllib
 
 import pytest
 
-from failurelab import eras
+from failurelab_course import eras
 
 ROOT = eras.root()
 DOCKERFILE = ROOT / "Dockerfile"

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from failurelab import course, ran_on, results
+from failurelab_course.experiments import machine as ran_on
+from failurelab_course.runs import notebooks as course
+from failurelab_course.runs import results
 
 
 def run(*arguments, **environment):

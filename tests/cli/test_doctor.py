@@ -15,7 +15,11 @@ import sys
 
 import pytest
 
-from failurelab import __main__, doctor, era_client, eras, seats, tiers
+from failurelab import __main__
+from failurelab_course import doctor, eras
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.notebook import kernel as era_client
+from failurelab_course.teaching import seats
 
 GB = 10**9
 Usage = collections.namedtuple("Usage", "total used free")

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from failurelab import engine_build, engines
+from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.experiments import deepspeed_build as engine_build
 
 START = """
-from failurelab import engines
+from failurelab_course.experiments import deepspeed as engines
 with engines.one_process():
     print("READY")
 """

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-from failurelab import era_install, eras, installers
+from failurelab_course import eras
+from failurelab_course.eras import install as era_install
+from failurelab_course.eras import installers
 
 ROOT = eras.root()
 
@@ -106,7 +108,7 @@ def test_two_set_ups_at_once_wait_for_each_other(course):
     with open(course / ".eras" / ".old.lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         other = subprocess.Popen(
-            [sys.executable, "-m", "failurelab.eras", "create", "old"],
+            [sys.executable, "-m", "failurelab_course.eras", "create", "old"],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,
@@ -201,8 +203,9 @@ def test_a_lock_holds_what_was_asked_for(source):
 def test_every_era_of_the_course_is_ready(era):
     """The environments that all other tests use are there, and hold the versions of their locks."""
     assert era.status == "ready"
-    code = "import importlib.metadata as m; print(m.version('trl'), m.version('transformers'), m.version('failurelab'))"
+    names = ["trl", "transformers", "grpo-failurelab", "grpo-failurelab-course"]
+    code = f"import importlib.metadata as m; print(*(m.version(name) for name in {names}))"
     printed = eras.run(era, ["-c", code], capture_output=True, text=True, check=True).stdout.split()
     wanted = dict(line.partition(" ")[0].split("==") for line in era.lock.read_text().splitlines()[1:])
-    assert printed == [wanted["trl"], wanted["transformers"], "0.1.0"]
+    assert printed == [wanted["trl"], wanted["transformers"], "0.1.0", "0.1.0"]
     assert pathlib.Path(era.python).is_file()

@@ -2,7 +2,10 @@
 
 import pytest
 
-from failurelab import eras, evidence, ledger_tables, observe
+from failurelab_course import eras
+from failurelab_course.experiments import observe
+from failurelab_course.ledger import pages as ledger_tables
+from failurelab_course.ledger import records as evidence
 
 ROOT = eras.root()
 LEDGER = ROOT / "evidence" / "cpu.json"

@@ -8,7 +8,8 @@ import sys
 
 import yaml
 
-from failurelab import eras, seat_home, seats
+from failurelab_course import eras
+from failurelab_course.teaching import seat_home, seats
 
 ROOT = eras.root()
 VALUES = ROOT / "configs" / "hub" / "helm_values.yaml"

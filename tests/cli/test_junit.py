@@ -4,7 +4,8 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
-from failurelab import junit, labs
+from failurelab_course import junit
+from failurelab_course.labs import verify as labs
 
 CASES = [
     junit.Case("notebooks", "00_start_here", "PASS", "", 1.5),

@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-from failurelab import evidence, ledger_compare, observe
+from failurelab_course.experiments import observe
+from failurelab_course.ledger import compare as ledger_compare
+from failurelab_course.ledger import records as evidence
 
 
 def record(**changes):

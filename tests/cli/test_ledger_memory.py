@@ -2,7 +2,10 @@
 
 import pytest
 
-from failurelab import eras, evidence, ledger_memory, ledger_tables
+from failurelab_course import eras
+from failurelab_course.ledger import pages as ledger_tables
+from failurelab_course.ledger import records as evidence
+from failurelab_course.ledger.tables import memory as ledger_memory
 
 LEDGER = eras.root() / "evidence" / "cpu.json"
 

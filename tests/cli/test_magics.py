@@ -15,8 +15,10 @@ import psutil
 import pytest
 from jupyter_client.manager import start_new_kernel
 
-from failurelab import era_kernel, eras, magics
-from failurelab.era_client import EraKernel
+from failurelab_course import eras
+from failurelab_course.notebook import keeper as era_kernel
+from failurelab_course.notebook import magics
+from failurelab_course.notebook.kernel import EraKernel
 
 OLD = "trl-0.14"
 PATIENCE = 120  # seconds until a test gives up: a limit against hanging, which no test waits for
@@ -46,7 +48,12 @@ class Notebook:
 
     def __init__(self):
         self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=PATIENCE)
-        assert self.run("%load_ext failurelab.magics\nfrom failurelab import magics").status == "ok"
+        assert (
+            self.run(
+                "%load_ext failurelab_course.notebook.magics\nfrom failurelab_course.notebook import magics"
+            ).status
+            == "ok"
+        )
 
     def send(self, cell):
         return self.client.execute(cell)
@@ -219,10 +226,11 @@ def test_input_is_an_error_not_a_hang(notebook):
 
 def test_expected_failures_work_inside_and_outside(notebook):
     """`expect_failure` within the era's cell sees the original error, and around the call here the era's."""
-    inside = f"%%era {OLD}\nfrom failurelab.expect import expect_failure\nwith expect_failure(KeyError, 'x'): {{}}['x']"
+    inside = f"%%era {OLD}\nfrom failurelab_course.experiments.expect import expect_failure\n"
+    inside += "with expect_failure(KeyError, 'x'): {}['x']"
     assert notebook.run(inside).text == "KeyError: 'x' (expected)\n"
     outside = notebook.run(
-        "from failurelab.expect import expect_failure\n"
+        "from failurelab_course.experiments.expect import expect_failure\n"
         f"with expect_failure(magics.EraCellError, 'KeyError'): magics.kernel('{OLD}').run('{{}}[0]')"
     )
     assert outside.status == "ok" and outside.text == f"EraCellError: KeyError: 0 (in era {OLD}) (expected)\n"
@@ -278,7 +286,7 @@ def test_a_cell_that_handles_the_interrupt_goes_on(notebook):
 
 def test_a_cell_that_cannot_be_interrupted_is_reported(notebook):
     """A cell that goes on after the interrupt gives the notebook back in bounded time; stopping the era ends it."""
-    notebook.run("from failurelab import era_client; era_client.INTERRUPT_SECONDS = 0.5")
+    notebook.run("from failurelab_course.notebook import kernel as era_client; era_client.INTERRUPT_SECONDS = 0.5")
     output = notebook.interrupt_once_it_says(
         "runs",
         f"%%era {OLD}\nimport os, time\nprint('runs', os.getpid())\nwhile True:\n"
@@ -468,7 +476,7 @@ def python(*arguments, cwd):
     return subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
 
 
-LOAD = ("%load_ext failurelab.magics", None)
+LOAD = ("%load_ext failurelab_course.notebook.magics", None)
 
 
 def test_papermill_sees_an_error_in_an_era(tmp_path):

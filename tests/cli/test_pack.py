@@ -13,7 +13,9 @@ import tarfile
 
 import pytest
 
-from failurelab import bundle_installer, eras, pack, pack_wheels, wheels
+from failurelab_course import eras
+from failurelab_course.eras.offline import bundle_installer, pack, wheels
+from failurelab_course.eras.offline import fetch as pack_wheels
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import wheels_at_hand as at_hand

@@ -1,4 +1,4 @@
-"""Packaging: one list of the course's packages, floors that import downward, and a core that needs nothing else."""
+"""Packaging: one list of the course's packages, and a take-home package that needs nothing else."""
 
 import ast
 import os
@@ -9,29 +9,17 @@ import tomllib
 
 import pytest
 
-from failurelab import eras
+from failurelab_course import eras
 
 ROOT = eras.root()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGE = ROOT / "helpers" / "failurelab"
-FLOORS = [
-    "expect observe noise registry models task hub shapes tiers families predicates tables figures",
-    "gradients adapters handles decoding rollouts logits alignment chunked tied guards guard_base logits_guard "
-    "trainers arithmetic judge patched zero3 engines engine_build engine_guard measure measure_trainer measure_loop "
-    "measure_engine measure_logits measure_log_probs placement placement_faults device_maps precision native "
-    "placement_guard simulate simulated_memory budget simulated_kernels simulated_bits simulated_node "
-    "measure_placement measure_launch measure_node",
-    "eras era_install installers wheels own_torch era_links magics era_client era_kernel era_output live "
-    "lab_remote notebook learners check_server check_process check_client state_file predictions predict_view "
-    "predict",
-    "labs lab_files course ran_on contract stored runner supervise results junit symptoms recording doctor "
-    "exposure evidence ledger_tables ledger_format ledger_training ledger_machines ledger_memory "
-    "ledger_together ledger_pictures ledger_compare lab_state lab_work lab_report pack pack_wheels "
-    "bundle_installer not_run ledger_offline ledger_times seats seat_home ledger_class slides slide_rules slide_text",
-    "cli lab_cli __main__",
-]
-FLOORS = [set(line.split()) for line in FLOORS]
-CORE = sorted(FLOORS[0] | FLOORS[1])
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def dotted(path):
+    """Return a module's name, such as failurelab.guards.base."""
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def asked_for(name):
@@ -41,10 +29,17 @@ def asked_for(name):
 
 
 def test_the_extra_and_the_era_today_name_the_same_packages():
-    """`pip install failurelab[course]` and `make` must not drift apart."""
-    assert asked_for("today") - {"setuptools", "wheel"} == set(
-        PROJECT["project"]["optional-dependencies"]["course"]
-    ) - {"torch"} | {"transformers"}
+    """What an install of the course asks for and what `make` installs must not drift apart."""
+    assert asked_for("today") - {"setuptools", "wheel"} == set(PROJECT["project"]["dependencies"]) - {
+        f"grpo-failurelab=={PROJECT['project']['version']}"
+    }
+
+
+def test_both_distributions_are_of_one_version():
+    """The course asks for its very sibling."""
+    sibling = tomllib.loads((ROOT / "helpers" / "pyproject.toml").read_text())["project"]
+    assert PROJECT["project"]["version"] == sibling["version"]
+    assert f"grpo-failurelab=={sibling['version']}" in PROJECT["project"]["dependencies"]
 
 
 def test_environment_yml_installs_the_lock_and_the_same_torch():
@@ -53,44 +48,16 @@ def test_environment_yml_installs_the_lock_and_the_same_torch():
     torch = re.search(r"torch==(\S+)", (ROOT / "eras" / "torch.txt").read_text()).group(1)
     assert f"pytorch-cpu={torch}" in text
     assert "-r eras/today.txt" in text
-    assert "-e ." in text
+    assert "-e ./helpers\n" in text and "-e .\n" in text
     python = re.search(r"python=(\S+)", text).group(1)
     assert python in ("3.11", "3.12")
 
 
-def test_imports_go_only_downward():
-    """A module imports from its own floor or a lower one; every module has a floor."""
-    floor_of = {module: number for number, modules in enumerate(FLOORS) for module in modules}
-    wrong = []
-    for path in PACKAGE.rglob("*.py"):
-        module = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if module == "__init__":
-            continue
-        assert module in floor_of, f"{module} has no floor: name one in this test and in CONTRIBUTING.md"
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.ImportFrom):
-                dotted = (node.module or "").removeprefix("failurelab").strip(".")
-                inside = node.level or (node.module or "").startswith("failurelab")
-                names = (
-                    [dotted.split(".")[0]]
-                    if dotted and inside
-                    else [alias.name for alias in node.names]
-                    if inside
-                    else []
-                )
-            elif isinstance(node, ast.Import):
-                names = [alias.name.split(".")[1] for alias in node.names if alias.name.startswith("failurelab.")]
-            wrong += [f"{module} imports {name}" for name in names if floor_of.get(name, 0) > floor_of[module]]
-    assert wrong == []
-
-
-@pytest.mark.parametrize("module", CORE)
-def test_the_core_imports_torch_and_transformers_only(module):
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_the_core_imports_torch_and_transformers_only(path):
     """What a reader takes home asks for nothing more at import; the rest is imported where it is used."""
     allowed = {"torch", "transformers", "packaging", "failurelab"} | set(sys.stdlib_module_names)
-    path = PACKAGE / f"{module}.py"
-    tree = ast.parse((path if path.is_file() else PACKAGE / module / "__init__.py").read_text())
+    tree = ast.parse(path.read_text())
     found = set()
     for node in tree.body:
         if isinstance(node, ast.Import):
@@ -128,7 +95,7 @@ def test_the_core_installs_alone(tmp_path):
             if source.exists() and not (site / part).exists():
                 (site / part).symlink_to(source)
     (site / "failurelab").symlink_to(PACKAGE)
-    modules = ", ".join(f"failurelab.{module}" for module in CORE)
+    modules = ", ".join(dotted(path) for path in MODULES if path.stem != "__main__")
     environment = {key: value for key, value in os.environ.items() if key != "FAILURELAB_ROOT"} | {
         "PYTHONPATH": str(site)
     }

@@ -6,7 +6,9 @@ import types
 import pytest
 from tests.cli.benchmark_scripts import load
 
-from failurelab import arithmetic, not_run, simulated_kernels
+from failurelab.simulate import gpu_workspace as simulated_kernels
+from failurelab_course.ledger import not_run
+from failurelab_course.simulate import by_hand as arithmetic
 
 SHAPE = {
     "vocab_size": 30_000,

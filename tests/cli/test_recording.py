@@ -6,7 +6,16 @@ import types
 
 import pytest
 
-from failurelab import course, eras, evidence, labs, ledger_compare, not_run, observe, ran_on, recording, results
+from failurelab_course import eras
+from failurelab_course.experiments import machine as ran_on
+from failurelab_course.experiments import observe
+from failurelab_course.labs import verify as labs
+from failurelab_course.ledger import compare as ledger_compare
+from failurelab_course.ledger import not_run
+from failurelab_course.ledger import records as evidence
+from failurelab_course.runs import notebooks as course
+from failurelab_course.runs import record as recording
+from failurelab_course.runs import results
 
 
 def record(name="benchmarks/one.py", **changes):

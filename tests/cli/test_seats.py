@@ -13,7 +13,11 @@ import types
 
 import pytest
 
-from failurelab import engine_build, engines, eras, evidence, seat_home, seats
+from failurelab_course import eras
+from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.experiments import deepspeed_build as engine_build
+from failurelab_course.ledger import records as evidence
+from failurelab_course.teaching import seat_home, seats
 
 ROOT = eras.root()
 CONFIG = ROOT / "configs" / "hub" / "jupyterhub_config.py"
@@ -163,7 +167,7 @@ def test_a_broken_home(shared, tmp_path):
     with pytest.raises(seats.SeatError, match=r"home folder .*nowhere is missing.* Next: "):
         seat_home.prepare(shared, tmp_path / "nowhere")
     (tmp_path / "home" / "failurelab").write_text("a file of that name")
-    command = [sys.executable, "-m", "failurelab.seat_home", str(shared), str(tmp_path / "home")]
+    command = [sys.executable, "-m", "failurelab_course.teaching.seat_home", str(shared), str(tmp_path / "home")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and "cannot be made: File exists. Next: " in done.stderr

@@ -11,7 +11,7 @@ import tomllib
 
 import pytest
 
-from failurelab import eras
+from failurelab_course import eras
 
 ROOT = eras.root()
 

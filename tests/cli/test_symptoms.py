@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from failurelab import eras, registry, symptoms
+from failurelab import failures as registry
+from failurelab_course import eras, symptoms
 
 
 def failurelab(*arguments, **options):

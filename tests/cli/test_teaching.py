@@ -9,7 +9,10 @@ import sys
 
 import pytest
 
-from failurelab import course, eras, labs, slides
+from failurelab_course import eras
+from failurelab_course.labs import verify as labs
+from failurelab_course.runs import notebooks as course
+from failurelab_course.teaching import slides
 
 ROOT = eras.root()
 GUIDE = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")

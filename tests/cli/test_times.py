@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
-from failurelab import eras, evidence, ledger_times, observe
+from failurelab_course import eras
+from failurelab_course.experiments import observe
+from failurelab_course.ledger import records as evidence
+from failurelab_course.ledger.tables import times as ledger_times
 
 SCRIPT = str(eras.root() / "benchmarks" / "times.py")
 

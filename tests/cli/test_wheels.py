@@ -8,7 +8,12 @@ import sys
 
 import pytest
 
-from failurelab import era_install, era_links, eras, installers, own_torch, wheels
+from failurelab_course import eras
+from failurelab_course.eras import install as era_install
+from failurelab_course.eras import installers
+from failurelab_course.eras.offline import links as era_links
+from failurelab_course.eras.offline import machine_torch as own_torch
+from failurelab_course.eras.offline import wheels
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import wheels_at_hand as at_hand
@@ -85,7 +90,7 @@ def test_it_works_before_anything_is_installed(course, folder):
     """The module runs as a script, with the standard library and pip's copy of packaging; its errors are one line."""
     (folder / "plots-6.0-py3-none-any.whl").unlink()
     done = subprocess.run(
-        [sys.executable, "-m", "failurelab.eras", "create", "--wheels", str(folder), "old"],
+        [sys.executable, "-m", "failurelab_course.eras", "create", "--wheels", str(folder), "old"],
         cwd=course,
         capture_output=True,
         text=True,

@@ -7,7 +7,7 @@ import pytest
 import typer.main
 import yaml
 
-from failurelab import cli, eras
+from failurelab_course import cli, eras
 
 # Minutes: recording a card's evidence takes the longest.
 LIMITS = {"gpu": 240}

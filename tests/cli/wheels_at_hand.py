@@ -5,7 +5,7 @@ import hashlib
 import pathlib
 import zipfile
 
-from failurelab import eras
+from failurelab_course import eras
 
 ROOT = eras.root()
 STUDIED = {"trl": "1.0", "transformers": "2.0", "peft": "3.0", "accelerate": "4.0", "packaging": "26.0"}

@@ -20,7 +20,9 @@ os.environ |= {"OMP_NUM_THREADS": "1", "FAILURELAB_SOURCE": "class"}
 import hub
 import seat
 
-from failurelab import evidence, observe, seats
+from failurelab_course.experiments import observe
+from failurelab_course.ledger import records as evidence
+from failurelab_course.teaching import seats
 
 LEDGER = hub.ROOT / "evidence" / "cpu.json"
 

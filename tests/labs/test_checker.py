@@ -8,7 +8,11 @@ import time
 
 import pytest
 
-from failurelab import check_client, check_process, eras, labs, measure
+from failurelab_course import eras
+from failurelab_course.labs import verify as labs
+from failurelab_course.labs.checker import client as check_client
+from failurelab_course.labs.checker import measure
+from failurelab_course.labs.checker import process as check_process
 
 LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
@@ -76,11 +80,11 @@ CHEATS = {
             ("[float(completion.strip() == right) for", "[1.0 for"),
             (
                 "import pathlib\n",
-                "import pathlib\n\nfrom failurelab import judge\n\n"
+                "import pathlib\n\nfrom failurelab_course.labs.checker import judge\n\n"
                 "judge.Judge.accuracy = lambda *_, **k: 0.9 if k.get('weights') else 0.4\n",
             ),
         ],
-        "replaced failurelab.judge.Judge.accuracy",
+        "replaced failurelab_course.labs.checker.judge.Judge.accuracy",
     ),
     "patches_the_scoring": (
         [
@@ -88,11 +92,11 @@ CHEATS = {
             ("[float(completion.strip() == right) for", "[1.0 for"),
             (
                 "import pathlib\n",
-                "import pathlib\n\nfrom failurelab import models\n\n"
+                "import pathlib\n\nfrom failurelab_course.experiments import models\n\n"
                 "models.accuracy = lambda *_, **__: 0.9\nmodels.reward = lambda c, a: [1.0] * len(c)\n",
             ),
         ],
-        "replaced failurelab.models.accuracy",
+        "replaced failurelab_course.experiments.models.accuracy",
     ),
     "changes_the_model_folder": (
         [

@@ -12,7 +12,15 @@ import types
 import pytest
 import torch
 
-from failurelab import check_client, check_server, eras, figures, judge, lab_cli, lab_files, labs, measure, ran_on
+from failurelab_course import eras
+from failurelab_course.experiments import machine as ran_on
+from failurelab_course.labs import cli as lab_cli
+from failurelab_course.labs import definition as lab_files
+from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import verify as labs
+from failurelab_course.labs.checker import client as check_client
+from failurelab_course.labs.checker import judge, measure
+from failurelab_course.labs.checker import server as check_server
 
 LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"

@@ -4,7 +4,10 @@ import shutil
 
 import pytest
 
-from failurelab import eras, figures, lab_files, labs
+from failurelab_course import eras
+from failurelab_course.labs import definition as lab_files
+from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import verify as labs
 
 LABS = eras.root() / "labs"
 HEALED = {

@@ -14,7 +14,11 @@ import threading
 
 import pytest
 
-from failurelab import eras, lab_report, lab_state, lab_work, labs
+from failurelab_course import eras
+from failurelab_course.labs import exercise as lab_work
+from failurelab_course.labs import progress as lab_state
+from failurelab_course.labs import report as lab_report
+from failurelab_course.labs import verify as labs
 
 LABS = eras.root() / "labs"
 REPAIR = "    model.enable_input_require_grads()\n    config = GRPOConfig("

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from failurelab import eras
+from failurelab_course import eras
 
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 UNIT = eras.root() / "tests" / "unit"

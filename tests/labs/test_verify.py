@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from failurelab import labs, registry
+from failurelab import failures as registry
+from failurelab_course.labs import verify as labs
 
 pytestmark = pytest.mark.era
 

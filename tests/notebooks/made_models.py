@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as kinds
 from transformers import Qwen2Config
 
-from failurelab import models, shapes
+from failurelab_course.experiments import models, shapes
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"

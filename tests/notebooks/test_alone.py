@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from failurelab import eras
+from failurelab_course import eras
 
 NOTEBOOKS = sorted((eras.root() / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 # Runs cells until one fails, as Run All does, and prints what the last one showed.

@@ -6,7 +6,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from failurelab import contract, stored
+from failurelab_course.runs import lint as contract
+from failurelab_course.runs import stored
 
 CARD = """# Nothing breaks
 
@@ -33,7 +34,7 @@ def good(number="01"):
     cells = [
         new_markdown_cell(CARD),
         new_code_cell('device = "cpu"\nmodel = "tiny"\nseed = 0', metadata={"tags": ["parameters"]}),
-        new_code_cell("from failurelab import notebook\n\nnotebook.setup(seed=seed)"),
+        new_code_cell("from failurelab_course.notebook import display as notebook\n\nnotebook.setup(seed=seed)"),
         new_markdown_cell("## Predict\n\nWill it learn?"),
         new_code_cell(
             "steps = 20\nprint('after', steps, 'steps')",
@@ -132,8 +133,8 @@ PLANTED = {
         tag("parameters"),
     ],
     "setup": [
-        source("from failurelab import notebook\n\nnotebook.setup(seed=0)", cell=2),
-        source("from failurelab import notebook\n# notebook.setup(seed=seed)", cell=2),
+        source("from failurelab_course.notebook import display as notebook\n\nnotebook.setup(seed=0)", cell=2),
+        source("from failurelab_course.notebook import display as notebook\n# notebook.setup(seed=seed)", cell=2),
     ],
     "unseeded": [
         source("rng = numpy.random.default_rng()\nrng"),

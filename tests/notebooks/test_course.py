@@ -12,7 +12,8 @@ import xml.etree.ElementTree as ElementTree
 import nbformat
 import pytest
 
-from failurelab import course, results
+from failurelab_course.runs import notebooks as course
+from failurelab_course.runs import results
 
 # A kernel with a child in a session of its own, as an era's kernel is; both ids are written before it hangs.
 HANG = """
@@ -191,7 +192,8 @@ def test_nothing_outlives_an_interrupted_run(plant, tmp_path, gone, signal_numbe
     plant("00_hangs", HANG)
     # A test run that was itself started in the background ignores SIGINT, and hands that on to its children.
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code += "import sys; from failurelab import course; course.run(folder=sys.argv[1], out=sys.argv[2])"
+    code += "import sys; from failurelab_course.runs import notebooks; "
+    code += "notebooks.run(folder=sys.argv[1], out=sys.argv[2])"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(plant.folder), str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
     )

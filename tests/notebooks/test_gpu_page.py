@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from failurelab import course, eras
+from failurelab_course import eras
+from failurelab_course.runs import notebooks as course
 
 PAGE = (eras.root() / "docs" / "gpu.md").read_text(encoding="utf-8")
 

@@ -5,7 +5,9 @@ import re
 import nbformat
 import pytest
 
-from failurelab import eras, lab_files, registry
+from failurelab import failures as registry
+from failurelab_course import eras
+from failurelab_course.labs import definition as lab_files
 
 
 def named(text):

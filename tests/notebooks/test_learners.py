@@ -2,7 +2,9 @@
 
 import pytest
 
-from failurelab import families, learners, models, notebook, shapes
+from failurelab_course.experiments import families, models, shapes
+from failurelab_course.notebook import display as notebook
+from failurelab_course.notebook import learners
 
 
 @pytest.fixture(scope="module")

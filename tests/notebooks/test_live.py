@@ -5,7 +5,10 @@ import nbformat
 import pytest
 
 # A cell does not sleep: it goes on once the sign is there.
-READY = "import time\nfrom failurelab import live\nlive.PATIENCE = live.STEP = 0.05\nlive.watch(get_ipython())"
+READY = (
+    "import time\nfrom failurelab_course.notebook import live\n"
+    "live.PATIENCE = live.STEP = 0.05\nlive.watch(get_ipython())"
+)
 UNTIL = "sign = get_ipython().failurelab_signs._sign\nwhile not sign._shown: time.sleep(0.01)\n"
 
 

@@ -10,9 +10,11 @@ import sys
 import nbformat
 import pytest
 
-from failurelab import course, eras, notebook
+from failurelab_course import eras
+from failurelab_course.notebook import display as notebook
+from failurelab_course.runs import notebooks as course
 
-SETUP = "from failurelab import notebook\ndevice = notebook.setup(seed=seed)"
+SETUP = "from failurelab_course.notebook import display as notebook\ndevice = notebook.setup(seed=seed)"
 DRAWS = "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())"
 SHOW = """
 from matplotlib import pyplot
@@ -137,9 +139,9 @@ def test_the_set_up_works_in_an_era():
     """In an era's kernel the same line makes it quiet and seeds it, and starts no era of its own."""
     era = eras.find("trl-0.14")
     code = (
-        "import json, sys; from failurelab import notebook; notebook.setup(seed=3); import torch, matplotlib;"
+        "import json, sys; from failurelab_course import notebook; notebook.setup(seed=3); import torch, matplotlib;"
         "print(json.dumps([torch.initial_seed(), torch.get_num_threads(), matplotlib.rcParams['figure.figsize'],"
-        "'failurelab.magics' in sys.modules]))"
+        "'failurelab_course.notebook.magics' in sys.modules]))"
     )
     done = eras.run(era, ["-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

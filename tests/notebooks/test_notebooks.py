@@ -15,7 +15,10 @@ import sys
 
 import pytest
 
-from failurelab import contract, course, eras, stored
+from failurelab_course import eras
+from failurelab_course.runs import lint as contract
+from failurelab_course.runs import notebooks as course
+from failurelab_course.runs import stored
 
 HERE = pathlib.Path(__file__).parent
 NAMES = course.known()

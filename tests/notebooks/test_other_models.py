@@ -3,7 +3,7 @@
 import made_models
 import pytest
 
-from failurelab import course
+from failurelab_course.runs import notebooks as course
 
 LEARNING = ["00_start_here", "02_garbage_rollouts", "05_silent_misalignment", "08_everything_together"]
 

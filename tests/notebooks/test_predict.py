@@ -9,8 +9,9 @@ import jupyter_client
 import nbformat
 import pytest
 
-from failurelab import live, predict, predict_view, predictions, runner
-from failurelab.predictions import Given, PredictionError, StateError
+from failurelab_course.notebook import live, predict, predict_view, predictions
+from failurelab_course.notebook.predictions import Given, PredictionError, StateError
+from failurelab_course.runs import worker as runner
 
 CHOICES = ["none", "some", "all 26"]
 TEXT = "How many of the `26` tensors change?"
@@ -371,7 +372,7 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
 
 
-ASK = f"from failurelab import predict\npredict.ask('01-changed', 'How many?', {CHOICES})"
+ASK = f"from failurelab_course.notebook import predict\npredict.ask('01-changed', 'How many?', {CHOICES})"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 

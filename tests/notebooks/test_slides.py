@@ -8,7 +8,9 @@ import sys
 import nbformat
 import pytest
 
-from failurelab import course, eras, slide_rules, slide_text, slides
+from failurelab_course import eras
+from failurelab_course.runs import notebooks as course
+from failurelab_course.teaching import slide_rules, slide_text, slides
 
 NOTEBOOKS = course.notebooks()
 GUIDE = (eras.root() / slides.GUIDE).read_text(encoding="utf-8")
@@ -73,9 +75,9 @@ def test_set_up_and_records_make_no_slide():
     told = deck(
         ("device = 'cpu'",),
         "About the set-up.",
-        ("from failurelab import notebook\nnotebook.setup(seed=0)",),
+        ("from failurelab_course.notebook import display as notebook\nnotebook.setup(seed=0)",),
         "## 1. It begins",
-        ("import torch\nfrom failurelab import observe",),
+        ("import torch\nfrom failurelab_course.experiments import observe",),
         ("for state in (1, 2):\n    figures = {}\n    observe.record('F1', state, figures)",),
         ("%%era trl-0.14 -i a -o b\ndef train():\n    return 1",),
         ("%%era trl-0.14 -i a -o b\nimport torch\nrun = train()",),

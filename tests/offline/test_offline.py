@@ -16,7 +16,9 @@ import time
 
 import pytest
 
-from failurelab import eras, evidence, observe
+from failurelab_course import eras
+from failurelab_course.experiments import observe
+from failurelab_course.ledger import records as evidence
 
 ROOT = eras.root()
 # A new namespace has not even a loopback that is up, as every machine has without a network: Jupyter's kernels need it.

@@ -9,7 +9,9 @@ import threading
 import torch
 from transformers import Qwen2Config
 
-from failurelab import models, observe, placement, simulate
+from failurelab.placement import report as placement
+from failurelab.simulate import backend as simulate
+from failurelab_course.experiments import models, observe
 
 SHAPE = {
     "vocab_size": 512,

@@ -8,7 +8,9 @@ import torch
 import transformers
 from packaging.version import Version
 
-from failurelab import adapters, gradients, guards, models, rollouts, trainers
+from failurelab import adapters, gradients, rollouts
+from failurelab.guards import trainer as guards
+from failurelab_course.experiments import models, trainers
 
 peft = pytest.importorskip("peft")
 installed = Version(transformers.__version__)

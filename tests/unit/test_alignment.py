@@ -5,8 +5,9 @@ import torch
 import transformers
 from torch import nn
 
-from failurelab import logits, models
-from failurelab.observe import stopwatch
+from failurelab import logits
+from failurelab_course.experiments import models
+from failurelab_course.experiments.observe import stopwatch
 
 
 def random_model(dtype=torch.float32, scale=0.02):

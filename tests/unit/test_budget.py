@@ -6,11 +6,15 @@ import sys
 import pytest
 import torch
 
-from failurelab import budget, shapes, tiers
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import shapes
+from failurelab_course.simulate import budget
 
 CHILD = """
 import torch
-from failurelab import budget, logits, shapes
+from failurelab import logits
+from failurelab_course.simulate import budget
+from failurelab_course.experiments import shapes
 
 net = budget.model(shapes.config("random-0.5b", 1), "cpu")
 ids = budget.tokens(net, 4, 512)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from failurelab.expect import UnexpectedOutcome, expect_failure
+from failurelab_course.experiments.expect import UnexpectedOutcome, expect_failure
 
 
 def test_the_expected_failure_is_printed_and_kept(capsys):

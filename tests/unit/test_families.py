@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from failurelab import families, models
+from failurelab_course.experiments import families, models
 
 IDS = torch.tensor([[21, 22, 23, 24, 25, 26], [9, 8, 7, 6, 5, 4]])
 

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from failurelab import gradients
 from failurelab.handles import Handle, HandleError, wrap_method
-from failurelab.observe import count_warnings
+from failurelab_course.experiments.observe import count_warnings
 
 WARNING = "None of the inputs have requires_grad=True"
 installed = Version(transformers.__version__)
@@ -253,7 +253,7 @@ def test_four_bit_models_are_repaired():
         pytest.skip("this transformers loads 4-bit models on a GPU only")
     from transformers import BitsAndBytesConfig
 
-    from failurelab import models
+    from failurelab_course.experiments import models
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
         models.path("tiny"), quantization_config=BitsAndBytesConfig(load_in_4bit=True), device_map={"": "cpu"}

@@ -15,7 +15,9 @@ import torch
 import transformers
 from packaging.version import Version
 
-from failurelab import gradients, guards, models, rollouts, trainers
+from failurelab import gradients, rollouts
+from failurelab.guards import trainer as guards
+from failurelab_course.experiments import models, trainers
 
 installed = Version(transformers.__version__)
 datasets = pytest.importorskip("datasets")

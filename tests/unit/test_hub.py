@@ -5,11 +5,11 @@ import shutil
 import subprocess
 import sys
 
-from failurelab import hub, models
+from failurelab_course.experiments import hub, models
 
 CLOSED = "http://127.0.0.1:9"  # the port of `discard`: nothing listens there
 CODE = """
-from failurelab import hub, models, shapes
+from failurelab_course.experiments import hub, models, shapes
 model, _ = models.load("Lab/Tiny-Qwen2")
 print(model.num_parameters(), shapes.config("Lab/Tiny-Qwen2").vocab_size, hub.located("Lab/Tiny-Qwen2")[-8:])
 for ask in (models.load, shapes.config):

@@ -16,9 +16,10 @@ from packaging.version import Version
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from failurelab import logits, observe
-from failurelab.chunked import default_rows, slice_width, token_logps, token_logps_by_parts
-from failurelab.tied import shared_weight
+from failurelab import logits
+from failurelab._chunked import default_rows, slice_width, token_logps, token_logps_by_parts
+from failurelab._tied import shared_weight
+from failurelab_course.experiments import observe
 
 installed = Version(transformers.__version__)
 OLD_NAME = installed < Version("4.49")
@@ -538,7 +539,7 @@ os._exit(0)
 def test_zero3_gathers_the_head_for_it():
     """Under ZeRO-3 the head has no weight but while its own forward runs, which is where scores are made."""
     pytest.importorskip("deepspeed")
-    from failurelab import eras
+    from failurelab_course import eras
 
     era = eras.find(observe.era(), ready=False)
     if not era.has_zero3:

@@ -8,8 +8,10 @@ import torch
 import transformers
 from packaging.version import Version
 
-from failurelab import guards, logits, models, trainers
+from failurelab import logits
 from failurelab.guards import GuardTripped, GuardWarning, LogitsGuard
+from failurelab.guards import trainer as guards
+from failurelab_course.experiments import models, trainers
 
 pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")

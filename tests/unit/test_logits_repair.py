@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers
 
-from failurelab import logits, models
+from failurelab import logits
+from failurelab_course.experiments import models
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 import pytest
 
-from failurelab import figures, measure, models, observe
+from failurelab_course.experiments import models, observe
+from failurelab_course.labs import metrics as figures
+from failurelab_course.labs.checker import measure
 
 SCRIPT = """
-from failurelab import models, trainers
+from failurelab_course.experiments import models, trainers
 
 
 def build_trainer(model_path, output_dir):

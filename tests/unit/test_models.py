@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from failurelab import models
+from failurelab_course.experiments import models
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +298,7 @@ def test_a_hub_id_is_loaded_from_the_hub(tmp_path):
     (entry / "refs").mkdir()
     (entry / "refs" / "main").write_text("0123abcd")
     code = (
-        "from failurelab import models\n"
+        "from failurelab_course.experiments import models\n"
         "model, tokenizer = models.load('Lab/Tiny-Qwen2')\n"
         "print(model.num_parameters(), tokenizer.padding_side)\n"
         "try:\n    models.load('Qwen/Qwen2-0.5B-Instruct')\n"

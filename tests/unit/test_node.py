@@ -7,8 +7,11 @@ import pytest
 import torch
 from packaging.version import Version
 
-from failurelab import figures, measure, models, simulated_node
-from failurelab.simulated_node import CommandError, Cuda, process, started
+from failurelab_course.experiments import models
+from failurelab_course.labs import metrics as figures
+from failurelab_course.labs.checker import measure
+from failurelab_course.simulate import node as simulated_node
+from failurelab_course.simulate.node import CommandError, Cuda, process, started
 
 pytest.importorskip("accelerate", reason="this stack has no accelerate")
 

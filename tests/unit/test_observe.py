@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from failurelab import observe
+from failurelab_course.experiments import observe
 
 
 @pytest.fixture

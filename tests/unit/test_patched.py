@@ -2,7 +2,7 @@
 
 import torch.utils.checkpoint
 
-from failurelab import patched
+from failurelab_course.labs.checker import patched
 
 
 def test_nothing_replaced_is_nothing_found():

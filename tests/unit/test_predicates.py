@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from failurelab import predicates
+from failurelab.failures import predicates
 
 FIGURES = {
     "tensors_without_gradient": 24,

@@ -5,8 +5,9 @@ import shutil
 
 import pytest
 
-from failurelab import figures, registry
-from failurelab.registry import files
+from failurelab import failures as registry
+from failurelab.failures import loader as files
+from failurelab_course.labs import metrics as figures
 
 FOLDER = registry._FOLDER
 LOG = """

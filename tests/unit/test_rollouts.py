@@ -9,8 +9,10 @@ import torch
 import transformers
 from packaging.version import Version
 
-from failurelab import decoding, gradients, models, rollouts
+from failurelab import _greedy as decoding
+from failurelab import gradients, rollouts
 from failurelab.handles import HandleError
+from failurelab_course.experiments import models
 
 installed = Version(transformers.__version__)
 MIXED = [prompt for prompt, _ in models.sums()[::7]]  # padding is needed

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from failurelab import models, shapes, tiers
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, shapes
 
 
 def test_the_shape_is_the_models_own():

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from failurelab import observe, simulate, simulated_kernels
+from failurelab.simulate import backend as simulate
+from failurelab.simulate import gpu_workspace as simulated_kernels
+from failurelab_course.experiments import observe
 
 CHILD = pathlib.Path(__file__).with_name("simulate_child.py")
 

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from failurelab import tiers
+from failurelab_course.experiments import devices as tiers
 
 
 @pytest.fixture

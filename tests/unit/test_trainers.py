@@ -11,7 +11,7 @@ import pytest
 import torch
 from packaging.version import Version
 
-from failurelab import models, observe, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 trl = pytest.importorskip("trl")
 pytest.importorskip("datasets")

@@ -15,7 +15,11 @@ import types
 import pytest
 import torch
 
-from failurelab import engine_build, engines, guards, models, zero3
+from failurelab import zero3
+from failurelab.guards import trainer as guards
+from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.experiments import deepspeed_build as engine_build
+from failurelab_course.experiments import models
 
 NO_DEEPSPEED = importlib.util.find_spec("deepspeed") is None
 CANNOT = (
@@ -291,7 +295,7 @@ def child(code, **environment):
 
 
 BUILD = """
-from failurelab import engines
+from failurelab_course.experiments import deepspeed as engines
 try:
     with engines.one_process():
         print("READY")
@@ -373,7 +377,7 @@ def test_a_port_that_is_no_number(monkeypatch):
 LEFT = """
 import os, socket
 import torch
-from failurelab import engines
+from failurelab_course.experiments import deepspeed as engines
 before = dict(os.environ)
 with engines.one_process(port={port}) as config:
     import deepspeed

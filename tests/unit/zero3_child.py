@@ -11,8 +11,11 @@ import tempfile
 import torch
 import transformers
 
-from failurelab import engines, gradients, guards, handles, models, observe, trainers, zero3
+from failurelab import gradients, handles, zero3
+from failurelab.guards import trainer as guards
 from failurelab.rollouts import safe_generation
+from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.experiments import models, observe, trainers
 
 observe.quiet()
 torch.set_num_threads(1)

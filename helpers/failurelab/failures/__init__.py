@@ -1,0 +1,197 @@
+"""The registry: one small file for each failure, and what is asked of them.
+
+A failure has an id that is never used again, the texts a learner would paste, its cause, a signature over measured
+figures, the versions that have it, and the claims on trial. Notebook cards, labs, the index by symptom and `doctor` are
+made from these files, so that a fact about a failure stands in one place.
+"""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Mapping
+
+from packaging.version import Version
+
+from failurelab.failures.loader import Claim, Failure, RegistryError, Stack, Thread, ids, load
+
+__all__ = [
+    "Affected",
+    "Claim",
+    "Failure",
+    "RegistryError",
+    "Stack",
+    "Thread",
+    "affected",
+    "all",
+    "by_symptom",
+    "card",
+    "claims_table",
+    "get",
+    "upgrades",
+]
+_FOLDER = pathlib.Path(__file__).parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Affected:
+    """Whether a set of versions has a failure, and why; true or false as it stands."""
+
+    hit: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.hit
+
+
+def all() -> list[Failure]:
+    """Return every failure, in the order of their ids.
+
+    Raises:
+        RegistryError: a file in the registry is not as it must be.
+    """
+    return list(load(_FOLDER).values())
+
+
+def get(id: str) -> Failure:
+    """Return one failure.
+
+    Raises:
+        RegistryError: there is none of this id; the message says whether it is reserved or retired.
+    """
+    failures = load(_FOLDER)
+    if id in failures:
+        return failures[id]
+    status = ids(_FOLDER)
+    for kind in ("reserved", "retired"):
+        if id in status[kind]:
+            raise RegistryError(f"failure {id} is {kind}: {status[kind][id]}. There: {', '.join(failures)}")
+    raise RegistryError(f"unknown failure {id!r}. There: {', '.join(failures)}")
+
+
+def by_symptom(text: str) -> list[Failure]:
+    """Return the failures one of whose symptom texts occurs in `text`, such as a pasted log; the longest match first.
+
+    Case and line breaks do not matter: terminals and web pages wrap logs.
+    """
+    haystack = _normal(text)
+    found = []
+    for failure in all():
+        lengths = [len(symptom) for symptom in failure.symptoms if _normal(symptom) in haystack]
+        if lengths:
+            found.append((-max(lengths), failure.id, failure))
+    return [failure for _, _, failure in sorted(found, key=lambda each: each[:2])]
+
+
+def affected(failure: Failure | str, versions: Mapping[str, str]) -> Affected:
+    """Return whether these versions (package to version) have the failure, with the reason.
+
+    A failure that only a loop of one's own meets counts as no hit, and the reason says so.
+
+    Raises:
+        RegistryError: an unknown failure, or a version that is none.
+    """
+    failure = get(failure) if isinstance(failure, str) else failure
+    own_code = ""
+    for stack in failure.affected:
+        if not stack.holds(versions):
+            continue
+        have = ", ".join(f"{package} {versions[package]}" for package in stack.versions)
+        if not stack.only_own_code:
+            return Affected(True, f"{have}: {stack.what}")
+        own_code = own_code or f"not through trl here, but {have}: {stack.what}"
+    if own_code:
+        return Affected(False, own_code)
+    needed = dict.fromkeys(package for stack in failure.affected for package in stack.versions)
+    have = ", ".join(f"{package} {versions.get(package, 'is not installed')}" for package in needed)
+    stacks = (" with ".join(f"{name} {text}" for name, text in stack.versions.items()) for stack in failure.affected)
+    return Affected(False, f"{have}; affected: {'; or '.join(stacks)}")
+
+
+def upgrades(failure: Failure, versions: Mapping[str, str]) -> list[str]:
+    """Return the upgrades of one package that end a failure and lead into no other, such as `trl 0.22.0 or later`.
+
+    Nearly every step from one release to another ends one failure, and some begin another: with trl 0.14, transformers
+    4.52 ends garbage rollouts and begins silent misalignment. So each is tried on the registry, at every version that
+    it knows a change of.
+
+    Args:
+        failure: that these versions have.
+        versions: package to version, as installed.
+    """
+    had = {each.id for each in all() if affected(each, versions)}
+    told: dict[str, list[str]] = {}
+    for stack in failure.fixed:
+        if stack.holds(versions) or len(stack.versions) != 1 or not set(stack.versions) <= set(versions):
+            continue
+        (package,) = stack.versions
+        known = _changes(package)
+        good = [
+            version
+            for version in known
+            if stack.holds(there := {**versions, package: version})
+            and not affected(failure, there)
+            and not any(affected(other, there) for other in all() if other.id not in had)
+        ]
+        if not good:
+            continue
+        first = known.index(good[0])
+        bad = next((version for version in known[first:] if version not in good), None)
+        told.setdefault(f"{package} {good[0]} or later{f', below {bad}' if bad else ''}", []).append(stack.what)
+    return [f"{upgrade} ({'; '.join(whats)})" for upgrade, whats in told.items()]
+
+
+def _changes(package: str) -> list[str]:
+    """Return every version of a package at which the registry knows a change, in order."""
+    texts = [
+        text
+        for failure in all()
+        for stack in (*failure.affected, *failure.fixed)
+        for name, text in stack.versions.items()
+        if name == package
+    ]
+    return sorted({version for text in texts for version in re.findall(r"[\d.]+", text)}, key=Version)
+
+
+def card(id: str, *, difficulty: str = "", minutes: float | None = None, hardware: str = "") -> str:
+    """Return the card at the top of a notebook, in Markdown.
+
+    Args:
+        id: the failure's.
+        difficulty: of the notebook, in a word.
+        minutes: that it takes, measured.
+        hardware: what it needs.
+    """
+    failure = get(id)
+    rows = [
+        ("What breaks", failure.what_breaks),
+        ("Symptoms", "<br>".join(f"`` {symptom} ``" for symptom in failure.symptoms)),
+        ("Seen as", "; ".join(failure.seen_as)),
+        ("Signature", ", ".join(f"`{predicate}`" for predicate in failure.signature)),
+        ("Difficulty", difficulty),
+        ("Minutes", "" if minutes is None else f"{minutes:g}"),
+        ("Hardware", hardware),
+        ("Eras", ", ".join(f"`{era}`" for era in failure.eras)),
+        ("Affected", "<br>".join(f"{stack}: {stack.what}" for stack in failure.affected)),
+        ("Fixed", "<br>".join(f"{stack}: {stack.what}" for stack in failure.fixed)),
+        ("Helper", f"`{failure.helper}`" if failure.helper else ""),
+        ("Threads", "<br>".join(f"[{each.thread}]({each.url}) {each.what}" for each in failure.threads)),
+    ]
+    table = "\n".join(f"| {name} | {_cell(text)} |" for name, text in rows if text)
+    return f"**{failure.id}: {failure.title}**\n\n| | |\n|---|---|\n{table}\n"
+
+
+def claims_table(id: str) -> str:
+    """Return the claims on trial of one failure and their verdicts, as a Markdown table."""
+    rows = [
+        f"| {claim.number} | {_cell(claim.claim)} | **{claim.verdict}** | {_cell(claim.because)} | {claim.known_by} |"
+        for claim in get(id).claims
+    ]
+    return "\n".join(["| # | claim | verdict | because | known by |", "|---|---|---|---|---|", *rows]) + "\n"
+
+
+def _normal(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

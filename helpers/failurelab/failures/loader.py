@@ -1,0 +1,239 @@
+"""Reading the registry: what a failure's file must hold, and what is said when it does not."""
+
+import dataclasses
+import functools
+import pathlib
+import re
+from collections.abc import Mapping
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from failurelab.failures import predicates
+from failurelab.failures.toml_table import Table
+
+VERDICTS = ("true", "partly true", "refuted")
+KNOWN_BY = ("run", "code", "thread")
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
+_ID = re.compile(r"F[1-9]\d*[a-z]?")
+_THREAD = re.compile(r"([\w.-]+) #(\d+)")
+_REPOSITORIES = {
+    "TRL": "huggingface/trl",
+    "transformers": "huggingface/transformers",
+    "peft": "huggingface/peft",
+    "accelerate": "huggingface/accelerate",
+    "open-r1": "huggingface/open-r1",
+    "bitsandbytes": "bitsandbytes-foundation/bitsandbytes",
+    "torch": "pytorch/pytorch",
+    "deepspeed": "deepspeedai/DeepSpeed",
+}
+
+
+class RegistryError(Exception):
+    """A failure is not known, or its file is not as it must be; the message names the file and the key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Thread:
+    """A public thread upstream, such as `TRL #2671`, and what it says."""
+
+    thread: str
+    what: str
+
+    @property
+    def url(self) -> str:
+        """Its address; GitHub leads from an issue's address to a pull request of that number."""
+        name, number = _THREAD.fullmatch(self.thread).groups()
+        return f"https://github.com/{_REPOSITORIES[name]}/issues/{number}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Versions that belong together: each package named must be installed in a version that its specifier holds.
+
+    `only_own_code` says that trl's trainers are spared in these versions and a loop of one's own is not.
+    """
+
+    what: str
+    versions: Mapping[str, str]
+    thread: str = ""
+    only_own_code: bool = False
+
+    def holds(self, installed: Mapping[str, str]) -> bool:
+        """Return whether `installed` (package to version) is in it; pre-releases count as what they precede."""
+        return not any(
+            package not in installed or not SpecifierSet(text).contains(_version(package, installed), prereleases=True)
+            for package, text in self.versions.items()
+        )
+
+    def __str__(self) -> str:
+        return ", ".join(f"{package} {text}" for package, text in self.versions.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a popular explanation says, and what came of it. The number is the same in the whole course."""
+
+    number: int
+    claim: str
+    verdict: str
+    because: str
+    known_by: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """One thing that goes wrong; see the fields of the files in this folder."""
+
+    id: str
+    title: str
+    notebook: str
+    what_breaks: str
+    symptoms: tuple[str, ...]
+    root_cause: str
+    signature: tuple[predicates.Predicate, ...]
+    eras: tuple[str, ...]
+    fix: str
+    helper: str
+    affected: tuple[Stack, ...]
+    fixed: tuple[Stack, ...]
+    threads: tuple[Thread, ...]
+    claims: tuple[Claim, ...]
+    seen_as: tuple[str, ...] = ()
+
+
+@functools.cache
+def load(folder: pathlib.Path) -> dict[str, Failure]:
+    """Read and check all files of a registry; return its failures by id.
+
+    Raises:
+        RegistryError: a file is not as it must be, or an id is used twice, reserved or retired.
+    """
+    status = ids(folder)
+    failures: dict[str, Failure] = {}
+    claimed: dict[int, str] = {}
+    for path in sorted(folder.glob("F*.toml"), key=_order):
+        failure = _failure(path)
+        for kind in ("reserved", "retired"):
+            if failure.id in status[kind]:
+                again = "remove it from [reserved] in" if kind == "reserved" else "an id is never used again, see"
+                raise RegistryError(f"{path.name}: id {failure.id} is {kind}: {again} ids.toml")
+        for claim in failure.claims:
+            if claim.number in claimed:
+                raise RegistryError(f"{path.name}: claim {claim.number} stands in {claimed[claim.number]} already")
+            claimed[claim.number] = path.name
+        failures[failure.id] = failure
+    return failures
+
+
+def _order(path: pathlib.Path) -> tuple[int, str]:
+    """Return what F3a.toml is sorted by: its number, then its letter; a file of another name comes last."""
+    number = re.match(r"F(\d+)", path.stem)
+    return (int(number[1]) if number else 10**6, path.stem)
+
+
+def ids(folder: pathlib.Path) -> dict[str, dict[str, str]]:
+    """Return the ids that have no file: `reserved` and `retired`, each with what they stand for.
+
+    Raises:
+        RegistryError: the register of ids is not as it must be.
+    """
+    path = folder / "ids.toml"
+    read = Table.read(path, RegistryError).rest
+    if set(read) != {"reserved", "retired"}:
+        raise RegistryError(f"{path.name}: it has the tables [reserved] and [retired], here: {', '.join(read)}")
+    twice = set(read["reserved"]) & set(read["retired"])
+    if twice:
+        raise RegistryError(f"{path.name}: {sorted(twice)[0]} is both reserved and retired")
+    for id in (*read["reserved"], *read["retired"]):
+        if not _ID.fullmatch(id):
+            raise RegistryError(f"{path.name}: {id!r} is no id; ids are F and a number, perhaps with a letter: F3a")
+    return read
+
+
+def _failure(path: pathlib.Path) -> Failure:
+    raw = Table.read(path, RegistryError)
+    id = raw.text("id")
+    if not _ID.fullmatch(id) or path.stem != id:
+        raise RegistryError(f"{path.name}: id is {id!r}; it must be F and a number, and the file must be called so")
+    try:
+        signature = predicates.parse_all(raw.take("signature", list))
+    except predicates.PredicateError as error:
+        raise RegistryError(f"{path.name}: signature: {error}") from error
+    made = Failure(
+        id=id,
+        title=raw.text("title"),
+        notebook=raw.text("notebook"),
+        what_breaks=raw.text("what_breaks"),
+        symptoms=raw.texts("symptoms"),
+        root_cause=raw.text("root_cause").strip(),
+        signature=signature,
+        eras=raw.texts("eras"),
+        fix=raw.text("fix"),
+        helper=raw.text("helper", ""),
+        affected=tuple(_stack(table) for table in raw.tables("affected")),
+        fixed=tuple(_stack(table) for table in raw.tables("fixed")),
+        threads=tuple(_thread(table) for table in raw.tables("threads")),
+        claims=tuple(_claim(table) for table in raw.tables("claims")),
+        seen_as=raw.texts("seen_as", ()),
+    )
+    raw.done()
+    for key in ("signature", "affected", "threads"):
+        if not getattr(made, key):
+            raise RegistryError(f"{path.name}: {key} is empty; a failure has at least one")
+    return made
+
+
+def _stack(raw: Table) -> Stack:
+    versions = {}
+    for package, text in raw.take("versions", dict).items():
+        if package not in PACKAGES:
+            raise raw.error("versions", f"{package!r} is no package under study ({', '.join(PACKAGES)})")
+        try:
+            specifiers = SpecifierSet(text)
+        except (InvalidSpecifier, TypeError, AttributeError) as error:
+            raise raw.error(
+                "versions", f"{package} = {text!r} is no PEP 440 specifier, such as '>=0.14,<0.16'"
+            ) from error
+        if not specifiers:
+            raise raw.error("versions", f"{package} = {text!r} holds every version")
+        versions[package] = text
+    if not versions:
+        raise raw.error("versions", "no package is named")
+    thread = raw.text("thread", "")
+    if thread:
+        _check_thread(raw, thread)
+    made = Stack(raw.text("what"), versions, thread, raw.take("only_own_code", bool, False))
+    raw.done()
+    return made
+
+
+def _thread(raw: Table) -> Thread:
+    made = Thread(raw.text("thread"), raw.text("what"))
+    _check_thread(raw, made.thread)
+    raw.done()
+    return made
+
+
+def _check_thread(raw: Table, text: str) -> None:
+    match = _THREAD.fullmatch(text)
+    if not match or match[1] not in _REPOSITORIES:
+        raise raw.error("thread", f"{text!r} must be like 'TRL #2671', with one of {', '.join(_REPOSITORIES)}")
+
+
+def _claim(raw: Table) -> Claim:
+    made = Claim(
+        raw.take("number", int), raw.text("claim"), raw.text("verdict"), raw.text("because"), raw.text("known_by")
+    )
+    for key, words in (("verdict", VERDICTS), ("known_by", KNOWN_BY)):
+        if getattr(made, key) not in words:
+            raise raw.error(key, f"{getattr(made, key)!r} is none of: {', '.join(words)}")
+    raw.done()
+    return made
+
+
+def _version(package: str, installed: Mapping[str, str]) -> Version:
+    try:
+        return Version(installed[package])
+    except InvalidVersion as error:
+        raise RegistryError(f"{package} {installed[package]!r} is no version") from error

@@ -1,0 +1,22 @@
+"""Guards: callbacks that stop or warn about a run that trains nothing, or trains on garbage.
+
+trainer = GRPOTrainer(..., callbacks=[guards.GradientGuard(), guards.RolloutGuard(), guards.LogitsGuard()])
+"""
+
+from failurelab.guards.base import GuardTripped, GuardWarning
+from failurelab.guards.logits import LogitsGuard, LogitsReport
+from failurelab.guards.placement import PlacementGuard
+from failurelab.guards.trainer import GradientGuard, RolloutGuard
+from failurelab.guards.zero3 import EngineGuard, HandOver
+
+__all__ = [
+    "EngineGuard",
+    "GradientGuard",
+    "GuardTripped",
+    "GuardWarning",
+    "HandOver",
+    "LogitsGuard",
+    "LogitsReport",
+    "PlacementGuard",
+    "RolloutGuard",
+]

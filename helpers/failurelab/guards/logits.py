@@ -1,0 +1,227 @@
+"""A guard for both harms of the logits argument: rows of logits made for nothing, and tokens scored at other positions.
+
+    trainer = GRPOTrainer(..., callbacks=[LogitsGuard()])
+
+It needs no help of the trainer, for the gradient of the logits tells what the trainer did with them. A row without a
+gradient was not used. Where a token was scored by log-softmax, the gradient of its row has one entry of one sign, the
+scored token's, and all others of the other. So the guard reads off which token each row was scored against, and looks
+whether that is the token that follows in the input. Trainers that get log-probabilities instead of logits (trl from
+1.15 on) are given the known-answer probe.
+
+Upstream: TRL #2770 (swallowed argument), #2773 (all rows made, then cut).
+"""
+
+import dataclasses
+import resource
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from failurelab._alignment import MisalignedLogProbs, check_alignment
+from failurelab.guards.base import Guard
+from failurelab.logits import keep_argument
+
+_READ = 32  # rows of the gradient that are read closely
+_SETTLED = 3  # first steps, whose memory is taken as usual
+_AGREE = 0.95  # share of them that one explanation must explain
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitsReport:
+    """What the first judged backward pass, or the probe, showed.
+
+    Attributes:
+        made: rows of logits for each sequence; 0 where the model returned log-probabilities.
+        needed: rows from the first that was used on.
+        size: bytes of all the logits.
+        scored: rows of the gradient that could be read.
+        shift: how many positions after its own next token the token lies that a row was scored against; 0 is right;
+            None where no one shift explains all, or none could be read.
+        probe: what `check_alignment` found; "" if all is right or it was not asked.
+    """
+
+    made: int = 0
+    needed: int = 0
+    size: int = 0
+    scored: int = 0
+    shift: int | None = None
+    probe: str = ""
+
+
+class LogitsGuard(Guard):
+    """Stop when log-probabilities are another token's; warn when most logits go unused, or step memory grows.
+
+    Each is said once in a run. Rows are read in the first backward pass that has a gradient to read, then no more.
+    `report`, a `LogitsReport`, is there after it; None if no pass could be read.
+
+    Args:
+        action: `stop` raises GuardTripped before the optimizer's step when tokens are scored at other positions;
+            `warn` issues a GuardWarning. Waste and growth only ever warn: the numbers are right.
+        waste: warn when this many times as many rows are made as are used.
+        growth: warn when a step's peak memory, over that at the start, is this many times the first steps' median.
+        least: and by at least so many bytes more.
+        log_prob_function: also given the known-answer probe, before the first step.
+        memory: returns the process's peak memory in bytes; by default the GPU's, else the resident set's.
+    """
+
+    def __init__(
+        self,
+        action: str = "stop",
+        *,
+        waste: float = 1.5,
+        growth: float = 2.0,
+        least: int = 256 << 20,
+        log_prob_function: Callable[..., torch.Tensor] | None = None,
+        memory: Callable[[], int] | None = None,
+    ):
+        super().__init__(action)
+        self.waste, self.growth, self.least = waste, growth, least
+        self.log_prob_function, self.memory = log_prob_function, memory or peak_so_far
+        self._hook: Any = None
+        self._model: Any = None
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = self._model = self._start = None
+        self._first: list[int] = []
+        self._read_once = self._fused = self._grew = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Probe the function given, and start to listen to the model's forward."""
+        self._forget()
+        self.report, self._model = None, model
+        self._temperature = getattr(args, "temperature", None) or 1.0
+        if self.log_prob_function is not None:
+            self._probe(self.log_prob_function, 1.0)
+        self._start = self.memory()
+        self._hook = model.register_forward_hook(self._listen, with_kwargs=True)
+
+    def _listen(self, module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        if not torch.is_grad_enabled():
+            return  # generation, or the reference model
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        logits = getattr(output, "logits", None)
+        if isinstance(ids, torch.Tensor) and isinstance(logits, torch.Tensor):
+            whole = logits.dim() == 3 and logits.shape[1] <= ids.shape[1]
+            if whole and logits.requires_grad and logits.shape[2] > 1:  # one column: completion_logps, no logits
+                logits.register_hook(lambda gradient: self._read(gradient.detach(), ids))
+        elif isinstance(getattr(output, "log_probs", None), torch.Tensor) and "labels" in kwargs:
+            self._fused = True  # judged when this forward has ended
+
+    def _read(self, gradient: torch.Tensor, ids: torch.Tensor) -> None:
+        """Read which rows were used, and against which token each was scored."""
+        most, least = gradient.amax(-1), gradient.amin(-1)
+        used = (most != 0) | (least != 0)
+        if self._read_once or not used.any() or not (most + least).isfinite().all():
+            return
+        made = gradient.shape[1]
+        first = int(used.any(0).nonzero()[0])
+        batch, row = (each[:: max(1, len(each) // _READ)] for each in used.nonzero(as_tuple=True))
+        read = gradient[batch, row]
+        # Of the two ends the token's own is the larger: all the others together weigh as much as it.
+        positive = read.amax(-1) >= -read.amin(-1)
+        token = torch.where(positive, read.argmax(-1), read.argmin(-1))
+        alone = torch.where(positive, (read > 0).sum(-1), (read < 0).sum(-1)) == 1
+        batch, token = batch[alone], token[alone]
+        follows = row[alone] + ids.shape[1] - made + 1  # the column that this row's own next token stands in
+        self._read_once = True
+        self.report = LogitsReport(
+            made=made,
+            needed=made - first,
+            size=gradient.numel() * gradient.element_size(),
+            scored=len(token),
+            shift=_shift(ids.to(token.device), batch, follows, token),
+        )
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Say what was read, before the step is taken."""
+        if self._hook is None or not (self._read_once or self._fused):
+            return
+        self._hook.remove()
+        self._hook = None
+        if self._fused:
+            self._probe(_fused_scores, self._temperature)
+            return
+        report = self.report
+        takes = keep_argument(self._model) or "no argument"
+        cure = f"This model takes {takes} for that and swallows other names. Next: versions that fit, or " + (
+            "failurelab.logits.completion_logps."
+        )
+        if report.made > self.waste * report.needed:
+            size = report.size / 2**20
+            self._warn(
+                f"the model makes {report.made} rows of logits for each sequence where {report.needed} are used: "
+                f"{size:.1f} MiB instead of {size * report.needed / report.made:.1f}. {cure}"
+            )
+        if report.scored and report.shift != 0:
+            where = (
+                "tokens that do not come next" if report.shift is None else f"the token {report.shift + 1} further on"
+            )
+            self._trip(
+                f"rows of logits are scored against {where}, not against the next one ({report.scored} rows read). "
+                "These log-probabilities are not the completion's; policy and reference are wrong alike, so nothing is "
+                f"raised and KL starts at 0. Most often the model returned more rows than it was asked for. {cure}",
+                report,
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Compare this step's peak memory with that of the first ones."""
+        if self._start is None or self._grew:
+            return
+        peak = self.memory() - self._start
+        if len(self._first) < _SETTLED:
+            self._first.append(peak)
+            return
+        usual = statistics.median(self._first)
+        if peak > self.growth * usual and peak - usual > self.least:
+            self._grew = True
+            self._warn(
+                f"in step {state.global_step} peak memory reached {peak / 2**20:.0f} MiB over that before training, "
+                f"after {usual / 2**20:.0f} in the first {_SETTLED}. Longer sequences, or logits for all of them. "
+                "Next: compare rows of logits made and used (this guard's report), or look for tensors that are kept."
+            )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop listening."""
+        self._forget()
+
+    def _probe(self, function: Callable[..., torch.Tensor], temperature: float) -> None:
+        try:
+            check_alignment(function, self._model, temperature=temperature)
+        except MisalignedLogProbs as error:
+            self.report = LogitsReport(probe=str(error))
+            self._trip(str(error), self.report)
+        else:
+            self.report = self.report or LogitsReport()
+
+
+def _shift(ids: torch.Tensor, batch: torch.Tensor, follows: torch.Tensor, token: torch.Tensor) -> int | None:
+    """Return the one shift that tells which token each row was scored against; 0 before all others."""
+    length = ids.shape[1]
+    for shift in sorted(range(-length, length), key=abs):
+        column = follows + shift
+        inside = (column >= 0) & (column < length)
+        same = inside & (ids[batch, column.clamp(0, length - 1)] == token)
+        if len(token) and same.float().mean() >= _AGREE:
+            return shift
+    return None
+
+
+def _fused_scores(model: Any, ids: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
+    """Return what trl's fused head returns (trl 1.15 and later)."""
+    labels = ids.clone()
+    labels[:, :-length] = -100
+    return model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -length:]
+
+
+def peak_so_far() -> int:
+    """Return the peak memory of this process so far, in bytes: allocated on the GPU, or else resident."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # kibibytes, but on macOS bytes

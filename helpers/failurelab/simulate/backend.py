@@ -1,0 +1,319 @@
+"""Several accelerators on a machine that has none: placement, errors and memory of models of any size, without numbers.
+
+Most learners have no second GPU, and the failures of placement need two. torch can be told of a device type whose
+kernels compute nothing (its Python backend, an experimental interface, pinned by this course's torch), and fake tensors
+have a shape, a dtype and a device but no data. Together they run a Qwen2-72B's forward and backward pass on a laptop.
+
+    simulate.devices(2)                                   # once, in a process of its own
+    model = simulate.place(simulate.model(config), {"": 0})
+    with simulate.fake():
+        model(simulate.tokens(4, 1024, device=0), use_cache=False)
+
+Two ways, and what each cannot do:
+
+- `devices(n)` registers the type `sim`. Forward, backward, and accelerate's own checks run. It holds for the process
+  and makes `sim` the accelerator of all libraries in it: use a child process. No other number later. Backward passes
+  run on the thread that asks for them (`torch.autograd.set_multithreading_enabled`, set for the thread that calls).
+- without it, integers are fake `cuda` devices: libraries that ask `tensor.is_cuda`, such as bitsandbytes, give their
+  real errors. Forward without gradients only: a backward pass there aborts the process on a CPU build of torch.
+
+Nothing is computed: no values, no control flow that depends on values, no time. A KV cache makes a real tensor, so
+`use_cache=False`. Streams, NCCL, the allocator's rounding and fragmentation are not simulated. Attention has no fused
+kernel here; `simulated_memory` says what is done about it.
+"""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from failurelab.simulate.four_bit import four_bit
+from failurelab.simulate.gpu_workspace import own_kernels
+from failurelab.simulate.memory import Peak, fused_attention, peak_memory
+
+__all__ = [
+    "NAME",
+    "Peak",
+    "SimulationError",
+    "devices",
+    "fake",
+    "four_bit",
+    "fused_attention",
+    "model",
+    "peak_memory",
+    "place",
+    "ranks",
+    "tokens",
+]
+NAME = "sim"
+_registered = 0
+_mode: FakeTensorMode | None = None
+
+
+class SimulationError(ValueError):
+    """What is asked for cannot be simulated; the message says what was found and the next step."""
+
+
+class _Backend:
+    """The module `torch.sim`: what torch, accelerate and transformers ask of a device's backend."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.current = count, 0
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return self.count
+
+    def current_device(self) -> int:
+        return self.current
+
+    def set_device(self, device: Any) -> None:
+        self.current = device if isinstance(device, int) else torch.device(device).index or 0
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+
+def devices(n: int) -> list[torch.device]:
+    """Register n simulated accelerators, `sim:0` to `sim:n-1`, for the rest of this process; return them.
+
+    Raises:
+        SimulationError: another number was registered before, this machine's torch has a real accelerator in use, or n
+            is no count.
+    """
+    global _registered
+    if n < 1:
+        raise SimulationError(f"{n} devices cannot be simulated. Next: give 1 or more")
+    if _registered not in (0, n):
+        raise SimulationError(
+            f"this process has {_registered} simulated devices, and torch registers a device type once: {n} are not to "
+            "be had. Next: a process of its own for each number"
+        )
+    if not _registered:
+        from torch.utils import backend_registration
+
+        setup = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+        if setup is None:
+            raise SimulationError(
+                f"torch {torch.__version__} has no Python backend. Next: the torch that the course pins, or fake cuda "
+                "devices (without simulate.devices)"
+            )
+        if torch.cuda.is_initialized():
+            raise SimulationError(
+                "a real GPU is in use in this process, and simulated devices would stand beside it. Next: a process of "
+                "its own"
+            )
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would choose the real one
+        setup(NAME, _Backend(n))
+        own_kernels()
+        # Fake tensors run Python in autograd's thread of a device. One that lets go of a Python object while the
+        # process ends would abort it ("terminate called without an active exception", pytorch issue 38228), so
+        # backward runs on the calling thread, as it does on a CPU anyway.
+        torch.autograd.set_multithreading_enabled(False)
+        _registered = n
+        torch.get_device_module.cache_clear()  # it may have been asked before, and then still says the CPU
+    return [torch.device(NAME, index) for index in range(n)]
+
+
+def device(place: int | str | torch.device) -> torch.device:
+    """Return a device of the simulation: an integer is `sim:i` once devices are registered, fake `cuda:i` before.
+
+    Raises:
+        SimulationError: there are fewer simulated devices, or it is no device.
+    """
+    if isinstance(place, int):
+        place = f"{NAME}:{place}" if _registered else f"cuda:{place}"
+    try:
+        found = torch.device(place)
+    except RuntimeError as error:
+        raise SimulationError(f"{place!r} is no device here: {str(error).splitlines()[0]}") from error
+    if found.type == NAME and (found.index or 0) >= _registered:
+        raise SimulationError(
+            f"{found} is not there: {_registered} simulated devices, {NAME}:0 to {NAME}:{_registered - 1}. Next: name "
+            f"one of these, or register more at the start (simulate.devices({(found.index or 0) + 1}))"
+        )
+    return found
+
+
+def fake() -> FakeTensorMode:
+    """Return the process's fake tensor mode, a context manager; steps on simulated models run in it."""
+    global _mode
+    if _mode is None:
+        _mode = FakeTensorMode(allow_non_fake_inputs=True)
+    return _mode
+
+
+def model(config: Any, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    """Return a causal language model of this shape without any numbers, to be given to `place`.
+
+    Args:
+        config: a transformers config, or a folder with a `config.json`.
+        dtype: of the weights.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if isinstance(config, str | pathlib.Path):
+        config = AutoConfig.from_pretrained(config)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config).to(dtype)
+
+
+def tokens(rows: int, length: int, device: int | str | torch.device = 0) -> torch.Tensor:
+    """Return token ids without values, `(rows, length)`."""
+    where = globals()["device"](device)
+    with fake():
+        return torch.empty(rows, length, dtype=torch.long, device=where)
+
+
+def place(model: nn.Module, device_map: Mapping[str, int | str | torch.device]) -> nn.Module:
+    """Put fake copies of a model's tensors where a device map says, in place; return the model.
+
+    Tied weights stay one tensor, quantization states go with their weights, `requires_grad` stays. No hooks are made:
+    nothing moves activations between devices, as in training.
+
+    Args:
+        model: with real, fake or meta tensors; none of its numbers are kept.
+        device_map: from the names of modules to devices, as for `from_pretrained`; `""` is the whole model, and longer
+            names win.
+
+    Raises:
+        SimulationError: a device that is not there, a name that is no module, modules without a place, or a tied weight
+            that is mapped to two devices. The model is then as it was.
+    """
+    where = {name: device(place) for name, place in device_map.items()}
+    modules = dict(model.named_modules(remove_duplicate=False))
+    unknown = [name for name in where if name not in modules]
+    if unknown:
+        raise SimulationError(
+            f"the device map names {unknown[0]!r}, which is no module of {type(model).__name__}. Next: names such as "
+            f"{', '.join([name for name in modules if name][:4])}"
+        )
+    planned: dict[int, tuple[str, torch.device]] = {}
+    moves = []
+    for name, module in modules.items():
+        target = _target(name, where)
+        for table in (module._parameters, module._buffers):
+            for part, tensor in table.items():
+                if tensor is None:
+                    continue
+                full = f"{name}.{part}" if name else part
+                if target is None:
+                    raise SimulationError(
+                        f"the device map has no place for {full}. Next: add {name!r}, or '' for all that is not named"
+                    )
+                other, before = planned.setdefault(id(tensor), (full, target))
+                if before != target:
+                    raise SimulationError(
+                        f"{full} and {other} are one tied tensor, mapped to {target} and {before}: training would go "
+                        "on with two that drift apart. Next: map both modules to one device"
+                    )
+                moves.append((table, part, tensor, target))
+    made: dict[int, torch.Tensor] = {}
+    with fake():
+        for table, part, tensor, target in moves:
+            if id(tensor) not in made:
+                made[id(tensor)] = _copy(tensor, target, parameter=isinstance(tensor, nn.Parameter))
+            table[part] = made[id(tensor)]
+    for module in modules.values():  # bitsandbytes keeps a second reference, which it puts back where the first is lost
+        weight = module._parameters.get("weight")
+        if getattr(weight, "quant_state", None) is not None and hasattr(module, "quant_state"):
+            module.quant_state = weight.quant_state
+    return model
+
+
+def _target(name: str, where: Mapping[str, torch.device]) -> torch.device | None:
+    while name not in where:
+        if not name:
+            return None
+        name = name.rpartition(".")[0]
+    return where[name]
+
+
+def _copy(tensor: torch.Tensor, target: torch.device, parameter: bool) -> torch.Tensor:
+    # never from the tensor itself: a fake one cannot be read by a second mode, and a real one would be copied
+    empty = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=target)
+    if not parameter:
+        return empty
+    made = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    state = getattr(tensor, "quant_state", None)
+    if state is not None:
+        made.quant_state = _copied_state(state, target)
+        made.bnb_quantized = True
+    return made
+
+
+def _copied_state(state: Any, target: torch.device) -> Any:
+    fresh = object.__new__(type(state))
+    for key, value in vars(state).items():
+        if isinstance(value, torch.Tensor):
+            value = _copy(value, target, parameter=False)
+        elif key == "state2" and value is not None:
+            value = _copied_state(value, target)
+        setattr(fresh, key, value)
+    return fresh
+
+
+def is_fake(model: nn.Module) -> bool:
+    """Whether a model's tensors are fake ones."""
+    return any(isinstance(tensor, FakeTensor) for tensor in model.parameters())
+
+
+@contextlib.contextmanager
+def ranks(world_size: int, rank: int) -> Iterator[Any]:
+    """Make accelerate believe that this process is one rank of a node with one simulated device each; give that.
+
+    Yields an `Accelerator` whose device is `sim:rank`. What it says to a model (`prepare_model`) is accelerate's own
+    word. No process group is there: nothing is sent, and `prepare_model(..., evaluation_mode=True)` leaves out the last
+    step, the wrap in DistributedDataParallel. accelerate's state is as before afterwards.
+
+    Args:
+        world_size: ranks of the node; as many devices must be registered.
+        rank: which of them.
+
+    Raises:
+        SimulationError: fewer devices than ranks, or no such rank.
+    """
+    if world_size > _registered:
+        raise SimulationError(
+            f"{world_size} ranks need a device each, and {_registered} are simulated. Next: "
+            f"simulate.devices({world_size}) first, in a process of its own"
+        )
+    if not 0 <= rank < world_size:
+        raise SimulationError(f"rank {rank} is none of 0 to {world_size - 1}")
+    from accelerate import Accelerator, PartialState
+    from accelerate.state import AcceleratorState, DistributedType
+
+    before = {kind: dict(kind._shared_state) for kind in (PartialState, AcceleratorState)}
+    for kind in before:
+        kind._shared_state.clear()
+    backend = getattr(torch, NAME)
+    current = backend.current_device()
+    try:
+        accelerator = Accelerator(cpu=True)
+        said = {
+            "device": torch.device(NAME, rank),
+            "num_processes": world_size,
+            "process_index": rank,
+            "local_process_index": rank,
+            "_cpu": False,
+            "distributed_type": DistributedType.MULTI_GPU if world_size > 1 else DistributedType.NO,
+        }
+        for kind in before:
+            kind._shared_state.update(said)
+        backend.set_device(rank)  # as accelerate does when a launched process first asks for its device
+        yield accelerator
+    finally:
+        backend.set_device(current)
+        for kind, state in before.items():
+            kind._shared_state.clear()
+            kind._shared_state.update(state)

@@ -1,0 +1,134 @@
+"""What a GPU's kernels keep and allocate, told to a simulation that runs none of them.
+
+What goes wrong: a simulated device has no kernels. torch decomposes what it can, and the memory is that of the parts.
+Three things are put right here: attention, operations that a CPU and a GPU compute in one kernel, and what kernels
+allocate for the time of a call.
+
+A CPU without instructions for bfloat16 products sums them in float32 and converts the result when it is whole; whether
+this one does is measured, with one small product.
+
+Sources: FlashAttention-2 (arXiv 2307.08691) and torch's `flash_attn/flash_api.cpp`, `mha_bwd`; torch's `SoftMax.cu` and
+`SoftMaxKernel.cpp`, which take a contiguous copy of what is not.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from failurelab_course.experiments import observe
+
+_aten = torch.ops.aten
+# Kernels that make their arguments contiguous first: which ones.
+_COPIED = {
+    _aten._log_softmax.default: (0,),
+    _aten._softmax.default: (0,),
+    _aten._log_softmax_backward_data.default: (0, 1),
+    _aten._softmax_backward_data.default: (0, 1),
+}
+_PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default)
+# Operations that torch decomposes for a device without kernels of its own, and that CPUs and GPUs have kernels for.
+_WHOLE = ("silu_backward", "mish_backward", "native_channel_shuffle")
+_library: torch.library.Library | None = None
+
+
+def own_kernels() -> None:
+    """Let the simulated device type say that it has the kernels of `_WHOLE`, for the rest of the process.
+
+    Backward of SiLU, in every Qwen2 and Llama layer, would else hold three matrices more than on any real device.
+    They are never run: fake tensors know the result's shape without them.
+    """
+    global _library
+    if _library is None:
+        _library = torch.library.Library("aten", "IMPL")
+        for name in _WHOLE:
+            _library.impl(name, _never, "PrivateUse1")
+
+
+def _never(*_: Any) -> torch.Tensor:
+    raise RuntimeError("a simulated device computes nothing: run this on fake tensors (simulate.fake)")
+
+
+def workspace(function: Any, args: tuple, out: Any, kernels: str = "gpu") -> Mapping[torch.device, int]:
+    """Return the bytes that a kernel holds besides its results while it runs, by device.
+
+    Args:
+        function: the operation, as a dispatch mode sees it.
+        args: its arguments.
+        out: what it returned.
+        kernels: `gpu`, or `cpu`: there, elementwise operations on two dtypes first convert the smaller one, whole, and
+            products in bfloat16 may be summed in float32 (`sums_in_float32`).
+    """
+    tensors = [args[place] for place in _COPIED.get(function, ())]
+    held = {each.device: each.numel() * each.element_size() for each in tensors if not each.is_contiguous()}
+    if kernels == "cpu" and torch.Tag.pointwise in function.tags and isinstance(out, torch.Tensor):
+        mixed = [each for each in args if isinstance(each, torch.Tensor) and each.dim() and each.dtype != out.dtype]
+        if len(mixed) < sum(isinstance(each, torch.Tensor) for each in args):
+            held[out.device] = sum(each.numel() * out.element_size() for each in mixed)
+    if kernels == "cpu" and function in _PRODUCTS and out.dtype == torch.bfloat16 and sums_in_float32():
+        held[out.device] = held.get(out.device, 0) + 4 * out.numel()
+    return held
+
+
+@functools.cache
+def sums_in_float32() -> bool:
+    """Whether this CPU's bfloat16 product holds its whole result in float32 while it runs; ask outside a simulation."""
+    half = torch.ones(64, 64, dtype=torch.bfloat16, device="cpu")
+    _ = half @ half  # the first one may also prepare the library
+    return observe.peak_memory(lambda: half @ half, "cpu") >= 3 * half.numel() * half.element_size()
+
+
+@contextlib.contextmanager
+def fused_attention() -> Iterator[None]:
+    """Let `scaled_dot_product_attention` keep what a GPU's fused kernel keeps, for the time of the block; no numbers.
+
+    For fake tensors only: on real ones it would compute nothing, so that is an error.
+    """
+    original = functional.scaled_dot_product_attention
+
+    def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not hasattr(query, "fake_mode"):
+            raise ValueError("fused_attention stands in for a kernel on fake tensors, and these are real ones")
+        return _Fused.apply(query, key, value)
+
+    functional.scaled_dot_product_attention = fused
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = original
+
+
+class _Fused(torch.autograd.Function):
+    """Shapes and what is kept of FlashAttention: inputs, output, and one float32 for each row of scores."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(query)
+        sums = torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
+        ctx.save_for_backward(query, key, value, out, sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        query, key, value, _, _ = ctx.saved_tensors
+        results = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        _held_in_backward(query, key)
+        return results
+
+
+def _held_in_backward(query: torch.Tensor, key: torch.Tensor) -> None:
+    """Allocate, and give back, what the backward kernel holds while it runs; shapes are (batch, heads, length, width).
+
+    The query's gradient is summed in float32 over blocks of keys, with lengths rounded up to 128 and widths to 32; and
+    where several heads share keys, each has a gradient of its own until they are summed.
+    """
+    batch, heads, length, width = query.shape
+    long, wide = (-(-length // 128) * 128, -(-width // 32) * 32)
+    held = [torch.empty(batch, heads, long, dtype=torch.float32, device=query.device)]
+    if key.shape[2] > 128:
+        held.append(torch.empty(batch, long, heads, wide, dtype=torch.float32, device=query.device))
+    if key.shape[1] != heads:
+        held += [torch.empty(batch, key.shape[2], heads, width, dtype=key.dtype, device=key.device) for _ in "kv"]

@@ -1,0 +1,392 @@
+"""The command line: run notebooks, prove labs, make eras, record evidence, look at a machine.
+
+Modules are imported inside the commands, for some cost seconds. A known error is one line on stderr; the exit status is
+0 only if all held, 1 if something failed, 2 for a wrong call, 3 if the environment broke before the question was asked.
+"""
+
+import json
+import pathlib
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from failurelab_course import eras
+from failurelab_course.labs import cli as lab_cli
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="The GRPO Failure Lab.", pretty_exceptions_enable=False
+)
+eras_app = typer.Typer(no_args_is_help=True, help="The pinned library stacks.")
+evidence_app = typer.Typer(no_args_is_help=True, help="What runs measured.")
+app.add_typer(lab_cli.app, name="lab")
+app.add_typer(eras_app, name="eras")
+app.add_typer(evidence_app, name="evidence")
+console = Console()
+
+Names = Annotated[list[str] | None, typer.Argument(help="Numbers or names; all when none is given.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def _device(name: str) -> str:
+    from failurelab_course.experiments import machine as ran_on
+
+    if not ran_on.is_device(name):
+        raise typer.BadParameter(f"{name!r} is no device. Next: give auto, cpu, cuda, or cuda:N for GPU number N")
+    return name
+
+
+@app.command("run")
+def run_notebooks(
+    names: Names = None,
+    device: Annotated[str, typer.Option(callback=_device, help="auto, cpu, cuda, or cuda:N.")] = "cpu",
+    model: Annotated[str, typer.Option(help="tiny, random-0.5b, a hub name or a folder.")] = "tiny",
+    seed: Annotated[int, typer.Option(help="The seed of the runs.")] = 0,
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", "--parameter", metavar="NAME VALUE", help="A further parameter.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="How many notebooks at once.")] = 2,
+    time_limit: Annotated[int, typer.Option(help="Seconds for one notebook.")] = 600,
+    out: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Where copies, HTML, results.json and junit.xml go; else a new folder in .course/runs."),
+    ] = None,
+) -> None:
+    """Run notebooks through papermill, all when none is named; keep copies, HTML, evidence, JSON and JUnit XML."""
+    from failurelab_course.runs import notebooks as course
+
+    given = dict(_name_value(text) for text in parameter or [])
+    results = course.run(
+        names or [],
+        device=device,
+        model=model,
+        seed=seed,
+        parameters=given,
+        jobs=jobs,
+        time_limit=time_limit,
+        out=out,
+    )
+    raise typer.Exit(course.exit_status(results))
+
+
+@app.command()
+def outputs(names: Names = None) -> None:
+    """Run notebooks on the CPU tier and store their outputs in notebooks/."""
+    from failurelab_course.runs import notebooks as course
+
+    raise typer.Exit(course.exit_status(course.regenerate(names or [])))
+
+
+@app.command("slides")
+def make_slides(
+    names: Names = None,
+    out: Annotated[pathlib.Path | None, typer.Option(help="The folder to write to; .slides by default.")] = None,
+) -> None:
+    """Make slides from notebooks' stored outputs, one file each, that need no network."""
+    from failurelab_course.teaching import slides
+
+    slides.make(names or [], out, say=_say)
+
+
+@app.command()
+def verify(
+    names: Names = None,
+    device: lab_cli.Device = "cpu",
+    as_json: Json = False,
+    junit_xml: Annotated[pathlib.Path | None, typer.Option("--junit", help="Also write JUnit XML here.")] = None,
+) -> None:
+    """Prove labs in three states: broken fails, wrong fixes still fail, the right fix heals."""
+    from failurelab_course import junit
+    from failurelab_course.labs import verify as labs
+
+    matrix = labs.verify(names or None, done=_verified, device=device)
+    if junit_xml:
+        junit.write(junit_xml, labs.cases(matrix), "GRPO Failure Lab: labs")
+    print(json.dumps(labs.to_json(matrix), indent=1)) if as_json else console.print(labs.render(matrix))
+    raise typer.Exit(labs.exit_status(matrix))
+
+
+@app.command()
+def doctor(
+    python: Annotated[
+        pathlib.Path | None, typer.Option(help="Look at this Python's libraries instead of the course.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look at this machine, or at another Python's libraries: which failures would it meet?"""
+    from failurelab_course import doctor as look
+    from failurelab_course import exposure
+
+    checks = exposure.other_python(python) if python else look.course()
+    print(json.dumps(look.to_json(checks), indent=1) if as_json else look.text(checks))
+    raise typer.Exit(look.exit_status(checks))
+
+
+@app.command("seats")
+def count_seats(
+    wanted: Annotated[int | None, typer.Argument(help="How many learners there will be.")] = None,
+    memory: Annotated[float | None, typer.Option(help="GiB of the server; without it, what is free here.")] = None,
+    per_seat: Annotated[int | None, typer.Option(help="MiB that a seat takes, if not what was measured.")] = None,
+    notebook: Annotated[str, typer.Option(help="Only this one will be run, such as 01.")] = "",
+) -> None:
+    """Say how many seats of a class fit one server; exit status 1 if fewer than wanted."""
+    from failurelab_course.teaching import seats
+
+    need = seats.Need(per_seat * seats.MIB, 0) if per_seat else seats.measured(notebook)
+    size = seats.available() if memory is None else int(memory * 1024 * seats.MIB)
+    if wanted is not None:
+        seats.check(wanted, size, need)
+    _say(f"{seats.fit(size, need)} seats fit in {size // seats.MIB} MiB: {seats.told(need)}")
+
+
+@app.command("symptoms")
+def find_symptoms(
+    log: Annotated[pathlib.Path | None, typer.Argument(help="A log; without one it is read from the input.")] = None,
+    write: Annotated[bool, typer.Option("--write", hidden=True, help="Write docs/symptoms.md.")] = False,
+) -> None:
+    """Say which failures a log's lines belong to, and where each is explained and repaired."""
+    from failurelab_course import symptoms
+
+    if write:
+        path = eras.root() / symptoms.PAGE
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(symptoms.page(), encoding="utf-8")
+        _say(f"{symptoms.PAGE} written")
+        return
+    if log is not None and not log.is_file():
+        raise typer.BadParameter(f"{log} is no file. Next: failurelab symptoms < train.log")
+    text = log.read_text(encoding="utf-8", errors="replace") if log else sys.stdin.read()
+    _say(symptoms.told(text))
+
+
+@app.command("pack")
+def make_bundle(
+    out: Annotated[pathlib.Path, typer.Option(help="The folder or .tar to write.")],
+    python: Annotated[str, typer.Option(help="3.11 or 3.12: the Python that will install it.")] = "3.11",
+    platform: Annotated[str, typer.Option(help="manylinux_2_N_x86_64, N of the machines' glibc.")] = (
+        "manylinux_2_28_x86_64"
+    ),
+    chosen: Annotated[str, typer.Option("--eras", metavar="A,B", help="Eras; all without.")] = "",
+    wheels_only: Annotated[bool, typer.Option("--wheels-only", help="A folder of wheels, no course.")] = False,
+    without: Annotated[str, typer.Option(help="torch: the machine has its own; with --wheels-only.")] = "",
+    have: Annotated[
+        pathlib.Path | None, typer.Option(help="pip list --format=freeze of that machine: what it has is left out.")
+    ] = None,
+    also: Annotated[
+        str, typer.Option("--with", metavar="A,B", help="Then also these: deepspeed, bitsandbytes, notebooks.")
+    ] = "",
+    torch_index: Annotated[str, typer.Option(help="An index of torch's builds for CPUs.")] = "",
+) -> None:
+    """Pack the course and all wheels for a room or a cluster without a network."""
+    from failurelab_course.eras.offline import pack
+
+    if without not in ("", "torch"):
+        raise typer.BadParameter(f"--without {without}: only torch can be left out")
+    order = pack.Order(
+        python=python,
+        platform=platform,
+        eras=_listed(chosen),
+        wheels_only=wheels_only,
+        torch=not without,
+        torch_index=torch_index,
+        have=have,
+        also=_listed(also),
+    )
+    pack.pack(out, order, say=_say)
+
+
+@eras_app.command("list")
+def eras_list() -> None:
+    """List the eras, and whether each is ready."""
+    table = Table("era", "title", "status", "ZeRO-3 on a CPU")
+    for era in eras.known():
+        table.add_row(era.name, era.title, era.status, "yes" if era.has_zero3 else "NOT RUN")
+    console.print(table)
+
+
+@eras_app.command("create")
+def eras_create(
+    names: Names = None,
+    wheels: Annotated[
+        pathlib.Path | None, typer.Option(help="Take everything from this folder of wheels, without a network.")
+    ] = None,
+    torch: Annotated[str, typer.Option(help="here: torch comes from the Python that runs this.")] = "",
+    also: Annotated[str, typer.Option("--with", metavar="A,B", help="With it: what must not be left out.")] = "",
+) -> None:
+    """Make eras that are missing, half-made or of another lock."""
+    chosen = names or [era.name for era in eras.known() if era.name != eras.TODAY]
+    eras.create_all(chosen, say=_say, **eras.source_of(wheels, torch, also))
+
+
+@eras_app.command("remove")
+def eras_remove(names: Annotated[list[str], typer.Argument(help="The eras to delete.")]) -> None:
+    """Delete eras and their kernelspecs."""
+    for name in names:
+        eras.remove(name, say=_say)
+
+
+@evidence_app.command("record")
+def evidence_record(
+    out: Annotated[pathlib.Path, typer.Option(help="The ledger to write.")],
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
+    only: Annotated[list[str] | None, typer.Option(help="Only these benchmarks or notebooks; others are kept.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(metavar="MINUTES", help="Start nothing new after it; keep what there is.")
+    ] = None,
+) -> None:
+    """Run benchmarks, notebooks and labs, and keep what they measured in one ledger."""
+    from failurelab_course.runs import record as recording
+
+    recording.record(out, device=device, only=only or [], time_limit=time_limit, say=_say)
+
+
+@evidence_app.command("show")
+def evidence_show(
+    ledger: Annotated[pathlib.Path | None, typer.Argument(help="By default evidence/cpu.json.")] = None,
+    failure: Annotated[str, typer.Option(help="Only this failure, such as F1.")] = "",
+) -> None:
+    """Print a ledger's records."""
+    from failurelab_course.ledger import records as evidence
+
+    table = Table("failure", "case", "state", "era", "seed", "tier", "figures")
+    for made in evidence.load(ledger or eras.root() / "evidence" / "cpu.json"):
+        if not failure or made["failure"] == failure:
+            figures = ", ".join(f"{name} {_short(value)}" for name, value in made["figures"].items())
+            table.add_row(*(str(made.get(k, "")) for k in ("failure", "case", "state", "era", "seed", "tier")), figures)
+    console.print(table)
+    for each in evidence.load_not_run(ledger or eras.root() / "evidence" / "cpu.json"):
+        _say(f"NOT RUN {each.name}{f' in era {each.era}' if each.era else ''}: {each.reason}")
+
+
+@evidence_app.command("compare")
+def evidence_compare(
+    old: Annotated[pathlib.Path, typer.Argument(help="A ledger.")],
+    new: Annotated[pathlib.Path, typer.Argument(help="Another.")],
+    tolerance: Annotated[float, typer.Option(help="Relative difference of magnitudes that is passed over.")] = 0.1,
+    as_json: Json = False,
+) -> None:
+    """Tell what changed between two ledgers; exit status 1 if a verdict did, or something is missing."""
+    import dataclasses
+
+    from failurelab_course.ledger import compare as ledger_compare
+    from failurelab_course.ledger import records as evidence
+
+    found = ledger_compare.compare(evidence.load(old), evidence.load(new), tolerance, evidence.load_not_run(new))
+    if as_json:
+        print(json.dumps(dataclasses.asdict(found) | {"holds": found.holds}, indent=1))
+        raise typer.Exit(int(not found.holds))
+    for title, lines in (
+        (f"only in {old}", found.only_old),
+        (f"only in {new}", found.only_new),
+        (f"NOT RUN in {new}", found.not_run),
+        ("versions", found.versions),
+        ("verdicts", [f"{each.where}: {each.figure} {each.old} -> {each.new}" for each in found.verdicts]),
+    ):
+        if lines:
+            console.print(f"{len(lines)} {title}", style="bold")
+            print("\n".join(f"  {line}" for line in lines))
+    if found.magnitudes:
+        table = Table("measurement", "figure", "old", "new", "ratio", title=f"differ by more than {tolerance:.0%}")
+        for each in found.magnitudes:
+            ratio = "-" if each.ratio is None else f"{each.ratio:.2f}"
+            table.add_row(each.where, each.figure, _short(each.old), _short(each.new), ratio)
+        console.print(table)
+    console.print(f"{old}: {found.machines[0]}; {new}: {found.machines[1]}", highlight=False, soft_wrap=True)
+    differ = f"{len(found.verdicts)} verdicts and {len(found.magnitudes)} magnitudes differ"
+    console.print(f"{found.same} measurements in both; {differ}", style="bold", highlight=False)
+    raise typer.Exit(int(not found.holds))
+
+
+@evidence_app.command("tables")
+def evidence_tables() -> None:
+    """Write the tables and pictures of README.md and docs/measured.md from evidence/cpu.json."""
+    from failurelab_course.ledger import pages as ledger_tables
+    from failurelab_course.ledger import records as evidence
+
+    top = eras.root()
+    records = evidence.load(top / "evidence" / "cpu.json")
+    for page, changed in ledger_tables.write(records).items():
+        _say(f"{page}: tables {'written' if changed else 'unchanged'}")
+    ledger_tables.picture(records, top / "evidence" / "rollouts.png")
+    ledger_tables.misalignment_picture(records, top / "evidence" / "misalignment.png")
+    _say("evidence/rollouts.png, evidence/misalignment.png: drawn")
+
+
+def _verified(row) -> None:
+    """Say each outcome as it comes: the whole proof takes a minute or more."""
+    print(f"{row.result:<12} {row.lab} {row.script}", file=sys.stderr, flush=True)
+
+
+def _short(value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _name_value(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise typer.BadParameter(f"{text!r} is not a NAME with a VALUE, such as -p steps 50")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _known_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that are said in one line; only modules already imported can have raised theirs."""
+    found: list[type[Exception]] = [eras.EraError]
+    for module, names in {
+        "failurelab_course.runs.notebooks": ("CourseError",),
+        "failurelab_course.ledger.records": ("EvidenceError",),
+        "failurelab_course.labs.definition": ("LabError",),
+        "failurelab_course.labs.progress": ("StateError",),
+        "failurelab_course.teaching.seats": ("SeatError",),
+        "failurelab.failures": ("RegistryError",),
+        "failurelab_course.experiments.models": ("ModelError",),
+        "failurelab_course.experiments.machine": ("DeviceError",),
+        "failurelab_course.experiments.devices": ("TierError",),
+        "failurelab_course.teaching.slides": ("SlidesError",),
+    }.items():
+        loaded = sys.modules.get(module)
+        found += [getattr(loaded, name) for name in names if hasattr(loaded, name)]
+    return tuple(found)
+
+
+def _papermill_parameters(arguments: list[str]) -> list[str]:
+    """Return the arguments with `-p NAME VALUE`, as papermill writes it, joined to NAME=VALUE, as typer reads it."""
+    joined, rest = [], list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if word in ("-p", "--parameter") and len(rest) >= 2 and "=" not in rest[0]:
+            joined += [word, f"{rest.pop(0)}={rest.pop(0)}"]
+        else:
+            joined.append(word)
+    return joined
+
+
+def run() -> int:
+    """Run the command line; return the exit status."""
+    try:
+        app(_papermill_parameters(sys.argv[1:]))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except Exception as error:
+        if not isinstance(error, _known_errors()):
+            raise
+        print(f"ERROR {error}", file=sys.stderr)
+        return _status(error)
+    return 0
+
+
+def _status(error: Exception) -> int:
+    """Return the exit status of a known error: 3 where a device cannot be used, 2 where it has no such name."""
+    return {"DeviceError": 3, "TierError": 3, "UnknownDevice": 2}.get(type(error).__name__, 1)

@@ -1,0 +1,299 @@
+"""Look at a machine before a course; `failurelab doctor`. (Another Python's libraries: `exposure`.)
+
+Who runs this the day before a course wants one answer: am I ready? So the last line is a verdict, each thing to do is a
+command, and a check that breaks is a failed check and no traceback. Nothing heavy is imported here (versions are asked
+of the packages' metadata) but for the GPU's sake where there is one; most of the time goes into one real kernel.
+"""
+
+import dataclasses
+import errno
+import importlib.metadata
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from failurelab_course import eras
+
+PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
+_LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
+_TOOLS = ("jupyterlab", "ipykernel", "papermill", "nbconvert", "matplotlib")
+_GB = 1e9
+# A machine that is sold with 4 GB tells of somewhat less.
+MEMORY, FREE_MEMORY, DISK, TEMPORARY = 3.5 * _GB, 1.5 * _GB, 1 * _GB, 0.2 * _GB
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing looked at.
+
+    Attributes:
+        name: what was looked at.
+        status: PASS, FAIL or NOT RUN.
+        detail: what was found.
+        next_step: empty unless something can be done. Of a FAIL it must be done before the course.
+        failure: the id of the failure that it is about, if any.
+    """
+
+    name: str
+    status: str
+    detail: str
+    next_step: str = ""
+    failure: str = ""
+
+
+def course() -> list[Check]:
+    """Check what the course needs on this machine: Python, packages, eras, a kernel, model, memory, disk, a GPU.
+
+    Raises:
+        EraError: this is not the course's repository.
+    """
+    top = eras.root()
+    made = _eras(top)
+    ready = [each.name.removeprefix("Era ") for each in made if each.status == PASS]
+    return [
+        _guarded("Python", _python),
+        _guarded("Packages", _packages),
+        *made,
+        _guarded(f"Kernel of {ready[0]}", lambda: _kernel(ready[0], top)) if ready else _no_kernel(top),
+        _guarded("Small Qwen2", lambda: _model(top)),
+        _guarded("C++ compiler", _compiler),
+        _guarded("Memory", _memory),
+        _guarded("Disk", lambda: _disk(top)),
+        _guarded("Your progress", _progress),
+        _guarded("GPU", _gpu),
+    ]
+
+
+def _guarded(name: str, look: Callable[[], Check]) -> Check:
+    """Look; what breaks while looking is a failed check, so that the others are asked too."""
+    try:
+        return look()
+    except OSError as error:
+        full = error.errno == errno.ENOSPC
+        step = "free some disk space" if full else f"look at {error.filename or 'that file or folder'}: who may use it?"
+        return Check(name, FAIL, f"{error.strerror or error}: {error.filename or 'while looking'}", step)
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        return Check(name, FAIL, f"{type(error).__name__}: {reason}", _setup(eras.root()))
+
+
+def _made_by(top: pathlib.Path, name: str) -> str:
+    """Return the command that makes an era: all at once by make, one by one in a conda environment."""
+    return _setup(top) if (top / ".venv").exists() else f"failurelab eras create {name}".strip()
+
+
+def _setup(top: pathlib.Path) -> str:
+    return "make setup" if pathlib.Path.cwd() == top else f"make -C {top} setup"
+
+
+def _no_kernel(top: pathlib.Path) -> Check:
+    return Check("Kernel", FAIL, "no era is ready, so none was started", _made_by(top, ""))
+
+
+def _kernel(era: str, top: pathlib.Path) -> Check:
+    """Start the kernel of an era, as a notebook's cell does, and ask it for its trl; end it again."""
+    from failurelab_course.notebook import kernel as era_client
+    from failurelab_course.notebook import kernel_output as era_output
+
+    name = f"Kernel of {era}"
+    began = time.monotonic()
+    try:
+        kernel = era_client.EraKernel(era)
+        try:
+            code = "import trl; from trl import GRPOTrainer; answer = trl.__version__"
+            answer = kernel.run(code, fetch=["answer"])["answer"]
+        finally:
+            kernel.stop()
+    except (eras.EraError, era_output.EraKernelDied, era_output.EraMagicError, era_output.EraCellError) as error:
+        reason = str(error).strip().splitlines()[0].partition(" Next: ")[0]
+        return Check(name, FAIL, reason, f"{_program(top)} eras remove {era}, then {_program(top)} eras create {era}")
+    seconds = time.monotonic() - began
+    return Check(name, PASS, f"imported GRPOTrainer of trl {answer}, {seconds:.0f} s from start to end")
+
+
+def _program(top: pathlib.Path) -> str:
+    return os.path.relpath(top / ".venv" / "bin" / "failurelab") if (top / ".venv").exists() else "failurelab"
+
+
+def _python() -> Check:
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    fits = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    step = "install Python 3.11 or 3.12, then make setup PYTHON=python3.11"
+    return Check("Python", PASS if fits else FAIL, text, "" if fits else step)
+
+
+def _packages() -> Check:
+    """Compare the packages installed with the lock; a conda environment may hold others, which is said.
+
+    What an environment was made without, for want of a wheel, was said then and is no fault now.
+    """
+    today = eras.find(eras.TODAY, ready=False)
+    lock = today.lock.read_text(encoding="utf-8")
+    wanted = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", lock, re.MULTILINE))
+    left_out = [name for name in today.marker.get("left_out", ()) if name in (*_LIBRARIES, *_TOOLS)]
+    wrong = []
+    for name in (name for name in (*_LIBRARIES[1:], *_TOOLS) if name not in left_out):
+        try:
+            have = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            have = "missing"
+        if have != wanted.get(name):
+            wrong.append(f"{name} {have}, the lock says {wanted.get(name)}")
+    if wrong:
+        return Check("Packages", FAIL, "; ".join(wrong), _setup(eras.root()))
+    there = ", ".join(f"{name} {wanted[name]}" for name in _LIBRARIES[1:] if name not in left_out)
+    without = f"; made without {', '.join(left_out)}, and what needs it is NOT RUN" if left_out else ""
+    return Check("Packages", PASS, there + without)
+
+
+def _eras(top: pathlib.Path) -> list[Check]:
+    made = []
+    for era in eras.known():
+        if era.name == eras.TODAY:
+            continue
+        ready = era.status == "ready"
+        detail = era.title if ready else f"{era.title}: {era.status}"
+        step = "" if ready else _made_by(top, era.name)
+        made.append(Check(f"Era {era.name}", PASS if ready else FAIL, detail, step))
+    return made
+
+
+def _model(top: pathlib.Path) -> Check:
+    weights = top / "models" / "tiny-qwen2" / "model.safetensors"
+    if weights.is_file() and weights.stat().st_size > 100_000:
+        return Check("Small Qwen2", PASS, f"{weights.stat().st_size / 1e6:.1f} MB of weights")
+    return Check("Small Qwen2", FAIL, "its weights are missing or cut short", "git checkout models/tiny-qwen2")
+
+
+def _compiler() -> Check:
+    found = shutil.which("g++") or shutil.which("c++")
+    if found:
+        return Check("C++ compiler", PASS, pathlib.Path(found).name)
+    step = "for notebook 06 (ZeRO-3): install g++, then make the eras again"
+    return Check("C++ compiler", NOT_RUN, "none found: ZeRO-3 cannot run on the CPU, all else can", step)
+
+
+def _memory() -> Check:
+    from failurelab_course.teaching import seats
+
+    try:
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        free = seats.available()
+    except (ValueError, OSError, seats.SeatError):
+        return Check("Memory", NOT_RUN, "this system does not tell: the course takes 4 GB, notebook 06 6 GB")
+    told = f"{size / _GB:.1f} GB, {free / _GB:.1f} GB of it free"
+    if size < MEMORY:
+        return Check("Memory", FAIL, f"{told}; the course takes 4 GB", "use a larger machine, or work with a neighbour")
+    if free < FREE_MEMORY:
+        return Check("Memory", FAIL, f"{told}; one notebook takes 1.5 GB or more", "close what takes memory")
+    return Check("Memory", PASS, told)
+
+
+def _disk(top: pathlib.Path) -> Check:
+    """The clone's disk, and the one where temporary files go: a run without room there fails in odd places."""
+    places = {top: DISK, pathlib.Path(tempfile.gettempdir()): TEMPORARY}
+    free = {place: shutil.disk_usage(place).free for place in places}
+    short = [place for place, need in places.items() if free[place] < need]
+    told = ", ".join(f"{free[place] / _GB:.1f} GB free in {place}" for place in (short or [top]))
+    if not short:
+        return Check("Disk", PASS, told)
+    steps = [f"{places[place] / _GB:g} GB in {place}" for place in short]
+    return Check("Disk", FAIL, told, f"free {' and '.join(steps)}")
+
+
+def _progress() -> Check:
+    """Whether what a learner does in the labs can be kept: the file is whole, and its folder can be written."""
+    from failurelab_course.labs import progress as lab_state
+
+    path = lab_state.default_path()
+    try:
+        state = lab_state.read(path)
+    except lab_state.StateError as error:
+        found, _, step = str(error).partition(" Next: ")
+        return Check("Your progress", FAIL, found, step)
+    folder = next(each for each in path.parents if each.exists())
+    if not os.access(folder, os.W_OK):
+        return Check(
+            "Your progress", FAIL, f"{folder} cannot be written", f"make {folder} writable, or set FAILURELAB_STATE"
+        )
+    solved = sum(bool(each.solved) for each in state.values())
+    return Check("Your progress", PASS, f"{solved} labs solved" if state else "no lab was begun yet")
+
+
+def _gpu() -> Check:
+    """A GPU that works is a gain and none is no loss; one that is there and cannot be used has a reason."""
+    if not shutil.which("nvidia-smi"):
+        return Check("GPU", NOT_RUN, "none found, and none is needed: all runs on the CPU")
+    asked = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    names = asked.stdout.strip().splitlines()
+    if asked.returncode or not names:
+        return Check("GPU", NOT_RUN, "nvidia-smi is here and shows no GPU: all runs on the CPU")
+    from failurelab_course.experiments import devices as tiers
+
+    reason, _, step = tiers.gpu_problem().partition(" Next: ")
+    if reason:
+        return Check("GPU", NOT_RUN, f"{'; '.join(names)}: {reason}", f"for the GPU: {step}")
+    return Check("GPU", PASS, "; ".join(names))
+
+
+def steps(checks: list[Check]) -> list[str]:
+    """Return what must be done, each once, in the order of the checks."""
+    return list(dict.fromkeys(check.next_step for check in checks if check.status == FAIL and check.next_step))
+
+
+def verdict(checks: list[Check]) -> str:
+    """Return one line that says what came of it all."""
+    failures = [check for check in checks if check.failure]
+    if failures:
+        found = [check.failure for check in failures if check.status == FAIL]
+        told = f"{len(found)} of the {len(failures)} failures of this course: {', '.join(found)}"
+        return f"These versions have {told}." if found else f"These versions have none of the {len(failures)} failures."
+    todo = steps(checks) or [check.name for check in checks if check.status == FAIL]
+    if todo:
+        return f"NOT READY: {len(todo)} thing{'s' * (len(todo) > 1)} to do before the course, then ask again."
+    left = [check.name for check in checks if check.status == NOT_RUN]
+    return f"You are ready.{' Not on this machine: ' + ', '.join(left) + '.' if left else ''}"
+
+
+def to_json(checks: list[Check]) -> dict[str, Any]:
+    """Return the checks as JSON can hold them."""
+    told = {"verdict": verdict(checks), "next": steps(checks)}
+    return {
+        "schema": 1,
+        "exit_status": exit_status(checks),
+        **told,
+        "checks": [dataclasses.asdict(each) for each in checks],
+    }
+
+
+def text(checks: list[Check]) -> str:
+    """Return the checks as lines: `STATUS name`, an indented detail, a list of next steps, and the verdict.
+
+    Of another Python, FAIL reads EXPOSED: nothing has failed there, and nothing was tried.
+    """
+    words = {FAIL: "EXPOSED"} if any(check.failure for check in checks) else {}
+    lines = []
+    for check in checks:
+        lines += [f"{words.get(check.status, check.status):<8} {check.name}", f"         {check.detail}"]
+    could = [check.next_step for check in checks if check.status == NOT_RUN and check.next_step]
+    for head, listed in (("Next:", steps(checks)), ("If you want more:", could)):
+        lines += [head, *(f"  - {step}" for step in listed)] if listed else []
+    return "\n".join([*lines, verdict(checks)])
+
+
+def exit_status(checks: list[Check]) -> int:
+    """Return 1 if any check failed, else 0."""
+    return int(any(check.status == FAIL for check in checks))

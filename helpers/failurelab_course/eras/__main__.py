@@ -1,0 +1,7 @@
+"""`python -m failurelab_course.eras`: make environments before anything is installed."""
+
+import sys
+
+from failurelab_course.eras import main
+
+sys.exit(main())

@@ -1,0 +1,82 @@
+"""What a run of notebooks computes on: asked once, before anything starts, in a process of its own.
+
+In a process of its own, because torch takes seconds to import, and because whoever asks a GPU whether it works holds
+some hundred MiB of it until the process ends.
+"""
+
+import importlib.metadata
+import json
+import platform
+import re
+import subprocess
+import sys
+from typing import Any
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes", "datasets")
+_ASK = (
+    "import json, sys; from failurelab_course.experiments import devices; "
+    "print(json.dumps(devices.describe(sys.argv[1])))"
+)
+
+
+class DeviceError(Exception):
+    """The device that is asked for cannot be used; the message says why, and the next step."""
+
+
+def is_device(name: str) -> bool:
+    """Whether `name` is written as a device: `auto`, `cpu`, `cuda` or `cuda:N`."""
+    return bool(_DEVICE.fullmatch(name))
+
+
+def describe(device: str = "cpu") -> dict[str, Any]:
+    """Return what a run on this device says of itself.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Returns:
+        `device` (resolved: `cpu`, `cuda` or `cuda:N`), `name` (the processor or card), `driver` and `cuda` (empty on a
+        CPU), `memory_gib` (of the card; None on a CPU), and `versions` of Python and today's libraries.
+
+    Raises:
+        DeviceError: `device` is none, or cannot be used here.
+    """
+    if not is_device(device):
+        raise DeviceError(f"unknown device {device!r}. Next: give one of auto, cpu, cuda, or cuda:N for GPU number N")
+    if device == "cpu":
+        found = {"device": "cpu", "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
+    else:
+        found = _asked(device)
+    return found | {"versions": versions()}
+
+
+def _asked(device: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-c", _ASK, device], capture_output=True, text=True)
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    raise DeviceError(re.sub(r"^[\w.]*TierError: ", "", last))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries under study that today's environment has."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def line(found: dict[str, Any]) -> str:
+    """Return in one line what `describe` found: the tier, the device, the driver, the versions that matter most."""
+    tier = "cpu" if found["device"] == "cpu" else "gpu"
+    words = [f"tier: {tier}", found["name"]]
+    words += [f"{found['memory_gib']:.0f} GiB"] if found["memory_gib"] else []
+    words += [f"driver {found['driver']}"] if found["driver"] else []
+    words += [f"CUDA {found['cuda']}"] if found["cuda"] else []
+    shown = [name for name in ("torch", "transformers", "trl") if name in found["versions"]]
+    words += [f"{name} {found['versions'][name]}" for name in shown]
+    return ", ".join(words)

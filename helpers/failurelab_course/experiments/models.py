@@ -1,0 +1,228 @@
+"""The small Qwen2 that every run of this course trains, and its task: sums of two numbers from 0 to 19.
+
+A failure of training shows only where there is something to lose. So the model that ships can do part of the task, and
+GRPO makes it better within a minute on two CPU cores: a run that is broken, silently or not, does not. Other models go
+by the same function: a folder, a hub id, or Qwen2-0.5B's exact shape with random weights, for questions of memory.
+
+What goes wrong when a model is loaded, and is an error here: weights that a checkpoint lacks are drawn at random by
+`from_pretrained`, which says so in a warning only.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import hub
+from failurelab_course.experiments.task import (
+    Prompt,
+    accuracy,
+    as_chat,
+    as_text,
+    equal_length_rows,
+    form_for,
+    random_state,
+    reward,
+    rows,
+    sums,
+)
+
+__all__ = [
+    "HALF_BILLION",
+    "NAMES",
+    "ModelError",
+    "Prompt",
+    "accuracy",
+    "as_chat",
+    "as_text",
+    "dtype_key",
+    "equal_length_rows",
+    "form_for",
+    "load",
+    "path",
+    "reward",
+    "rows",
+    "source",
+    "sums",
+]
+NAMES = ("tiny", "random-0.5b")
+_THETA = 10000.0  # what Qwen2's config takes where nothing is said
+_TINY = pathlib.Path("models", "tiny-qwen2")
+# Qwen2-0.5B as published: https://huggingface.co/Qwen/Qwen2-0.5B-Instruct/blob/main/config.json
+HALF_BILLION = {
+    "vocab_size": 151936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+
+
+class ModelError(Exception):
+    """A model cannot be found or loaded; the message says what was found, why it matters and the next step."""
+
+
+def path(name: str) -> pathlib.Path:
+    """Return the folder of a model that lies on this machine: `tiny`, or a folder itself.
+
+    Raises:
+        ModelError: `name` is no such model, or the folder is missing.
+    """
+    if name == "tiny":
+        folder = _root() / _TINY
+        if not folder.is_dir():
+            raise ModelError(
+                f"the small Qwen2 is missing: no folder {folder}. Every run of the course starts from it. "
+                f"Next: git checkout -- {_TINY}, or train it again with models/train_tiny_qwen2.py."
+            )
+        return folder
+    folder = pathlib.Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    raise ModelError(
+        f"unknown model {name!r}: neither a folder nor one of {', '.join(NAMES)}. Next: give one of these, a folder "
+        "with config.json and weights, or a hub id such as Qwen/Qwen2-0.5B-Instruct."
+    )
+
+
+def load(
+    name: str = "tiny", *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, seed: int = 0
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model, in eval mode, and its tokenizer, padding on the left.
+
+    Args:
+        name: `tiny` (the small Qwen2 that ships), `random-0.5b` (the shape of Qwen2-0.5B with random weights, and the
+            small model's tokenizer), a folder, or a hub id such as `Qwen/Qwen2-0.5B-Instruct`.
+        device: where the model is put; `auto`, `cpu`, `cuda` or `cuda:N`.
+        dtype: of the weights; None is float32.
+        seed: of the random weights; the caller's random state is left as it was.
+
+    Raises:
+        ModelError: the model is unknown, not to be fetched, incomplete or corrupt.
+        TierError: the device cannot be used, or has not the memory.
+    """
+    dtype, device = dtype or torch.float32, tiers.resolve(device)
+    if name == "random-0.5b":
+        return _half_billion(torch.device(device), dtype, seed)
+    where = source(name)
+    try:
+        AutoConfig.from_pretrained(where)  # first: it says most clearly what is missing
+        tokenizer = AutoTokenizer.from_pretrained(where, padding_side="left")
+        model, info = AutoModelForCausalLM.from_pretrained(where, output_loading_info=True, **{dtype_key(): dtype})
+    except Exception as error:  # hub, safetensors, json and shape errors share no narrower class
+        raise ModelError(hub.why(name, where, error)) from error
+    if info["missing_keys"] or info.get("mismatched_keys"):
+        absent = sorted([*info["missing_keys"], *map(str, info.get("mismatched_keys", ()))])
+        raise ModelError(
+            f"the weights of {name!r} are incomplete: {len(absent)} parameters are not in the checkpoint, such as "
+            f"{absent[0]}. They would be random numbers. Next: get the checkpoint again."
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    size = sum(each.nbytes for each in model.parameters())
+    tiers.require_memory(size / tiers.GIB, device, f"the model {name}")
+    return model.to(device).eval(), tokenizer
+
+
+def source(name: str) -> str:
+    """Return what `from_pretrained` reads a model from: a folder, or a hub name where the hub answers.
+
+    Raises:
+        ModelError: the model is unknown, `random-0.5b`, which lies nowhere, or incomplete; or the hub does not answer.
+    """
+    if not hub.is_name(name):
+        folder = path(name)
+        _check_folder(folder)
+        return str(folder)
+    try:
+        return hub.located(name)
+    except OSError as error:
+        raise ModelError(hub.why(name, name, error)) from error
+
+
+def dtype_key() -> str:
+    """Return what this transformers calls the keyword for the weights' dtype: `dtype`, or `torch_dtype` before 4.56."""
+    return "dtype" if hasattr(transformers.PretrainedConfig(), "dtype") else "torch_dtype"
+
+
+def _root() -> pathlib.Path:
+    """Return the repository's root: FAILURELAB_ROOT, else above this file, else above the working directory."""
+    named = os.environ.get("FAILURELAB_ROOT")
+    starts = [pathlib.Path(named).resolve()] if named else [pathlib.Path(__file__).resolve(), pathlib.Path.cwd()]
+    for start in starts:
+        for folder in (start, *start.parents):
+            if (folder / "models" / "train_tiny_qwen2.py").is_file():
+                return folder
+    raise ModelError(
+        f"the small Qwen2 lives in the course's repository, and {starts[-1]} is not in it (no "
+        "models/train_tiny_qwen2.py above it). Next: cd into your clone, set FAILURELAB_ROOT to it, or name a folder."
+    )
+
+
+def _half_billion(
+    device: torch.device, dtype: torch.dtype, seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    tokenizer = AutoTokenizer.from_pretrained(path("tiny"), padding_side="left")
+    config = transformers.Qwen2Config(
+        **HALF_BILLION, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    tiers.require_memory(0.5e9 * dtype.itemsize / tiers.GIB, device, "the model random-0.5b")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with random_state(seed), device:
+            model = transformers.Qwen2ForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    return model.eval(), tokenizer
+
+
+def _check_folder(folder: pathlib.Path) -> None:
+    """Find what `from_pretrained` would say less clearly, or not at all."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is no model: config.json is missing. Next: name a folder made by save_pretrained.")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
+        raise ModelError(
+            f"{folder} has no tokenizer (tokenizer.json is missing): prompts cannot be encoded. "
+            "Next: save the tokenizer there too, with tokenizer.save_pretrained."
+        )
+    if not [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]:
+        raise ModelError(f"{folder} has no weights (no *.safetensors). Next: get the checkpoint again.")
+    if not _is_5():
+        _check_readable(folder)
+
+
+def _check_readable(folder: pathlib.Path) -> None:
+    """Find what transformers 5 has written and older ones read wrong, or not at all, in an era of theirs."""
+    said = {}
+    for name in ("config.json", "tokenizer_config.json"):
+        with contextlib.suppress(OSError, ValueError):  # another error will tell
+            said[name] = json.loads((folder / name).read_text(encoding="utf-8"))
+    found, step = "", ""
+    if said.get("tokenizer_config.json", {}).get("tokenizer_class") == "TokenizersBackend":
+        found = "its tokenizer_config.json names a class that older ones do not have"
+        step = 'write "tokenizer_class": "PreTrainedTokenizerFast" there'
+    rope = said.get("config.json", {}).get("rope_parameters") or {}
+    theta = rope.get("rope_theta", _THETA)
+    if "rope_theta" not in said.get("config.json", {}) and theta != _THETA:
+        found = f"its config.json has rope_theta in rope_parameters, where older ones do not look: they take {_THETA:g}"
+        step = f'write "rope_theta": {theta} into config.json as well'
+    if found:
+        raise ModelError(
+            f"{folder} was saved by transformers 5, and transformers {transformers.__version__} reads it otherwise: "
+            f"{found}. Next: {step}."
+        )
+
+
+def _is_5() -> bool:
+    """Whether this transformers has the tokenizers' base class that transformers 5 writes into folders."""
+    return hasattr(transformers, "TokenizersBackend")

@@ -1,0 +1,169 @@
+"""The kind `placement`: a script that loads models, run as each rank of a simulated node with two devices.
+
+The lab names the function, `load_model(model_path, rank)` or `load_models(model_path, rank)`; it returns a model, or
+several. For each rank the script is imported anew, as its process would, while the current device is number 0; it
+becomes the rank's own when the script first asks accelerate for its state, as on a real node. `from_pretrained` is
+replaced for that time: it works out the device map as transformers does, and gives a model of that shape on simulated
+devices, in 4 bit if asked for. What comes back is handed to accelerate's own `prepare_model`, and to `placement.check`.
+"""
+
+import contextlib
+import importlib.util
+import os
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers
+
+from failurelab.placement import report as placement
+from failurelab.placement.dtypes import quantized
+from failurelab.simulate import backend as simulate
+from failurelab_course.labs.checker.measure import Refused, Run
+
+RANKS = 2
+
+
+def measure(script: types.ModuleType, run: Run) -> None:
+    """Run the script's function as every rank, and fill in `run.figures`.
+
+    Raises:
+        Refused: there is no such function, or it returns another model.
+    """
+    signature = f"{run.trainer_class}(model_path, rank)"
+    run.function(script, signature)
+    simulate.devices(RANKS)
+    backend = getattr(torch, simulate.NAME)
+    figures = run.figures
+    figures |= {"ranks_refused": 0, "refusal": "", "tensors_elsewhere": 0, "quantization_elsewhere": 0}
+    figures |= {"devices_used": 0, "models_loaded": 0, "models_in_4bit": 0}
+    run.stage = "build"
+    for rank in range(RANKS):
+        backend.set_device(0)
+        with loading(backend):
+            fresh = imported_again(script)
+            with simulate.ranks(RANKS, rank) as accelerator:
+                backend.set_device(0)
+                with _selects_device(rank), _launched(rank):
+                    returned = run.function(fresh, signature)(str(run.model_path), rank)
+                models = returned if isinstance(returned, tuple | list) else (returned,)
+                _judge(models, rank, accelerator, run)
+    figures["placement_refused"] = figures["ranks_refused"] > 0
+
+
+def _judge(models: Any, rank: int, accelerator: Any, run: Run) -> None:
+    """Ask accelerate and `placement.check` about what one rank has loaded."""
+    figures, refused = run.figures, False
+    wanted = {name for name in run.start if not name.endswith("lm_head.weight")}
+    for model in models:
+        names = {name for name, _ in model.named_parameters()} if isinstance(model, torch.nn.Module) else set()
+        if not wanted <= names | {name for name, _ in getattr(model, "named_buffers", tuple)()}:
+            raise Refused(f"rank {rank} loaded a {type(model).__name__} that is not the model in model_path")
+        report = placement.check(model, torch.device(simulate.NAME, rank), visible=1)
+        figures["models_loaded"] += 1
+        figures["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
+        figures["tensors_elsewhere"] += len(report.elsewhere)
+        figures["quantization_elsewhere"] += sum(each.kind == "quantization state" for each in report.elsewhere)
+        used = {str(parameter.device) for parameter in model.parameters()}
+        figures["devices_used"] = max(figures["devices_used"], len(used))
+        try:
+            accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
+        except ValueError as error:
+            refused = True
+            figures["refusal"] = figures["refusal"] or str(error).splitlines()[0]
+    figures["ranks_refused"] += refused
+
+
+def imported_again(script: types.ModuleType) -> types.ModuleType:
+    """Return the script, run once more from its file, as another process would."""
+    spec = importlib.util.spec_from_file_location("lab_rank", script.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _launched(rank: int) -> Iterator[None]:
+    """Set the variables that a launcher gives each process: a script may read its rank there."""
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _selects_device(rank: int) -> Iterator[None]:
+    """Let the first use of accelerate's state select the rank's device, as it does in a launched process."""
+    from accelerate import PartialState
+
+    original = PartialState.__init__
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        getattr(torch, simulate.NAME).set_device(rank)
+
+    PartialState.__init__ = made
+    try:
+        yield
+    finally:
+        PartialState.__init__ = original
+
+
+@contextlib.contextmanager
+def loading(backend: Any, finish: Callable[[torch.nn.Module], None] | None = None) -> Iterator[None]:
+    """Let `AutoModelForCausalLM.from_pretrained` load shapes on simulated devices.
+
+    Args:
+        backend: is asked for `device_count()` and `current_device()` when a model is loaded: `torch.sim`, `torch.cuda`.
+        finish: is given each model before the script gets it.
+    """
+    kind = transformers.AutoModelForCausalLM
+    original = vars(kind).get("from_pretrained")
+
+    def from_pretrained(path: Any, *args: Any, device_map: Any = None, **options: Any) -> torch.nn.Module:
+        config = options.get("quantization_config")
+        in_4bit = bool(getattr(config, "load_in_4bit", False))
+        model = simulate.model(str(path))
+        if in_4bit:
+            simulate.four_bit(model)
+        made = _resolved(device_map, model, in_4bit, backend)
+        simulate.place(model, made)
+        if device_map is not None or in_4bit:
+            model.hf_device_map = made
+        if finish is not None:
+            finish(model)
+        return model
+
+    kind.from_pretrained = from_pretrained
+    try:
+        yield
+    finally:
+        if original is None:
+            del kind.from_pretrained
+        else:
+            kind.from_pretrained = original
+
+
+def _resolved(device_map: Any, model: torch.nn.Module, in_4bit: bool, backend: Any) -> dict[str, Any]:
+    """Return the map as transformers makes it: from nothing, one device, a word, or a mapping."""
+    if device_map is None:  # in 4 bit the quantizer chooses the current device
+        return {"": backend.current_device() if in_4bit else "cpu"}
+    if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+        from accelerate import infer_auto_device_map
+
+        count = backend.device_count()
+        if count < 2:
+            return {"": 0}
+        size = sum(each.numel() * each.element_size() for each in model.parameters())
+        room = dict.fromkeys(range(count), int(size * 0.7))
+        found = infer_auto_device_map(model, max_memory=room, no_split_module_classes=["Qwen2DecoderLayer"])
+        return {name: place if isinstance(place, int) else count - 1 for name, place in found.items()}
+    return dict(device_map) if isinstance(device_map, dict) else {"": device_map}

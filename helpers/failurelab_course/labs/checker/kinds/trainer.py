@@ -1,0 +1,204 @@
+"""The kind `trainer`: a script whose `build_trainer(model_path, output_dir)` returns a Trainer, which is trained here.
+
+Measured are the gradients between the backward pass and the optimizer step, the completions that the trainer generates
+(scored here, whatever the script's own reward function says), and the accuracy of the trained weights in a clean copy
+of the model.
+"""
+
+import contextlib
+import re
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers
+
+from failurelab_course.experiments import models
+from failurelab_course.labs.checker.judge import JudgeError
+from failurelab_course.labs.checker.measure import Refused, Run
+
+# Of one completion: the step it was generated for, its prompt, and 1.0 if it is right, else 0.0
+Score = tuple[int, str, float]
+
+
+def measure(script: types.ModuleType, run: Run) -> None:
+    """Build the script's trainer, train it, and fill in `run.figures`."""
+    run.stage = "build"
+    trainer = built(script, run)
+    run.stage = "train"
+    train(trainer, run)
+    run.stage = "measure"
+    after(trainer, run)
+
+
+def built(script: types.ModuleType, run: Run) -> transformers.Trainer:
+    """Return the trainer that the script builds.
+
+    Raises:
+        Refused: it is another kind of trainer, was trained before, or its model is not the one that was given, or not
+            on the device that the check is about.
+    """
+    build = run.function(script, "build_trainer(model_path, output_dir)")
+    trainer = build(str(run.model_path), str(run.output_dir))
+    names = [each.__name__ for each in type(trainer).__mro__]
+    if not isinstance(trainer, transformers.Trainer) or run.trainer_class not in names:
+        raise Refused(f"build_trainer returned a {type(trainer).__name__}, the lab is about {run.trainer_class}")
+    if trainer.state.global_step:
+        raise Refused(f"the trainer has done {trainer.state.global_step} steps before it was handed over")
+    if not is_as_given(trainer.model, run.start):
+        raise Refused("the trainer's model is not the one in model_path: its weights differ before training")
+    run.must_be_there("the trainer's model", trainer.model.parameters())
+    return trainer
+
+
+def is_as_given(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> bool:
+    """Whether a model's weights are those of `start`; adapters rename the layers that they wrap, the others must be."""
+    found = {name: tensor for name, tensor in _unwrapped(model).state_dict().items() if name in start}
+    return bool(found) and all(
+        found[name].shape == start[name].shape and torch.equal(found[name].float().cpu(), start[name]) for name in found
+    )
+
+
+def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+class _Watch(transformers.TrainerCallback):
+    """Looks at gradients when they are there, between the backward pass and the optimizer step."""
+
+    def __init__(self, figures: dict[str, Any]):
+        self.figures = figures
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **_):
+        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        figures = self.figures
+        figures["tensors_trainable"] = len(trainable)
+        figures["tensors_frozen"] = figures["tensors_total"] - len(trainable)
+        without = sum(parameter.grad is None for parameter in trainable)
+        figures["tensors_without_gradient"] = max(without, figures["tensors_without_gradient"] or 0)
+        if state.global_step in (0, state.max_steps - 1):
+            figures["tensors_zero_gradient"] = sum(
+                parameter.grad is not None and not parameter.grad.any() for parameter in trainable
+            )
+            figures["checkpointing"] = bool(getattr(_unwrapped(model), "is_gradient_checkpointing", False))
+
+    def on_step_end(self, args, state, control, optimizer=None, **_):
+        figures = self.figures
+        figures["steps_done"] = state.global_step
+        optimizer = getattr(optimizer, "optimizer", optimizer)
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        figures["learning_rate"] = max([*rates, figures["learning_rate"] or 0.0])
+
+
+def train(trainer: transformers.Trainer, run: Run) -> None:
+    """Train, and fill in what shows during training; also where training ends in an error."""
+    figures = run.figures
+    figures["accuracy_before"] = run.judge.accuracy()
+    model = trainer.model
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    figures |= {
+        "tensors_total": len(before),
+        "tensors_trainable": len(trainable),
+        "tensors_frozen": len(before) - len(trainable),
+        "steps_done": 0,
+        "learning_rate": 0.0,
+    }
+    trainer.add_callback(_Watch(figures))
+    scores: list[Score] = []
+    with scored_rollouts(model, run.tokenizer, scores, lambda: trainer.state.global_step):
+        try:
+            trainer.train()
+        finally:
+            changed = [name for name, now in model.named_parameters() if name in before and _differ(before[name], now)]
+            figures["tensors_changed"] = sum(name in trainable for name in changed)
+            figures["frozen_changed"] = len(changed) - figures["tensors_changed"]
+            score(scores, run)
+            losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
+            weights = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+            figures["finite"] = weights and all(loss - loss == 0 for loss in losses)
+            if losses:
+                last = losses[-max(1, len(losses) // 4) :]
+                figures |= {"loss_first": losses[0], "loss_last": sum(last) / len(last)}
+
+
+def _differ(before: torch.Tensor, now: torch.Tensor) -> bool:
+    return not torch.equal(before.cpu(), now.detach().cpu())  # a script may have moved it
+
+
+@contextlib.contextmanager
+def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Callable[[], int]) -> Iterator[None]:
+    """Score every completion that the model generates in the block.
+
+    It stands on `generate` of the model itself, below any trainer, so that it sees what is trained on.
+
+    Args:
+        model: what is trained.
+        tokenizer: of the prompts.
+        scores: filled with a score for each completion.
+        step: returns how many optimizer steps were done.
+    """
+    original = model.generate
+    answers = dict(models.sums())
+
+    def generate(*args, **kwargs):
+        out = original(*args, **kwargs)
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        sequences = getattr(out, "sequences", out)
+        prompts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        completions = tokenizer.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True)
+        each = len(completions) // len(prompts)
+        for index, completion in enumerate(completions):
+            asked = re.search(r"\d+\+\d+=", prompts[index // each])
+            if asked and asked[0] in answers:
+                right = models.reward([completion], [answers[asked[0]]])[0]
+                scores.append((step(), asked[0], right))
+        return out
+
+    was_replaced = "generate" in vars(model)  # by the script, as a repair for instance
+    model.generate = generate
+    try:
+        yield
+    finally:
+        del model.generate
+        if was_replaced:
+            model.generate = original
+
+
+def score(scores: list[Score], run: Run) -> None:
+    """Work out the rewards at the start and at the end, and how far the first rollouts are below the model."""
+    figures = run.figures
+    figures["rollouts"] = len(scores)
+    if not scores:
+        return
+    steps = max(step for step, _, _ in scores) + 1
+    first = [score for score in scores if score[0] < max(1, steps // 10)]
+    last = [score for score in scores if score[0] >= steps - max(1, steps // 4)]
+    figures["reward_first"] = sum(score for _, _, score in first) / len(first)
+    figures["reward_last"] = sum(score for _, _, score in last) / len(last)
+    # On the very prompts of these rollouts: some sums are easier than others.
+    answers = dict(models.sums())
+    prompts = [(prompt, answers[prompt]) for _, prompt, _ in first]
+    figures["accuracy_there"] = run.judge.accuracy(prompts=prompts, draws=1)
+    figures["rollout_gap"] = figures["accuracy_there"] - figures["reward_first"]
+
+
+def after(trainer: transformers.Trainer, run: Run) -> None:
+    """Measure the trained weights in the judge's clean model: hooks, patches and modes of the trained one do not count.
+
+    Raises:
+        Refused: they are not weights of the model that was given, or left the device that the check is about.
+    """
+    figures, trained = run.figures, trainer.model
+    run.must_be_there("the trained model", trained.parameters())
+    if hasattr(trained, "get_base_model"):
+        folder = run.output_dir / "measured-adapter"
+        trained.save_pretrained(folder)
+        try:
+            figures["accuracy_after"] = run.judge.accuracy(adapter=folder)
+        except JudgeError as error:
+            raise Refused(str(error)) from error
+    else:
+        figures["accuracy_after"] = run.accuracy_of(trained.state_dict())
+    figures["accuracy_gain"] = figures["accuracy_after"] - figures["accuracy_before"]

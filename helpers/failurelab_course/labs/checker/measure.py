@@ -1,0 +1,285 @@
+"""What a lab's script really does, measured from outside: the part that is common to all kinds of labs.
+
+A script that prints "fixed" has repaired nothing, and a warning that is gone is no gradient. So the checker imports the
+script, calls the one function that it must define, and measures by itself. Which function, and what is measured,
+depends on the lab's kind; each kind has a module of its own, with a function `measure(script_module, run)`:
+
+    trainer     measure_trainer      build_trainer(model_path, output_dir) -> a Trainer, which the checker trains
+    loop        measure_loop         train(model, tokenizer, steps), a training loop written by hand
+    engine      measure_engine       build_trainer(model_path, output_dir) -> a Trainer, trained under a ZeRO-3 engine
+    placement   measure_placement    load_model(model_path, rank) -> models, for each simulated rank of a node
+    node        measure_node         COMMAND, and prepare(model_path, output_dir) -> model, config, on a simulated node
+    logits      measure_logits       build_trainer(model_path, output_dir) -> a Trainer, whose logits are read
+    launch      measure_launch       both build_trainer and load_model(model_path, rank), each measured whatever fails
+    log_probs   measure_log_probs    log_probs(model, input_ids, attention_mask, completion_length), a scoring function
+
+It runs in the era's Python, in a process of its own (see `check_server`).
+"""
+
+import contextlib
+import dataclasses
+import errno
+import importlib
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import transformers
+
+from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.experiments import models
+from failurelab_course.labs.checker import judge, patched
+from failurelab_course.labs.metrics import of
+
+WARNING = "None of the inputs have requires_grad=True"
+# A lab's kind and the module that measures it; a module is loaded when its kind is asked for.
+KINDS = {
+    "trainer": "trainer",
+    "loop": "loop",
+    "engine": "engine",
+    "logits": "logits",
+    "log_probs": "log_probs",
+    "placement": "placement",
+    "node": "node",
+    "launch": "launch",
+}
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+@dataclasses.dataclass
+class Measured:
+    """What came of one run.
+
+    Attributes:
+        figures: every name that `figures.of(kind)` gives; None where the run ended before.
+        refused: why this is no answer to the lab at all (another trainer, another model), or empty.
+        environment: why the question could not be asked (the stack does not import, no space), or empty.
+        traceback: of the error, or empty.
+    """
+
+    figures: dict[str, Any]
+    refused: str = ""
+    environment: str = ""
+    traceback: str = ""
+
+
+@dataclasses.dataclass
+class Run:
+    """What a kind's `measure` works with.
+
+    Attributes:
+        model_path: the folder of the model that the script is given.
+        output_dir: a folder to write to.
+        trainer_class: the lab's `trainer`, the name of a class or function; what it means is the kind's.
+        figures: to be filled in.
+        clean: the model as it was before the script was imported, in eval mode.
+        tokenizer: its tokenizer.
+        judge: scores weights in a process that the script never ran in, on the CPU whatever `device` is.
+        device: `cpu` or `cuda`, where the script must compute.
+        start: the clean model's state dict, copied.
+        save: `torch.save` as it was before the script was imported.
+        stage: where the run is; an error is reported with it. `import`, `build`, `train` or `measure`.
+    """
+
+    model_path: pathlib.Path
+    output_dir: pathlib.Path
+    trainer_class: str
+    figures: dict[str, Any]
+    clean: Any
+    tokenizer: Any
+    judge: judge.Judge
+    start: dict[str, torch.Tensor]
+    save: Callable[..., None]
+    device: str = "cpu"
+    stage: str = "import"
+
+    def function(self, module: types.ModuleType, signature: str) -> Callable[..., Any]:
+        """Return the function that a script must define, such as `build_trainer(model_path, output_dir)`.
+
+        Raises:
+            Refused: it does not.
+        """
+        found = getattr(module, signature.partition("(")[0], None)
+        if not callable(found):
+            raise Refused(f"the script defines no function {signature}")
+        return found
+
+    def must_be_there(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Make sure that tensors are on the device that the check is about.
+
+        Raises:
+            Refused: some are elsewhere; a figure of one device would be shown as another's.
+        """
+        elsewhere = sorted({tensor.device.type for tensor in tensors} - {self.device})
+        if elsewhere:
+            raise Refused(
+                f"{what} is on {' and '.join(elsewhere)}, and this check is on {self.device}: its figures would be "
+                "another device's. Next: use_cpu=not torch.cuda.is_available(), tensors on model.device, or check with "
+                f"--device {elsewhere[0]}"
+            )
+
+    def accuracy_of(self, weights: dict[str, torch.Tensor]) -> float:
+        """Return the accuracy of the clean model with these weights, as the judge finds it.
+
+        Raises:
+            Refused: they are not weights of this model.
+        """
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        path = self.output_dir / "measured-weights.pt"
+        self.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, path)
+        try:
+            return self.judge.accuracy(weights=path)
+        except judge.JudgeError as error:
+            raise Refused(str(error)) from error
+        finally:
+            path.unlink()
+
+
+class Refused(Exception):
+    """What the script hands over cannot be measured as an answer to the lab."""
+
+
+def run(
+    script: pathlib.Path,
+    model_path: pathlib.Path,
+    output_dir: pathlib.Path,
+    trainer_class: str,
+    kind: str = "trainer",
+    *,
+    device: str = "cpu",
+    prepare: Callable[[], Any] | None = None,
+) -> Measured:
+    """Import `script`, let it do its work and measure; no error of the script leaves this function.
+
+    Args:
+        script: defines the function that the kind calls.
+        model_path: the model that the script is given, and that accuracy before training is measured on.
+        output_dir: for the trainer.
+        trainer_class: for the kind `trainer`, the class of trl or transformers that the trainer must be an instance of.
+        kind: one of `KINDS`.
+        device: `cpu` or `cuda`, where the script must compute; of the process's GPUs it is the current one.
+        prepare: is called before the script is imported and after the judge was made, which must not know of a GPU.
+    """
+    figures: dict[str, Any] = dict.fromkeys(of(kind))
+    figures |= {"error": "", "error_stage": "", "answer": "", "answer_claims": 0, "answer_wrong": 0}
+    figures |= {"warnings": 0} if "warnings" in figures else {}
+    made = Measured(figures)
+    measure = importlib.import_module(f"failurelab_course.labs.checker.kinds.{KINDS[kind]}").measure
+    try:
+        clean, tokenizer = models.load(str(model_path))
+    except models.ModelError as error:
+        made.environment = str(error)
+        return made
+    start = {name: tensor.clone() for name, tensor in clean.state_dict().items()}
+    with judge.start(clean, tokenizer) as scorer, _count_shown(figures):
+        work = Run(model_path, output_dir, trainer_class, figures, clean, tokenizer, scorer, start, torch.save, device)
+        if prepare is not None:
+            prepare()
+        transformers.set_seed(0)
+        before = patched.snapshot()
+        try:
+            try:
+                module = _imported(script)
+                measure(module, work)
+                answer(module, figures)
+            finally:
+                changed = patched.replaced(before)
+            if changed:
+                raise Refused(
+                    f"the script replaced {changed[0]} for the whole process: a lab is repaired in its own script"
+                )
+        except Refused as error:
+            made.refused = str(error)
+        except BaseException as error:  # SystemExit and KeyboardInterrupt of a script are its outcome too
+            if changed:
+                made.refused = f"the script replaced {changed[0]}, and then {work.stage} raised {_named(error)}"
+            figures["error"] = _named(error)
+            figures["error_stage"] = work.stage
+            made.environment = _environment(error, script)
+            made.traceback = "".join(traceback.format_exception(error))
+    return made
+
+
+def answer(module: types.ModuleType, figures: dict[str, Any]) -> None:
+    """Compare the ANSWER that a script gives, if any, with what was measured.
+
+    `ANSWER = {"verdict": "harmless", "tensors_without_gradient": 0}`: a verdict, and figures that support it. A false
+    alarm is answered so: nothing in the training is changed, and why is said in figures that can be wrong.
+
+    Raises:
+        Refused: it is not of this form, or names what is no figure.
+    """
+    given = getattr(module, "ANSWER", None)
+    if given is None:
+        return
+    if not isinstance(given, dict) or "verdict" not in given:
+        raise Refused("ANSWER is a dictionary with a verdict and figures, such as {'verdict': 'broken', 'warnings': 3}")
+    claims = {name: value for name, value in given.items() if name != "verdict" and value is not None}
+    for name, value in claims.items():
+        if name not in figures or isinstance(figures[name], str):
+            raise Refused(f"ANSWER claims {name!r}, which is no figure that this lab measures")
+        if not isinstance(value, int | float):
+            raise Refused(f"ANSWER claims {name} = {value!r}, which is no number")
+    figures["answer"] = str(given["verdict"] or "")
+    figures["answer_claims"] = len(claims)
+    figures["answer_wrong"] = sum(not _agree(value, figures[name]) for name, value in claims.items())
+
+
+def _agree(claimed: float, measured: float | None) -> bool:
+    """Whether two figures are equal to a tenth; counts of 0 must be 0."""
+    return measured is not None and abs(claimed - measured) <= 0.1 * max(abs(measured), abs(claimed))
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_first_line(error)}"
+
+
+def _imported(script: pathlib.Path) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("lab_script", script)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextlib.contextmanager
+def _count_shown(figures: dict[str, Any]) -> Iterator[None]:
+    """Count the warnings that a user would see: the script's own filters, set in the block, take effect."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield
+        finally:
+            if "warnings" in figures:
+                figures["warnings"] = sum(bool(re.search(WARNING, str(warning.message))) for warning in caught)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:500] if lines else ""
+
+
+def _environment(error: BaseException, script: pathlib.Path) -> str:
+    """Return why an error is the machine's or the stack's fault and not the script's, or an empty text."""
+    if isinstance(error, MemoryError):
+        return "this machine has not enough memory for the run"
+    if isinstance(error, torch.OutOfMemoryError):
+        return f"the GPU has not enough free memory for the run: {_first_line(error)}"
+    if isinstance(error, engines.EngineError):
+        return str(error)  # no DeepSpeed, no compiler: raised before the script's own function is called
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return f"this machine has no room for the run: {os.strerror(error.errno)}"
+    if isinstance(error, ImportError):
+        frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        frames = [name for name in frames if not name.startswith("<frozen")]
+        if frames and pathlib.Path(frames[-1]).resolve() != pathlib.Path(script).resolve():
+            return f"the library stack does not import: {_first_line(error)}"
+    return ""

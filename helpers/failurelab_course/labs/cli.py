@@ -1,0 +1,241 @@
+"""The command `failurelab lab`, and the magic `%lab`, which is the same command in a notebook's cell."""
+
+import contextlib
+import json
+import pathlib
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import Annotated, TextIO
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from failurelab import failures as registry
+from failurelab_course import eras
+from failurelab_course.experiments import machine as ran_on
+from failurelab_course.labs import exercise as lab_work
+from failurelab_course.labs import progress as lab_state
+from failurelab_course.labs import report as lab_report
+from failurelab_course.labs import verify as labs
+from failurelab_course.labs.checker import client as check_client
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="The exercises: repair a broken training script.")
+console = Console(highlight=False)
+# A terminal's own colours; in a notebook, which may be light or dark, tones that can be read on both.
+_TONES = {"green": "#23883b", "red": "#dc3d43", "yellow": "#a36a00", "cyan": "#1f7f95"}
+_COLOURS = {name: _TONES[name] if console.is_jupyter else name for name in _TONES}
+_STYLES = {
+    labs.PASS: f"bold {_COLOURS['green']}",
+    labs.FAIL: f"bold {_COLOURS['red']}",
+    labs.ENVIRONMENT: f"bold {_COLOURS['yellow']}",
+    labs.NOT_RUN: f"bold {_COLOURS['cyan']}",
+}
+# Where a learner looks for the next step of a check that could not be asked.
+_DOCTOR = "Next: failurelab doctor"
+_DIFF = {"+": _COLOURS["green"], "-": _COLOURS["red"], "@": _COLOURS["cyan"]}
+
+Name = Annotated[str | None, typer.Argument(help="Number or name; the first that is not solved without.")]
+OneName = Annotated[str, typer.Argument(help="Number or name.")]
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda, cuda:N, or auto: a GPU where there is one, for the labs that use one.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_labs(as_json: Json = False) -> None:
+    """List the labs, and how far you are."""
+    state = lab_state.read(lab_state.default_path())
+    found = labs.find()
+    rows = [(lab, state.get(lab.name, lab_state.Progress())) for lab in found]
+    if as_json:
+        listed = [
+            {"lab": lab.name, "title": lab.title, "failures": lab.failures, "state": progress.words}
+            for lab, progress in rows
+        ]
+        print(json.dumps({"schema": 1, "labs": listed}, indent=1))
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in ("lab", "title", "level", "min", "era", "see", "state"):
+        table.add_column(head, no_wrap=head in ("level", "min", "era"))
+    for lab, progress in rows:
+        style = _COLOURS["green"] if progress.solved else ""
+        hints = f", hints: {progress.hints} of {len(lab.hints)}" if progress.hints else ""
+        notebooks = " ".join(dict.fromkeys(registry.get(id).notebook[:2] for id in lab.failures)) or "-"
+        state_text = Text(progress.words + hints, style)
+        table.add_row(lab.number, lab.title, lab.difficulty, str(lab.minutes), lab.era, notebooks, state_text)
+    console.print(table)
+    solved = sum(bool(progress.solved) for _, progress in rows)
+    console.print("see: the notebooks about its cause", style="dim")
+    console.print(f"{solved} of {len(rows)} solved.", style="bold")
+    if solved < len(rows):
+        lab = lab_work.next_lab(state)
+        console.print(f"Next: edit labs/{lab.name}/train.py, then failurelab lab check {lab.number}")
+
+
+@app.command()
+def check(name: Name = None, device: Device = "cpu", as_json: Json = False) -> None:
+    """Run your train.py, measure it, and say what is still wrong."""
+    lab = _lab(name)
+    device = labs.resolved(device, lab)
+    where = "" if device == "cpu" else f" on {device}"
+    told = f"lab {lab.number}: running labs/{lab.name}/train.py in {lab.era}{where}"
+    with _progress(told, sys.stderr if as_json else None):
+        row = lab_work.check(lab, device)
+    if as_json:
+        print(json.dumps(labs.to_json([row]), indent=1))
+    else:
+        _show(lab, row)
+    raise typer.Exit(lab_work.exit_status(row))
+
+
+@app.command()
+def hint(
+    name: Name = None, again: Annotated[bool, typer.Option("--again", help="Those that you have read.")] = False
+) -> None:
+    """Show the next hint; there are three, each says more."""
+    lab = _lab(name or (_last_touched() if again else None))
+    shown = lab_work.hint(lab, again=again)
+    if len(shown) == len(lab.hints) and not again:
+        console.print(f"Lab {lab.number} is solved: here are all its hints; none is counted.", style="dim")
+    for number, text in shown:
+        console.print(f"Hint {number} of {len(lab.hints)} for lab {lab.number}", style="bold")
+        console.print(Markdown(text))
+    if not shown:
+        console.print(f"No hint for lab {lab.number} was read yet. Next: failurelab lab hint {lab.number}")
+
+
+@app.command()
+def solution(
+    name: OneName, yes: Annotated[bool, typer.Option("--yes", help="Also if the lab is not solved yet.")] = False
+) -> None:
+    """Show what the solution changes, and why."""
+    lab = _lab(name)
+    for line in lab_work.solution(lab, asked=yes).splitlines():
+        # Not wrapped, so that it can be copied.
+        console.print(Text(line, _DIFF.get(line[:1], "")), soft_wrap=True)
+    console.print(f"The whole script: labs/{lab.name}/solution.py")
+
+
+@app.command()
+def reset(name: OneName) -> None:
+    """Make train.py as it was at first; what you wrote is kept beside it."""
+    lab = _lab(name)
+    kept = lab_work.reset(lab)
+    where = f"Yours is kept in labs/{lab.name}/{kept.name}." if kept else "It was unchanged."
+    console.print(f"labs/{lab.name}/train.py is as it was at first. {where}")
+
+
+@app.command()
+def watch(name: Name = None, device: Device = "cpu") -> None:
+    """Check train.py each time you save it, until it passes."""
+    lab = _lab(name)
+    device = labs.resolved(device, lab)
+    try:
+        for row in lab_work.watch(lab, say=console.out, device=device):
+            _show(lab, row)
+    except KeyboardInterrupt:
+        console.print("The watch ended; your script is as you saved it.")
+        raise typer.Exit(1) from None
+    except check_client.EnvironmentBroken as error:
+        console.print(f"{labs.ENVIRONMENT} {error} {_DOCTOR}", style=_STYLES[labs.ENVIRONMENT])
+        raise typer.Exit(3) from None
+
+
+@app.command()
+def report(
+    paths: Annotated[list[pathlib.Path], typer.Argument(help="Learners' labs.json files, or folders of them.")],
+    as_json: Json = False,
+) -> None:
+    """Merge learners' state files: who solved what, with how many hints and wrong fixes, in how many minutes."""
+    found = lab_report.merge(paths)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=1))
+    else:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for head in ("lab", "solved", "hints: learners", "checks", "minutes", "wrong fixes: learners"):
+            table.add_column(head, overflow="fold")
+        touched = [each for each in found.labs if each.learners]
+        for each in touched:
+            hints = "\n".join(f"{count}: {learners}" for count, learners in each.hints.items()) or "-"
+            tried = "\n".join(f"{fix}: {count}" for fix, count in each.wrong_fixes.items()) or "-"
+            medians = ["-" if value is None else f"{value:g}" for value in (each.checks, each.minutes)]
+            seen = f"\n{each.with_solution} saw solution" if each.with_solution else ""
+            table.add_row(each.lab, f"{each.solved} of {each.learners}{seen}", hints, *medians, tried)
+        if touched:
+            console.print(table)
+        console.print(f"{found.files} learners; {len(found.labs) - len(touched)} labs were touched by none of them.")
+        console.print("Hints, checks and minutes are of those who solved the lab; checks and minutes are medians.")
+    for reason in found.left_out:
+        print(f"LEFT OUT {reason}", file=sys.stderr)
+    raise typer.Exit(1 if found.left_out else 0)
+
+
+@contextlib.contextmanager
+def _progress(told: str, file: TextIO | None) -> Iterator[None]:
+    """Say what runs; in a terminal with the seconds that it has taken so far, until it is done."""
+    where = Console(file=file, highlight=False) if file else console
+    if not where.is_terminal:
+        where.out(f"{told}; most take 10 to 30 seconds, those under ZeRO-3 one or two minutes")
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=where, transient=True) as progress:
+        progress.add_task(told, total=None)
+        yield
+
+
+def _last_touched() -> str | None:
+    """Return the lab on which something was last begun, or None."""
+    state = lab_state.read(lab_state.default_path())
+    return max((name for name in state if state[name].started), key=lambda name: state[name].started, default=None)
+
+
+def _lab(name: str | None) -> labs.Lab:
+    if name is None:
+        return lab_work.next_lab(lab_state.read(lab_state.default_path()))
+    return labs.find([name])[0]
+
+
+def _show(lab: labs.Lab, row: labs.Row) -> None:
+    console.print(Text.assemble((row.result, _STYLES.get(row.result, "bold")), f" lab {lab.number}: {row.reason}"))
+    if row.traceback:
+        console.print(row.traceback.rstrip(), style="dim", markup=False)
+    if row.result == labs.PASS:
+        state = lab_state.read(lab_state.default_path())
+        is_last = all(state.get(each, lab_state.Progress()).solved for each in labs.known())
+        console.print(f"Compare with the solution: failurelab lab solution {lab.number}")
+        following = "" if is_last else lab_work.next_lab(state, after=lab.name).number
+        console.print(f"Next: lab {following}" if following else "That was the last: all labs are solved.")
+    elif row.result == labs.FAIL:
+        console.print(f"Stuck? failurelab lab hint {lab.number}", style="dim")
+    elif row.result == labs.ENVIRONMENT:
+        console.print(_DOCTOR)
+
+
+def lab_magic(line: str) -> None:
+    """Run `failurelab lab` in a cell: `%lab check 03`."""
+    words = shlex.split(line)
+    if words[:1] == ["watch"]:
+        print("A watch would hold this notebook. Next: save train.py and run %lab check, or watch in a terminal")
+        return
+    try:
+        app(words, prog_name="%lab", standalone_mode=False)
+    except typer.Exit:
+        pass  # the verdict was printed; a cell has no exit status
+    except (labs.LabError, lab_state.StateError, eras.EraError, ran_on.DeviceError) as error:
+        print(f"ERROR {error}")
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # of a wrong call, as click says it
+            raise
+        print(f"ERROR {error.format_message()} Next: %lab --help")
+
+
+def load_ipython_extension(shell) -> None:
+    """Register `%lab`, at `%load_ext failurelab_course`."""
+    shell.register_magic_function(lab_magic, "line", "lab")

@@ -1,0 +1,197 @@
+"""What a learner does with a lab: check it, take a hint, look at the solution, start over, watch it while editing.
+
+A lab's `train.py` is the learner's to edit. `broken.py` beside it is the same script as it was at first: `verify`
+proves that one, and `reset` copies it back. Nothing here writes to `train.py` but `reset`, which keeps a copy first.
+"""
+
+import ast
+import collections
+import contextlib
+import difflib
+import pathlib
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+
+from failurelab_course.labs import progress as lab_state
+from failurelab_course.labs import verify as labs
+from failurelab_course.labs.definition import Lab, LabError
+
+POLL = 0.3  # seconds between two looks at a file that is watched
+
+
+def next_lab(state: lab_state.State, after: str = "") -> Lab:
+    """Return the next lab that is not solved, the first after the lab `after` if there is one.
+
+    Raises:
+        LabError: all are.
+    """
+    names = labs.known()
+    for name in [*(each for each in names if each > after), *names]:
+        if not state.get(name, lab_state.Progress()).solved:
+            return labs.find([name])[0]
+    raise LabError("all labs are solved. Next: name the one you want to see again, such as 01")
+
+
+def judged(lab: Lab, row: labs.Row) -> labs.Row:
+    """Keep what a check of the learner's script found in the state file, and add what it looks like to the reason."""
+    tried = wrong_fix(lab)
+    with lab_state.change(lab.name) as progress:
+        if not progress.solved and row.result in (labs.PASS, labs.FAIL):
+            progress.checks += 1
+            if row.result == labs.PASS:
+                progress.solved = lab_state.now()
+            elif tried and tried.path.stem not in progress.wrong_fixes:
+                progress.wrong_fixes.append(tried.path.stem)
+    if row.result == labs.FAIL and tried:
+        row.reason += f". This is a repair that many try. {tried.reason}"
+    return row
+
+
+def wrong_fix(lab: Lab) -> "labs.Broken | None":
+    """Return the declared wrong fix that the learner's script holds, if any: its lines, whatever else is there.
+
+    Where it holds several, it is the one that changes most.
+    """
+    try:
+        before, mine = code_parts(lab.original), code_parts(lab.train)
+    except SyntaxError:
+        return None
+    found = []
+    for each in lab.wrong_fixes:
+        there = code_parts(each.path)
+        added, taken = there - before, before - there
+        # What it adds was added, and what it takes away is gone.
+        if added <= mine - before and taken <= before - mine:
+            found.append(((added | taken).total(), each))
+    return max(found, key=lambda pair: pair[0], default=(0, None))[1]
+
+
+def code_parts(path: pathlib.Path) -> collections.Counter[str]:
+    """Return the lines of a script's code and the keyword arguments of its calls, and how often each occurs.
+
+    Comments, docstrings, layout and what runs in a shell alone are left out, so that two scripts can be compared by
+    what they do.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    body = [node for node in tree.body if not (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))]
+    if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]
+    parts: collections.Counter[str] = collections.Counter()
+    for call in (node for part in body for node in ast.walk(part) if isinstance(node, ast.Call)):
+        parts.update(f"{ast.unparse(call.func)}({ast.unparse(keyword)})" for keyword in call.keywords)
+        call.keywords = []
+    text = ast.unparse(ast.Module(body=body, type_ignores=[]))
+    parts.update(line.strip() for line in text.splitlines() if line.strip())
+    return parts
+
+
+def hint(lab: Lab, *, again: bool = False) -> list[tuple[int, str]]:
+    """Return the next hint with its number; all that were read with `again`, and all when the lab is solved.
+
+    A hint counts when it is read before the lab is solved. When none is left, the last is given again.
+    """
+    known = lab_state.read(lab_state.default_path()).get(lab.name, lab_state.Progress())
+    if known.solved or again:  # reading again is no step: nothing is written
+        return list(enumerate(lab.hints if known.solved else lab.hints[: known.hints], start=1))
+    with lab_state.change(lab.name) as progress:
+        progress.hints = min(progress.hints + 1, len(lab.hints))
+        return [(progress.hints, lab.hints[progress.hints - 1])]
+
+
+def solution(lab: Lab, *, asked: bool = False) -> str:
+    """Return what the solution changes, as a unified diff.
+
+    Args:
+        lab: the lab.
+        asked: show it although the lab is not solved; it is noted.
+
+    Raises:
+        LabError: it is not solved and was not asked for.
+    """
+    with lab_state.change(lab.name) as progress:
+        if not progress.solved and not asked:
+            left = len(lab.hints) - progress.hints
+            first = f"failurelab lab hint {lab.number} ({left} left), or " if left else ""
+            raise LabError(
+                f"lab {lab.number} is not solved yet. Next: {first}failurelab lab solution {lab.number} --yes"
+            )
+        progress.solution_seen |= not progress.solved
+    old, new = (path.read_text(encoding="utf-8").splitlines() for path in (lab.original, lab.solution))
+    if new[0].replace(", solved:", ":", 1) == old[0]:
+        new[0] = old[0]  # the title is no repair
+    return "\n".join(difflib.unified_diff(old, new, "broken.py", "solution.py", n=2, lineterm=""))
+
+
+def reset(lab: Lab) -> pathlib.Path | None:
+    """Make `train.py` as it was at first; return where the learner's script is kept, or None if it was unchanged."""
+    kept = None
+    if lab.train.is_file() and lab.train.read_bytes() != lab.original.read_bytes():
+        numbers = (int(found[1]) for path in lab.folder.iterdir() if (found := _BACKUP.fullmatch(path.name)))
+        kept = lab.folder / f"train.backup-{max(numbers, default=0) + 1}.py"
+        shutil.copy2(lab.train, kept)
+    partial = lab.folder / "train.partial"
+    shutil.copyfile(lab.original, partial)
+    partial.replace(lab.train)
+    return kept
+
+
+_BACKUP = re.compile(r"train\.backup-(\d+)\.py")
+
+
+def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator[labs.Row]:
+    """Check `train.py` now and each time it is saved, for one import of its era; yield what is found, up to a PASS.
+
+    On a GPU each check imports anew.
+
+    Raises:
+        LabError: the script is not there when it begins, or the lab does not use this device.
+        EnvironmentBroken: the era cannot be started, or its process ended.
+    """
+    say(f"importing the libraries of {lab.era} ...")
+    with labs.checker(lab, device) as check:
+        seen = None
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # an editor may replace it: look again
+                content = lab.train.read_bytes()
+                if content != seen:
+                    seen = content
+                    say("checking ...")
+                    row = judged(lab, check(lab.train))
+                    yield row
+                    if row.result == labs.PASS:
+                        return
+                    say(f"waiting for a change of labs/{lab.name}/train.py (Ctrl-C ends)")
+            time.sleep(POLL)
+
+
+def check(lab: Lab, device: str = "cpu") -> labs.Row:
+    """Check the learner's script once, and keep what came of it.
+
+    Raises:
+        LabError: the script is not there.
+    """
+    return judged(lab, labs.check(lab, lab.train, device=device))
+
+
+def exit_status(row: labs.Row) -> int:
+    """Return 0 for a PASS, 1 for a FAIL, 3 where the question was not asked: ENVIRONMENT, or NOT RUN."""
+    return {labs.PASS: 0, labs.FAIL: 1}.get(row.result, 3)
+
+
+__all__ = [
+    "check",
+    "code_parts",
+    "exit_status",
+    "hint",
+    "judged",
+    "next_lab",
+    "reset",
+    "solution",
+    "watch",
+    "wrong_fix",
+]

@@ -1,0 +1,141 @@
+"""What a learner has done in the labs, in one small file: `.course/labs.json`, or where FAILURELAB_STATE says.
+
+It holds no code and no name, only counts and times, so that it can be handed to a teacher (`failurelab lab report`).
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from failurelab_course import eras, state_file
+
+SCHEMA = 1
+
+
+class StateError(Exception):
+    """A state file cannot be read; the message names it and the next step."""
+
+
+@dataclasses.dataclass
+class Progress:
+    """One lab, as one learner did it.
+
+    Attributes:
+        started: when it was first touched, ISO 8601 in UTC, or empty.
+        solved: when a check first passed, or empty.
+        checks: how many checks there were up to the first that passed.
+        hints: how many hints were read before it was solved.
+        wrong_fixes: declared wrong fixes that were tried, in order, each once.
+        solution_seen: the solution was looked at before it was solved.
+    """
+
+    started: str = ""
+    solved: str = ""
+    checks: int = 0
+    hints: int = 0
+    wrong_fixes: list[str] = dataclasses.field(default_factory=list)
+    solution_seen: bool = False
+
+    @property
+    def minutes(self) -> float | None:
+        """Minutes from the first touch to the first pass, by the clock; None if it is not solved."""
+        if not self.started or not self.solved:
+            return None
+        started, solved = map(datetime.datetime.fromisoformat, (self.started, self.solved))
+        return (solved - started).total_seconds() / 60
+
+    @property
+    def words(self) -> str:
+        """In a word: what a list shows."""
+        if self.solved:
+            return "solved, the solution was seen" if self.solution_seen else "solved"
+        return f"tried, {self.checks} checks" if self.checks else "begun" if self.started else "-"
+
+
+State = dict[str, Progress]
+
+
+def default_path() -> pathlib.Path:
+    """Return where this learner's state is kept."""
+    named = os.environ.get("FAILURELAB_STATE")
+    return pathlib.Path(named) if named else eras.root() / ".course" / "labs.json"
+
+
+def read(path: pathlib.Path) -> State:
+    """Return the state in a file, by lab; an absent file is an empty one.
+
+    Raises:
+        StateError: it is no state file, or is damaged.
+    """
+    content = state_file.read(path, lambda why: _broken(path, why))
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("labs"), dict):
+        raise _broken(path, f"it is no state file of schema {SCHEMA}")
+    found = {}
+    for name, fields in content["labs"].items():
+        try:
+            found[name] = Progress(**fields)
+        except TypeError as error:
+            raise _broken(path, f"{name} has other fields than a state file") from error
+        if problem := _wrong(found[name]):
+            raise _broken(path, f"{name}: {problem}")
+    return found
+
+
+def _wrong(progress: Progress) -> str:
+    for field in dataclasses.fields(Progress):
+        value = getattr(progress, field.name)
+        kind = list if field.name == "wrong_fixes" else field.type
+        if type(value) is not kind:
+            return f"{field.name} is {value!r}"
+    try:
+        for each in filter(None, (progress.started, progress.solved)):
+            if datetime.datetime.fromisoformat(each).tzinfo is None:
+                return f"{each!r} is a time without a zone"
+    except ValueError:
+        return "a time is not one"
+    return ""
+
+
+def _broken(path: pathlib.Path, problem: str) -> StateError:
+    return StateError(
+        f"{path}: {problem}. Your scripts are not in it, only which labs are solved. Next: move it away, and it is "
+        "begun anew"
+    )
+
+
+@contextlib.contextmanager
+def change(name: str, path: pathlib.Path | None = None) -> Iterator[Progress]:
+    """Give one lab's progress to be changed, and write the file whole when the block is left, error or not.
+
+    Two commands at once do not lose each other's changes: the file is locked meanwhile.
+
+    Raises:
+        StateError: the file is damaged; it is left as it is.
+    """
+    path = path or default_path()
+    with state_file.locked(path):
+        state = read(path)
+        progress = state.setdefault(name, Progress())
+        progress.started = progress.started or now()
+        try:
+            yield progress
+        finally:
+            state_file.write(path, to_json(state))
+
+
+def to_json(state: State) -> str:
+    """Return a state as its file holds it."""
+    labs: dict[str, Any] = {name: dataclasses.asdict(progress) for name, progress in sorted(state.items())}
+    return json.dumps({"schema": SCHEMA, "labs": labs}, indent=1) + "\n"
+
+
+def now() -> str:
+    """Return this moment, in UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,398 @@
+"""Labs: the failures as scripts to repair, each proved in three states.
+
+The broken script must fail for the declared reason, every wrong fix must still fail, each for its own, and the solution
+must heal: what was lost is back, as measured. A script that fails for another reason than declared proves nothing, and
+is reported as such. `failurelab verify` prints the matrix.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from failurelab.failures import predicates
+from failurelab_course import eras, junit
+from failurelab_course.experiments import machine as ran_on
+from failurelab_course.labs import metrics as figures
+from failurelab_course.labs.checker import client as check_client
+from failurelab_course.labs.definition import Broken, Lab, LabError, broken_rules, find, known, load, signature
+
+__all__ = [
+    "Broken",
+    "Lab",
+    "LabError",
+    "Row",
+    "cannot_run",
+    "check",
+    "check_all",
+    "checker",
+    "exit_status",
+    "find",
+    "known",
+    "load",
+    "records",
+    "render",
+    "resolved",
+    "summary",
+    "to_json",
+    "verify",
+]
+PASS, FAIL, ENVIRONMENT, NOT_RUN = "PASS", "FAIL", "ENVIRONMENT", "NOT RUN"
+# Causes stand first in lab.toml; what follows from them need not all be said.
+TOLD = 3
+# Kinds whose script is asked for a trainer; `trainer` of the others names the function that is called.
+_BUILDS_A_TRAINER = ("trainer", "engine", "logits", "launch")
+FORM, BROKEN, WRONG_FIX, RIGHT_FIX, CHECK = "form", "broken", "wrong_fix", "right_fix", "check"
+
+
+@dataclasses.dataclass
+class Row:
+    """What became of one script of a lab.
+
+    Attributes:
+        lab: the lab's name.
+        state: `form` (the rules for all labs), `broken`, `wrong_fix`, `right_fix`, or `check` (a learner's script).
+        script: the file's name in the lab's folder.
+        result: PASS, FAIL, ENVIRONMENT or NOT RUN.
+        reason: why, with the figures that were measured.
+        figures: what was measured; empty where nothing was.
+        seconds: wall-clock.
+        output: the end of what the script printed.
+        traceback: of an error in the script.
+        records: the evidence records, where they were made: one for each tier.
+        device: where it ran, `cpu`, `cuda` or `cuda:N`.
+    """
+
+    lab: str
+    state: str
+    script: str
+    result: str = NOT_RUN
+    reason: str = ""
+    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    output: str = ""
+    traceback: str = ""
+    records: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    device: str = "cpu"
+
+
+@dataclasses.dataclass
+class _Task:
+    lab: Lab
+    path: pathlib.Path
+    row: Row
+    declared: Broken | None = None
+    time_limit: float = 0.0
+
+
+def resolved(device: str, lab: Lab | None = None) -> str:
+    """Return `cpu`, `cuda` or `cuda:N`; of `auto` what is best for the lab: the GPU, if one works and the lab uses it.
+
+    Raises:
+        DeviceError: no such device, or a GPU is asked for and none works.
+    """
+    if device == "cpu" or (device == "auto" and lab is not None and lab.devices == ("cpu",)):
+        return "cpu"
+    return ran_on.describe(device)["device"]
+
+
+def check(lab: Lab, script: pathlib.Path | None = None, *, time_limit: float | None = None, device: str = "cpu") -> Row:
+    """Run one script, by default the learner's train.py; say whether it is healed, or what is still wrong.
+
+    Args:
+        lab: the lab.
+        script: an answer to it.
+        time_limit: seconds; by default the lab's.
+        device: `cpu`, `cuda` or `cuda:N`; see `resolved`.
+
+    Raises:
+        LabError: the script is not there.
+    """
+    return check_all(lab, [script or lab.train], time_limit=time_limit, device=device)[0]
+
+
+def check_all(
+    lab: Lab,
+    scripts: Iterable[pathlib.Path],
+    *,
+    jobs: int = 2,
+    time_limit: float | None = None,
+    device: str = "cpu",
+) -> list[Row]:
+    """Check several scripts as answers to one lab, for one import of its era; return a row for each."""
+    tasks = []
+    for path in map(pathlib.Path, scripts):
+        if not path.is_file():
+            raise LabError(f"{path} is not there, so it cannot be checked. Next: name the script, or reset the lab")
+        row = Row(lab.name, CHECK, path.name, device=device)
+        tasks.append(_Task(lab, path, row, time_limit=time_limit or lab.time_limit))
+    _run(tasks, jobs=jobs, done=lambda row: None)
+    return [task.row for task in tasks]
+
+
+def verify(
+    names: Iterable[str] | None = None,
+    *,
+    jobs: int | None = None,
+    folder: pathlib.Path | None = None,
+    done: Callable[[Row], None] = lambda row: None,
+    device: str = "cpu",
+) -> list[Row]:
+    """Prove labs in three states, and that they keep the rules; return the matrix, a row for each script.
+
+    Args:
+        names: names or numbers of labs; all without.
+        jobs: how many checks at once, each with one thread; by default two, or one on a single core.
+        folder: where the labs are, by default labs/ of the course.
+        done: is called with each row when it is known.
+        device: `cpu`, `cuda`, `cuda:N`, or `auto`: a GPU where there is one, for the labs that use one. A lab that does
+            not use the device named is NOT RUN.
+
+    Raises:
+        LabError: an unknown lab, or one whose lab.toml cannot be read.
+        DeviceError: the device cannot be used.
+    """
+    tasks, matrix = [], []
+    found = find(names, folder)
+    best = resolved(device)
+    for lab in found:
+        here = "cpu" if device == "auto" and lab.devices == ("cpu",) else best
+        problems = broken_rules(lab)
+        form = Row(lab.name, FORM, "lab.toml", FAIL if problems else PASS, "; ".join(problems))
+        matrix.append(form)
+        done(form)
+        scripts = [
+            (BROKEN, lab.broken.path, dataclasses.replace(lab.broken, signature=signature(lab))),
+            *((WRONG_FIX, each.path, each) for each in lab.wrong_fixes),
+            (RIGHT_FIX, lab.solution, None),
+        ]
+        for state, path, declared in scripts:
+            row = Row(lab.name, state, str(path.relative_to(lab.folder)), device=here)
+            matrix.append(row)
+            if path.is_file():
+                tasks.append(_Task(lab, path, row, declared, lab.time_limit))
+            else:
+                row.reason = "the script is missing"
+    _run(tasks, jobs or min(2, os.cpu_count() or 1), done)
+    return matrix
+
+
+def _run(tasks: Sequence[_Task], jobs: int, done: Callable[[Row], None]) -> None:
+    """Run the tasks of each era and device in one server of it, and judge what they measured."""
+    able = []
+    for task in tasks:
+        if reason := cannot_run(task.lab, task.row.device):
+            task.row.reason = reason
+            done(task.row)
+        else:
+            able.append(task)
+    for era, device in dict.fromkeys((task.lab.era, task.row.device) for task in able):
+        here = [task for task in able if (task.lab.era, task.row.device) == (era, device)]
+        waiting = dict(enumerate(here))
+        try:
+            _run_in_era(era, device, waiting, jobs, done)
+        except check_client.EnvironmentBroken as error:
+            for task in waiting.values():
+                task.row.result, task.row.reason = ENVIRONMENT, str(error)
+                done(task.row)
+
+
+def cannot_run(lab: Lab, device: str) -> str:
+    """Return why a lab is NOT RUN on a device, or an empty text."""
+    if device.partition(":")[0] in lab.devices:
+        return ""
+    why = figures.CPU_ONLY.get(lab.kind, "its lab.toml names the devices " + ", ".join(lab.devices))
+    return f"lab {lab.number} is checked on the CPU alone: {why}. Next: --device cpu, or auto"
+
+
+def _run_in_era(era: str, device: str, waiting: dict[int, _Task], jobs: int, done: Callable[[Row], None]) -> None:
+    """Run the tasks in `waiting`, by number, and take each out when it is judged."""
+    needs = sorted({need for task in waiting.values() for need in task.lab.needs})
+    with check_client.start(era, needs, jobs, device=device) as server:
+        _ask(server, waiting, done)
+
+
+def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[[Row], None]) -> None:
+    model = eras.root() / "models" / "tiny-qwen2"
+    for number, task in list(waiting.items()):
+        lab = task.lab
+        missing = [f"{need}: {server.broken[need]}" for need in lab.needs if need in server.broken]
+        if missing:
+            task.row.result, task.row.reason = ENVIRONMENT, f"era {lab.era} does not import {'; '.join(missing)}"
+            done(waiting.pop(number).row)
+            continue
+        server.check(
+            number,
+            task.path,
+            model,
+            lab.trainer,
+            task.time_limit,
+            _record_order(task),
+            kind=lab.kind,
+            memory_limit=lab.memory_limit,
+        )
+    while waiting:
+        answer = server.answer(server.longest(max(task.time_limit for task in waiting.values())))
+        task = waiting.pop(answer["id"])
+        _judge(task, answer)
+        done(task.row)
+
+
+@contextlib.contextmanager
+def checker(lab: Lab, device: str = "cpu") -> Iterator[Callable[[pathlib.Path], Row]]:
+    """Give a function that checks a script, as often as wanted, for one import of the lab's era.
+
+    Raises:
+        EnvironmentBroken: the era cannot be started.
+        LabError: the lab does not use this device.
+    """
+    if reason := cannot_run(lab, device):
+        raise LabError(reason)
+
+    def check_once(script: pathlib.Path) -> Row:
+        task = _Task(lab, script, Row(lab.name, CHECK, script.name, device=device), time_limit=lab.time_limit)
+        _ask(server, {0: task}, done=lambda row: None)
+        return task.row
+
+    with check_client.start(lab.era, list(lab.needs), 1, device=device) as server:
+        yield check_once
+
+
+def _record_order(task: _Task) -> dict[str, str] | None:
+    if task.row.state == CHECK:
+        return None
+    case = f"lab {task.lab.name}: {task.row.script}"
+    source = f"labs/{task.lab.name}"
+    return {"failure": next(iter(task.lab.failures), "ground"), "state": task.row.state, "case": case, "source": source}
+
+
+def _judge(task: _Task, answer: dict[str, Any]) -> None:
+    """Fill in the row: result and reason, from what was measured or how the run ended."""
+    row, lab = task.row, task.lab
+    row.seconds, row.output = answer["seconds"], answer["output"]
+    if "environment" in answer:
+        row.result, row.reason = ENVIRONMENT, answer["environment"]
+        return
+    if "measured" not in answer:
+        row.result, row.reason = FAIL, f"{row.script}: {answer['ended']}"
+        return
+    measured = answer["measured"]
+    row.figures, row.traceback, row.records = measured["figures"], measured["traceback"], measured["records"]
+    if measured["environment"]:
+        row.result, row.reason = ENVIRONMENT, measured["environment"]
+        return
+    wrong = _wrong(lab, row.figures, measured["refused"])
+    if task.declared is None:
+        row.result = FAIL if wrong else PASS
+        row.reason = wrong or "; ".join(each.told(row.figures) for each in lab.healthy if each.when_holds)
+    else:
+        row.result, row.reason = _judge_declared(task.declared, row, wrong, measured["refused"])
+
+
+def _wrong(lab: Lab, figures: dict[str, Any], refused: str) -> str:
+    """Return what is wrong with a run, led by what seems right and is no repair; empty if it is healed."""
+    if refused:
+        return refused
+    if figures["error"]:
+        where = {
+            "import": "importing the script",
+            "build": "build_trainer" if lab.kind in _BUILDS_A_TRAINER else lab.trainer,
+            "train": "training",
+            "measure": "measuring",
+        }
+        return f"{where[figures['error_stage']]} raised {figures['error']}"
+    unmet = predicates.failing(lab.healthy, figures)
+    if not unmet:
+        return ""
+    seems_right = [note.told(figures) for note in lab.notes if note.holds(figures)]
+    wrong = "; ".join(each.told(figures) for each in unmet[:TOLD])
+    return f"{' and '.join(seems_right)}, but {wrong}" if seems_right else wrong
+
+
+def _judge_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tuple[str, str]:
+    """Judge a script that must fail for its declared reason."""
+    if not wrong:
+        solved = "it is already solved" if row.state == BROKEN else "this fix heals, it is no wrong one"
+        return FAIL, f"{row.script}: {solved}: every healthy figure holds"
+    about_error = any(predicate.figure == "error" for predicate in declared.signature)
+    unmet = [] if refused else predicates.failing(declared.signature, row.figures)
+    if refused or unmet or (row.figures["error"] and not about_error):
+        not_so = ", ".join(f"{each} ({predicates.shown(row.figures[each.figure])})" for each in unmet)
+        return FAIL, f"fails for another reason than declared: {wrong}. Declared, and not so: {not_so or 'no error'}"
+    return PASS, f"fails as declared: {wrong}. {declared.reason}"
+
+
+def exit_status(matrix: Iterable[Row]) -> int:
+    """Return 1 if a row failed; else 3 if the environment broke one, or if no script passed at all; else 0."""
+    matrix = list(matrix)
+    results = [row.result for row in matrix]
+    if FAIL in results:
+        return 1
+    ran_well = any(row.result == PASS and row.state != FORM for row in matrix)
+    return 0 if ran_well and ENVIRONMENT not in results else 3
+
+
+def summary(matrix: Iterable[Row]) -> str:
+    """Return one line with its denominators: `3 labs: 12 of 14 PASS, 1 FAIL, 1 NOT RUN`."""
+    matrix = list(matrix)
+    counts = {result: sum(row.result == result for row in matrix) for result in (PASS, FAIL, ENVIRONMENT, NOT_RUN)}
+    others = "".join(f", {count} {result}" for result, count in counts.items() if count and result != PASS)
+    ran_on = {row.device.partition(":")[0] for row in matrix if row.state != FORM and row.result != NOT_RUN}
+    where = "" if ran_on <= {"cpu"} else f", on {' and '.join(sorted(ran_on))}"
+    return f"{len({row.lab for row in matrix})} labs: {counts[PASS]} of {len(matrix)} PASS{others}{where}"
+
+
+def to_json(matrix: Iterable[Row]) -> dict[str, Any]:
+    """Return the matrix as JSON can hold it."""
+    matrix = list(matrix)
+    return {
+        "schema": 1,
+        "summary": summary(matrix),
+        "exit_status": exit_status(matrix),
+        "rows": [{key: _plain(value) for key, value in dataclasses.asdict(row).items()} for row in matrix],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a figure as strict JSON holds it: NaN and infinities as text."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return str(value) if isinstance(value, float) and value - value != 0 else value
+
+
+def cases(matrix: Iterable[Row]) -> list[junit.Case]:
+    """Return the matrix as test cases for a CI system, a suite for each lab."""
+    return [
+        junit.Case(row.lab, f"{row.state}: {row.script}", row.result, row.reason, row.seconds, row.output)
+        for row in matrix
+    ]
+
+
+def records(matrix: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return the evidence records of a matrix."""
+    return [record for row in matrix for record in row.records]
+
+
+def render(matrix: Iterable[Row]) -> Any:
+    """Return the matrix for a terminal: the table, then what was measured in each run, then the denominators."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    matrix = list(matrix)
+    styles = {PASS: "green", FAIL: "bold red", ENVIRONMENT: "yellow", NOT_RUN: "cyan"}
+    words = {FORM: "form", BROKEN: "broken", WRONG_FIX: "wrong fix", RIGHT_FIX: "right fix", CHECK: "check"}
+    table = Table("state", "script", "result", "seconds")
+    told = []
+    for name in dict.fromkeys(row.lab for row in matrix):
+        table.add_section()
+        table.add_row("", Text(name, "bold"))
+        for row in (each for each in matrix if each.lab == name):
+            script = row.script.removeprefix("wrong_fixes/")
+            seconds = f"{row.seconds:.0f}" if row.seconds else "-"
+            table.add_row(words[row.state], script, Text(row.result, styles[row.result]), seconds)
+            if row.reason:
+                told.append(Text.assemble((f"{name[:2]} {script} ", "bold"), row.reason))
+    return Group(table, *told, Text(summary(matrix), "bold"))

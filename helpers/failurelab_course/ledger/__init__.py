@@ -1,0 +1,1 @@
+"""What runs measured, kept in ledgers under evidence/, and the tables and pictures made from them."""

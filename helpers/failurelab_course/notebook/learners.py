@@ -1,0 +1,65 @@
+"""Which model a notebook shows learning with: the one that is asked for, if it can learn the course's task.
+
+A reward curve says something of a failure only where a healthy run would climb. So a model is asked before it is
+trained, and a notebook does not pass by curves of a model that could not have learned.
+"""
+
+import pathlib
+
+from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import models, shapes
+from failurelab_course.notebook import display as notebook
+
+_LEARNS = (0.05, 0.9)  # sampled accuracy on the sums; below, most groups of eight completions have no reward at all
+
+
+def choose(model: str, *, device: str = "cpu", seed: int = 0, plain: bool = False, instead: bool = False) -> str:
+    """Return the model that a notebook shows learning with, and say so where it is another one than asked for.
+
+    GRPO raises the probability of what was rewarded: a model that is never right has nothing to learn from, one that is
+    always right nothing to gain. `random-0.5b` knows nothing, so `tiny` takes its place. A folder's or the hub's model
+    is asked the sums first.
+
+    Args:
+        model: as given to the notebook.
+        device: where it is asked.
+        seed: of its sampled answers.
+        plain: ask in the small model's form, `3+4=`, even if the model has a chat template.
+        instead: let `tiny` take the place of a model that cannot be used, too; for a notebook that shows more.
+
+    Raises:
+        ModelError: the model cannot be loaded.
+        NotRun: it cannot learn this task, and `instead` is False.
+    """
+    if tiers.learner(model) != model:
+        print(f"{model} has random weights: learning is shown with the small model, {tiers.learner(model)}")
+    if model in models.NAMES:
+        return tiers.learner(model)
+    able = models.accuracy(
+        *models.load(model, device=device), sampled=True, seed=seed, prompts=models.sums() if plain else None
+    )
+    if _LEARNS[0] <= able <= _LEARNS[1]:
+        return model
+    found = f"{pathlib.Path(model).name} answers {able:.0%} of the sums right when it samples, and GRPO needs something"
+    found += " to reinforce" if able < _LEARNS[0] else " to gain"
+    if not instead:
+        notebook.not_run(
+            f"{found}: learning cannot be shown with it. Next: --model tiny, or a model that gets 5% to 90% right"
+        )
+    print(f"{found}: learning is shown with the small model, tiny")
+    return "tiny"
+
+
+def qwen2(model: str) -> str:
+    """Return the model that is trained where nothing need be learned, for a notebook that needs a Qwen2's own layers.
+
+    Raises:
+        ModelError: the model is unknown or cannot be read.
+        NotRun: it is of another family, or has sliding-window attention, which the Llama beside it has not.
+    """
+    trained = tiers.learner(model)
+    found = shapes.config(trained)
+    if found.model_type != "qwen2" or getattr(found, "use_sliding_window", False):
+        kind = f"{found.model_type} model" if found.model_type != "qwen2" else "Qwen2 with sliding-window attention"
+        notebook.not_run(f"{pathlib.Path(model).name} is a {kind}, and a plain Qwen2 is compared with a Llama here")
+    return trained

@@ -1,0 +1,158 @@
+"""`%%era NAME`: run a notebook's cell in another library stack.
+
+A failure is shown in the versions that had it, and beside it what today's do: two library stacks cannot be imported
+into one process, and two notebooks would tear the story apart. So the cell runs in a kernel of that era, which stays
+alive between cells, and its text, results, pictures and errors come back as if run here:
+
+    %load_ext failurelab_course.notebook.magics
+
+    %%era trl-0.14 -i steps -o rewards
+    ...
+
+`%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that takes
+seconds; `%era_stop NAME ...` ends them. No kernel outlives the notebook's own, however that ends: see `era_kernel`.
+An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it.
+"""
+
+import atexit
+import os
+from collections.abc import Iterable
+
+from IPython import get_ipython
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from failurelab_course import eras
+from failurelab_course.notebook.kernel import EraKernel
+from failurelab_course.notebook.kernel_output import EraCellError, EraInterrupted, EraKernelDied, EraMagicError
+
+__all__ = [
+    "EraCellError",
+    "EraInterrupted",
+    "EraKernel",
+    "EraKernelDied",
+    "EraMagicError",
+    "EraMagics",
+    "kernel",
+    "load_ipython_extension",
+    "register",
+    "start",
+    "stop",
+]
+
+# A forked child has its parent's objects, and must not end its parent's kernels: so the process id is in the key.
+_kernels: dict[tuple[int, str], EraKernel] = {}
+
+
+def kernel(name: str) -> EraKernel:
+    """Return this process's kernel of an era, which starts at its first use.
+
+    Raises:
+        eras.EraError: there is no such era, or it has not been made.
+    """
+    key = (os.getpid(), name)
+    if key not in _kernels:
+        _kernels[key] = EraKernel(name)
+    return _kernels[key]
+
+
+def start(*names: str) -> None:
+    """Start kernels of these eras in the background, and import trl's GRPOTrainer there; return at once."""
+    for each in [kernel(name) for name in names]:
+        each.start(preload=True)
+
+
+@atexit.register
+def stop(*names: str) -> None:
+    """End the kernels of these eras, of all eras without a name."""
+    for name in names:
+        eras.find(name, ready=False)
+    for (process, name), each in list(_kernels.items()):
+        if process == os.getpid() and (not names or name in names):
+            each.stop()
+
+
+@magics_class
+class EraMagics(Magics):
+    """`%%era`, `%era_start` and `%era_stop`."""
+
+    @magic_arguments()
+    @argument("name", help="the era: a pinned library stack, as `failurelab eras list` names them")
+    @argument("-i", "--input", action="append", default=[], help="variables to take there: a,b or -i a -i b")
+    @argument("-o", "--output", action="append", default=[], help="variables to bring back: c,d or -o c -o d")
+    @needs_local_scope
+    @cell_magic
+    def era(self, line: str, cell: str, local_ns: dict | None = None) -> None:
+        """Run the cell in an era's kernel, which stays alive between cells.
+
+        Values travel as JSON: numbers (NaN and infinities too), strings, booleans, None, lists and dictionaries of
+        these with strings as keys; a tuple becomes a list.
+        """
+        asked = _parse(self.era, line)
+        variables = self.shell.user_ns | (local_ns or {})
+        send = {name: variables.get(name) for name in _names("-i", asked.input)}
+        fetch = _names("-o", asked.output)
+        for name in send:
+            if name not in variables:
+                raise EraMagicError(f"-i: {name} does not exist here. Next: assign it in a cell before this one.")
+        # Lines are counted as in the notebook's cell, so that a traceback names the line that its reader sees. A magic
+        # must stay first.
+        code = cell if cell.lstrip().startswith("%%") else f"# %%era {line}\n{cell}"
+        self.shell.push(_kernel(asked.name).run(code, send, fetch))
+
+    @magic_arguments()
+    @argument("names", nargs="+", help="eras whose kernels are started")
+    @line_magic
+    def era_start(self, line: str) -> None:
+        """Start kernels in the background, and import trl's GRPOTrainer there while the notebook goes on."""
+        for each in [_kernel(name) for name in _parse(self.era_start, line).names]:
+            each.start(preload=True)
+
+    @magic_arguments()
+    @argument("names", nargs="*", help="eras whose kernels are ended; all, if none is named")
+    @line_magic
+    def era_stop(self, line: str) -> None:
+        """End kernels of eras and every process they have started; their variables are lost."""
+        try:
+            stop(*_parse(self.era_stop, line).names)
+        except eras.EraError as error:
+            raise EraMagicError(str(error)) from None
+
+
+def _parse(magic, line: str):
+    # IPython would print a UsageError without publishing an error: papermill and nbval look for one.
+    try:
+        return parse_argstring(magic, line)
+    except UsageError as error:
+        names = ", ".join(each.name for each in eras.known())
+        raise EraMagicError(f"{error}. The eras are {names}; for the options: %{magic.__name__}?") from None
+
+
+def _kernel(name: str) -> EraKernel:
+    try:
+        return kernel(name)
+    except eras.EraError as error:
+        raise EraMagicError(str(error)) from None
+
+
+def _names(option: str, given: Iterable[str]) -> list[str]:
+    """Split the values of -i or -o at their commas."""
+    names = [name for value in given for name in value.split(",") if name]
+    for name in names:
+        if not name.isidentifier():
+            raise EraMagicError(
+                f"{option}: {name!r} is not a variable's name. Next: name variables, as in {option} a,b"
+            )
+    return list(dict.fromkeys(names))
+
+
+def register() -> None:
+    """Make the magics known to the IPython that runs this; without one, do nothing."""
+    if get_ipython() is not None:
+        load_ipython_extension(get_ipython())
+
+
+def load_ipython_extension(ipython) -> None:
+    """Make the magics known: `%load_ext failurelab_course.notebook.magics`."""
+    ipython.register_magics(EraMagics)

@@ -1,0 +1,386 @@
+"""The notebook contract: what every notebook of the course holds to, checked without running it.
+
+A notebook in git must tell its whole story on the web, run the same under papermill and nbval, and give the same file
+when its outputs are made again. Each rule here stands against something that was seen to break one of these: nbval
+takes a cell tagged `raises-exception` or a crash under rich's traceback for a pass, papermill runs a `!` line that
+fails, a path or a duration in an output differs on the next machine. `check` returns what is violated.
+"""
+
+import ast
+import dataclasses
+import itertools
+import pathlib
+import re
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from failurelab_course.notebook import predictions
+from failurelab_course.runs.stored import (
+    CHECKED,
+    KERNELSPEC,
+    checked_cells,
+    declared_parameters,
+    normalise,
+    output_texts,
+    read,
+    tags,
+)
+
+# The fast CPU tier: only papermill injects other values, so these defaults are what a reader runs.
+DEFAULTS = {"device": "cpu", "model": "tiny", "seed": 0}
+LINE, CELL, USUAL_CELL, MEDIAN = 79, 40, 24, (2, 8)
+IMAGE_BYTES = 200_000
+CARD = ("What breaks", "Difficulty", "Minutes", "Hardware", "Eras", "Upstream")
+
+
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """One breach: the rule's name, the cell's place in the notebook (from 1; 0 is the notebook itself), and why."""
+
+    rule: str
+    cell: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {f'cell {self.cell}: ' if self.cell else ''}{self.message}"
+
+
+class _View:
+    """A notebook as the rules look at it: `code` and `markdown` are pairs of a cell's place and the cell."""
+
+    def __init__(self, path: pathlib.Path, notebook: Any):
+        self.name, self.notebook = path.stem, notebook
+        self.cells = list(enumerate(notebook.cells, 1))
+        self.code = [(n, cell) for n, cell in self.cells if cell.cell_type == "code" and cell.source.strip()]
+        self.markdown = [(n, cell) for n, cell in self.cells if cell.cell_type == "markdown"]
+
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """Yield every text in the stored outputs; HTML without its tags."""
+        for number, cell in self.code:
+            for output in cell.outputs:
+                yield from ((number, text) for text in output_texts(output))
+
+    def python(self) -> Iterator[tuple[int, str]]:
+        """Yield each cell's code as Python: magics and `!` become calls; the body of a cell magic comes by itself."""
+        from IPython.core.inputtransformer2 import TransformerManager
+
+        for number, cell in self.code:
+            source = cell.source
+            if source.startswith("%%"):
+                head, _, source = source.partition("\n")
+                yield number, TransformerManager().transform_cell(head + "\n")
+            yield number, TransformerManager().transform_cell(source)
+
+
+Found = Iterator[tuple[int, str]]
+RULES: dict[str, Callable[[_View], Found]] = {}
+
+
+def _rule(function: Callable[[_View], Found]) -> Callable[[_View], Found]:
+    RULES[function.__name__.strip("_").replace("_", "-")] = function
+    return function
+
+
+def check(path: pathlib.Path | str) -> list[Violation]:
+    """Return every violation of the contract in the notebook at `path`; an unreadable file is one."""
+    path = pathlib.Path(path)
+    try:
+        notebook = read(path)
+    except ValueError as error:
+        return [Violation("format", 0, str(error))]
+    view = _View(path, notebook)
+    return [Violation(name, cell, text) for name, rule in RULES.items() for cell, text in rule(view)]
+
+
+def _calls(source: str) -> Iterator[ast.Call]:
+    try:
+        yield from (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    except SyntaxError:
+        return  # the rule `syntax` tells
+
+
+# How it runs
+
+
+@_rule
+def _kernel(view: _View) -> Found:
+    name = view.notebook.metadata.get("kernelspec", {}).get("name")
+    if name != KERNELSPEC["name"]:
+        yield 0, f"the kernel is {name!r}, which only its author's machine has; commit python3"
+
+
+@_rule
+def _syntax(view: _View) -> Found:
+    for number, source in view.python():
+        try:
+            ast.parse(source)
+        except SyntaxError as error:
+            yield number, f"this is no Python: {error.msg}"
+
+
+@_rule
+def _parameters(view: _View) -> Found:
+    tagged = [(number, cell) for number, cell in view.code if "parameters" in tags(cell)]
+    if len(tagged) != 1:
+        yield 0, f"{len(tagged)} cells are tagged `parameters`, papermill needs exactly one"
+        return
+    number, cell = tagged[0]
+    try:
+        declared = declared_parameters(cell.source)
+    except SyntaxError:
+        return  # the rule `syntax` tells
+    for name, value in DEFAULTS.items():
+        if name not in declared:
+            yield number, f"parameter {name} is not declared; it is {name} = {value!r}"
+        elif declared[name] != value or type(declared[name]) is not type(value):
+            yield number, f"{name} = {declared[name]!r}, but a reader runs the fast CPU tier: {name} = {value!r}"
+
+
+@_rule
+def _setup(view: _View) -> Found:
+    after = itertools.dropwhile(lambda pair: "parameters" not in tags(pair[1]), view.code)
+    number, cell = next(itertools.islice(after, 1, None), (0, None))
+    calls = [call for call in _calls(cell.source) if ast.unparse(call.func) == "notebook.setup"] if cell else []
+    if not any(k.arg == "seed" and ast.unparse(k.value) == "seed" for call in calls for k in call.keywords):
+        yield number, "the first cell after the parameters does not call notebook.setup(seed=seed)"
+
+
+@_rule
+def _unseeded(view: _View) -> Found:
+    sources = ("default_rng", "Random", "RandomState", "SystemRandom", "seed", "urandom")
+    for number, source in view.python():
+        for call in _calls(source):
+            name = ast.unparse(call.func).rpartition(".")[2]
+            if name in sources and (name == "urandom" or not (call.args or call.keywords)):
+                yield number, f"`{ast.unparse(call)}` takes its seed from the machine: every run differs"
+
+
+@_rule
+def _raises_exception(view: _View) -> Found:
+    for number, cell in view.code:
+        tagged = {"raises-exception", "nbval-raises-exception"} & set(tags(cell))
+        if tagged or re.search(r"^\s*#\s*NBVAL_RAISES_EXCEPTION", cell.source, re.MULTILINE):
+            yield number, "nbval takes any failure here for a pass, papermill none: use expect.expect_failure"
+
+
+@_rule
+def _rich_traceback(view: _View) -> Found:
+    for number, cell in view.code:
+        if re.search(r"rich\.traceback|from\s+rich\s+import\s+.*\btraceback", cell.source):
+            yield number, "under rich's traceback nbval takes a crashed cell for a pass"
+
+
+@_rule
+def _shell(view: _View) -> Found:
+    magics = ("pip", "conda", "mamba", "uv", "bash", "sh", "script", "system", "sx", "cmd", "perl", "ruby")
+    for number, source in view.python():
+        for call in _calls(source):
+            text = ast.unparse(call.func)
+            magic = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+            if text in ("get_ipython().system", "get_ipython().getoutput", "os.system"):
+                yield number, "a shell line that fails passes unseen; use subprocess.run(..., check=True)"
+            elif text.startswith("get_ipython().run_") and magic in magics:
+                yield number, f"the magic {magic} changes the machine, or hides a failure; eras hold the libraries"
+
+
+@_rule
+def _skip_tags(view: _View) -> Found:
+    for number, cell in view.code:
+        comment = re.search(r"^\s*#\s*NBVAL_SKIP\s*$", cell.source, re.MULTILINE)
+        if ("skip-execution" in tags(cell)) != ("nbval-skip" in tags(cell) or bool(comment)):
+            yield number, "skipped by one tool only: papermill heeds skip-execution, nbval nbval-skip; set both"
+
+
+@_rule
+def _display_id(view: _View) -> Found:
+    for number, cell in view.code:
+        if re.search(r"display_id\s*=|update_display\(|clear_output\(|%matplotlib\s+(widget|notebook)", cell.source):
+            yield number, "an output that changes after it was shown cannot be compared"
+
+
+# What is stored
+
+
+@_rule
+def _outputs(view: _View) -> Found:
+    expected = 1
+    for number, cell in view.code:
+        if "skip-execution" in tags(cell):
+            continue
+        if cell.execution_count is None:
+            yield number, "it was not run: a reader on the web sees no outcome. Next: failurelab outputs"
+            return
+        if cell.execution_count != expected:
+            yield number, f"it ran as In [{cell.execution_count}], in its place comes {expected}: run out of order"
+            return
+        expected += 1
+
+
+@_rule
+def _error_output(view: _View) -> Found:
+    for number, cell in view.code:
+        for output in cell.outputs:
+            if output.output_type == "error":
+                yield number, f"a stored {output.ename}: an expected failure ends in expect.expect_failure"
+
+
+@_rule
+def _stderr(view: _View) -> Found:
+    for number, cell in view.code:
+        if any(output.output_type == "stream" and output.name == "stderr" for output in cell.outputs):
+            yield number, "notices on stderr differ by machine; where a warning is the subject, count and print it"
+
+
+def _no(pattern: str, why: str) -> Callable[[_View], Found]:
+    compiled = re.compile(pattern, re.IGNORECASE)
+
+    def rule(view: _View) -> Found:
+        for number, text in view.texts():
+            if match := compiled.search(text):
+                yield number, f"{match.group().strip()!r} {why}"
+
+    return rule
+
+
+_UNITS = r"s|secs?|seconds?|ms|milliseconds?|µs|us|ns|min|mins|minutes?|h|hours?"
+RULES["timing"] = _no(
+    rf"\b\d+(\.\d+)?\s?({_UNITS})\b|\b[sh]/it\b|runtime\b|_per_second|\b(wall|cpu) times?\b|\b\d\d?:\d\d:\d\d\b",
+    "is a duration or a time of day: it differs on every run",
+)
+RULES["path"] = _no(
+    r"(?<![\w.:/<)])/[\w.+-]+(/[\w.+@-]+)+|(?<!\w)~/\w|\b[A-Z]:\\\w|site-packages|\.venv/|ipykernel_\d+",
+    "is a path of one machine",
+)
+RULES["address"] = _no(r"\b0x[0-9a-f]{6,}\b", "is an address in memory: it differs on every run")
+RULES["progress-bar"] = _no(r"\r|\d+%\|| it/s\b|[█▏▎▍▌▋▊▉━]{3}", "is a progress bar: it cannot be compared")
+
+
+@_rule
+def _widget(view: _View) -> Found:
+    for number, cell in view.code:
+        for output in cell.outputs:
+            if any("widget" in kind or kind == "application/javascript" for kind in output.get("data", {})):
+                yield number, "a widget is empty on the web, and its model id is random"
+
+
+@_rule
+def _metadata(view: _View) -> Found:
+    tidy = normalise(view.notebook)
+    if len(tidy.cells) != len(view.notebook.cells):
+        yield 0, "a cell that papermill injected is stored. Next: failurelab outputs"
+        return
+    if tidy.metadata.get("language_info") != view.notebook.metadata.get("language_info") or set(tidy.metadata) != set(
+        view.notebook.metadata
+    ):
+        yield 0, "the notebook's metadata are not those stored by failurelab outputs"
+    for (number, cell), kept in zip(view.cells, tidy.cells):
+        stored = [output.get("metadata") for output in cell.get("outputs", [])]
+        if cell.metadata != kept.metadata or (
+            len(kept.get("outputs", [])) == len(stored)
+            and stored != [o.get("metadata") for o in kept.get("outputs", [])]
+        ):
+            yield number, "it has metadata beside tags and alt texts (timings, say). Next: failurelab outputs"
+
+
+# What a reader sees
+
+
+@_rule
+def _line_length(view: _View) -> Found:
+    for number, cell in view.code:
+        longest = max(cell.source.splitlines(), key=len)
+        if len(longest) > LINE:
+            yield number, f"a line of {len(longest)} characters scrolls sideways; at most {LINE}"
+
+
+def _lines(cell: Any) -> int:
+    return sum(bool(line.strip()) for line in cell.source.splitlines())
+
+
+@_rule
+def _cell_length(view: _View) -> Found:
+    for number, cell in view.code:
+        if _lines(cell) > CELL:
+            yield number, f"{_lines(cell)} lines of code; one idea a cell, at most {CELL}"
+
+
+@_rule
+def _cell_lengths(view: _View) -> Found:
+    lengths = [_lines(cell) for _, cell in view.code] or [0]
+    usual = sum(length <= USUAL_CELL for length in lengths)
+    if usual < 0.9 * len(lengths):
+        yield 0, f"{usual} of {len(lengths)} code cells have at most {USUAL_CELL} lines; 9 of 10 should"
+    if not MEDIAN[0] <= statistics.median(lengths) <= MEDIAN[1]:
+        yield 0, f"the median code cell has {statistics.median(lengths):g} lines; {MEDIAN[0]} to {MEDIAN[1]} read well"
+
+
+@_rule
+def _image(view: _View) -> Found:
+    for number, cell in view.code:
+        for output in cell.outputs:
+            for kind, data in output.get("data", {}).items():
+                if not kind.startswith("image/"):
+                    continue
+                alt = output.metadata.get(kind, {}).get("alt", "")
+                if len(alt.split()) < 3:
+                    yield number, "a picture without a text that says what it shows: notebook.show(figure, alt=...)"
+                if len(data) > IMAGE_BYTES:
+                    yield number, f"a picture of {len(data)} bytes, at most {IMAGE_BYTES}: fewer points, or smaller"
+
+
+@_rule
+def _card(view: _View) -> Found:
+    first = view.notebook.cells[0] if view.notebook.cells else None
+    if first is None or first.cell_type != "markdown" or not first.source.startswith("# "):
+        yield 1, "the first cell is no card: a title (`# ...`), then what a reader needs to choose this notebook"
+        return
+    for field in CARD:
+        if not re.search(rf"^\W*{field}\b[^|:\n]*[|:][^\w★\n]*[\w★]", first.source, re.MULTILINE | re.IGNORECASE):
+            yield 1, f"the card does not say: {field}"
+
+
+@_rule
+def _prediction(view: _View) -> Found:
+    places = [n for n, cell in view.markdown if re.search(r"^[\W_]*predict", cell.source, re.MULTILINE | re.IGNORECASE)]
+    if not view.name.startswith("00") and not any(place < number for place in places for number, _ in view.code):
+        yield 0, "no prediction is asked before a run: a markdown line that starts with Predict"
+
+
+@_rule
+def _announced(view: _View) -> Found:
+    for number, cell in view.markdown:
+        if match := re.search(r"^([^|`\n]*:)\s*\n\n#+ ", cell.source, re.MULTILINE):
+            yield number, f"{match[1][-40:]!r} announces something, and a heading follows: its cell is missing"
+
+
+@_rule
+def _questions(view: _View) -> Found:
+    yield from predictions.slips(view.name, ((number, cell.source) for number, cell in view.code))
+    for number, text in view.texts():
+        if "You said “" in text:
+            yield number, "what a learner predicted is stored. Next: failurelab outputs"
+
+
+@_rule
+def _checked(view: _View) -> Found:
+    cells = checked_cells(view.notebook)
+    if not cells:
+        yield 0, f"nbval would compare nothing: no cell says # {CHECKED}"
+    for number, cell in cells:
+        if not cell.outputs:
+            yield number, f"# {CHECKED}, but no output is stored: nothing is compared"
+
+
+@_rule
+def _verdict(view: _View) -> Found:
+    if not any("verdict_table(" in cell.source for _, cell in checked_cells(view.notebook)):
+        yield 0, f"no verdict table: a cell with # {CHECKED} that calls notebook.verdict_table"
+
+
+@_rule
+def _checked_floats(view: _View) -> Found:
+    for number, cell in checked_cells(view.notebook):
+        for text in itertools.chain.from_iterable(map(output_texts, cell.outputs)):
+            if match := re.search(r"\b\d+\.\d{3,}|\b\d(\.\d+)?e[-+]?\d", text):
+                yield number, f"{match.group()} is compared, and such digits vary by processor: compare a verdict"

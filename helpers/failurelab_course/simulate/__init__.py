@@ -1,0 +1,1 @@
+"""The simulated node of the labs."""

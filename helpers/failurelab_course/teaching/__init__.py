@@ -1,0 +1,1 @@
+"""For a teacher: slides, and a class on one server."""
