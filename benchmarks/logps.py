@@ -29,6 +29,7 @@ import statistics
 import time
 from collections.abc import Callable
 
+import arithmetic
 import torch
 from logps_ways import (
     CARD_SHAPES,
@@ -49,7 +50,6 @@ from logps_ways import (
 from failurelab import logits
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import observe
-from failurelab_course.simulate import by_hand as arithmetic
 
 MIB = 2**20
 WARM_UP = {"cpu": 1, "cuda": 3}

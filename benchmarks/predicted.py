@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 
+import arithmetic
 import torch
 import transformers
 from predicted_steps import HALF_BILLION, Case, step, trained
@@ -27,7 +28,6 @@ from failurelab.placement import native
 from failurelab.simulate import backend as simulate
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import observe
-from failurelab_course.simulate import by_hand as arithmetic
 
 MIB = 2**20
 NOT_RUN = 4  # the exit status that `failurelab evidence record` takes for it

@@ -8,7 +8,6 @@ from tests.cli.benchmark_scripts import load
 
 from failurelab.simulate import gpu_workspace as simulated_kernels
 from failurelab_course.ledger import not_run
-from failurelab_course.simulate import by_hand as arithmetic
 
 SHAPE = {
     "vocab_size": 30_000,
@@ -109,8 +108,9 @@ def test_a_torch_that_cannot_simulate_is_not_run(predicted, monkeypatch, capsys)
     assert (capsys.readouterr().out, ended.value.code) == (said, 4)
 
 
-def test_weights_by_hand():
+def test_weights_by_hand(predicted):
     """Qwen2-0.5B has 494,032,768 parameters (its model card); in 4 bit the layers take a little over half a byte."""
+    arithmetic = predicted.arithmetic
     sizes = arithmetic.Sizes(896, 4864, 128, 24, 151_936, element=2)
     assert arithmetic.weights(sizes) == 2 * 494_032_768
     saved = arithmetic.weights(sizes) - arithmetic.four_bit_weights(sizes)

@@ -3,8 +3,8 @@
 What goes wrong: a run ends out of memory after an hour, and nobody had asked what it needs. Each function here is one
 question, answered by multiplication; `step` puts the answers together at the moments of a step at which much is held.
 It knows Qwen2 and Llama (RMSNorm, gated MLP, grouped keys), a fused attention kernel, and a softmax in float32; it does
-not know temporary results of a few rows, nor adapters. `simulate.peak_memory` counts them; the course holds both
-against what a device says.
+not know temporary results of a few rows, nor adapters. `simulate.peak_memory` counts them; `predicted.py` holds
+both against what a device says.
 
 All sizes are bytes; `element` is those of a number of weights and activations, 4 in float32 and 2 in bfloat16.
 """
