@@ -31,13 +31,17 @@ TIMED = {"seconds": 0.0125, "time_to_kept": 1.5, "peak_mib": 300.4, "memory_to_k
 
 
 def test_what_the_ledger_says_of_predictions():
-    """Every case was measured, and the simulation is within a twentieth; nothing of it is called simulated."""
+    """Every case was measured, and the simulation is within a twentieth; nothing of it is called simulated.
+
+    What a CPU holds for a bfloat16 product is a matter of the processor, so that no prediction is held against it.
+    """
     made = [each for each in evidence.load(LEDGER) if each["case"].startswith("predicted: ")]
     assert {each["tier"] for each in made} == {"cpu"}
     said = [each["case"] for each in made]
-    kinds = ("full logits", "kept logits", "chunked logits", "reentrant", "bfloat16", "float32", "weights of", "4 bit")
+    kinds = ("full logits", "kept logits", "chunked logits", "reentrant", "float32", "weights of", "4 bit")
     for part in kinds:
         assert any(part in case for case in said), part
+    assert not any("bfloat16" in case for case in said)
     for each in made:
         found = each["figures"]
         assert found["ratio"] == found["predicted_mib"] / found["measured_mib"]

@@ -1,4 +1,8 @@
-"""Predicted memory against measured memory, on a CPU: small steps, every way, every kind of checkpointing."""
+"""Predicted memory against measured memory, on a CPU: small steps, every way, every kind of checkpointing.
+
+What is measured here is in float32: what a CPU holds for a bfloat16 product depends on its instructions, and a test
+must not. Predictions in bfloat16 are held against the arithmetic.
+"""
 
 import dataclasses
 import types
@@ -6,7 +10,6 @@ import types
 import pytest
 from tests.cli.benchmark_scripts import load
 
-from failurelab.simulate import gpu_workspace as simulated_kernels
 from failurelab_course.ledger import not_run
 
 SHAPE = {
@@ -25,16 +28,21 @@ def predicted():
 
 
 @pytest.fixture(scope="module")
-def compared(predicted):
-    """Figures by case: two shapes, three ways, three kinds, both dtypes, weights in 4 bit; one simulation."""
+def asked(predicted):
+    """Cases by name: two shapes, three ways, three kinds of checkpointing, adapters, weights in 4 bit."""
     shape = predicted.Case(SHAPE, 2, 96, 32, rows=8)
     small = SHAPE | {"vocab_size": 500, "num_hidden_layers": 6}
     deep = dataclasses.replace(shape, shape=small, batch=4, prompt=48, completion=16)
     asked = {way: dataclasses.replace(shape, way=way) for way in ("full", "kept", "chunked")}
-    asked |= {f"{way} bf16": dataclasses.replace(case, dtype="bfloat16") for way, case in list(asked.items())}
     asked |= {kind: dataclasses.replace(deep, kind=kind) for kind in predicted.KINDS}
-    asked["LoRA"] = dataclasses.replace(deep, dtype="bfloat16", adapters=True)
+    asked["LoRA"] = dataclasses.replace(deep, adapters=True)
     asked["4 bit"] = dataclasses.replace(asked["LoRA"], bits=4)
+    return asked
+
+
+@pytest.fixture(scope="module")
+def compared(predicted, asked):
+    """Figures by case, predicted and measured; one simulation."""
     found = predicted.predictions(list(asked.values()), "cpu")
     return {name: predicted.compare(case, each, "cpu") for (name, case), each in zip(asked.items(), found)}
 
@@ -49,29 +57,33 @@ def test_predicted_is_measured_within_a_twentieth(compared):
 
 
 def test_the_arithmetic_is_near_it(compared):
-    """By hand within a fifth; weights within a fiftieth (4 bit has tables); no word on adapters' steps.
-
-    A processor without bfloat16 products holds the full logits once more, in float32: only the simulation knows of it.
-    """
+    """By hand within a fifth; weights within a fiftieth (4 bit has tables); no word on adapters' steps."""
     for name, rows in compared.items():
         for row in rows:
             if "weights" in row["what"]:
                 assert 0.98 < row["arithmetic_ratio"] < 1.02, (name, row)
             elif name in ("LoRA", "4 bit"):
                 assert row["arithmetic_mib"] is None and "arithmetic_ratio" not in row
-            elif name == "full bf16" and simulated_kernels.sums_in_float32():
-                assert row["arithmetic_ratio"] < 0.8 < 0.95 < row["ratio"], row
             else:
                 assert 0.8 < row["arithmetic_ratio"] < 1.2, (name, row)
 
 
+def test_predictions_in_bfloat16_are_near_the_arithmetic(predicted, asked):
+    """A GPU's step is predicted too, and no CPU is asked: within a fifth, weights within a twentieth (blocks)."""
+    half = [dataclasses.replace(case, dtype="bfloat16") for case in asked.values() if not case.adapters]
+    for case, prediction in zip(half, predicted.predictions(half, "cuda"), strict=True):
+        hand = predicted.by_hand(case)
+        assert prediction["weights"] == pytest.approx(hand["weights"], rel=0.05), case
+        assert prediction["step"] == pytest.approx(hand["step"], rel=0.2), case
+
+
 def test_the_ways_and_kinds_differ_as_they_are_said_to(compared):
-    """Full above kept above chunked; checkpointing saves; 4 bit are a third of bfloat16 or less, ends included."""
+    """Full above kept above chunked; checkpointing saves; 4 bit are a quarter of float32 or less, ends included."""
     step = {name: rows[-1]["measured_mib"] for name, rows in compared.items()}
     assert step["full"] > 1.3 * step["kept"] > 1.3 * step["chunked"]
     assert step["off"] > 1.5 * step["reentrant"] and step["off"] > 1.5 * step["non-reentrant"]
-    four, half = (compared[name][0]["measured_mib"] for name in ("4 bit", "LoRA"))
-    assert four < half / 2
+    four, full = (compared[name][0]["measured_mib"] for name in ("4 bit", "LoRA"))
+    assert four < full / 4
 
 
 def test_what_does_not_fit_or_misses_a_library_is_recorded_with_its_reason(predicted, monkeypatch):
@@ -96,7 +108,7 @@ def test_a_torch_that_cannot_simulate_is_not_run(predicted, monkeypatch, capsys)
         raise predicted.simulate.SimulationError("this torch has no Python backend. Next: another")
 
     monkeypatch.setattr(predicted.simulate, "devices", cannot)
-    monkeypatch.setattr("sys.argv", ["predicted.py", "--predict", "cpu"])
+    monkeypatch.setattr("sys.argv", ["predicted.py", "--predict", "1"])
     with pytest.raises(SystemExit) as ended:
         predicted.main()
     said = capsys.readouterr().out

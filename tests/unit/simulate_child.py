@@ -153,10 +153,8 @@ def main():
         dict(simulate.peak_memory(each, **options).kinds)
         for each, options in (
             (added, {}),
-            (added, {"kernels": "cpu"}),
             (added, {"block": 512}),
             (without_last, {}),
-            (without_last, {"kernels": "cpu"}),
         )
     ]
     found["sdpa"] = torch.nn.functional.scaled_dot_product_attention.__name__

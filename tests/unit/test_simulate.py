@@ -10,8 +10,6 @@ import torch
 from torch import nn
 
 from failurelab.simulate import backend as simulate
-from failurelab.simulate import gpu_workspace as simulated_kernels
-from failurelab_course.experiments import observe
 
 CHILD = pathlib.Path(__file__).with_name("simulate_child.py")
 
@@ -119,8 +117,6 @@ def test_peak_memory_refuses_what_it_cannot_measure():
     """An attention that does not exist, and a step that used no simulated tensor."""
     with pytest.raises(ValueError, match="'fused' or 'decomposed'"):
         simulate.peak_memory(lambda: None, attention="flash")
-    with pytest.raises(ValueError, match="kernels of a 'gpu' or a 'cpu'"):
-        simulate.peak_memory(lambda: None, kernels="tpu")
     with pytest.raises(ValueError, match="block=0: allocations are rounded up"):
         simulate.peak_memory(lambda: None, block=0)
     with pytest.raises(ValueError, match="no memory on a simulated device"):
@@ -128,37 +124,12 @@ def test_peak_memory_refuses_what_it_cannot_measure():
 
 
 def test_what_kernels_hold_while_they_run_is_counted(child):
-    """A converted copy on a CPU only, a contiguous one everywhere; allocations in whole blocks."""
+    """A GPU converts dtypes in the kernel and copies what is not contiguous; allocations are whole blocks."""
     assert child["kernels"] == [
         {"Activation": 2000 + 4000 + 4000},
-        {"Activation": 2000 + 4000 + 4000, "Workspace": 4000},
         {"Activation": 2048 + 4096 + 4096},
         {"Activation": 176 + 160, "Workspace": 160},
-        {"Activation": 176 + 160, "Workspace": 160},
     ]
-
-
-@pytest.mark.parametrize("slow", [True, False])
-def test_a_product_in_bfloat16_is_summed_in_float32_where_the_cpu_has_none(monkeypatch, slow):
-    """Its whole result once more, at 4 bytes; never on a GPU, never for float32."""
-    monkeypatch.setattr(simulated_kernels, "sums_in_float32", lambda: slow)
-    product = torch.ops.aten.mm.default
-    half, full = torch.ones(3, 5, dtype=torch.bfloat16), torch.ones(3, 5)
-
-    def held(pair, kernels):
-        return simulated_kernels.workspace(product, pair, product(*pair), kernels)
-
-    assert held((half, half.t()), "cpu") == ({half.device: 4 * 9} if slow else {})
-    assert held((half, half.t()), "gpu") == held((full, full.t()), "cpu") == {}
-
-
-def test_what_this_cpu_does_is_measured():
-    """What a larger product holds here is what was said of it; both answers are right on some processor."""
-    left, right = torch.ones(96, 64, dtype=torch.bfloat16), torch.ones(64, 512, dtype=torch.bfloat16)
-    _ = left @ right
-    result = 96 * 512 * 2
-    found = observe.peak_memory(lambda: left @ right, "cpu")
-    assert found == pytest.approx(3 * result if simulated_kernels.sums_in_float32() else result, rel=0.01)
 
 
 def test_what_was_held_before_is_told_apart():

@@ -4,22 +4,19 @@ What goes wrong: a simulated device has no kernels. torch decomposes what it can
 Three things are put right here: attention, operations that a CPU and a GPU compute in one kernel, and what kernels
 allocate for the time of a call.
 
-A CPU without instructions for bfloat16 products sums them in float32 and converts the result when it is whole; whether
-this one does is measured, with one small product.
+Temporary results of a CPU's kernels are not modelled: what a CPU holds while it multiplies bfloat16 depends on its
+instructions and on the shape. A simulated step is comparable with one on a CPU in float32 alone.
 
 Sources: FlashAttention-2 (arXiv 2307.08691) and torch's `flash_attn/flash_api.cpp`, `mha_bwd`; torch's `SoftMax.cu` and
 `SoftMaxKernel.cpp`, which take a contiguous copy of what is not.
 """
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.nn import functional
-
-from failurelab_course.experiments import observe
 
 _aten = torch.ops.aten
 # Kernels that make their arguments contiguous first: which ones.
@@ -29,7 +26,6 @@ _COPIED = {
     _aten._log_softmax_backward_data.default: (0, 1),
     _aten._softmax_backward_data.default: (0, 1),
 }
-_PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default)
 # Operations that torch decomposes for a device without kernels of its own, and that CPUs and GPUs have kernels for.
 _WHOLE = ("silu_backward", "mish_backward", "native_channel_shuffle")
 _library: torch.library.Library | None = None
@@ -52,33 +48,15 @@ def _never(*_: Any) -> torch.Tensor:
     raise RuntimeError("a simulated device computes nothing: run this on fake tensors (simulate.fake)")
 
 
-def workspace(function: Any, args: tuple, out: Any, kernels: str = "gpu") -> Mapping[torch.device, int]:
-    """Return the bytes that a kernel holds besides its results while it runs, by device.
+def workspace(function: Any, args: tuple) -> Mapping[torch.device, int]:
+    """Return the bytes that a GPU's kernel holds besides its results while it runs, by device.
 
     Args:
         function: the operation, as a dispatch mode sees it.
         args: its arguments.
-        out: what it returned.
-        kernels: `gpu`, or `cpu`: there, elementwise operations on two dtypes first convert the smaller one, whole, and
-            products in bfloat16 may be summed in float32 (`sums_in_float32`).
     """
     tensors = [args[place] for place in _COPIED.get(function, ())]
-    held = {each.device: each.numel() * each.element_size() for each in tensors if not each.is_contiguous()}
-    if kernels == "cpu" and torch.Tag.pointwise in function.tags and isinstance(out, torch.Tensor):
-        mixed = [each for each in args if isinstance(each, torch.Tensor) and each.dim() and each.dtype != out.dtype]
-        if len(mixed) < sum(isinstance(each, torch.Tensor) for each in args):
-            held[out.device] = sum(each.numel() * out.element_size() for each in mixed)
-    if kernels == "cpu" and function in _PRODUCTS and out.dtype == torch.bfloat16 and sums_in_float32():
-        held[out.device] = held.get(out.device, 0) + 4 * out.numel()
-    return held
-
-
-@functools.cache
-def sums_in_float32() -> bool:
-    """Whether this CPU's bfloat16 product holds its whole result in float32 while it runs; ask outside a simulation."""
-    half = torch.ones(64, 64, dtype=torch.bfloat16, device="cpu")
-    _ = half @ half  # the first one may also prepare the library
-    return observe.peak_memory(lambda: half @ half, "cpu") >= 3 * half.numel() * half.element_size()
+    return {tensor.device: tensor.numel() * tensor.element_size() for tensor in tensors if not tensor.is_contiguous()}
 
 
 @contextlib.contextmanager

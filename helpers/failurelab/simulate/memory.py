@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from failurelab.simulate.gpu_workspace import fused_attention, sums_in_float32, workspace
+from failurelab.simulate.gpu_workspace import fused_attention, workspace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,6 @@ def peak_memory(
     attention: str = "fused",
     optimizer: torch.optim.Optimizer | None = None,
     block: int = 1,
-    kernels: str = "gpu",
 ) -> Peak:
     """Return the peak memory of `step()` on the simulated device that used most, weights included.
 
@@ -71,23 +70,18 @@ def peak_memory(
         attention: `fused` (as on a GPU) or `decomposed` (as a simulated device really does it).
         optimizer: its states count as their own kind.
         block: what the size of each allocation is rounded up to, in bytes: 512 on a CUDA device.
-        kernels: whose temporary memory is counted: `gpu`, or `cpu`, where a step is to be compared with a CPU's.
 
     Raises:
-        ValueError: another `attention` or `kernels`, a block below 1, or no memory was seen on any device.
+        ValueError: another `attention`, a block below 1, or no memory was seen on any device.
     """
     if attention not in ("fused", "decomposed"):
         raise ValueError(f"attention={attention!r}: a step is simulated with 'fused' or 'decomposed' attention")
-    if kernels not in ("gpu", "cpu"):
-        raise ValueError(f"kernels={kernels!r}: a step is simulated with the kernels of a 'gpu' or a 'cpu'")
     if block < 1:
         raise ValueError(f"block={block}: allocations are rounded up to whole blocks of at least 1 byte")
     from failurelab.simulate import fake
 
-    if kernels == "cpu":
-        sums_in_float32()  # asked of real tensors, before there are none
     with fake(), contextlib.ExitStack() as stack:
-        tracker = _Tracker(modules, optimizer, block, kernels)
+        tracker = _Tracker(modules, optimizer, block)
         stack.callback(tracker.stop)
         before = dict(tracker.totals)
         if attention == "fused":
@@ -109,11 +103,9 @@ class _Tracker(TorchDispatchMode):
     torch's own MemTracker says the same totals; it keeps a record for each module and takes minutes for 80 layers.
     """
 
-    def __init__(
-        self, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None, block: int, kernels: str
-    ) -> None:
+    def __init__(self, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None, block: int) -> None:
         super().__init__()
-        self.block, self.kernels = block, kernels
+        self.block = block
         self.held: dict[torch.device, collections.Counter] = collections.defaultdict(collections.Counter)
         self.totals: collections.Counter = collections.Counter()
         self.peaks: dict[torch.device, dict[str, int]] = {}
@@ -152,7 +144,7 @@ class _Tracker(TorchDispatchMode):
         in_backward = torch._C._current_graph_task_id() != -1
         kind = "Optstate" if self.in_optimizer else "Temp" if in_backward else "Activation"
         tree_map_only(torch.Tensor, lambda tensor: self._count(tensor, kind), out)
-        for device, size in workspace(function, args, out, self.kernels).items():
+        for device, size in workspace(function, args).items():
             self._compare(device, self._rounded(size))
         return out
 
