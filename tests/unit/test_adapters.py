@@ -168,9 +168,25 @@ def four_bit(**options):
     )
 
 
+@pytest.fixture
+def packing(monkeypatch):
+    """Let bitsandbytes take this processor for one with AVX512-BF16, where it packs 4-bit weights, or for one without.
+
+    Packing is a rearrangement that any processor can do; only the product with packed weights needs such a one.
+    """
+    modules = pytest.importorskip("bitsandbytes.nn.modules")
+
+    def set_to(packs):
+        monkeypatch.setattr(modules, "has_avx512bf16", lambda: packs, raising=False)
+
+    return set_to
+
+
+@pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_four_bit_model_learns_also_after_an_evaluation(reentrant):
+def test_a_four_bit_model_learns_also_after_an_evaluation(reentrant, packs, packing):
     """In eval mode bitsandbytes packs the weights of some processors for inference, and gradients end there."""
+    packing(packs)
     model = four_bit().train()
     with torch.no_grad():
         expected = model(input_ids=IDS, use_cache=False).logits
@@ -188,20 +204,22 @@ def test_what_is_not_quantized_is_kept_in_float32():
     assert {p.dtype for p in prepared.parameters() if p.is_floating_point()} == {torch.float32}
 
 
-def test_packed_four_bit_weights_are_refused():
+def test_packed_four_bit_weights_are_refused(packing):
     """The evaluation came first: no gradient passes these weights any more, and their scales are rounded."""
+    packing(True)
     model = four_bit()
     logits(model)
-    if not getattr(model.model.layers[0].self_attn.q_proj.weight.quant_state, "packing_format_for_cpu", False):
-        pytest.skip("this processor has no bfloat16 product, so bitsandbytes packs nothing")
+    assert model.model.layers[0].self_attn.q_proj.weight.quant_state.packing_format_for_cpu
     with pytest.raises(
         adapters.AdapterError, match=r"of model.layers.0.self_attn.q_proj are packed.*load the model anew"
     ):
         gradients.prepare_peft(model, lora())
 
 
-def test_safe_generation_leaves_four_bit_weights_trainable(loaded):
+@pytest.mark.parametrize("packs", [True, False])
+def test_safe_generation_leaves_four_bit_weights_trainable(packs, packing, loaded):
     """Generation between two steps, as every trainer of rollouts does it."""
+    packing(packs)
     model = peft.get_peft_model(four_bit(), lora())
     model.train()
     with rollouts.safe_generation(model):
