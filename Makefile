@@ -7,7 +7,7 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/*.in)))
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: times hub hub-lock class class-evidence help setup course test browser lab lint lock outputs evidence tables site site-lock site-test pack-test
+.PHONY: times hub hub-lock class class-evidence help setup course test browser lab lint rooms lock outputs evidence tables site site-lock site-test pack-test
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
@@ -26,7 +26,8 @@ help:
 	@echo "make site-test open them in a browser: links, search, narrow screens, without JavaScript"
 	@echo "make slides    make slides from the notebooks' stored outputs into .slides; runs nothing"
 	@echo "make slides-test open them in a browser: every slide fits its page, nothing is fetched (needs Chromium)"
-	@echo "make lint      ruff"
+	@echo "make lint      ruff, the contracts of imports, and what is imported against what is asked for"
+	@echo "make rooms     draw the rooms of the code into docs/architecture.md"
 	@echo "make lock      compile eras/*.in into eras/*.txt, and docs/requirements.in"
 
 # Does nothing, and needs no network, once all is there.
@@ -81,6 +82,12 @@ pack-test: setup
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/deptry helpers/failurelab_course benchmarks
+	@$(BIN)/deptry helpers/failurelab --config helpers/pyproject.toml
+
+rooms: setup
+	@$(BIN)/python docs/draw_rooms.py
 
 lock: site-lock
 	@UV=$(BIN)/uv UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/python eras/compile.py

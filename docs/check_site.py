@@ -19,8 +19,9 @@ import pathlib
 import shutil
 import sys
 import threading
-import tomllib
 import urllib.parse
+
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SITE = ROOT / ".site" / "html"

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -1,37 +1,73 @@
 """The command `failurelab`; `python -m failurelab` is the same.
 
-Its verbs are those of the course, where the course is installed: they are found by the entry-point group
+This package has two verbs: `symptoms`, which looks a log up, and `doctor`, which looks at a Python's libraries. Where
+the course is installed its command line takes over, which has these and its own: it is found by the entry-point group
 `failurelab.commands`, for this package imports nothing of the course.
 """
 
+import argparse
 import importlib.metadata
-import importlib.util
+import json
+import pathlib
 import sys
 
 GROUP = "failurelab.commands"
 
 
-def main() -> int:
-    """Run the command line, or say in a line what it needs: the take-home package alone has no command."""
+def main(arguments=None) -> int:
+    """Run the command line; return the exit status: 0, 1 if a failure was found, 2 for a wrong call."""
     # Written so that an old Python can read it: whoever starts the course with one is told, and sees no SyntaxError.
-    if sys.version_info < (3, 11):  # noqa: UP036
+    if sys.version_info < (3, 10):  # noqa: UP036
         print(
-            f"ERROR Python {sys.version.split()[0]} runs this, and the course needs 3.11 or 3.12. Next: install one of "
-            "these, then make setup PYTHON=python3.11, and .venv/bin/failurelab doctor",
+            f"ERROR Python {sys.version.split()[0]} runs this: helpers need 3.10 or later, and the course needs 3.11 "
+            "or 3.12. Next: install one of these, then make setup PYTHON=python3.11, and .venv/bin/failurelab doctor",
             file=sys.stderr,
         )
         return 2
-    commands = list(importlib.metadata.entry_points(group=GROUP))
-    missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
-    if missing or not commands:
-        needed = " and ".join(missing or ["the course"])
-        print(
-            f"ERROR the command failurelab needs {needed}, which grpo-failurelab alone does not install: "
-            "helpers and guards work without. Next: make in a clone of the course",
-            file=sys.stderr,
-        )
+    for command in importlib.metadata.entry_points(group=GROUP):
+        return command.load()()
+    from failurelab.errors import FailureLabError
+
+    try:
+        options = _parser().parse_args(arguments)
+        return options.run(options)
+    except FailureLabError as error:
+        print(f"ERROR {error}", file=sys.stderr)
+        return error.exit_status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "failurelab", description="Failures of GRPO and Online DPO training: is your run affected?"
+    )
+    verbs = parser.add_subparsers(required=True, metavar="symptoms|doctor")
+    symptoms = verbs.add_parser("symptoms", help="which failures do a log's lines belong to, and what repairs them?")
+    symptoms.add_argument("log", nargs="?", type=pathlib.Path, help="a log; without one it is read from the input")
+    symptoms.set_defaults(run=_symptoms)
+    doctor = verbs.add_parser("doctor", help="which failures do a Python's libraries have?")
+    doctor.add_argument("--python", default=sys.executable, help="the Python that you train with; else this one")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _symptoms(options: argparse.Namespace) -> int:
+    from failurelab.failures import symptoms
+
+    if options.log is not None and not options.log.is_file():
+        print(f"ERROR {options.log} is no file. Next: failurelab symptoms < train.log", file=sys.stderr)
         return 2
-    return commands[0].load()()
+    print(symptoms.describe(options.log.read_text("utf-8", "replace") if options.log else sys.stdin.read()))
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from failurelab import checks
+    from failurelab.failures import versions
+
+    results = versions.check_python(options.python)
+    print(json.dumps(checks.to_json(results), indent=1) if options.json else checks.text(results))
+    return checks.exit_status(results)
 
 
 if __name__ == "__main__":

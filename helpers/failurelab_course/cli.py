@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from failurelab.errors import FailureLabError
 from failurelab_course import eras
 from failurelab_course.labs import cli as lab_cli
 
@@ -116,12 +117,13 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Look at this machine, or at another Python's libraries: which failures would it meet?"""
-    from failurelab_course import doctor as look
-    from failurelab_course import exposure
+    from failurelab import checks
+    from failurelab.failures import versions
+    from failurelab_course.doctor import check_course
 
-    checks = exposure.other_python(python) if python else look.course()
-    print(json.dumps(look.to_json(checks), indent=1) if as_json else look.text(checks))
-    raise typer.Exit(look.exit_status(checks))
+    results = versions.check_python(python) if python else check_course()
+    print(json.dumps(checks.to_json(results), indent=1) if as_json else checks.text(results))
+    raise typer.Exit(checks.exit_status(results))
 
 
 @app.command("seats")
@@ -147,18 +149,20 @@ def find_symptoms(
     write: Annotated[bool, typer.Option("--write", hidden=True, help="Write docs/symptoms.md.")] = False,
 ) -> None:
     """Say which failures a log's lines belong to, and where each is explained and repaired."""
-    from failurelab_course import symptoms
+    from failurelab.failures import symptoms
 
     if write:
+        from failurelab_course import symptoms_page
+
         path = eras.root() / symptoms.PAGE
         path.parent.mkdir(exist_ok=True)
-        path.write_text(symptoms.page(), encoding="utf-8")
+        path.write_text(symptoms_page.page(), encoding="utf-8")
         _say(f"{symptoms.PAGE} written")
         return
     if log is not None and not log.is_file():
         raise typer.BadParameter(f"{log} is no file. Next: failurelab symptoms < train.log")
     text = log.read_text(encoding="utf-8", errors="replace") if log else sys.stdin.read()
-    _say(symptoms.told(text))
+    _say(symptoms.describe(text))
 
 
 @app.command("pack")
@@ -341,26 +345,6 @@ def _name_value(text: str) -> tuple[str, object]:
         return name, value
 
 
-def _known_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that are said in one line; only modules already imported can have raised theirs."""
-    found: list[type[Exception]] = [eras.EraError]
-    for module, names in {
-        "failurelab_course.runs.notebooks": ("CourseError",),
-        "failurelab_course.ledger.records": ("EvidenceError",),
-        "failurelab_course.labs.definition": ("LabError",),
-        "failurelab_course.labs.progress": ("StateError",),
-        "failurelab_course.teaching.seats": ("SeatError",),
-        "failurelab.failures": ("RegistryError",),
-        "failurelab_course.experiments.models": ("ModelError",),
-        "failurelab_course.experiments.machine": ("DeviceError",),
-        "failurelab_course.experiments.devices": ("TierError",),
-        "failurelab_course.teaching.slides": ("SlidesError",),
-    }.items():
-        loaded = sys.modules.get(module)
-        found += [getattr(loaded, name) for name in names if hasattr(loaded, name)]
-    return tuple(found)
-
-
 def _papermill_parameters(arguments: list[str]) -> list[str]:
     """Return the arguments with `-p NAME VALUE`, as papermill writes it, joined to NAME=VALUE, as typer reads it."""
     joined, rest = [], list(arguments)
@@ -379,14 +363,7 @@ def run() -> int:
         app(_papermill_parameters(sys.argv[1:]))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except Exception as error:
-        if not isinstance(error, _known_errors()):
-            raise
+    except FailureLabError as error:
         print(f"ERROR {error}", file=sys.stderr)
-        return _status(error)
+        return error.exit_status
     return 0
-
-
-def _status(error: Exception) -> int:
-    """Return the exit status of a known error: 3 where a device cannot be used, 2 where it has no such name."""
-    return {"DeviceError": 3, "TierError": 3, "UnknownDevice": 2}.get(type(error).__name__, 1)

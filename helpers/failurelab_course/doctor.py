@@ -1,11 +1,10 @@
-"""Look at a machine before a course; `failurelab doctor`. (Another Python's libraries: `exposure`.)
+"""Look at a machine before a course; `failurelab doctor`. (Another Python's libraries: `failurelab.failures.versions`.)
 
 Who runs this the day before a course wants one answer: am I ready? So the last line is a verdict, each thing to do is a
 command, and a check that breaks is a failed check and no traceback. Nothing heavy is imported here (versions are asked
 of the packages' metadata) but for the GPU's sake where there is one; most of the time goes into one real kernel.
 """
 
-import dataclasses
 import errno
 import importlib.metadata
 import os
@@ -18,38 +17,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
 
+from failurelab.checks import FAIL, NOT_RUN, PASS, Check
+from failurelab.failures.versions import LIBRARIES
 from failurelab_course import eras
 
-PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
-_LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
 _TOOLS = ("jupyterlab", "ipykernel", "papermill", "nbconvert", "matplotlib")
 _GB = 1e9
 # A machine that is sold with 4 GB tells of somewhat less.
 MEMORY, FREE_MEMORY, DISK, TEMPORARY = 3.5 * _GB, 1.5 * _GB, 1 * _GB, 0.2 * _GB
 
 
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One thing looked at.
-
-    Attributes:
-        name: what was looked at.
-        status: PASS, FAIL or NOT RUN.
-        detail: what was found.
-        next_step: empty unless something can be done. Of a FAIL it must be done before the course.
-        failure: the id of the failure that it is about, if any.
-    """
-
-    name: str
-    status: str
-    detail: str
-    next_step: str = ""
-    failure: str = ""
-
-
-def course() -> list[Check]:
+def check_course() -> list[Check]:
     """Check what the course needs on this machine: Python, packages, eras, a kernel, model, memory, disk, a GPU.
 
     Raises:
@@ -138,9 +117,9 @@ def _packages() -> Check:
     today = eras.find(eras.TODAY, ready=False)
     lock = today.lock.read_text(encoding="utf-8")
     wanted = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", lock, re.MULTILINE))
-    left_out = [name for name in today.marker.get("left_out", ()) if name in (*_LIBRARIES, *_TOOLS)]
+    left_out = [name for name in today.marker.get("left_out", ()) if name in (*LIBRARIES, *_TOOLS)]
     wrong = []
-    for name in (name for name in (*_LIBRARIES[1:], *_TOOLS) if name not in left_out):
+    for name in (name for name in (*LIBRARIES[1:], *_TOOLS) if name not in left_out):
         try:
             have = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -149,7 +128,7 @@ def _packages() -> Check:
             wrong.append(f"{name} {have}, the lock says {wanted.get(name)}")
     if wrong:
         return Check("Packages", FAIL, "; ".join(wrong), _setup(eras.root()))
-    there = ", ".join(f"{name} {wanted[name]}" for name in _LIBRARIES[1:] if name not in left_out)
+    there = ", ".join(f"{name} {wanted[name]}" for name in LIBRARIES[1:] if name not in left_out)
     without = f"; made without {', '.join(left_out)}, and what needs it is NOT RUN" if left_out else ""
     return Check("Packages", PASS, there + without)
 
@@ -247,53 +226,3 @@ def _gpu() -> Check:
     if reason:
         return Check("GPU", NOT_RUN, f"{'; '.join(names)}: {reason}", f"for the GPU: {step}")
     return Check("GPU", PASS, "; ".join(names))
-
-
-def steps(checks: list[Check]) -> list[str]:
-    """Return what must be done, each once, in the order of the checks."""
-    return list(dict.fromkeys(check.next_step for check in checks if check.status == FAIL and check.next_step))
-
-
-def verdict(checks: list[Check]) -> str:
-    """Return one line that says what came of it all."""
-    failures = [check for check in checks if check.failure]
-    if failures:
-        found = [check.failure for check in failures if check.status == FAIL]
-        told = f"{len(found)} of the {len(failures)} failures of this course: {', '.join(found)}"
-        return f"These versions have {told}." if found else f"These versions have none of the {len(failures)} failures."
-    todo = steps(checks) or [check.name for check in checks if check.status == FAIL]
-    if todo:
-        return f"NOT READY: {len(todo)} thing{'s' * (len(todo) > 1)} to do before the course, then ask again."
-    left = [check.name for check in checks if check.status == NOT_RUN]
-    return f"You are ready.{' Not on this machine: ' + ', '.join(left) + '.' if left else ''}"
-
-
-def to_json(checks: list[Check]) -> dict[str, Any]:
-    """Return the checks as JSON can hold them."""
-    told = {"verdict": verdict(checks), "next": steps(checks)}
-    return {
-        "schema": 1,
-        "exit_status": exit_status(checks),
-        **told,
-        "checks": [dataclasses.asdict(each) for each in checks],
-    }
-
-
-def text(checks: list[Check]) -> str:
-    """Return the checks as lines: `STATUS name`, an indented detail, a list of next steps, and the verdict.
-
-    Of another Python, FAIL reads EXPOSED: nothing has failed there, and nothing was tried.
-    """
-    words = {FAIL: "EXPOSED"} if any(check.failure for check in checks) else {}
-    lines = []
-    for check in checks:
-        lines += [f"{words.get(check.status, check.status):<8} {check.name}", f"         {check.detail}"]
-    could = [check.next_step for check in checks if check.status == NOT_RUN and check.next_step]
-    for head, listed in (("Next:", steps(checks)), ("If you want more:", could)):
-        lines += [head, *(f"  - {step}" for step in listed)] if listed else []
-    return "\n".join([*lines, verdict(checks)])
-
-
-def exit_status(checks: list[Check]) -> int:
-    """Return 1 if any check failed, else 0."""
-    return int(any(check.status == FAIL for check in checks))

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
+from failurelab import checks as checking
 from failurelab import failures as registry
-from failurelab_course import doctor, eras
+from failurelab_course import eras
 
 
 def failurelab(*arguments, **options):
@@ -79,11 +80,11 @@ def test_doctor_of_something_that_is_no_python(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("status", [doctor.PASS, doctor.FAIL, doctor.NOT_RUN])
+@pytest.mark.parametrize("status", [checking.PASS, checking.FAIL, checking.NOT_RUN])
 def test_only_a_failed_check_fails_the_doctor(status):
     """What is not there to be run, such as a GPU, is no failure, and is not called a pass."""
-    checks = [doctor.Check("Python", doctor.PASS, "3.11"), doctor.Check("GPU", status, "none", "buy one")]
-    assert doctor.exit_status(checks) == int(status == doctor.FAIL)
+    checks = [checking.Check("Python", checking.PASS, "3.11"), checking.Check("GPU", status, "none", "buy one")]
+    assert checking.exit_status(checks) == int(status == checking.FAIL)
 
 
 PLANTED = {

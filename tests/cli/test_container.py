@@ -6,9 +6,9 @@ import pathlib
 import re
 import shlex
 import subprocess
-import tomllib
 
 import pytest
+import tomllib
 
 from failurelab_course import eras
 

@@ -16,6 +16,7 @@ import sys
 import pytest
 
 from failurelab import __main__
+from failurelab import checks as checking
 from failurelab_course import doctor, eras
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.notebook import kernel as era_client
@@ -51,34 +52,34 @@ def quick(monkeypatch):
 
 def test_the_last_line_is_a_verdict(quick):
     """Ready, and what this machine cannot show is named; nothing is to be done."""
-    checks = doctor.course()
-    assert doctor.exit_status(checks) == 0
-    assert doctor.text(checks).splitlines()[-1].startswith("You are ready.")
-    assert "Next:" not in doctor.text(checks)
+    checks = doctor.check_course()
+    assert checking.exit_status(checks) == 0
+    assert checking.text(checks).splitlines()[-1].startswith("You are ready.")
+    assert "Next:" not in checking.text(checks)
 
 
 def test_what_is_to_do_is_counted_and_each_is_said_once():
     """Three eras that are missing are one command."""
     checks = [
-        doctor.Check("Era a", doctor.FAIL, "missing", "make setup"),
-        doctor.Check("Era b", doctor.FAIL, "missing", "make setup"),
-        doctor.Check("Disk", doctor.FAIL, "full", "free 1 GB"),
-        doctor.Check("C++ compiler", doctor.NOT_RUN, "none", "install g++"),
+        checking.Check("Era a", checking.FAIL, "missing", "make setup"),
+        checking.Check("Era b", checking.FAIL, "missing", "make setup"),
+        checking.Check("Disk", checking.FAIL, "full", "free 1 GB"),
+        checking.Check("C++ compiler", checking.NOT_RUN, "none", "install g++"),
     ]
-    lines = doctor.text(checks).splitlines()
+    lines = checking.text(checks).splitlines()
     told = ["Next:", "  - make setup", "  - free 1 GB", "If you want more:", "  - install g++"]
     assert lines[-6:] == [*told, "NOT READY: 2 things to do before the course, then ask again."]
-    assert doctor.to_json(checks)["next"] == ["make setup", "free 1 GB"]
-    assert doctor.to_json(checks)["verdict"] == lines[-1]
+    assert checking.to_json(checks)["next"] == ["make setup", "free 1 GB"]
+    assert checking.to_json(checks)["verdict"] == lines[-1]
 
 
 def test_a_full_disk(quick):
     """How much is free, where, and how much is wanted."""
     quick.setattr(doctor.shutil, "disk_usage", lambda place: Usage(10 * GB, 10 * GB, 0))
-    checks = doctor.course()
+    checks = doctor.check_course()
     disk = by_name(checks)["Disk"]
-    assert disk.status == doctor.FAIL and "0.0 GB free in" in disk.detail and "free 1 GB in" in disk.next_step
-    assert doctor.text(checks).splitlines()[-1].startswith("NOT READY: 1 thing to do")
+    assert disk.status == checking.FAIL and "0.0 GB free in" in disk.detail and "free 1 GB in" in disk.next_step
+    assert checking.text(checks).splitlines()[-1].startswith("NOT READY: 1 thing to do")
 
 
 def test_a_disk_so_full_that_no_kernel_starts(quick):
@@ -88,10 +89,10 @@ def test_a_disk_so_full_that_no_kernel_starts(quick):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/connection.json")
 
     quick.setattr(era_client, "EraKernel", full)
-    found = by_name(doctor.course())
+    found = by_name(doctor.check_course())
     kernel = found["Kernel of trl-0.14"]
-    assert kernel.status == doctor.FAIL and "No space left" in kernel.detail and "disk space" in kernel.next_step
-    assert found["Small Qwen2"].status == doctor.PASS
+    assert kernel.status == checking.FAIL and "No space left" in kernel.detail and "disk space" in kernel.next_step
+    assert found["Small Qwen2"].status == checking.PASS
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_little_memory(quick, total, free, said, step):
     quick.setattr(doctor.os, "sysconf", lambda name: page if name == "SC_PAGE_SIZE" else total // page)
     quick.setattr(seats, "available", lambda: free)
     memory = doctor._memory()
-    assert memory.status == doctor.FAIL and said in memory.detail and step in memory.next_step
+    assert memory.status == checking.FAIL and said in memory.detail and step in memory.next_step
 
 
 def test_a_broken_era(tmp_path, monkeypatch):
@@ -121,20 +122,20 @@ def test_a_broken_era(tmp_path, monkeypatch):
     (folder / "bin" / "python").chmod(0o755)
     (folder / eras.MARKER).write_text(marker)
     monkeypatch.setenv("FAILURELAB_ROOT", str(top))
-    found = by_name(doctor.course())
+    found = by_name(doctor.check_course())
     kernel = found["Kernel of trl-0.14"]
-    assert kernel.status == doctor.FAIL and "did not start (exit status 1)" in kernel.detail
+    assert kernel.status == checking.FAIL and "did not start (exit status 1)" in kernel.detail
     assert "Next:" not in kernel.detail
     assert "eras remove trl-0.14, then" in kernel.next_step and "eras create trl-0.14" in kernel.next_step
-    assert found["Era trl-0.15"].status == doctor.FAIL and found["Small Qwen2"].status == doctor.PASS
+    assert found["Era trl-0.15"].status == checking.FAIL and found["Small Qwen2"].status == checking.PASS
 
 
 def test_no_era_at_all(quick):
     """Nothing was set up: one thing to do, and not five."""
     quick.setattr(eras.Era, "status", property(lambda era: "missing"))
-    checks = doctor.course()
-    assert by_name(checks)["Kernel"].status == doctor.FAIL
-    assert doctor.text(checks).splitlines()[-1] == "NOT READY: 1 thing to do before the course, then ask again."
+    checks = doctor.check_course()
+    assert by_name(checks)["Kernel"].status == checking.FAIL
+    assert checking.text(checks).splitlines()[-1] == "NOT READY: 1 thing to do before the course, then ask again."
 
 
 def test_what_an_environment_was_made_without_is_no_fault(monkeypatch):
@@ -147,10 +148,10 @@ def test_what_an_environment_was_made_without_is_no_fault(monkeypatch):
         return real(name)
 
     monkeypatch.setattr(doctor.importlib.metadata, "version", version)
-    assert doctor._packages().status == doctor.FAIL
+    assert doctor._packages().status == checking.FAIL
     monkeypatch.setattr(eras.Era, "marker", {"left_out": ["deepspeed", "ninja"]})
     check = doctor._packages()
-    assert check.status == doctor.PASS
+    assert check.status == checking.PASS
     assert "made without deepspeed, and what needs it is NOT RUN" in check.detail
 
 
@@ -159,16 +160,18 @@ def test_a_damaged_state_file(quick, tmp_path):
     path = tmp_path / "labs.json"
     path.write_text("{")
     quick.setenv("FAILURELAB_STATE", str(path))
-    found = by_name(doctor.course())["Your progress"]
-    assert found.status == doctor.FAIL and str(path) in found.detail and "move it away" in found.next_step
+    found = by_name(doctor.check_course())["Your progress"]
+    assert found.status == checking.FAIL and str(path) in found.detail and "move it away" in found.next_step
 
 
 def test_a_folder_that_cannot_be_written(quick, tmp_path):
     """A read-only clone: progress would be lost."""
     quick.setenv("FAILURELAB_STATE", str(tmp_path / "labs.json"))
     quick.setattr(doctor.os, "access", lambda path, mode: False)
-    found = by_name(doctor.course())["Your progress"]
-    assert found.status == doctor.FAIL and "cannot be written" in found.detail and "FAILURELAB_STATE" in found.next_step
+    found = by_name(doctor.check_course())["Your progress"]
+    assert (
+        found.status == checking.FAIL and "cannot be written" in found.detail and "FAILURELAB_STATE" in found.next_step
+    )
 
 
 def test_a_gpu_that_does_not_work(quick, tmp_path):
@@ -178,17 +181,17 @@ def test_a_gpu_that_does_not_work(quick, tmp_path):
     program.chmod(0o755)
     quick.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     quick.setattr(tiers, "gpu_problem", lambda: "the driver is too old. Next: a newer driver")
-    checks = doctor.course()
+    checks = doctor.check_course()
     gpu = by_name(checks)["GPU"]
-    assert gpu.status == doctor.NOT_RUN and "the driver is too old" in gpu.detail
-    assert "for the GPU: a newer driver" in gpu.next_step and doctor.exit_status(checks) == 0
+    assert gpu.status == checking.NOT_RUN and "the driver is too old" in gpu.detail
+    assert "for the GPU: a newer driver" in gpu.next_step and checking.exit_status(checks) == 0
 
 
 def test_from_another_folder(quick, tmp_path):
     """The commands that it names work where it was asked."""
     quick.chdir(tmp_path)
     quick.setattr(eras.Era, "status", property(lambda era: "missing"))
-    assert doctor.steps(doctor.course()) == [f"make -C {eras.root()} setup"]
+    assert checking.steps(doctor.check_course()) == [f"make -C {eras.root()} setup"]
 
 
 def test_a_check_that_breaks_is_a_failed_check():
@@ -198,14 +201,17 @@ def test_a_check_that_breaks_is_a_failed_check():
         raise RuntimeError("of its own\nand more")
 
     found = doctor._guarded("Thing", broken)
-    assert (found.status, found.detail) == (doctor.FAIL, "RuntimeError: of its own") and found.next_step
+    assert (found.status, found.detail) == (checking.FAIL, "RuntimeError: of its own") and found.next_step
 
 
 def test_another_pythons_verdict():
     """With failures counted and named, and without."""
-    checks = [doctor.Check("F1 a", doctor.FAIL, "", "upgrade", "F1"), doctor.Check("F2 b", doctor.PASS, "", "", "F2")]
-    assert doctor.verdict(checks) == "These versions have 1 of the 2 failures of this course: F1."
-    assert doctor.verdict(checks[1:]) == "These versions have none of the 1 failures."
+    checks = [
+        checking.Check("F1 a", checking.FAIL, "", "upgrade", "F1"),
+        checking.Check("F2 b", checking.PASS, "", "", "F2"),
+    ]
+    assert checking.verdict(checks) == "These versions have 1 of the 2 failures of this course: F1."
+    assert checking.verdict(checks[1:]) == "These versions have none of the 1 failures."
 
 
 def test_an_old_python_is_one_line(monkeypatch, capsys):

@@ -2,13 +2,16 @@
 
 import ast
 import os
+import pathlib
 import re
 import subprocess
 import sys
-import tomllib
 
 import pytest
+import tomllib
 
+from failurelab import failures
+from failurelab.failures import versions
 from failurelab_course import eras
 
 ROOT = eras.root()
@@ -28,11 +31,34 @@ def asked_for(name):
     return {re.split(r"[=<>~]", line)[0] for line in lines if line and not line.startswith("#")}
 
 
-def test_the_extra_and_the_era_today_name_the_same_packages():
+def test_pyproject_and_the_era_today_name_the_same_packages():
     """What an install of the course asks for and what `make` installs must not drift apart."""
-    assert asked_for("today") - {"setuptools", "wheel"} == set(PROJECT["project"]["dependencies"]) - {
-        f"grpo-failurelab=={PROJECT['project']['version']}"
-    }
+    ours = {*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"]}
+    sibling = f"grpo-failurelab=={PROJECT['project']['version']}"
+    assert asked_for("today") - {"setuptools", "wheel"} == ours - {sibling, "torch"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["lint-imports", "--no-cache"],
+        ["deptry", "helpers/failurelab_course", "benchmarks"],
+        ["deptry", "helpers/failurelab", "--config", "helpers/pyproject.toml"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_the_contracts_of_imports_hold(command):
+    """Rooms import only rooms below them, nothing goes in a circle, and what is imported is asked for."""
+    bin = pathlib.Path(sys.executable).parent
+    done = subprocess.run([str(bin / command[0]), *command[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_picture_of_the_rooms_is_not_stale():
+    """docs/architecture.md shows the rooms as the contracts have them: `make rooms` writes it."""
+    command = [sys.executable, "docs/draw_rooms.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_both_distributions_are_of_one_version():
@@ -68,7 +94,7 @@ def test_the_core_imports_torch_and_transformers_only(path):
 
 
 def test_the_core_installs_alone(tmp_path):
-    """With only torch, transformers and what these bring, helpers import and the command says what it needs.
+    """With only torch, transformers and what these bring, helpers import and the command works.
 
     The environment is an empty one that sees nothing of the course's but these packages, linked in one by one.
     """
@@ -102,7 +128,25 @@ def test_the_core_installs_alone(tmp_path):
     python = [sys.executable, "-S"]
     done = subprocess.run([*python, "-c", f"import {modules}"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    command = subprocess.run([*python, "-m", "failurelab"], env=environment, capture_output=True, text=True)
-    assert command.returncode == 2
-    missing = [name for name in ("typer", "rich") if name not in seen]
-    assert not missing or f"needs {' and '.join(missing)}" in command.stderr
+    # A user's training environment: no course there, and its command line looks up a log and looks at the libraries.
+    for arguments, status, said in (
+        (["symptoms"], 0, "F2: "),
+        (["doctor"], 0, "These versions have none"),
+        (["doctor", "--python", str(tmp_path)], 1, "ERROR "),
+        (["lab", "list"], 2, "invalid choice"),
+    ):
+        text = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
+        command = [*python, "-m", "failurelab", *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, input=text)
+        assert (done.returncode, said in done.stdout + done.stderr) == (status, True), done
+        assert "Traceback" not in done.stderr
+
+
+def test_the_stack_that_doctor_recommends_is_the_courses():
+    """The take-home package does not see eras/: what it says of a healthy stack is held to the lock here."""
+    lock = (ROOT / "eras" / "torch.txt").read_text() + (ROOT / "eras" / "today.txt").read_text()
+    stack = tomllib.loads((PACKAGE / "failures" / "healthy.toml").read_text())
+    assert stack == {
+        name: re.search(rf"^{name}==([^\s;]+)", lock, re.MULTILINE).group(1) for name in versions.LIBRARIES
+    }
+    assert not any(failures.affected(failure, stack) for failure in failures.all())

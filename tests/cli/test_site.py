@@ -7,9 +7,9 @@ import pathlib
 import re
 import subprocess
 import sys
-import tomllib
 
 import pytest
+import tomllib
 
 from failurelab_course import eras
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from failurelab import failures as registry
-from failurelab_course import eras, symptoms
+from failurelab.failures import symptoms
+from failurelab_course import eras, symptoms_page
 
 
 def failurelab(*arguments, **options):
@@ -15,11 +16,11 @@ def failurelab(*arguments, **options):
 
 def test_the_page_is_not_stale():
     """It is written from the registry and the labs by `failurelab symptoms --write`, and by nothing else."""
-    assert (eras.root() / symptoms.PAGE).read_text(encoding="utf-8") == symptoms.page()
+    assert (eras.root() / symptoms.PAGE).read_text(encoding="utf-8") == symptoms_page.page()
 
 
 def test_every_literal_text_is_in_the_page():
-    page = symptoms.page()
+    page = symptoms_page.page()
     for failure in registry.all():
         assert f"## {failure.id}: {failure.title}" in page
         for text in (*failure.symptoms, *failure.seen_as):
@@ -31,7 +32,7 @@ def test_each_text_is_found_in_a_log_that_wraps_lines(failure):
     """Terminals break lines, and logs have other things around."""
     for text in failure.symptoms:
         wrapped = "step 3\n[rank0]: " + text.replace(" ", "\n", 1) + "\nstep 4"
-        assert f"{failure.id}: {failure.title}" in symptoms.told(wrapped)
+        assert f"{failure.id}: {failure.title}" in symptoms.describe(wrapped)
 
 
 def test_the_command_reads_a_log_and_its_input(tmp_path):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from failurelab.errors import FailureLabError
 from failurelab.failures import predicates
 from failurelab.failures.toml_table import Table
 
@@ -29,7 +30,7 @@ _REPOSITORIES = {
 }
 
 
-class RegistryError(Exception):
+class RegistryError(FailureLabError):
     """A failure is not known, or its file is not as it must be; the message names the file and the key."""
 
 

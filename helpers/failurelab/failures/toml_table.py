@@ -1,9 +1,19 @@
 """Reading TOML files that people write: a slip of the pen is said, with its place, and never passed over."""
 
 import pathlib
-import tomllib
+import sys
 from collections.abc import Mapping
 from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def read_toml(path: pathlib.Path) -> dict[str, Any]:
+    """Return what a TOML file holds, unchecked."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 class Table:
@@ -17,7 +27,7 @@ class Table:
         """Read a whole file; `name` is what messages call it, else the file's own name."""
         name = name or path.name
         try:
-            return cls(name, tomllib.loads(path.read_text(encoding="utf-8")), error)
+            return cls(name, read_toml(path), error)
         except OSError as reason:
             raise error(f"{path} cannot be read: {reason.strerror}") from reason
         except tomllib.TOMLDecodeError as reason:

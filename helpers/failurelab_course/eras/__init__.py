@@ -23,6 +23,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
+from failurelab.errors import FailureLabError
+
 TODAY = "today"
 MARKER = "failurelab-era.json"
 LINKS = "machine"  # in an era: links to packages of the machine's own Python
@@ -30,12 +32,8 @@ LINKS = "machine"  # in an era: links to packages of the machine's own Python
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "JPY_PARENT_PID")
 
 
-class EraError(Exception):
+class EraError(FailureLabError):
     """An era cannot be made, found or used; the message says what was found and the next step."""
-
-    def _render_traceback_(self) -> list[str]:
-        """Show one line in a notebook: the frames of this package say nothing more."""
-        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclasses.dataclass(frozen=True)

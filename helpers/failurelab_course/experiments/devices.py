@@ -17,20 +17,22 @@ import warnings
 
 import torch
 
+from failurelab.errors import FailureLabError
+
 DEVICES = ("auto", "cpu", "cuda")
 GIB = 2**30
 
 
-class TierError(Exception):
+class TierError(FailureLabError):
     """A device cannot be used, or is too small; the message says what was found and the next step."""
 
-    def _render_traceback_(self) -> list[str]:
-        """Show one line in a notebook."""
-        return [f"TierError: {self}"]
+    exit_status = 3
 
 
 class UnknownDevice(TierError):
     """What was named is no device at all."""
+
+    exit_status = 2
 
 
 def resolve(device: str | torch.device = "auto") -> str:

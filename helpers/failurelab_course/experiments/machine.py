@@ -12,6 +12,8 @@ import subprocess
 import sys
 from typing import Any
 
+from failurelab.errors import FailureLabError
+
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes", "datasets")
 _ASK = (
@@ -20,8 +22,10 @@ _ASK = (
 )
 
 
-class DeviceError(Exception):
+class DeviceError(FailureLabError):
     """The device that is asked for cannot be used; the message says why, and the next step."""
+
+    exit_status = 3
 
 
 def is_device(name: str) -> bool:

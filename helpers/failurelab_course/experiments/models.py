@@ -17,6 +17,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from failurelab.errors import FailureLabError
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import hub
 from failurelab_course.experiments.task import (
@@ -67,7 +68,7 @@ HALF_BILLION = {
 }
 
 
-class ModelError(Exception):
+class ModelError(FailureLabError):
     """A model cannot be found or loaded; the message says what was found, why it matters and the next step."""
 
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable
 
 from failurelab import failures as registry
+from failurelab.errors import FailureLabError
 from failurelab.failures import predicates
 from failurelab.failures.predicates import Predicate
 from failurelab.failures.toml_table import Table
@@ -28,7 +29,7 @@ CHANGED = 12  # lines of code that a solution may change
 MEMORY_LIMIT = 4096  # MiB that a check may hold; the small model's training needs less than one GiB
 
 
-class LabError(Exception):
+class LabError(FailureLabError):
     """A lab is not known, or its files are not as they must be; the message names the file and the key."""
 
 

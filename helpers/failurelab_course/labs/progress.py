@@ -12,12 +12,13 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from failurelab.errors import FailureLabError
 from failurelab_course import eras, state_file
 
 SCHEMA = 1
 
 
-class StateError(Exception):
+class StateError(FailureLabError):
     """A state file cannot be read; the message names it and the next step."""
 
 

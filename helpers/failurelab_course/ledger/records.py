@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable
 from typing import Any
 
+from failurelab.errors import FailureLabError
 from failurelab_course import eras
 
 SCHEMA = 1
@@ -35,7 +36,7 @@ _FIELDS = {
 Record = dict[str, Any]
 
 
-class EvidenceError(Exception):
+class EvidenceError(FailureLabError):
     """A ledger or record cannot be read, or what should make it failed."""
 
 

@@ -22,6 +22,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from failurelab.errors import FailureLabError
 from failurelab_course import eras, junit
 from failurelab_course.experiments import machine as ran_on
 from failurelab_course.ledger import records as evidence
@@ -47,7 +48,7 @@ __all__ = [
 DeviceError = ran_on.DeviceError
 
 
-class CourseError(Exception):
+class CourseError(FailureLabError):
     """The notebooks cannot be run as asked; the message says what was found and the next step."""
 
 

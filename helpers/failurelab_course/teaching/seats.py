@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Iterable
 
+from failurelab.errors import FailureLabError
 from failurelab_course import eras
 from failurelab_course.ledger import records as evidence
 
@@ -22,7 +23,7 @@ RESERVE = 1024 * MIB  # left to the system, JupyterHub and its proxy
 _NO_ROOM = "Next: fewer seats, a larger server, or Kubernetes (docs/class_server.md)."
 
 
-class SeatError(Exception):
+class SeatError(FailureLabError):
     """A seat, or a class, cannot be had; the message says what was found and the next step."""
 
 

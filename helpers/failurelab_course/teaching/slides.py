@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from failurelab.errors import FailureLabError
 from failurelab_course import eras
 from failurelab_course.eras import install as era_install
 from failurelab_course.runs import notebooks as course
@@ -26,7 +27,7 @@ _TEMPLATES = pathlib.Path(__file__).parent
 GUIDE = "docs/teaching.md"
 
 
-class SlidesError(Exception):
+class SlidesError(FailureLabError):
     """A deck cannot be made; the message says what was found and the next step."""
 
 

@@ -7,73 +7,71 @@ is imported or changed there.
 import json
 import os
 import pathlib
-import re
 import subprocess
 
-from failurelab import failures as registry
-from failurelab_course import eras
-from failurelab_course.doctor import FAIL, PASS, Check
+from failurelab import failures
+from failurelab.checks import FAIL, PASS, Check
+from failurelab.errors import FailureLabError
+from failurelab.failures.toml_table import read_toml
 
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
+_HEALTHY = pathlib.Path(__file__).with_name("healthy.toml")
 _MEANING = (
     "EXPOSED tells what they do to a run of the kind that its line names. Your script was not read: where it does none "
     "of that, the line does not concern you."
 )
-_LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
 
 
-def other_python(python: pathlib.Path) -> list[Check]:
-    """Check another Python's libraries against the registry: which failures do these versions have?
+class VersionsError(FailureLabError):
+    """A Python does not tell the versions of its libraries; the message says why and the next step."""
+
+
+def check_python(python: str | pathlib.Path) -> list[Check]:
+    """Check a Python's libraries against the registry: which failures do these versions have?
 
     Raises:
-        eras.EraError: it is no Python, or does not answer.
+        VersionsError: it is no Python, or does not answer.
     """
     code = (
         "import importlib.metadata as m, json\n"
         "def v(n):\n"
         "    try: return m.version(n)\n"
         "    except m.PackageNotFoundError: return None\n"
-        f"print(json.dumps({{n: v(n) for n in {_LIBRARIES!r}}}))"
+        f"print(json.dumps({{n: v(n) for n in {LIBRARIES!r}}}))"
     )
-    versions = _asked(python, code)
+    versions = _ask(python, code)
     listed = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none of the libraries under study"
     if "transformers" not in versions:
-        raise eras.EraError(
+        raise VersionsError(
             f"transformers is not installed for {python} ({listed}): none of the course's failures can happen there. "
             "Next: give the Python that you train with, as `which python` prints it there."
         )
     missing = (
         "" if "trl" in versions else "; trl is not installed: its trainers cannot be at fault, code of your own can"
     )
-    found = {failure.id: registry.affected(failure, versions) for failure in registry.all()}
-    made = [Check("Libraries", PASS, listed + missing)]
+    found = {failure.id: failures.affected(failure, versions) for failure in failures.all()}
+    checks = [Check("Libraries", PASS, listed + missing)]
     if any(found.values()):
-        made.append(Check("What these versions do", FAIL, _MEANING, _one_for_all()))
-    for failure in registry.all():
+        checks.append(Check("What these versions do", FAIL, _MEANING, _healthy_stack()))
+    for failure in failures.all():
         hit = found[failure.id]
-        made.append(
-            Check(
-                f"{failure.id} {failure.title}",
-                FAIL if hit else PASS,
-                str(hit.reason),
-                _repair(failure, versions) if hit else "",
-                failure.id,
-            )
-        )
-    return made
+        repair = _repair(failure, versions) if hit else ""
+        checks.append(Check(f"{failure.id} {failure.title}", FAIL if hit else PASS, hit.reason, repair, failure.id))
+    return checks
 
 
-def _asked(python: pathlib.Path, code: str) -> dict[str, str]:
+def _ask(python: str | pathlib.Path, code: str) -> dict[str, str]:
     """Return the versions that a Python names.
 
     Raises:
-        eras.EraError: it is no Python, or does not start, or does not answer.
+        VersionsError: it is no Python, or does not start, or does not answer.
     """
     try:
         # Without this process's own folders: what it has would be counted as there.
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         asked = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60, env=variables)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise eras.EraError(
+        raise VersionsError(
             f"{python} is no Python that starts ({error}): its libraries cannot be told. "
             "Next: give the path that `which python` prints where you train."
         ) from error
@@ -82,27 +80,25 @@ def _asked(python: pathlib.Path, code: str) -> dict[str, str]:
         return {name: version for name, version in found.items() if version}
     except (ValueError, IndexError, AttributeError) as error:
         said = (asked.stderr.strip() or asked.stdout.strip() or "nothing").splitlines()[-1][:200]
-        raise eras.EraError(
+        raise VersionsError(
             f"{python} ended with status {asked.returncode} and did not tell its versions; it said last: {said}. "
             "Next: mend or make that environment anew, or give the path that `which python` prints where you train."
         ) from error
 
 
-def _repair(failure: registry.Failure, versions: dict[str, str]) -> str:
+def _repair(failure: failures.Failure, versions: dict[str, str]) -> str:
     """Return what to do about a failure: upgrade, or repair in place, and where it is explained."""
-    upgrades = registry.upgrades(failure, versions)
+    upgrades = failures.upgrades(failure, versions)
     ways = [f"upgrade to {' or '.join(upgrades)}"] if upgrades else []
     ways += [f"in place: {failure.fix}"]
     ways += [f"helper: failurelab.{failure.helper}"] if failure.helper else []
     return f"{failure.id}: {'; '.join(ways)}. Why: notebooks/{failure.notebook}.ipynb"
 
 
-def _one_for_all() -> str:
-    """Return a stack that has none of the failures: the course's own, if the registry says so; else nothing."""
-    lock = eras.find(eras.TODAY, ready=False).lock.read_text(encoding="utf-8")
-    locked = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", lock, re.MULTILINE))
-    stack = {name: locked[name] for name in _LIBRARIES if name in locked}
-    if any(registry.affected(failure, stack) for failure in registry.all()):
+def _healthy_stack() -> str:
+    """Return how to have a stack that has none of the failures; nothing if the registry knows none."""
+    stack = read_toml(_HEALTHY)
+    if any(failures.affected(failure, stack) for failure in failures.all()):
         return ""
-    named = ", ".join(f"{name} {stack[name]}" for name in ("trl", "transformers", "peft") if name in stack)
-    return f"Best, for all of these at once: {named}, together. If you must stay, each by itself:"
+    versions = ", ".join(f"{name} {stack[name]}" for name in ("trl", "transformers", "peft"))
+    return f"Best, for all of these at once: {versions}, together. If you must stay, each by itself:"

@@ -1,41 +1,15 @@
-"""The index by symptom: from a line in a log to the failure, made from the registry.
+"""The index by symptom, docs/symptoms.md, made from the registry.
 
-Who meets an error searches for its literal text. `page` writes all of them into one page, docs/symptoms.md, so that a
-search finds it; `told` answers for a pasted log.
+Who meets an error searches for its literal text: all of them stand on this page, so that a search finds it.
 """
 
-from failurelab import failures as registry
+from failurelab import failures
 from failurelab_course.labs import verify as labs
-
-PAGE = "docs/symptoms.md"
-
-
-def told(text: str) -> str:
-    """Return what the failures whose symptoms occur in a pasted log are, and where each is explained and repaired."""
-    found = registry.by_symptom(text)
-    if not found:
-        silent = [
-            f"  {failure.id}: {seen}" for failure in registry.all() for seen in failure.seen_as if "reward" in seen
-        ]
-        return "\n".join(
-            [
-                "None of the course's literal texts is in it. Some failures are silent. What a reward does in them:",
-                *silent,
-                f"More in {PAGE}. Which of them your versions have: failurelab doctor --python PATH",
-            ]
-        )
-    return "\n\n".join(_short(failure) for failure in found)
-
-
-def _short(failure: registry.Failure) -> str:
-    lines = [f"{failure.id}: {failure.title}", f"  repair: {failure.fix}"]
-    lines += [f"  helper: failurelab.{failure.helper}"] if failure.helper else []
-    return "\n".join([*lines, f"  why:    notebooks/{failure.notebook}.ipynb"])
 
 
 def page() -> str:
     """Return the index as Markdown: literal texts first, then what silent failures look like, then each failure."""
-    failures = registry.all()
+    known = failures.all()
     lines = [
         "# Index by symptom",
         "",
@@ -44,18 +18,18 @@ def page() -> str:
         "## Texts in a log",
         "",
     ]
-    for failure in failures:
+    for failure in known:
         for symptom in failure.symptoms:
             lines += [f"- `` {symptom} `` → [{failure.title}](#{_anchor(failure)})"]
     lines += ["", "## What is seen where nothing is said", ""]
-    for failure in failures:
+    for failure in known:
         lines += [f"- {seen} → [{failure.title}](#{_anchor(failure)})" for seen in failure.seen_as]
-    for failure in failures:
+    for failure in known:
         lines += ["", *_section(failure)]
     return "\n".join(lines) + "\n"
 
 
-def _section(failure: registry.Failure) -> list[str]:
+def _section(failure: failures.Failure) -> list[str]:
     notebook = f"[{failure.notebook}](../notebooks/{failure.notebook}.ipynb)"
     exercises = [lab for lab in labs.find() if failure.id in lab.failures]
     listed = ", ".join(f"[{lab.number} {lab.title}](../labs/{lab.name}/train.py)" for lab in exercises)
@@ -86,7 +60,7 @@ def _section(failure: registry.Failure) -> list[str]:
     ]
 
 
-def _anchor(failure: registry.Failure) -> str:
+def _anchor(failure: failures.Failure) -> str:
     return failure.id.lower()
 
 
