@@ -54,10 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 def _symptoms(options: argparse.Namespace) -> int:
     from failurelab.failures import symptoms
 
-    if options.log is not None and not options.log.is_file():
-        print(f"ERROR {options.log} is no file. Next: failurelab symptoms < train.log", file=sys.stderr)
-        return 2
-    print(symptoms.describe(options.log.read_text("utf-8", "replace") if options.log else sys.stdin.read()))
+    print(symptoms.describe(symptoms.read_log(options.log) if options.log else sys.stdin))
     return 0
 
 

@@ -159,10 +159,7 @@ def find_symptoms(
         path.write_text(symptoms_page.page(), encoding="utf-8")
         _say(f"{symptoms.PAGE} written")
         return
-    if log is not None and not log.is_file():
-        raise typer.BadParameter(f"{log} is no file. Next: failurelab symptoms < train.log")
-    text = log.read_text(encoding="utf-8", errors="replace") if log else sys.stdin.read()
-    _say(symptoms.describe(text))
+    _say(symptoms.describe(symptoms.read_log(log) if log else sys.stdin))
 
 
 @app.command("pack")

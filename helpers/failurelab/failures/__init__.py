@@ -23,7 +23,6 @@ __all__ = [
     "Thread",
     "affected",
     "all",
-    "by_symptom",
     "card",
     "claims_table",
     "get",
@@ -66,20 +65,6 @@ def get(id: str) -> Failure:
         if id in status[kind]:
             raise RegistryError(f"failure {id} is {kind}: {status[kind][id]}. There: {', '.join(failures)}")
     raise RegistryError(f"unknown failure {id!r}. There: {', '.join(failures)}")
-
-
-def by_symptom(text: str) -> list[Failure]:
-    """Return the failures one of whose symptom texts occurs in `text`, such as a pasted log; the longest match first.
-
-    Case and line breaks do not matter: terminals and web pages wrap logs.
-    """
-    haystack = _normal(text)
-    found = []
-    for failure in all():
-        lengths = [len(symptom) for symptom in failure.symptoms if _normal(symptom) in haystack]
-        if lengths:
-            found.append((-max(lengths), failure.id, failure))
-    return [failure for _, _, failure in sorted(found, key=lambda each: each[:2])]
 
 
 def affected(failure: Failure | str, versions: Mapping[str, str]) -> Affected:
@@ -187,10 +172,6 @@ def claims_table(id: str) -> str:
         for claim in get(id).claims
     ]
     return "\n".join(["| # | claim | verdict | because | known by |", "|---|---|---|---|---|", *rows]) + "\n"
-
-
-def _normal(text: str) -> str:
-    return " ".join(text.split()).casefold()
 
 
 def _cell(text: str) -> str:

@@ -84,7 +84,10 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """One thing that goes wrong; see the fields of the files in this folder."""
+    """One thing that goes wrong; see the fields of the files in this folder.
+
+    `notices` are those of its `symptoms` that healthy runs print too, each with what decides.
+    """
 
     id: str
     title: str
@@ -101,6 +104,7 @@ class Failure:
     threads: tuple[Thread, ...]
     claims: tuple[Claim, ...]
     seen_as: tuple[str, ...] = ()
+    notices: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @functools.cache
@@ -177,8 +181,12 @@ def _failure(path: pathlib.Path) -> Failure:
         threads=tuple(_thread(table) for table in raw.tables("threads")),
         claims=tuple(_claim(table) for table in raw.tables("claims")),
         seen_as=raw.texts("seen_as", ()),
+        notices={table.text("text"): table.text("decides") for table in raw.tables("notices")},
     )
     raw.done()
+    for text in made.notices:
+        if text not in made.symptoms:
+            raise RegistryError(f"{path.name}: notices: {text!r} is none of its symptoms")
     for key in ("signature", "affected", "threads"):
         if not getattr(made, key):
             raise RegistryError(f"{path.name}: {key} is empty; a failure has at least one")

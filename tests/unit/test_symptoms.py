@@ -1,0 +1,108 @@
+"""A log is looked up: errors before notices, the line is shown, and a text that healthy runs print is no verdict."""
+
+import pytest
+
+from failurelab import failures
+from failurelab.failures import symptoms
+
+LOG = """\
+  0%|          | 0/100 [00:00<?, ?it/s]/home/me/lib/python3.11/site-packages/torch/utils/checkpoint.py:87: UserWarning:
+None of the inputs have requires_grad=True.
+    Gradients will be None
+  warnings.warn(
+"""
+NOTICE = "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`."
+ELEMENT = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
+
+
+def ids(text):
+    return [match.failure.id for match in symptoms.find_matches(text.splitlines(keepends=True))]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (LOG, ["F1"]),
+        (LOG + NOTICE, ["F7", "F1"]),
+        (NOTICE + "\n" + LOG + ELEMENT, ["F2", "F7", "F1"]),  # the error first, wherever it stands
+        ("None of the inputs have requires_grad=True", ["F1"]),  # cut short by the reader
+        ("UserWarning: None of the inputs have requires_g", ["F1"]),
+        ("the inputs have requires_grad=True. Gradients", ["F1"]),
+        ("None of it", []),
+        ("AttributeError: 'LlamaForCausalLM' object has no attribute 'optimizer'", ["F4"]),
+        ("AttributeError: 'MyTrainer' object has no attribute 'optimizer'", []),
+        ("AttributeError: 'NoneType' object has no attribute 'backward'", ["F4"]),
+        ("loss: 0.3", []),
+        ("", []),
+    ],
+)
+def test_what_a_text_finds(text, expected):
+    assert ids(text) == expected
+
+
+def test_the_line_is_shown_with_its_number():
+    """In a log of many lines too, where it is looked at in blocks."""
+    lines = [f"step {number}\n" for number in range(30_000)]
+    lines[25_000:25_000] = ["[rank0]: element 0 of tensors does not\n", "require grad and does not have a grad_fn\n"]
+    (match,) = symptoms.find_matches(lines)
+    assert (match.failure.id, match.number) == ("F2", 25_001)
+    assert "line 25001: [rank0]: element 0 of tensors does not" in symptoms.describe(lines)
+
+
+def test_a_text_across_two_blocks(monkeypatch):
+    monkeypatch.setattr(symptoms, "_BLOCK", 10)
+    lines = ["step\n"] * 9 + ["element 0 of tensors does not\n", "require grad and does not have a grad_fn\n"]
+    assert [match.number for match in symptoms.find_matches(lines + ["step\n"] * 100)] == [10]
+
+
+@pytest.mark.parametrize(
+    ("text", "decides"),
+    [
+        (LOG, "guards.GradientGuard()"),
+        (NOTICE, "guards.RolloutGuard()"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "guards.LogitsGuard()"),
+        ("AttributeError: 'DeepSpeedZeRoOffload' object has no attribute 'optimizer'", "evaluate() before train()"),
+    ],
+)
+def test_a_text_that_healthy_runs_print_is_no_verdict(text, decides):
+    """What decides is said, and no repair is prescribed."""
+    answer = symptoms.describe([text])
+    assert "no verdict: " in answer and decides in answer and "repair: " not in answer
+
+
+def test_rewards_without_a_spread_lead_to_their_guard():
+    """Zeros everywhere are no sign of a missing gradient: there is nothing to learn from."""
+    flat = "{'loss': 0.0, 'grad_norm': 0.0, 'reward': 0.0, 'reward_std': 0.0}\n"
+    assert "guards.RewardGuard()" in symptoms.describe([flat] * 3)
+    partly = flat.replace("'reward_std': 0.0", "'reward_std': 0.1").replace("'grad_norm': 0.0", "'grad_norm': 0.2")
+    assert "guards.RewardGuard()" not in symptoms.describe([flat, partly])
+    assert "guards.RewardGuard()" in symptoms.describe(["{'loss': '0', 'grad_norm': '0', 'frac_reward_zero_std': '1'}"])
+
+
+@pytest.mark.parametrize("failure", failures.all(), ids=lambda failure: failure.id)
+def test_each_text_of_the_registry_is_found_where_lines_wrap(failure):
+    for text in failure.symptoms:
+        wrapped = "step 3\n[rank0]: " + text.replace(" ", "\n", 1) + "\nstep 4"
+        assert f"{failure.id}: {failure.title}" in symptoms.describe(wrapped.splitlines(keepends=True))
+
+
+@pytest.mark.parametrize(
+    ("content", "answer"),
+    [
+        (("\ufeff" + LOG).encode("utf-16"), "F1: "),
+        (b"caf\xe9 " + ELEMENT.encode("latin-1"), "F2: "),
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
+        (b"\x7fELF\0\0\0", "is no text"),
+        (None, "cannot be read"),
+    ],
+)
+def test_logs_of_any_kind(tmp_path, content, answer):
+    """An answer, or one line that says what was found and what to give instead."""
+    log = tmp_path / "train.log"
+    if content is not None:
+        log.write_bytes(content)
+    try:
+        assert answer in symptoms.describe(symptoms.read_log(log))
+    except symptoms.LogError as error:
+        assert answer in str(error) and "Next: " in str(error) and error.exit_status == 2
