@@ -1,9 +1,14 @@
 """A list of things that were looked at, as `failurelab doctor` tells it: lines, JSON, and a verdict."""
 
 import dataclasses
+import shutil
+import textwrap
 from typing import Any
 
 PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
+# Of a Python's libraries: what trl's trainers are spared of and a script of one's own may meet.
+IF_YOURS = "IF YOURS"
+_INDENT = " " * 9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,9 +17,10 @@ class Check:
 
     Attributes:
         name: what was looked at.
-        status: PASS, FAIL or NOT RUN.
+        status: PASS, FAIL, NOT RUN, or IF YOURS.
         detail: what was found.
-        next_step: empty unless something can be done. Of a FAIL it must be done before the course.
+        next_step: empty unless something can be done; lines after the first belong to it. Of a FAIL it must be done
+            before the course.
         failure: the id of the failure that it is about, if any.
     """
 
@@ -35,8 +41,12 @@ def verdict(checks: list[Check]) -> str:
     failures = [check for check in checks if check.failure]
     if failures:
         found = [check.failure for check in failures if check.status == FAIL]
-        told = f"{len(found)} of the {len(failures)} failures of this course: {', '.join(found)}"
-        return f"These versions have {told}." if found else f"These versions have none of the {len(failures)} failures."
+        yours = [check.failure for check in failures if check.status == IF_YOURS]
+        also = f" Code of your own may meet {', '.join(yours)}." if yours else ""
+        if not found:
+            return f"These versions have none of the {len(failures)} failures.{also}"
+        listed = f"{len(found)} of the {len(failures)} failures of this course: {', '.join(found)}"
+        return f"These versions have {listed}.{also}"
     todo = steps(checks) or [check.name for check in checks if check.status == FAIL]
     if todo:
         return f"NOT READY: {len(todo)} thing{'s' * (len(todo) > 1)} to do before the course, then ask again."
@@ -61,13 +71,39 @@ def text(checks: list[Check]) -> str:
     Of another Python, FAIL reads EXPOSED: nothing has failed there, and nothing was tried.
     """
     words = {FAIL: "EXPOSED"} if any(check.failure for check in checks) else {}
+    width = max(70, min(120, shutil.get_terminal_size().columns))
     lines = []
     for check in checks:
-        lines += [f"{words.get(check.status, check.status):<8} {check.name}", f"         {check.detail}"]
+        lines += [f"{words.get(check.status, check.status):<8} {check.name}", *_wrap(check.detail, _INDENT, width)]
     could = [check.next_step for check in checks if check.status == NOT_RUN and check.next_step]
-    for head, listed in (("Next:", steps(checks)), ("If you want more:", could)):
-        lines += [head, *(f"  - {step}" for step in listed)] if listed else []
+    yours = [check.next_step for check in checks if check.status == IF_YOURS and check.next_step]
+    for head, listed in (
+        ("Next:", steps(checks)),
+        ("If your own code does that:", yours),
+        ("If you want more:", could),
+    ):
+        if listed:
+            lines.append(head)
+        for step in listed:
+            first, *rest = step.splitlines()
+            lines += _wrap(first, "    ", width, "  - ")
+            for line in rest:
+                lines += _wrap(line, "        ", width, "      - ")
     return "\n".join([*lines, verdict(checks)])
+
+
+def _wrap(text: str, indent: str, width: int, first: str = "") -> list[str]:
+    """Break a text into lines, but not inside code: the arguments of a call, a list or a dict."""
+    open_brackets: list[bool] = []  # of each, whether code is in it
+    shown = ""
+    for before, character in zip(" " + text, text):
+        if character in "([{":
+            open_brackets.append(character != "(" or not before.isspace())
+        elif character in ")]}" and open_brackets:
+            open_brackets.pop()
+        shown += "\0" if character == " " and any(open_brackets) else character
+    wrapper = textwrap.TextWrapper(width, first or indent, indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\0", " ") for line in wrapper.wrap(shown)]
 
 
 def exit_status(checks: list[Check]) -> int:

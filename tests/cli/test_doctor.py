@@ -17,6 +17,7 @@ import pytest
 
 from failurelab import __main__
 from failurelab import checks as checking
+from failurelab.failures import versions as library_versions
 from failurelab_course import doctor, eras
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.notebook import kernel as era_client
@@ -212,6 +213,38 @@ def test_another_pythons_verdict():
     ]
     assert checking.verdict(checks) == "These versions have 1 of the 2 failures of this course: F1."
     assert checking.verdict(checks[1:]) == "These versions have none of the 1 failures."
+    checks = [*checks[1:], checking.Check("F3 c", checking.IF_YOURS, "", "mend", "F3")]
+    assert checking.verdict(checks).endswith("none of the 2 failures. Code of your own may meet F3.")
+    assert "If your own code does that:\n  - mend" in checking.text(checks) and checking.exit_status(checks) == 0
+
+
+@pytest.mark.parametrize("columns", ["70", "90", "120"])
+def test_lines_fit_the_terminal_and_code_stays_whole(monkeypatch, columns):
+    """A reader copies code from it: no line is broken inside a call or a dict."""
+    monkeypatch.setenv("COLUMNS", columns)
+    step = "F1 a\nupgrade: trl 0.22.0 or later (it does so by itself, whatever the options say, from then on)\n"
+    step += "in place: model.enable_input_require_grads(), or gradient_checkpointing_kwargs={'use_reentrant': False}"
+    text = checking.text(
+        [checking.Check("F1 a", checking.FAIL, "trl 0.14.0: " + "frozen embeddings, " * 9, step, "F1")]
+    )
+    assert "gradient_checkpointing_kwargs={'use_reentrant': False}" in text and "\n      - upgrade: trl" in text
+    assert max(len(line) for line in text.splitlines()[:-1]) <= int(columns)
+
+
+@pytest.mark.parametrize(
+    ("versions", "id", "status"),
+    [
+        ({"trl": "0.14.0", "accelerate": "1.3.0", "transformers": "4.48.3"}, "F5", "FAIL"),  # the report's stack
+        ({"trl": "0.15.2", "accelerate": "1.3.0", "transformers": "4.48.3"}, "F5", "IF YOURS"),
+        ({"trl": "1.16.0", "accelerate": "1.15.0", "transformers": "5.23.0"}, "F5", "PASS"),
+        ({"trl": "1.16.0", "transformers": "5.23.0"}, "F7", "IF YOURS"),
+    ],
+)
+def test_a_script_of_ones_own_is_no_pass(monkeypatch, versions, id, status):
+    """A PASS with a "but" is none: what only code of one's own meets has a word of its own."""
+    monkeypatch.setattr(library_versions, "_ask", lambda python, code: versions)
+    check = next(check for check in library_versions.check_python("python") if check.failure == id)
+    assert check.status == status and bool(check.next_step) is (status != "PASS")
 
 
 def test_an_old_python_is_one_line(monkeypatch, capsys):

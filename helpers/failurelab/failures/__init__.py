@@ -33,10 +33,14 @@ _FOLDER = pathlib.Path(__file__).parent
 
 @dataclasses.dataclass(frozen=True)
 class Affected:
-    """Whether a set of versions has a failure, and why; true or false as it stands."""
+    """Whether a set of versions has a failure, and why; true or false as it stands.
+
+    `own_code` says that these versions have it in code of one's own, where trl's trainers are spared.
+    """
 
     hit: bool
     reason: str
+    own_code: bool = False
 
     def __bool__(self) -> bool:
         return self.hit
@@ -83,12 +87,12 @@ def affected(failure: Failure | str, versions: Mapping[str, str]) -> Affected:
         have = ", ".join(f"{package} {versions[package]}" for package in stack.versions)
         if not stack.only_own_code:
             return Affected(True, f"{have}: {stack.what}")
-        own_code = own_code or f"not through trl here, but {have}: {stack.what}"
+        own_code = own_code or f"not through trl's trainers here; {have}: {stack.what}"
     if own_code:
-        return Affected(False, own_code)
+        return Affected(False, own_code, own_code=True)
     needed = dict.fromkeys(package for stack in failure.affected for package in stack.versions)
     have = ", ".join(f"{package} {versions.get(package, 'is not installed')}" for package in needed)
-    stacks = (" with ".join(f"{name} {text}" for name, text in stack.versions.items()) for stack in failure.affected)
+    stacks = dict.fromkeys(str(stack) for stack in failure.affected)
     return Affected(False, f"{have}; affected: {'; or '.join(stacks)}")
 
 

@@ -10,15 +10,15 @@ import pathlib
 import subprocess
 
 from failurelab import failures
-from failurelab.checks import FAIL, PASS, Check
+from failurelab.checks import FAIL, IF_YOURS, PASS, Check
 from failurelab.errors import FailureLabError
 from failurelab.failures.toml_table import read_toml
 
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
 _HEALTHY = pathlib.Path(__file__).with_name("healthy.toml")
 _MEANING = (
-    "EXPOSED tells what they do to a run of the kind that its line names. Your script was not read: where it does none "
-    "of that, the line does not concern you."
+    "EXPOSED tells what they do to a run of the kind that its line names; IF YOURS, what they do to code of your own "
+    "of that kind. Your script was not read: where it does none of that, the line does not concern you."
 )
 
 
@@ -55,8 +55,9 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
         checks.append(Check("What these versions do", FAIL, _MEANING, _healthy_stack()))
     for failure in failures.all():
         hit = found[failure.id]
-        repair = _repair(failure, versions) if hit else ""
-        checks.append(Check(f"{failure.id} {failure.title}", FAIL if hit else PASS, hit.reason, repair, failure.id))
+        status = FAIL if hit else IF_YOURS if hit.own_code else PASS
+        repair = "" if status == PASS else _repair(failure, versions)
+        checks.append(Check(f"{failure.id} {failure.title}", status, hit.reason, repair, failure.id))
     return checks
 
 
@@ -87,12 +88,13 @@ def _ask(python: str | pathlib.Path, code: str) -> dict[str, str]:
 
 
 def _repair(failure: failures.Failure, versions: dict[str, str]) -> str:
-    """Return what to do about a failure: upgrade, or repair in place, and where it is explained."""
+    """Return what to do about a failure, a line each: upgrade, or repair in place, and where it is explained."""
     upgrades = failures.upgrades(failure, versions)
-    ways = [f"upgrade to {' or '.join(upgrades)}"] if upgrades else []
-    ways += [f"in place: {failure.fix}"]
-    ways += [f"helper: failurelab.{failure.helper}"] if failure.helper else []
-    return f"{failure.id}: {'; '.join(ways)}. Why: notebooks/{failure.notebook}.ipynb"
+    lines = [f"{failure.id} {failure.title}"]
+    lines += [f"upgrade: {upgrade}" for upgrade in upgrades]
+    lines.append(f"in place: {failure.fix}")
+    lines += [f"helper: failurelab.{failure.helper}"] if failure.helper else []
+    return "\n".join([*lines, f"why: notebooks/{failure.notebook}.ipynb"])
 
 
 def _healthy_stack() -> str:
