@@ -21,7 +21,7 @@ CONTENTS = {
     "Labs": ["labs/index"],
     "Look up": ["measured", "glossary", "troubleshooting", "gpu", "several_nodes", "ci", "offline", "class_server"],
     "Teach": ["teaching"],
-    "About": ["site"],
+    "About": ["architecture", "site"],
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")
 FENCE = re.compile(r"^\s*(```|~~~)")

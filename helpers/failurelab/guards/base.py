@@ -1,9 +1,13 @@
 """What every guard is: a TrainerCallback that stops the run, or warns, when it finds what it looks for."""
 
+import logging
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback
+
+_log = logging.getLogger("failurelab.guards")
 
 
 class GuardTripped(RuntimeError):
@@ -26,6 +30,7 @@ class Guard(TrainerCallback):
             raise ValueError(f"unknown action {action!r}: a guard can 'stop' the run or 'warn'")
         self.action = action
         self.report: Any = None
+        self._reasons: set[str] = set()  # why something could not be checked, each said once
 
     def _trip(self, message: str, report: Any) -> None:
         text = f"{type(self).__name__}: {message}"
@@ -36,3 +41,22 @@ class Guard(TrainerCallback):
     def _warn(self, message: str) -> None:
         """Warn whatever the action is: what was found makes the run dear, not wrong."""
         warnings.warn(f"{type(self).__name__}: {message}", GuardWarning, stacklevel=3)
+
+    def _check(self, check: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Run a check of the guard's own: only what it finds may stop the run, not an error of the check itself."""
+        try:
+            check(*args, **kwargs)
+        except (GuardTripped, GuardWarning):
+            raise  # found; a warning is raised where the user turned warnings into errors
+        except Exception as error:
+            self._could_not_check(f"{type(error).__name__}: {error}")
+
+    def _could_not_check(self, reason: str) -> None:
+        """Warn, once for each reason, that nothing was judged."""
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            self._warn(f"could not check: {reason}")
+
+    def _held(self, message: str) -> None:
+        """Say at log level INFO what was checked and held."""
+        _log.info("%s: %s", type(self).__name__, message)

@@ -1,0 +1,186 @@
+"""RewardGuard: which of three causes makes rewards equal, what a function never gets, and silence for healthy runs."""
+
+import asyncio
+import logging
+import warnings
+
+import pytest
+import torch
+
+from failurelab import guards
+from failurelab.guards.reward import CAUSES
+from failurelab_course.experiments import models, trainers
+
+PROMPTS = ["1+1=", "1+1=", "2+2=", "2+2="]
+ANSWERS = ["2", "2", "4", "4"]
+CONVERSATION = [[{"role": "assistant", "content": "no"}]] * 4
+
+
+class Trainer:
+    """What the guard asks of a trainer."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+def right(prompts, completions, answer, **_):
+    return [float(text == wanted) for text, wanted in zip(completions, answer)]
+
+
+def constant(value):
+    return lambda prompts, completions, **_: [value] * len(completions)
+
+
+def run(function, batches, *, action="warn", groups=2, **attributes):
+    """Give a guard the batches as a trainer would; return the guard, and the messages of its warnings."""
+    functions = function if isinstance(function, list) else [function]
+    trainer = Trainer(reward_funcs=list(functions), **attributes)
+    guard = guards.RewardGuard(trainer, action, groups=groups)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        guard.on_train_begin(None, None, None)
+        for completions in batches:
+            for listened in list(trainer.reward_funcs):
+                rewards = listened(prompts=PROMPTS, completions=completions, answer=ANSWERS)
+                if asyncio.iscoroutine(rewards):
+                    asyncio.run(rewards)
+        guard.on_train_end(None, None, None)
+    assert trainer.reward_funcs == functions  # put back as they were
+    return guard, [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+
+
+@pytest.mark.parametrize(
+    ("function", "completions", "cause"),
+    [
+        (right, ["no"] * 4, "floor"),
+        (right, ANSWERS, "ceiling"),
+        (right, ["2", "2", "no", "no"], "mixed"),
+        (constant(0.0), ["no"] * 4, "constant"),
+        (constant(1.0), ANSWERS, "constant"),
+        (
+            lambda completions, answer, **_: [float(c[0]["content"] == a) for c, a in zip(completions, answer)],
+            CONVERSATION,
+            "floor",
+        ),
+    ],
+)
+def test_equal_rewards_and_which_of_the_causes_it_is(function, completions, cause):
+    """The three look alike in every log; other completions tell them apart."""
+    guard, messages = run(function, [completions] * 3)
+    assert guard.report.cause == cause and guard.report.flat == guard.report.groups == 6
+    assert len(messages) == 1 and CAUSES[cause] in messages[0]
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [["2", "no", "no", "no"]] * 5,  # one of two groups is flat in each batch
+        [["no"] * 4, ["2", "no", "4", "no"], ["no"] * 4],  # flat batches, but not groups in a row
+        [["no"] * 4],  # too few to judge
+    ],
+)
+def test_a_run_with_some_flat_groups_is_left_alone(batches, caplog):
+    with caplog.at_level(logging.INFO, logger="failurelab.guards"):
+        guard, messages = run(right, batches, groups=3)
+    assert messages == [] and guard.report.cause == "" and "groups had equal rewards" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda completions, **_: [float("nan")] * 4, "gives nan for 4 of 4 completions"),
+        (lambda completions, **_: [None, 1.0, 0.0, 1.0], "no function gives a reward for 1 of 4 completions"),
+        (lambda completions, solution=None, **_: [0.0, 1.0, 0.0, 1.0], "asks for solution, which never arrives"),
+    ],
+)
+def test_what_else_is_wrong_with_rewards(function, message):
+    guard, messages = run(function, [ANSWERS] * 2)
+    assert len(messages) == 1 and message in messages[0] and message in guard.report.problem
+
+
+def test_none_of_one_function_is_what_several_tasks_look_like():
+    """Trl takes None for "not my task"; only a completion that nobody rewards is told."""
+    functions = [lambda completions, **_: [None, None, 1.0, 0.0], lambda completions, **_: [1.0, 0.0, None, None]]
+    guard, messages = run(functions, [ANSWERS] * 2, reward_weights=torch.tensor([1.0, 0.5]))
+    assert messages == [] and guard.report.groups == 4
+
+
+def test_a_missing_column_is_named_before_python_complains():
+    trainer = Trainer(reward_funcs=[lambda completions, solution, **_: [0.0] * 4])
+    guard = guards.RewardGuard(trainer)
+    guard.on_train_begin(None, None, None)
+    with pytest.raises(TypeError), pytest.warns(guards.GuardWarning, match="asks for solution, which never arrives"):
+        trainer.reward_funcs[0](prompts=PROMPTS, completions=ANSWERS)
+
+
+def test_it_stops_where_it_was_asked_to():
+    with pytest.raises(guards.GuardTripped, match="RewardGuard: the rewards of each of the last 2 groups") as stopped:
+        run(right, [["no"] * 4] * 3, action="stop")
+    assert stopped.value.report.cause == "floor"
+    with pytest.raises(ValueError, match="groups=0"):
+        guards.RewardGuard(None, groups=0)
+
+
+def test_functions_that_are_coroutines_are_awaited():
+    async def slow(completions, **_):
+        return [0.0] * len(completions)
+
+    guard, messages = run(slow, [ANSWERS] * 2)
+    assert guard.report.cause == "unknown" and len(messages) == 1
+
+
+class Unreadable(list):
+    def __iter__(self):
+        raise RuntimeError("read once only")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda completions, **_: Unreadable([1.0]),  # rewards that cannot be read
+        lambda completions, **_: ["good"] * 4,  # or are no numbers
+        lambda completions, **_: [1.0 / (completions[0] == "2")] * 4,  # no other completion is taken
+    ],
+)
+def test_what_the_guard_fails_at_never_ends_the_run(function):
+    """The run goes on, and it is said that nothing was judged."""
+    _, messages = run(function, [ANSWERS] * 3)
+    assert messages and all("could not check: " in message for message in messages)
+    assert len(messages) == len(set(messages))
+
+
+@pytest.mark.parametrize("attributes", [{"reward_funcs": None}, {"reward_funcs": [torch.nn.Linear(1, 1)]}, {}])
+def test_a_trainer_without_reward_functions_is_told(attributes):
+    trainer = Trainer(**attributes)
+    guard = guards.RewardGuard(trainer)
+    with pytest.warns(guards.GuardWarning, match="could not check: the trainer has no reward functions"):
+        guard.on_train_begin(None, None, None)
+
+
+def test_what_it_asks_leaves_the_random_state_alone():
+    def noisy(completions, **_):
+        torch.rand(3)
+        return [0.0] * len(completions)
+
+    states = []
+    for groups in (2, 100):
+        torch.manual_seed(0)
+        run(noisy, [ANSWERS] * 2, groups=groups)
+        states.append(torch.rand(1))
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_in_a_real_run(tmp_path, flat):
+    """In the stack at hand: a healthy run is left alone, one whose function is constant is told."""
+    pytest.importorskip("datasets")
+    model, tokenizer = models.load("tiny")
+    trainer = trainers.grpo(model, tokenizer, steps=2, output_dir=str(tmp_path), reward=constant(0.0) if flat else None)
+    guard = guards.RewardGuard(trainer, groups=4)
+    trainer.add_callback(guard)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    messages = [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+    assert guard.report.groups >= 4
+    assert (guard.report.cause, len(messages)) == (("constant", 1) if flat else ("", 0))
