@@ -17,10 +17,9 @@ from failurelab_course import eras
 
 SCHEMA = 1
 TIERS = ("cpu", "gpu", "simulated")  # as observe.TIERS, which imports torch
-_FIELDS = {
-    **dict.fromkeys(("failure", "case", "state", "era", "tier", "device", "source"), str),
-    **{"schema": int, "versions": dict, "figures": dict},
-}
+_FIELDS = {"schema": int, "versions": dict, "figures": dict} | dict.fromkeys(
+    ("failure", "case", "state", "era", "tier", "device", "source"), str
+)
 _KEY = ("failure", "case", "state", "era", "tier", "device", "seed", "source")
 Record = dict[str, Any]
 

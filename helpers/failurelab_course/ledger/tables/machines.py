@@ -42,8 +42,9 @@ def misalignment(records: list[Record]) -> str:
 def log_probs(records: list[Record]) -> str:
     """Ways to score a completion: time and memory against kept logits in the same run, and errors; `-` for none."""
     runs = select_runs(records, "F3a", LOG_PROBS)
-    runs["other"], runs["batch"] = runs["shape"] != MAIN_SHAPE, -runs["shape"].str.partition(" ")[0].astype(int)
-    runs = runs[~runs["other"] | (runs["way"] == "completion_logps")].sort_values(["other", "batch", "shape", "way"])
+    runs["other"] = runs["shape"] != MAIN_SHAPE  # of other shapes only our own way is shown, after the main one
+    runs["small"] = runs["shape"].str.startswith("2 x")
+    runs = runs[~runs["other"] | (runs["way"] == "completion_logps")].sort_values(["other", "small", "shape", "way"])
 
     def time(run):
         return "NOT RUN" if "not_run" in run["figures"] else f"{run['time_to_kept']:.2f}"
