@@ -24,7 +24,7 @@ from packaging.version import Version
 from failurelab_course.eras import installers
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import observe
-from failurelab_course.ledger import not_run
+from failurelab_course.runs import benchmarks
 
 VERSIONS = ("4.45.2", "4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4", "4.57.6", "5.23.0")
 NAMES = ("num_logits_to_keep", "logits_to_keep")
@@ -39,7 +39,7 @@ def download(version: str, folder: str) -> Path:
         missing = "No module named pip" in done.stderr
         if missing or installers.NO_NETWORK.search(done.stderr):
             print(f"NOT RUN: {'this Python has no pip' if missing else 'no package index is reached'}", flush=True)
-            sys.exit(not_run.STATUS)
+            sys.exit(benchmarks.STATUS)
         sys.exit(f"transformers {version} could not be fetched: {done.stderr.strip()}")
     return next(Path(folder).glob(f"transformers-{version}-*.whl"))
 

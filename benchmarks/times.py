@@ -21,8 +21,8 @@ import xml.etree.ElementTree
 
 from failurelab_course import eras
 from failurelab_course.experiments import observe
-from failurelab_course.ledger import records as evidence
-from failurelab_course.ledger.tables import times as ledger_times
+from failurelab_course.ledger.records import key, read_ledger, write_ledger
+from failurelab_course.ledger.tables.times import SOURCE
 
 CALLS = {
     "set-up": ["make", "setup"],
@@ -83,8 +83,8 @@ def of_junit(path: pathlib.Path) -> dict:
 def keep(part: str, figures: dict, out: pathlib.Path) -> None:
     """Put the figures of a part into the ledger, beside those of other parts, and print them."""
     made = observe.record("ground", "measured", figures, case=f"how long: {part}")
-    old = evidence.load(out) if out.exists() else []
-    evidence.save(out, [*(each for each in old if evidence.key(each) != evidence.key(made)), made])
+    old = read_ledger(out) if out.exists() else []
+    write_ledger(out, [*(record for record in old if key(record) != key(made)), made])
     print(part, json.dumps(figures), flush=True)
 
 
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=eras.root() / "evidence" / "cpu.json")
     parser.add_argument("--junit", type=pathlib.Path, help="take the tests' minutes from this file, and run nothing")
     asked = parser.parse_args()
-    os.environ["FAILURELAB_SOURCE"] = ledger_times.SOURCE
+    os.environ["FAILURELAB_SOURCE"] = SOURCE
     if asked.junit:
         return keep("tests", of_junit(asked.junit), asked.out)
     parts = asked.only.split(",")

@@ -252,13 +252,13 @@ def evidence_show(
     from failurelab_course.ledger import records as evidence
 
     table = Table("failure", "case", "state", "era", "seed", "tier", "figures")
-    for made in evidence.load(ledger or eras.root() / "evidence" / "cpu.json"):
+    for made in evidence.read_ledger(ledger or eras.root() / "evidence" / "cpu.json"):
         if not failure or made["failure"] == failure:
             figures = ", ".join(f"{name} {_short(value)}" for name, value in made["figures"].items())
             table.add_row(*(str(made.get(k, "")) for k in ("failure", "case", "state", "era", "seed", "tier")), figures)
     console.print(table)
-    for each in evidence.load_not_run(ledger or eras.root() / "evidence" / "cpu.json"):
-        _say(f"NOT RUN {each.name}{f' in era {each.era}' if each.era else ''}: {each.reason}")
+    for each in evidence.read_not_run(ledger or eras.root() / "evidence" / "cpu.json"):
+        _say(str(each))
 
 
 @evidence_app.command("compare")
@@ -271,10 +271,10 @@ def evidence_compare(
     """Tell what changed between two ledgers; exit status 1 if a verdict did, or something is missing."""
     import dataclasses
 
-    from failurelab_course.ledger import compare as ledger_compare
-    from failurelab_course.ledger import records as evidence
+    from failurelab_course.ledger.compare import compare
+    from failurelab_course.ledger.records import read_ledger, read_not_run
 
-    found = ledger_compare.compare(evidence.load(old), evidence.load(new), tolerance, evidence.load_not_run(new))
+    found = compare(read_ledger(old), read_ledger(new), tolerance, read_not_run(new))
     if as_json:
         print(json.dumps(dataclasses.asdict(found) | {"holds": found.holds}, indent=1))
         raise typer.Exit(int(not found.holds))
@@ -303,16 +303,15 @@ def evidence_compare(
 @evidence_app.command("tables")
 def evidence_tables() -> None:
     """Write the tables and pictures of README.md and docs/measured.md from evidence/cpu.json."""
-    from failurelab_course.ledger import pages as ledger_tables
-    from failurelab_course.ledger import records as evidence
+    from failurelab_course.ledger import pages, pictures
+    from failurelab_course.ledger.records import read_ledger
 
-    top = eras.root()
-    records = evidence.load(top / "evidence" / "cpu.json")
-    for page, changed in ledger_tables.write(records).items():
+    folder = eras.root() / "evidence"
+    records = read_ledger(folder / "cpu.json")
+    for page, changed in pages.write_pages(records).items():
         _say(f"{page}: tables {'written' if changed else 'unchanged'}")
-    ledger_tables.picture(records, top / "evidence" / "rollouts.png")
-    ledger_tables.misalignment_picture(records, top / "evidence" / "misalignment.png")
-    _say("evidence/rollouts.png, evidence/misalignment.png: drawn")
+    pictures.draw_pictures(records, folder)
+    _say(f"{', '.join(f'evidence/{name}' for name in pictures.PICTURES)}: drawn")
 
 
 def _verified(row) -> None:

@@ -11,9 +11,9 @@ from tests.cli.benchmark_scripts import load
 
 from failurelab import logits
 from failurelab_course.experiments import devices as tiers
-from failurelab_course.ledger import not_run
-from failurelab_course.ledger import records as evidence
-from failurelab_course.ledger.tables import machines as ledger_machines
+from failurelab_course.experiments import observe
+from failurelab_course.ledger.tables import machines
+from failurelab_course.runs import benchmarks
 
 SOURCE = """
 class Qwen2Model:
@@ -121,9 +121,11 @@ def test_a_loss_has_no_error_of_scores():
     found = logps.errors(shape, ways, "cpu")
     assert found["its loss"].keys() == {"gradient_error"} and 0 < found["its loss"]["gradient_error"] < 1e-4
     assert 0 < found[logps.OURS]["score_error"] < 1e-4
-    figures = {"time_to_kept": 1, "beyond_gradients_mib": 1, "memory_to_kept": 1, "gradients_mib": 1}
-    case = f"log-probs: its loss, {ledger_machines.MAIN_SHAPE}"
-    row = ledger_machines.log_probs([{"case": case, "figures": figures | found["its loss"]}]).splitlines()[-1]
+    metrics = {"time_to_kept": 1, "beyond_gradients_mib": 1, "memory_to_kept": 1, "gradients_mib": 1}
+    record = observe.record(
+        "F3a", "measured", metrics | found["its loss"], case=f"log-probs: its loss, {machines.MAIN_SHAPE}"
+    )
+    row = machines.log_probs([record | {"source": "benchmarks/logps.py"}]).splitlines()[-1]
     assert row.endswith(f"| - | {found['its loss']['gradient_error']:.0e} |")
 
 
@@ -150,7 +152,7 @@ def test_on_a_gpu_times_are_between_events(monkeypatch):
     assert calls == ["idle", "record", "step", "record", "wait"]
 
 
-@pytest.mark.parametrize("name", sorted(evidence.benchmarks()))
+@pytest.mark.parametrize("name", sorted(benchmarks.benchmarks()))
 def test_a_benchmark_takes_a_device_and_never_another(name, monkeypatch, capsys):
     """Asked for a GPU that is not there it ends with one line and status 3, before it computes; `auto` is resolved."""
     script, seen = load(name), []
@@ -189,4 +191,4 @@ def test_two_processes_are_not_put_on_one_gpu(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         sharding.main()
     said = capsys.readouterr().out
-    assert not_run.why(said, ended.value.code) == "2 processes need a GPU each, and 1 is there"
+    assert benchmarks.why(said, ended.value.code) == "2 processes need a GPU each, and 1 is there"

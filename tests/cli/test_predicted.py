@@ -10,7 +10,7 @@ import types
 import pytest
 from tests.cli.benchmark_scripts import load
 
-from failurelab_course.ledger import not_run
+from failurelab_course.runs import benchmarks
 
 SHAPE = {
     "vocab_size": 30_000,
@@ -112,7 +112,7 @@ def test_a_torch_that_cannot_simulate_is_not_run(predicted, monkeypatch, capsys)
     with pytest.raises(SystemExit) as ended:
         predicted.main()
     said = capsys.readouterr().out
-    assert not_run.why(said, ended.value.code) == "this torch has no Python backend. Next: another"
+    assert benchmarks.why(said, ended.value.code) == "this torch has no Python backend. Next: another"
     done = types.SimpleNamespace(returncode=4, stdout=said)
     monkeypatch.setattr(predicted.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(SystemExit) as ended:

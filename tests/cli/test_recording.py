@@ -1,6 +1,8 @@
 """What `evidence record` does with a machine that lacks something, and with little time."""
 
+import contextlib
 import json
+import re
 import subprocess
 import types
 
@@ -10,12 +12,11 @@ from failurelab_course import eras
 from failurelab_course.experiments import machine as ran_on
 from failurelab_course.experiments import observe
 from failurelab_course.labs import verify as labs
-from failurelab_course.ledger import compare as ledger_compare
-from failurelab_course.ledger import not_run
-from failurelab_course.ledger import records as evidence
+from failurelab_course.ledger.compare import compare
+from failurelab_course.ledger.records import EvidenceError, NotRun, read_ledger, read_not_run, write_ledger
+from failurelab_course.runs import benchmarks, results
 from failurelab_course.runs import notebooks as course
 from failurelab_course.runs import record as recording
-from failurelab_course.runs import results
 
 
 def record(name="benchmarks/one.py", **changes):
@@ -26,7 +27,7 @@ def record(name="benchmarks/one.py", **changes):
 def parts(monkeypatch):
     """Two benchmarks, a notebook and two labs, that run in no time; the names of what ran."""
     ran = []
-    monkeypatch.setattr(evidence, "benchmarks", lambda: {"one": ("today",), "two": ("today", "trl-0.14")})
+    monkeypatch.setattr(benchmarks, "benchmarks", lambda: {"one": ("today",), "two": ("today", "trl-0.14")})
     monkeypatch.setattr(ran_on, "describe", lambda device: {"device": device})
 
     def benchmark(name, era, folder, device):
@@ -42,62 +43,64 @@ def parts(monkeypatch):
         ran.extend(names)
         return [labs.Row(name, labs.BROKEN, "broken.py", labs.PASS, records=[record(f"labs/{name}")]) for name in names]
 
-    monkeypatch.setattr(evidence, "run_benchmark", benchmark)
+    monkeypatch.setattr(benchmarks, "run_benchmark", benchmark)
     monkeypatch.setattr(course, "run", notebook)
     monkeypatch.setattr(labs, "verify", verify)
     monkeypatch.setattr(labs, "known", lambda: ["01_a", "02_b"])
     return ran
 
 
+def record_parts(path, *only, say=lambda text: None, **options):
+    recording.record(path, only=list(only), say=say, **options)
+
+
 ONLY = ["one", "two", "00_start_here", "01_a", "02_b"]
 
 
 def test_benchmarks_come_first_and_all_is_kept(parts, tmp_path):
-    recording.record(tmp_path / "x.json", only=ONLY, say=lambda text: None)
+    record_parts(tmp_path / "x.json", *ONLY)
     assert parts == ["one today", "two today", "two trl-0.14", "00_start_here", "01_a", "02_b"]
-    assert len(evidence.load(tmp_path / "x.json")) == 6
+    assert len(read_ledger(tmp_path / "x.json")) == 6
 
 
 def test_a_limit_on_time_keeps_what_there_is(parts, tmp_path, monkeypatch):
     """No new part is started after it; the line names what is left, and the exit status is not 0."""
     clock = iter(range(0, 600, 30))
     monkeypatch.setattr(recording, "time", types.SimpleNamespace(monotonic=lambda: float(next(clock))))
-    with pytest.raises(evidence.EvidenceError, match=r"limit of 1 minutes came before 4 of 6 parts: bench"):
-        recording.record(tmp_path / "x.json", only=ONLY, time_limit=1, say=lambda text: None)
+    with pytest.raises(EvidenceError, match=r"limit of 1 minutes came before 4 of 6 parts: bench"):
+        record_parts(tmp_path / "x.json", *ONLY, time_limit=1)
     assert parts == ["one today", "two today"]
-    assert len(evidence.load(tmp_path / "x.json")) == 2
-    with pytest.raises(evidence.EvidenceError, match="a number above 0"):
-        recording.record(tmp_path / "x.json", only=ONLY, time_limit=0, say=lambda text: None)
+    assert len(read_ledger(tmp_path / "x.json")) == 2
+    with pytest.raises(EvidenceError, match="a number above 0"):
+        record_parts(tmp_path / "x.json", *ONLY, time_limit=0)
 
 
 def test_what_a_machine_lacks_is_kept_with_its_reason_and_no_failure(parts, tmp_path, monkeypatch):
     """NOT RUN stands in the ledger until the part has run; what fails is a failure all the same."""
-    good = evidence.run_benchmark
+    good = benchmarks.run_benchmark
 
     def lacks(name, era, folder, device):
         if name == "one":
-            raise not_run.CannotRun("era today was made without deepspeed")
+            raise benchmarks.CannotRun("era today was made without deepspeed")
         return good(name, era, folder, device)
 
     path, said = tmp_path / "x.json", []
-    monkeypatch.setattr(evidence, "run_benchmark", lacks)
-    recording.record(path, only=["one", "two"], say=said.append)
+    monkeypatch.setattr(benchmarks, "run_benchmark", lacks)
+    record_parts(path, "one", "two", say=said.append)
     assert "NOT RUN benchmarks/one.py in era today: era today was made without deepspeed" in said
-    assert evidence.load_not_run(path) == [
-        not_run.NotRun("benchmarks/one.py", "era today was made without deepspeed", "today")
-    ]
-    evidence.save(path, evidence.load(path))
-    assert len(evidence.load_not_run(path)) == 1
-    monkeypatch.setattr(evidence, "run_benchmark", good)
-    recording.record(path, only=["one"], say=said.append)
-    assert evidence.load_not_run(path) == [] and len(evidence.load(path)) == 3
+    assert read_not_run(path) == [NotRun("benchmarks/one.py", "era today was made without deepspeed", "today")]
+    write_ledger(path, read_ledger(path))
+    assert len(read_not_run(path)) == 1
+    monkeypatch.setattr(benchmarks, "run_benchmark", good)
+    record_parts(path, "one", say=said.append)
+    assert read_not_run(path) == [] and len(read_ledger(path)) == 3
 
     def fails(name, era, folder, device):
-        raise evidence.EvidenceError("it broke")
+        raise EvidenceError("it broke")
 
-    monkeypatch.setattr(evidence, "run_benchmark", fails)
-    with pytest.raises(evidence.EvidenceError, match="it broke"):
-        recording.record(path, only=["one"], say=said.append)
+    monkeypatch.setattr(benchmarks, "run_benchmark", fails)
+    with pytest.raises(EvidenceError, match="it broke"):
+        record_parts(path, "one", say=said.append)
 
 
 def test_a_benchmark_of_an_era_that_was_not_made_is_not_run(parts, tmp_path, monkeypatch):
@@ -109,8 +112,8 @@ def test_a_benchmark_of_an_era_that_was_not_made_is_not_run(parts, tmp_path, mon
 
     monkeypatch.setattr(eras, "find", found)
     out = tmp_path / "ledger.json"
-    recording.record(out, only=["two"], say=lambda text: None)
-    (left,) = evidence.load_not_run(out)
+    record_parts(out, "two")
+    (left,) = read_not_run(out)
     assert (left.name, left.era) == ("benchmarks/two.py", "trl-0.14")
     assert left.reason.startswith("era trl-0.14 is not made here. Next")
 
@@ -118,52 +121,33 @@ def test_a_benchmark_of_an_era_that_was_not_made_is_not_run(parts, tmp_path, mon
 def test_without_the_course_s_packages_notebooks_are_not_run(parts, tmp_path, monkeypatch):
     """A cluster's wheels may hold no Jupyter: benchmarks and labs are recorded all the same."""
     monkeypatch.setattr(recording.importlib.util, "find_spec", lambda name: None if name == "papermill" else name)
-    recording.record(tmp_path / "x.json", only=["one", "00_start_here", "01_a"], say=lambda text: None)
+    record_parts(tmp_path / "x.json", "one", "00_start_here", "01_a")
     assert parts == ["one today", "01_a"]
-    (kept,) = evidence.load_not_run(tmp_path / "x.json")
+    (kept,) = read_not_run(tmp_path / "x.json")
     assert (kept.name, kept.reason) == ("00_start_here", "not installed here: papermill")
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "failed"),
+    ("name", "result", "reason", "failed"),
     [
-        ("NOT RUN", "no GPU is found", False),
-        ("FAIL", "In [4]: EraCellError: ModuleNotFoundError: No module named 'deepspeed'", False),
-        ("FAIL", "In [4]: AssertionError: 0.3", True),
-        ("ENVIRONMENT", "era trl-0.14 is missing", True),
+        ("00_start_here", "NOT RUN", "no GPU is found", False),
+        ("00_start_here", "FAIL", "In [4]: EraCellError: ModuleNotFoundError: No module named 'deepspeed'", False),
+        ("00_start_here", "FAIL", "In [4]: AssertionError: 0.3", True),
+        ("00_start_here", "ENVIRONMENT", "era trl-0.14 is missing", True),
+        ("01_a", labs.NOT_RUN, "it uses no GPU", False),
+        ("01_a", labs.ENVIRONMENT, "era today does not import deepspeed: No module named 'deepspeed'", False),
+        ("01_a", labs.ENVIRONMENT, "era trl-0.14 is missing", True),
+        ("01_a", labs.FAIL, "it is already solved", True),
     ],
 )
-def test_a_notebook_that_cannot_run_is_told_from_one_that_fails(parts, tmp_path, monkeypatch, status, reason, failed):
-    outcome = results.Result("00_start_here", status, reason, 1, 2, 0.0, None, {}, None, None, None, [])
-    monkeypatch.setattr(course, "run", lambda names, **options: [outcome])
-    path = tmp_path / "x.json"
-    if failed:
-        with pytest.raises(evidence.EvidenceError, match=f"notebook 00_start_here: {status}"):
-            recording.record(path, only=["00_start_here"], say=lambda text: None)
-    else:
-        recording.record(path, only=["00_start_here"], say=lambda text: None)
-        assert [(each.name, each.reason) for each in evidence.load_not_run(path)] == [("00_start_here", reason)]
-
-
-@pytest.mark.parametrize(
-    ("result", "reason", "status"),
-    [
-        (labs.NOT_RUN, "it uses no GPU", "not run"),
-        (labs.ENVIRONMENT, "era today does not import deepspeed: No module named 'deepspeed'", "not run"),
-        (labs.ENVIRONMENT, "era trl-0.14 is missing", "failed"),
-        (labs.FAIL, "it is already solved", "failed"),
-    ],
-)
-def test_a_lab_that_cannot_run_is_told_from_one_that_fails(parts, tmp_path, monkeypatch, result, reason, status):
-    rows = [labs.Row("01_a", labs.BROKEN, "broken.py", result, reason)]
-    monkeypatch.setattr(labs, "verify", lambda names, **options: rows)
-    path = tmp_path / "x.json"
-    if status == "failed":
-        with pytest.raises(evidence.EvidenceError, match=reason):
-            recording.record(path, only=["01_a"], say=lambda text: None)
-    else:
-        recording.record(path, only=["01_a"], say=lambda text: None)
-        assert [(each.name, each.reason) for each in evidence.load_not_run(path)] == [("labs/01_a", reason)]
+def test_what_cannot_run_is_told_from_what_fails(parts, tmp_path, monkeypatch, name, result, reason, failed):
+    notebook = results.Result(name, result, reason, 1, 2, 0.0, None, {}, None, None, None, [])
+    monkeypatch.setattr(course, "run", lambda names, **options: [notebook])
+    monkeypatch.setattr(labs, "verify", lambda names, **options: [labs.Row(name, labs.BROKEN, "x.py", result, reason)])
+    path, source = tmp_path / "x.json", "labs/01_a" if name == "01_a" else name
+    with pytest.raises(EvidenceError, match=re.escape(reason)) if failed else contextlib.nullcontext():
+        record_parts(path, name)
+    assert failed or read_not_run(path) == [NotRun(source, reason)]
 
 
 @pytest.mark.parametrize(
@@ -180,42 +164,42 @@ def test_a_lab_that_cannot_run_is_told_from_one_that_fails(parts, tmp_path, monk
 )
 def test_only_what_is_lacking_is_no_failure(output, status, reason):
     """A benchmark that breaks in another way must not pass for one that could not run."""
-    found = not_run.why(output, status)
+    found = benchmarks.why(output, status)
     assert (reason in found) if reason else found == ""
 
 
 def test_a_benchmark_s_needs_are_asked_of_the_era(tmp_path, monkeypatch):
     era = eras.Era("old", "old", tmp_path / "old.txt", tmp_path)
     (tmp_path / eras.MARKER).write_text(json.dumps({"zero3": False, "left_out": ["bitsandbytes"]}))
-    assert not_run.unmet(["bitsandbytes"], era, "cpu") == "era old was made without bitsandbytes"
-    assert "is not built in era old" in not_run.unmet(["zero3"], era, "cpu")
-    assert not_run.unmet(["zero3"], era, "cuda") == ""
+    assert benchmarks.unmet(["bitsandbytes"], era, "cpu") == "era old was made without bitsandbytes"
+    assert "is not built in era old" in benchmarks.unmet(["zero3"], era, "cpu")
+    assert benchmarks.unmet(["zero3"], era, "cuda") == ""
     (tmp_path / eras.MARKER).write_text(json.dumps({"zero3": True}))
-    assert not_run.unmet(["zero3", "bitsandbytes"], era, "cpu") == ""
+    assert benchmarks.unmet(["zero3", "bitsandbytes"], era, "cpu") == ""
 
 
 def test_needs_are_known_words():
     """A typing error in a docstring would let a benchmark fail where it cannot run."""
-    needs = {need for name in evidence.benchmarks() for need in evidence.needs(name)}
+    needs = {need for name in benchmarks.benchmarks() for need in benchmarks.needs(name)}
     assert needs <= {"zero3", "deepspeed", "bitsandbytes"} and "zero3" in needs
 
 
 def test_what_was_not_run_is_not_missing_from_a_comparison():
     """A second machine may say why it lacks a measurement; without a reason the ledgers do not hold."""
     old = [record(), record("labs/01_a", era="trl-0.14")]
-    reasons = [not_run.NotRun("benchmarks/one.py", "no compiler", "today"), not_run.NotRun("labs/01_a", "no GPU")]
-    found = ledger_compare.compare(old, [], not_run=reasons)
+    reasons = [NotRun("benchmarks/one.py", "no compiler", "today"), NotRun("labs/01_a", "no GPU")]
+    found = compare(old, [], not_run=reasons)
     assert found.holds and [line.rpartition(": ")[2] for line in found.not_run] == ["no compiler", "no GPU"]
-    assert not ledger_compare.compare(old, [], not_run=reasons[:1]).holds
-    elsewhere = [not_run.NotRun("benchmarks/one.py", "no compiler", "trl-0.15"), reasons[1]]
-    assert not ledger_compare.compare(old, [], not_run=elsewhere).holds
+    assert not compare(old, [], not_run=reasons[:1]).holds
+    elsewhere = [NotRun("benchmarks/one.py", "no compiler", "trl-0.15"), reasons[1]]
+    assert not compare(old, [], not_run=elsewhere).holds
 
 
 def test_an_entry_without_a_reason_is_refused(tmp_path):
     path = tmp_path / "x.json"
     path.write_text('{"schema": 1, "records": [], "not_run": [{"name": "labs/01"}]}')
-    with pytest.raises(evidence.EvidenceError, match="no name or no reason"):
-        evidence.load_not_run(path)
+    with pytest.raises(EvidenceError, match="no name or no reason"):
+        read_not_run(path)
 
 
 def test_what_an_era_took_from_the_machine_stands_in_the_records(tmp_path, monkeypatch):
@@ -224,22 +208,22 @@ def test_what_an_era_took_from_the_machine_stands_in_the_records(tmp_path, monke
     (tmp_path / eras.MARKER).write_text(json.dumps({"machine": {"numpy": "2.3.5", "torch": "2.11.0"}}))
     monkeypatch.setattr(eras, "find", lambda name, ready=True: era)
     recording.keep(tmp_path / "x.json", recording.Outcome([record()]))
-    (made,) = evidence.load(tmp_path / "x.json")
+    (made,) = read_ledger(tmp_path / "x.json")
     assert made["versions"] == record()["versions"] | {"numpy": "2.3.5"}
 
 
 def test_a_ledger_that_cannot_be_written_is_told_before_hours_of_runs(parts, tmp_path):
-    with pytest.raises(evidence.EvidenceError, match="is no folder, so no ledger can be written"):
-        recording.record(tmp_path / "nowhere" / "x.json", only=["one"], say=lambda text: None)
+    with pytest.raises(EvidenceError, match="is no folder, so no ledger can be written"):
+        record_parts(tmp_path / "nowhere" / "x.json", "one")
     (tmp_path / "x.json").write_text("half a led")
-    with pytest.raises(evidence.EvidenceError, match="is not a ledger"):
-        recording.record(tmp_path / "x.json", only=["one"], say=lambda text: None)
+    with pytest.raises(EvidenceError, match="is not a ledger"):
+        record_parts(tmp_path / "x.json", "one")
     assert parts == []
 
 
 def test_show_prints_what_was_not_run(tmp_path):
     path = tmp_path / "x.json"
-    evidence.save(path, [record()], [not_run.NotRun("benchmarks/two.py", "no compiler", "today")])
+    write_ledger(path, [record()], [NotRun("benchmarks/two.py", "no compiler", "today")])
     command = [str(eras.find(eras.TODAY).python), "-m", "failurelab", "evidence", "show", str(path)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "NOT RUN benchmarks/two.py in era today: no compiler" in printed

@@ -72,7 +72,7 @@ def test_a_seat_s_need_comes_from_the_ledger(tmp_path):
     """Of each notebook the largest class counts, for a seat alone seems to own what it would share; then the worst."""
     path = tmp_path / "cpu.json"
     alone, together, other = record(1500, 10), record(1200, 300, seats=4), record(2000, 50, notebook="06")
-    evidence.save(path, [alone, together, other, record(9000, 9000, source="benchmarks/other.py")])
+    evidence.write_ledger(path, [alone, together, other, record(9000, 9000, source="benchmarks/other.py")])
     assert seats.measured("01", ledger=path) == seats.Need(1200 * seats.MIB, 300 * seats.MIB)
     assert seats.measured(ledger=path) == seats.Need(2000 * seats.MIB, 300 * seats.MIB)
     with pytest.raises(seats.SeatError, match=r"no class was measured with notebook 09.* Next: "):

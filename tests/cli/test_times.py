@@ -8,32 +8,29 @@ import pytest
 
 from failurelab_course import eras
 from failurelab_course.experiments import observe
-from failurelab_course.ledger import records as evidence
-from failurelab_course.ledger.tables import times as ledger_times
+from failurelab_course.ledger.records import read_ledger
+from failurelab_course.ledger.tables.times import SOURCE, notebook_times, times
 
 SCRIPT = str(eras.root() / "benchmarks" / "times.py")
 
 
-def record(part, **figures):
-    return {"source": "times", "case": f"how long: {part}", "figures": figures}
+def record(part, **metrics):
+    return {"source": SOURCE, "case": f"how long: {part}", "figures": metrics}
 
 
 def test_the_table_says_minutes_and_what_else_the_machine_did():
-    made = record("proof", minutes=5.26, processor_minutes=9.98, others_share=0.034)
-    lines = ledger_times.times([made]).splitlines()
+    """Minutes near zero are not rounded away."""
+    proof = record("proof", minutes=5.26, processor_minutes=9.98, others_share=0.034)
+    lines = times([proof, record("again", minutes=0.012, processor_minutes=0.001, others_share=0.0)]).splitlines()
+    assert lines[3].endswith("| 0.01 | under 0.01 | 0% |")
     assert lines[-2] == "| the proof of the labs (`failurelab verify`) | 5.3 | 10.0 | 3% |"
     assert lines[-1] == "| `make test`, once set up | not recorded |  |  |"
 
 
-def test_minutes_near_zero_are_not_rounded_away():
-    made = record("again", minutes=0.012, processor_minutes=0.001, others_share=0.0)
-    assert "| 0.01 | under 0.01 | 0% |" in ledger_times.times([made])
-
-
 def test_the_notebooks_come_from_the_run_of_all():
-    assert ledger_times.notebook_times([]) == "not recorded"
+    assert notebook_times([]) == "not recorded"
     made = record("course", notebooks=["00_a", "01_b"], seconds=[36, 46], peak_mib=[630, 900])
-    assert ledger_times.notebook_times([made]).splitlines()[2:] == ["| 00 | 36 | 630 |", "| 01 | 46 | 900 |"]
+    assert notebook_times([made]).splitlines()[2:] == ["| 00 | 36 | 630 |", "| 01 | 46 | 900 |"]
 
 
 def test_what_a_command_took_and_what_others_took(tmp_path):
@@ -64,7 +61,7 @@ def test_the_tests_minutes_come_from_what_they_wrote(tmp_path):
     path.write_text(suite.format(0))
     took = of_junit(path)
     assert (took["minutes"], took["tests"], took["skipped"]) == (1.5, 12, 1)
-    assert "| `make test`, once set up | 1.5 | - | - |" in ledger_times.times([record("tests", **took)])
+    assert "| `make test`, once set up | 1.5 | - | - |" in times([record("tests", **took)])
     path.write_text(suite.format(2))
     with pytest.raises(SystemExit, match="2 failures, 0 errors: no time is recorded"):
         of_junit(path)
@@ -75,12 +72,12 @@ def test_the_tests_minutes_come_from_what_they_wrote(tmp_path):
 
 def test_a_part_is_kept_beside_the_others(tmp_path, monkeypatch, capsys):
     """Measured again, it takes its own place, and no other's."""
-    monkeypatch.setenv("FAILURELAB_SOURCE", ledger_times.SOURCE)
+    monkeypatch.setenv("FAILURELAB_SOURCE", SOURCE)
     keep, out = runpy.run_path(SCRIPT)["keep"], tmp_path / "ledger.json"
     for part, minutes in (("set-up", 4.0), ("tests", 40.0), ("set-up", 5.0)):
         keep(part, {"minutes": minutes}, out)
-    assert len(evidence.load(out)) == 2
-    lines = ledger_times.times(evidence.load(out)).splitlines()
+    assert len(read_ledger(out)) == 2
+    lines = times(read_ledger(out)).splitlines()
     assert [line.split(" | ")[1] for line in (lines[2], lines[-1])] == ["5.0", "40.0"]
 
 

@@ -80,9 +80,9 @@ def main() -> int:
         for size in map(int, asked.seats.split(",")):
             figures = hold(size, str(found.relative_to(hub.ROOT)))
             made = observe.record("ground", "measured", figures, case=f"class: notebook {number}, {size} seats")
-            old = evidence.load(LEDGER) if LEDGER.exists() else []
+            old = evidence.read_ledger(LEDGER) if LEDGER.exists() else []
             kept = [each for each in old if evidence.key(each) != evidence.key(made)]
-            evidence.save(LEDGER, [*kept, made])
+            evidence.write_ledger(LEDGER, [*kept, made])
             print({name: round(value, 2) if isinstance(value, float) else value for name, value in figures.items()})
     print(f"{LEDGER.name}: of the most demanding notebook {seats.told(seats.measured(ledger=LEDGER))}")
     return 0

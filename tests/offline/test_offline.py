@@ -118,5 +118,5 @@ def keep(figures):
     made = observe.record("ground", "measured", figures, case="offline bundle")
     print(json.dumps(made["figures"], indent=1))
     if path := os.environ.get("LEDGER"):
-        old = evidence.load(pathlib.Path(path))
-        evidence.save(pathlib.Path(path), evidence.replace(old, [made]))
+        old = evidence.read_ledger(pathlib.Path(path))
+        evidence.write_ledger(pathlib.Path(path), evidence.merge_records(old, [made]))

@@ -1,75 +1,70 @@
-"""The pictures made from the ledger by `failurelab evidence tables`; each carries a digest of what it shows."""
+"""The pictures that `failurelab evidence tables` makes from the ledger: learning curves, all seeds in a band."""
 
 import hashlib
 import json
 import pathlib
-import statistics
 
-from failurelab_course.ledger.format import of
+import pandas
+
 from failurelab_course.ledger.records import Record
-from failurelab_course.ledger.tables.machines import misaligned
+from failurelab_course.ledger.tables import group_runs, select_runs
+from failurelab_course.ledger.tables.machines import MISALIGNED
 from failurelab_course.ledger.tables.training import CURVES
 
+# Of each picture: the runs (failure, cases, a line for each label, and what makes a run's label), and how it is drawn.
+PICTURES = {
+    "rollouts.png": {
+        "runs": ("F7", "curve: (?P<name>.+)", CURVES, "name"),
+        "title": "The same run, broken twice: one repair alone does not heal",
+        "height": 4,
+        "top": 0.9,
+        "legend": {"loc": "upper left", "ncol": 2},
+    },
+    "misalignment.png": {
+        "runs": ("F3b", "misalignment: (?P<name>.+)", MISALIGNED, "era", "name"),
+        "title": "One upgrade, no error: what the trainer scores are other tokens",
+        "height": 3.6,
+        "top": 1,
+        "legend": {"loc": "center right"},
+    },
+}
 
-def picture_digest(records: list[Record]) -> str:
-    """Return a digest of what the picture shows, which the picture carries, so that a stale one is found."""
-    shown = [
-        [made["case"], made["seed"], made["figures"]] for name in CURVES for made in of(records, "F7", f"curve: {name}")
-    ]
+
+def select_lines(name: str, records: list[Record]) -> dict[str, pandas.DataFrame]:
+    """Return the runs of each line of a picture, by its label."""
+    failure, pattern, *labels = PICTURES[name]["runs"]
+    return group_runs(select_runs(records, failure, pattern), *labels)
+
+
+def make_digest(name: str, records: list[Record]) -> str:
+    """Return a digest of what a picture shows; the file carries it, so that a stale one is found."""
+    lines = select_lines(name, records).values()
+    if name == "rollouts.png":
+        shown = [run for runs in lines for run in runs[["case", "seed", "figures"]].to_numpy().tolist()]
+    else:
+        shown = [[*runs[["name", "era"]].iloc[0], list(runs["figures"])] for runs in lines]
     return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
 
 
-def picture(records: list[Record], path: pathlib.Path) -> None:
-    """Draw the learning curves of the run that is broken twice: the median over seeds, and all seeds as a band."""
+def draw_pictures(records: list[Record], folder: pathlib.Path) -> None:
+    """Draw all pictures into files of a folder: the median over seeds, the first line wide, and all seeds as a band."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    from failurelab_course.notebook import display as notebook
+    from failurelab_course.notebook import display
 
-    with pyplot.style.context(notebook.STYLE):
-        figure, axes = pyplot.subplots(figsize=(7.5, 4))
-        for number, name in enumerate(CURVES):
-            runs = [made["figures"] for made in of(records, "F7", f"curve: {name}")]
-            columns = list(zip(*(run["rewards"] for run in runs)))
-            wide = {"linewidth": 7, "alpha": 0.35} if number == 0 else {}
-            (line,) = axes.plot(runs[0]["steps"], [statistics.median(c) for c in columns], label=name, **wide)
-            low, high = ([pick(column) for column in columns] for pick in (min, max))
-            axes.fill_between(runs[0]["steps"], low, high, color=line.get_color(), alpha=0.12, linewidth=0)
-        axes.set(xlabel="step", ylabel="reward, mean of 10 steps", ylim=(0, 0.9))
-        axes.set_title("The same run, broken twice: one repair alone does not heal")
-        axes.legend(loc="upper left", ncol=2)
-        figure.savefig(path, metadata={"Software": None, "Description": picture_digest(records)})
-        pyplot.close(figure)
-
-
-def misalignment_digest(records: list[Record]) -> str:
-    """Return a digest of what the picture of the misaligned runs shows."""
-    shown = [[name, era, runs] for name, era, runs in misaligned(records)]
-    return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
-
-
-def misalignment_picture(records: list[Record], path: pathlib.Path) -> None:
-    """Draw the learning curves with right and wrong log-probabilities: the median over seeds, and all as a band."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    from failurelab_course.notebook import display as notebook
-
-    with pyplot.style.context(notebook.STYLE):
-        figure, axes = pyplot.subplots(figsize=(7.5, 3.6))
-        for number, (name, era, runs) in enumerate(misaligned(records)):
-            columns = list(zip(*(run["rewards"] for run in runs)))
-            wide = {"linewidth": 7, "alpha": 0.35} if number == 0 else {}
-            middle = [statistics.median(column) for column in columns]
-            (line,) = axes.plot(runs[0]["steps"], middle, label=f"{era}, {name}", **wide)
-            low, high = ([pick(column) for column in columns] for pick in (min, max))
-            axes.fill_between(runs[0]["steps"], low, high, color=line.get_color(), alpha=0.12, linewidth=0)
-        axes.set(xlabel="step", ylabel="reward, mean of 10 steps", ylim=(0, 1))
-        axes.set_title("One upgrade, no error: what the trainer scores are other tokens")
-        axes.legend(loc="center right")
-        figure.savefig(path, metadata={"Software": None, "Description": misalignment_digest(records)})
-        pyplot.close(figure)
+    for name, style in PICTURES.items():
+        with pyplot.style.context(display.STYLE):
+            figure, axes = pyplot.subplots(figsize=(7.5, style["height"]))
+            for label, runs in select_lines(name, records).items():
+                rewards, steps = pandas.DataFrame(list(runs["rewards"])), runs["steps"].iloc[0]  # (seeds, steps)
+                wide = {} if axes.lines else {"linewidth": 7, "alpha": 0.35}
+                (line,) = axes.plot(steps, rewards.median(), label=label, **wide)
+                band = {"color": line.get_color(), "alpha": 0.12, "linewidth": 0}
+                axes.fill_between(steps, rewards.min(), rewards.max(), **band)
+            axes.set(xlabel="step", ylabel="reward, mean of 10 steps", ylim=(0, style["top"]), title=style["title"])
+            axes.legend(**style["legend"])
+            figure.savefig(folder / name, metadata={"Software": None, "Description": make_digest(name, records)})
+            pyplot.close(figure)

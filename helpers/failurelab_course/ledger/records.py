@@ -1,18 +1,14 @@
-"""The ledger: what runs measured, kept in the repository, and the tables made from it.
+"""The ledger: what runs measured, kept in the repository, and what was not run, with the reason.
 
 A ledger is one JSON file under evidence/, named after the device: `cpu.json`, `h100.json`. It holds evidence records
-(see `observe.record`), and what was not run, with the reason (see `not_run`). README tables and its picture are made
-from it by `ledger_tables`, never typed; a test finds a stale one.
+(see `observe.record`). A machine may lack what a part needs: no compiler for DeepSpeed's operation, no network. Such a
+part is kept as NOT RUN beside what was measured; it never counts as held.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-import re
-import subprocess
-import tempfile
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,23 +17,27 @@ from failurelab_course import eras
 
 SCHEMA = 1
 TIERS = ("cpu", "gpu", "simulated")  # as observe.TIERS, which imports torch
-_FIELDS = {
-    "schema": int,
-    "failure": str,
-    "case": str,
-    "state": str,
-    "era": str,
-    "tier": str,
-    "device": str,
-    "versions": dict,
-    "source": str,
-    "figures": dict,
-}
+_FIELDS = {"schema": int, "versions": dict, "figures": dict} | dict.fromkeys(
+    ("failure", "case", "state", "era", "tier", "device", "source"), str
+)
+_KEY = ("failure", "case", "state", "era", "tier", "device", "seed", "source")
 Record = dict[str, Any]
 
 
 class EvidenceError(FailureLabError):
     """A ledger or record cannot be read, or what should make it failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NotRun:
+    """One part that was not run. `name` is what its records would have as their source; `era` is empty for any."""
+
+    name: str
+    reason: str
+    era: str = ""
+
+    def __str__(self) -> str:
+        return f"NOT RUN {self.name}{f' in era {self.era}' if self.era else ''}: {self.reason}"
 
 
 def validate(record: Record, where: str = "record") -> None:
@@ -69,160 +69,115 @@ def collect(folder: pathlib.Path) -> list[Record]:
     Raises:
         EvidenceError: a line is not JSON, or not a record.
     """
-    found = []
+    records = []
     for path in sorted(folder.rglob("*.jsonl")):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             try:
-                made = json.loads(line)
+                record = json.loads(line)
             except ValueError as error:
                 raise EvidenceError(f"{path.name} line {number} is not JSON: {error}") from error
-            validate(made, f"{path.name} line {number}")
-            found.append(made)
-    return found
+            validate(record, f"{path.name} line {number}")
+            records.append(record)
+    return records
 
 
-def key(record: Record) -> tuple:
+def key(record: Record) -> tuple[str, ...]:
     """Return what makes two records the same measurement, so that the newer one replaces the older."""
-    return tuple(
-        str(record.get(field)) for field in ("failure", "case", "state", "era", "tier", "device", "seed", "source")
-    )
+    return tuple(str(record.get(field)) for field in _KEY)
 
 
-def load(path: pathlib.Path) -> list[Record]:
+def read_ledger(path: pathlib.Path) -> list[Record]:
     """Return a ledger's records.
 
     Raises:
         EvidenceError: the file is missing, not JSON, or holds something else.
     """
     try:
-        ledger = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-        records = list(ledger["records"])
+        records = list(json.loads(pathlib.Path(path).read_text(encoding="utf-8"))["records"])
     except FileNotFoundError as error:
         raise EvidenceError(f"no ledger at {path}. Next: failurelab evidence record --out {path}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise EvidenceError(f"{path} is not a ledger ({error}). Next: git checkout it, or record again.") from error
-    for number, made in enumerate(records, 1):
-        validate(made, f"{path} record {number}")
+    for number, record in enumerate(records, 1):
+        validate(record, f"{path} record {number}")
     return records
 
 
-def load_not_run(path: pathlib.Path) -> list:
-    """Return what a ledger says was not run, as `not_run.NotRun`; none where there is no ledger.
+def read_cards(folder: pathlib.Path | None = None) -> list[Record]:
+    """Return the records of tier gpu of all ledgers in a folder, by default evidence/."""
+    paths = (folder or eras.root() / "evidence").glob("*.json")
+    ledgers = [read_ledger(path) for path in sorted(paths) if path.name != "cpu.json"]
+    return [record for ledger in ledgers for record in ledger if record["tier"] == "gpu"]
+
+
+def read_not_run(path: pathlib.Path) -> list[NotRun]:
+    """Return what a ledger says was not run; nothing where there is no ledger, or one from before this was kept.
 
     Raises:
         EvidenceError: an entry without a name or a reason.
     """
-    from failurelab_course.ledger import not_run
-
     try:
         ledger = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return not_run.read(ledger if isinstance(ledger, dict) else {}, str(path))
+    not_run = []
+    for entry in ledger.get("not_run", []) if isinstance(ledger, dict) else []:
+        try:
+            not_run.append(NotRun(str(entry["name"]), str(entry["reason"]), str(entry.get("era", ""))))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise EvidenceError(
+                f"{path}: {entry!r} in not_run has no name or no reason. Next: record this evidence again."
+            ) from error
+    return not_run
 
 
-def save(path: pathlib.Path, records: Iterable[Record], not_run: Iterable | None = None) -> None:
+def write_ledger(path: pathlib.Path, records: Iterable[Record], not_run: Iterable[NotRun] | None = None) -> None:
     """Write a ledger, sorted, one record a line, so that a change to it reads well in a diff; whole or not at all.
 
     Args:
         path: the file.
         records: all that was measured.
-        not_run: all that was not, as `not_run.NotRun`; by default what the file has already.
+        not_run: all that was not; by default what the file has already.
 
     Raises:
         EvidenceError: something is no record, or two of one era and device were measured with different versions.
     """
     ordered = sorted(records, key=key)
     stacks: dict[tuple[str, str], Record] = {}
-    for made in ordered:
-        validate(made)
-        first = stacks.setdefault((made["era"], made["device"]), made)
-        if first["versions"] != made["versions"]:
-            packages = sorted({*first["versions"], *made["versions"]})
-            package = next(each for each in packages if first["versions"].get(each) != made["versions"].get(each))
+    for record in ordered:
+        validate(record)
+        first = stacks.setdefault((record["era"], record["device"]), record)
+        old, new = first["versions"], record["versions"]
+        if old != new:
+            package = next(name for name in sorted({*old, *new}) if old.get(name) != new.get(name))
             raise EvidenceError(
-                f"{path} would mix versions in era {made['era']}: {package} {first['versions'].get(package)} in "
-                f"{first['source']} and {made['versions'].get(package)} in {made['source']}. Next: record all of the "
+                f"{path} would mix versions in era {record['era']}: {package} {old.get(package)} in "
+                f"{first['source']} and {new.get(package)} in {record['source']}. Next: record all of the "
                 "era again, or in another ledger."
             )
-    lines = ",\n".join(json.dumps(made, sort_keys=True, ensure_ascii=False) for made in ordered)
-    entries = load_not_run(path) if not_run is None else not_run
-    listed = ",\n".join(json.dumps(dataclasses.asdict(each), ensure_ascii=False) for each in entries)
+    lines = ",\n".join(json.dumps(record, sort_keys=True, ensure_ascii=False) for record in ordered)
+    entries = read_not_run(path) if not_run is None else not_run
+    listed = ",\n".join(json.dumps(dataclasses.asdict(entry), ensure_ascii=False) for entry in entries)
     more = f', "not_run": [\n{listed}\n]' if listed else ""
     temporary = pathlib.Path(f"{path}.{os.getpid()}")
     temporary.write_text(f'{{"schema": {SCHEMA}, "records": [\n{lines}\n]{more}}}\n', encoding="utf-8")
     temporary.replace(path)
 
 
-def replace(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
+def merge_records(old: Iterable[Record], new: Iterable[Record]) -> list[Record]:
     """Return both together, without what `new` measured again: its source, in the same era, on the same device.
 
     A case that the source no longer has would else stay for ever.
     """
-    new = list({key(made): made for made in new}.values())  # of the same measurement, the last
-    again = {(made["source"], made["era"], made["device"]) for made in new}
-    return [*(made for made in old if (made["source"], made["era"], made["device"]) not in again), *new]
+    new = list({key(record): record for record in new}.values())  # of the same measurement, the last
+    again = {(record["source"], record["era"], record["device"]) for record in new}
+    return [*(record for record in old if (record["source"], record["era"], record["device"]) not in again), *new]
 
 
-def benchmarks() -> dict[str, tuple[str, ...]]:
-    """Return each script in benchmarks/ that records evidence, with the eras it is to run in.
-
-    A script says so in a line of its docstring: `Eras: today, trl-0.14`.
-    """
-    found = {}
-    for path in sorted((eras.root() / "benchmarks").glob("*.py")):
-        line = re.search(r"^Eras: (.+?)\.?$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        if line:
-            found[path.stem] = tuple(name.strip() for name in line.group(1).split(","))
-    return found
-
-
-def needs(name: str) -> list[str]:
-    """Return what a benchmark says it needs, in a line of its docstring: `Needs: zero3`."""
-    text = (eras.root() / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
-    line = re.search(r"^Needs: (.+?)\.?$", text, re.MULTILINE)
-    return [each.strip() for each in line.group(1).split(",")] if line else []
-
-
-def run_benchmark(name: str, era_name: str, folder: pathlib.Path, device: str = "cpu") -> list[Record]:
-    """Run one benchmark script in one era and return what it recorded.
-
-    Raises:
-        CannotRun: this machine lacks what it needs.
-        EvidenceError: it failed, or recorded nothing.
-    """
-    from failurelab_course.ledger import not_run
-
-    era = eras.find(era_name)
-    if reason := not_run.unmet(needs(name), era, device):
-        raise not_run.CannotRun(reason)
-    inside = folder / f"{name}-{era_name}"
-    done = eras.run(
-        era,
-        [str(eras.root() / "benchmarks" / f"{name}.py"), "--device", device],
-        # one thread: as fast for small models, and the same sums on every machine
-        env={
-            "FAILURELAB_EVIDENCE": str(inside),
-            "FAILURELAB_SOURCE": f"benchmarks/{name}.py",
-            "OMP_NUM_THREADS": "1",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    if done.returncode:
-        if reason := not_run.why(done.stdout, done.returncode):
-            raise not_run.CannotRun(reason)
-        tail = "\n".join(done.stdout.strip().splitlines()[-5:])
-        raise EvidenceError(f"benchmarks/{name}.py failed in era {era_name} (exit status {done.returncode}):\n{tail}")
-    made = collect(inside) if inside.is_dir() else []
-    if not made:
-        raise EvidenceError(f"benchmarks/{name}.py ended well in era {era_name} and recorded nothing")
-    return made
-
-
-@contextlib.contextmanager
-def temporary_folder():
-    """Yield a folder for the evidence of one recording; it is gone after."""
-    with tempfile.TemporaryDirectory(prefix="failurelab-evidence-") as folder:
-        yield pathlib.Path(folder)
+def merge_not_run(old: Iterable[NotRun], new: Iterable[NotRun], measured: Iterable[Record]) -> list[NotRun]:
+    """Return both together, without what has been measured or was not run again; an entry for any era goes too."""
+    new = list(new)
+    again = {(part.name, part.era) for part in new} | {(record["source"], record["era"]) for record in measured}
+    sources = {name for name, _ in again}
+    kept = [part for part in old if (part.name, part.era) not in again and (part.era or part.name not in sources)]
+    return sorted({*kept, *new}, key=lambda part: (part.name, part.era))

@@ -7,6 +7,7 @@ limit on time, or a crash, costs one part and no more. What this machine cannot 
 import dataclasses
 import importlib.util
 import pathlib
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,8 @@ from failurelab_course import eras
 from failurelab_course.experiments import machine as ran_on
 from failurelab_course.labs import verify as labs
 from failurelab_course.ledger import records as evidence
-from failurelab_course.ledger.not_run import CannotRun, NotRun, lacks, replace
+from failurelab_course.ledger.records import NotRun
+from failurelab_course.runs import benchmarks
 
 
 @dataclasses.dataclass
@@ -61,15 +63,15 @@ def record(
     if time_limit is not None and time_limit <= 0:
         raise evidence.EvidenceError(f"a time limit of {time_limit:g} minutes runs nothing. Next: a number above 0")
     if out.exists():
-        evidence.load(out)  # a ledger that cannot be read is told before hours of runs
+        evidence.read_ledger(out)  # a ledger that cannot be read is told before hours of runs
     if not out.resolve().parent.is_dir():
         raise evidence.EvidenceError(f"{out.parent} is no folder, so no ledger can be written. Next: make it first")
     parts_of = _choose(only)
     device = ran_on.describe(device)["device"]
     failed: list[str] = []
     not_run: list[NotRun] = []
-    with evidence.temporary_folder() as folder:
-        parts = list(_parts(parts_of, device, folder, alone=time_limit is not None))
+    with tempfile.TemporaryDirectory(prefix="failurelab-evidence-") as folder:
+        parts = list(_parts(parts_of, device, pathlib.Path(folder), alone=time_limit is not None))
         left = list(parts)
         for part in parts:
             if time_limit is not None and time.monotonic() - start > time_limit * 60:
@@ -81,20 +83,20 @@ def record(
             not_run += outcome.not_run
             failed += outcome.failed
             for each in outcome.not_run:
-                say(f"NOT RUN {each.name}{f' in era {each.era}' if each.era else ''}: {each.reason}")
+                say(str(each))
     if left:
         failed.append(
             f"the time limit of {time_limit:g} minutes came before {len(left)} of {len(parts)} parts: "
             f"{', '.join(part.told for part in left)}. Next: the same command with --only and these names"
         )
-    say(f"{out}: {len(evidence.load(out)) if out.exists() else 0} records; {len(not_run)} parts NOT RUN here")
+    say(f"{out}: {len(evidence.read_ledger(out)) if out.exists() else 0} records; {len(not_run)} parts NOT RUN here")
     if failed:
         raise evidence.EvidenceError("not everything could be recorded:\n" + "\n".join(failed))
 
 
 def _choose(only: list[str]) -> dict[str, list[str]]:
     known = {
-        "benchmarks": list(evidence.benchmarks()),
+        "benchmarks": list(benchmarks.benchmarks()),
         "notebooks": [path.stem for path in sorted((eras.root() / "notebooks").glob("[0-9]*.ipynb"))],
         "labs": labs.known(),
     }
@@ -107,7 +109,7 @@ def _choose(only: list[str]) -> dict[str, list[str]]:
 
 def _parts(chosen: dict[str, list[str]], device: str, folder: pathlib.Path, alone: bool) -> Iterator[Part]:
     """Yield what is to be run, in order. Labs share the import of their era, unless each is a part `alone`."""
-    runs = evidence.benchmarks()
+    runs = benchmarks.benchmarks()
     for name in chosen["benchmarks"]:
         for era in runs[name]:
             yield Part(f"benchmark {name} in era {era}", lambda n=name, e=era: _benchmark(n, e, folder, device))
@@ -123,8 +125,8 @@ def _benchmark(name: str, era: str, folder: pathlib.Path, device: str) -> Outcom
         reason = f"era {era} is not made here. Next, if it is wanted: failurelab eras create {era}"
         return Outcome(not_run=[NotRun(f"benchmarks/{name}.py", reason, era)])
     try:
-        return Outcome(records=evidence.run_benchmark(name, era, folder, device))
-    except CannotRun as reason:
+        return Outcome(records=benchmarks.run_benchmark(name, era, folder, device))
+    except benchmarks.CannotRun as reason:
         return Outcome(not_run=[NotRun(f"benchmarks/{name}.py", str(reason), era)])
     except (evidence.EvidenceError, eras.EraError) as error:
         return Outcome(failed=[str(error)])
@@ -137,7 +139,7 @@ def _notebook(name: str, device: str) -> Outcome:
     from failurelab_course.runs import notebooks as course
 
     (result,) = course.run([name], device=device, jobs=1, progress=False)
-    if result.status == "NOT RUN" or (not result.passed and lacks(result.reason)):
+    if result.status == "NOT RUN" or (not result.passed and benchmarks.lacks(result.reason)):
         return Outcome(result.records, [NotRun(name, result.reason)])
     failed = [] if result.passed else [f"notebook {name}: {result.status}, {result.reason}"]
     return Outcome(result.records, failed=failed)
@@ -157,15 +159,15 @@ def _labs(names: list[str], device: str) -> Outcome:
 
 
 def _lacking(row: labs.Row) -> bool:
-    return row.result == labs.ENVIRONMENT and lacks(row.reason)
+    return row.result == labs.ENVIRONMENT and benchmarks.lacks(row.reason)
 
 
 def keep(out: pathlib.Path, outcome: Outcome) -> None:
     """Merge one part into the ledger at `out`, whole or not at all."""
     records = [_with_machine(made) for made in outcome.records]
-    old = evidence.load(out) if out.exists() else []
-    merged = replace(evidence.load_not_run(out), outcome.not_run, records)
-    evidence.save(out, evidence.replace(old, records), merged)
+    old = evidence.read_ledger(out) if out.exists() else []
+    merged = evidence.merge_not_run(evidence.read_not_run(out), outcome.not_run, records)
+    evidence.write_ledger(out, evidence.merge_records(old, records), merged)
 
 
 def _with_machine(made: evidence.Record) -> evidence.Record:

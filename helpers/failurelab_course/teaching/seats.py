@@ -52,7 +52,7 @@ def measured(notebook: str = "", *, ledger: pathlib.Path | None = None) -> Need:
         SeatError: no class was measured.
     """
     try:
-        records = evidence.load(ledger or eras.root() / "evidence" / "cpu.json")
+        records = evidence.read_ledger(ledger or eras.root() / "evidence" / "cpu.json")
     except evidence.EvidenceError as error:
         raise SeatError(str(error)) from error
     largest: dict[str, dict] = {}

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from failurelab_course.ledger.format import markdown
 from failurelab_course.ledger.records import Record
+from failurelab_course.ledger.tables import markdown
 
 
 def offline(records: Iterable[Record]) -> str:

@@ -1,7 +1,7 @@
 """The table about a class on one server: what seats take that run a notebook at once (tests/hub/measure.py)."""
 
-from failurelab_course.ledger.format import markdown
 from failurelab_course.ledger.records import Record
+from failurelab_course.ledger.tables import markdown
 from failurelab_course.teaching.seats import SOURCE
 
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from failurelab_course.ledger.format import markdown
 from failurelab_course.ledger.records import Record
+from failurelab_course.ledger.tables import markdown
 
 SOURCE = "times"  # of the records that benchmarks/times.py makes
 _PARTS = {
@@ -17,32 +17,32 @@ _PARTS = {
 
 def times(records: list[Record]) -> str:
     """Minutes of each part by the clock and of its processes, and what else the machine did."""
-    found = _found(records)
+    parts = _select_parts(records)
     body = []
-    for part, told in _PARTS.items():
-        if (run := found.get(part)) is None:
-            body.append([told, "not recorded", "", ""])
-            continue
-        took = [_minutes(run[key]) if key in run else "-" for key in ("minutes", "processor_minutes")]
-        body.append([told, *took, f"{run['others_share']:.0%}" if "others_share" in run else "-"])
+    for part, text in _PARTS.items():
+        if metrics := parts.get(part):
+            share = f"{metrics['others_share']:.0%}" if "others_share" in metrics else "-"
+            body.append([text, *(_minutes(metrics.get(name)) for name in ("minutes", "processor_minutes")), share])
+        else:
+            body.append([text, "not recorded", "", ""])
     return markdown(["what", "minutes", "of processor time", "others took"], body)
-
-
-def _minutes(value: float) -> str:
-    return "under 0.01" if value < 0.01 else f"{value:.{1 if value >= 0.05 else 2}f}"
 
 
 def notebook_times(records: list[Record]) -> str:
     """Seconds and the largest process of each notebook, as one run of all of them reported."""
-    run = _found(records).get("course")
-    if run is None:
+    metrics = _select_parts(records).get("course")
+    if metrics is None:
         return "not recorded"
-    body = [
-        [name[:2], f"{seconds:.0f}", f"{peak:.0f}"]
-        for name, seconds, peak in zip(run["notebooks"], run["seconds"], run["peak_mib"], strict=True)
-    ]
+    runs = zip(metrics["notebooks"], metrics["seconds"], metrics["peak_mib"], strict=True)
+    body = [[name[:2], f"{seconds:.0f}", f"{peak:.0f}"] for name, seconds, peak in runs]
     return markdown(["notebook", "seconds to run", "largest process, MiB"], body)
 
 
-def _found(records: list[Record]) -> dict[str, dict[str, Any]]:
+def _minutes(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "under 0.01" if value < 0.01 else f"{value:.{1 if value >= 0.05 else 2}f}"
+
+
+def _select_parts(records: list[Record]) -> dict[str, dict[str, Any]]:
     return {r["case"].removeprefix("how long: "): r["figures"] for r in records if r["source"] == SOURCE}
