@@ -1,5 +1,7 @@
 """The tables about gradients, rollouts and learning: failures F1, F2 and F7, and the healthy ground."""
 
+import pandas
+
 from failurelab_course.ledger import tables
 from failurelab_course.ledger.records import Record
 from failurelab_course.ledger.tables import count, grid, group_runs, list_runs, median, select_runs, spread, table
@@ -134,3 +136,21 @@ def imports(records: list[Record]) -> str:
         ("without compiled byte code", "seconds_without_byte_code", ""),
         ("of which (own seconds)", parts),
     )
+
+
+def guards(records: list[Record]) -> str:
+    """What guards cost: milliseconds added to the first step, which they judge, and the share added to later ones."""
+    pattern = "overhead of guards: (?P<guard>GradientGuard|RolloutGuard|both)"
+    runs = pandas.concat([select_runs(records, failure, pattern) for failure in ("F1", "F7")])
+    runs = runs.drop_duplicates(["guard", "era"]).sort_values(["guard", "era"])
+    body = [
+        [
+            run["guard"],
+            run["era"],
+            f"{1000 * run['first_step_seconds']:.0f}",
+            f"{1000 * run['first_step_added_seconds']:+.0f}",
+            f"{run['later_step_added_share']:+.0%}",
+        ]
+        for run in runs.to_dict("records")
+    ]
+    return tables.markdown(["guard", "era", "first step, ms", "of which added, ms", "added to later steps"], body)
