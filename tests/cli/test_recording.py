@@ -1,6 +1,7 @@
 """What `evidence record` does with a machine that lacks something, and with little time."""
 
 import json
+import re
 import subprocess
 import types
 
@@ -15,11 +16,14 @@ from failurelab_course.ledger import not_run
 from failurelab_course.ledger import records as evidence
 from failurelab_course.runs import notebooks as course
 from failurelab_course.runs import record as recording
-from failurelab_course.runs import results
 
 
 def record(name="benchmarks/one.py", **changes):
     return observe.record("F1", "broken", {"changed": 1}, case=name, seed=0) | {"source": name} | changes
+
+
+def result(**became):
+    return course.Result(name="00_start_here", of=1, parameters={}, copy=None, html=None, log=None, **became)
 
 
 @pytest.fixture
@@ -35,8 +39,7 @@ def parts(monkeypatch):
 
     def notebook(names, **options):
         ran.append(names[0])
-        outcome = ["PASS", "", 1, 1, 0.0, None, {}, None, None, None, [record(names[0])]]
-        return [results.Result(names[0], *outcome)]
+        return [result(status="PASS", reason="", records=[record(names[0])])]
 
     def verify(names, **options):
         ran.extend(names)
@@ -125,45 +128,29 @@ def test_without_the_course_s_packages_notebooks_are_not_run(parts, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "failed"),
+    ("part", "status", "reason", "failed"),
     [
-        ("NOT RUN", "no GPU is found", False),
-        ("FAIL", "In [4]: EraCellError: ModuleNotFoundError: No module named 'deepspeed'", False),
-        ("FAIL", "In [4]: AssertionError: 0.3", True),
-        ("ENVIRONMENT", "era trl-0.14 is missing", True),
+        ("00_start_here", "NOT RUN", "no GPU is found", False),
+        ("00_start_here", "FAIL", "In [4]: EraCellError: ModuleNotFoundError: No module named 'deepspeed'", False),
+        ("00_start_here", "FAIL", "In [4]: AssertionError: 0.3", True),
+        ("00_start_here", "ENVIRONMENT", "era trl-0.14 is missing", True),
+        ("labs/01_a", "NOT RUN", "it uses no GPU", False),
+        ("labs/01_a", "ENVIRONMENT", "era today does not import deepspeed: No module named 'deepspeed'", False),
+        ("labs/01_a", "ENVIRONMENT", "era trl-0.14 is missing", True),
+        ("labs/01_a", "FAIL", "it is already solved", True),
     ],
 )
-def test_a_notebook_that_cannot_run_is_told_from_one_that_fails(parts, tmp_path, monkeypatch, status, reason, failed):
-    outcome = results.Result("00_start_here", status, reason, 1, 2, 0.0, None, {}, None, None, None, [])
-    monkeypatch.setattr(course, "run", lambda names, **options: [outcome])
-    path = tmp_path / "x.json"
+def test_what_cannot_run_is_told_from_what_fails(parts, tmp_path, monkeypatch, part, status, reason, failed):
+    row = labs.Row("01_a", labs.BROKEN, "broken.py", status, reason)
+    monkeypatch.setattr(course, "run", lambda names, **options: [result(status=status, reason=reason)])
+    monkeypatch.setattr(labs, "verify", lambda names, **options: [row])
+    path, only = tmp_path / "x.json", [part.removeprefix("labs/")]
     if failed:
-        with pytest.raises(evidence.EvidenceError, match=f"notebook 00_start_here: {status}"):
-            recording.record(path, only=["00_start_here"], say=lambda text: None)
+        with pytest.raises(evidence.EvidenceError, match=rf"{only[0]}.*: {status}, {re.escape(reason)}"):
+            recording.record(path, only=only, say=lambda text: None)
     else:
-        recording.record(path, only=["00_start_here"], say=lambda text: None)
-        assert [(each.name, each.reason) for each in evidence.load_not_run(path)] == [("00_start_here", reason)]
-
-
-@pytest.mark.parametrize(
-    ("result", "reason", "status"),
-    [
-        (labs.NOT_RUN, "it uses no GPU", "not run"),
-        (labs.ENVIRONMENT, "era today does not import deepspeed: No module named 'deepspeed'", "not run"),
-        (labs.ENVIRONMENT, "era trl-0.14 is missing", "failed"),
-        (labs.FAIL, "it is already solved", "failed"),
-    ],
-)
-def test_a_lab_that_cannot_run_is_told_from_one_that_fails(parts, tmp_path, monkeypatch, result, reason, status):
-    rows = [labs.Row("01_a", labs.BROKEN, "broken.py", result, reason)]
-    monkeypatch.setattr(labs, "verify", lambda names, **options: rows)
-    path = tmp_path / "x.json"
-    if status == "failed":
-        with pytest.raises(evidence.EvidenceError, match=reason):
-            recording.record(path, only=["01_a"], say=lambda text: None)
-    else:
-        recording.record(path, only=["01_a"], say=lambda text: None)
-        assert [(each.name, each.reason) for each in evidence.load_not_run(path)] == [("labs/01_a", reason)]
+        recording.record(path, only=only, say=lambda text: None)
+        assert [(each.name, each.reason) for each in evidence.load_not_run(path)] == [(part, reason)]
 
 
 @pytest.mark.parametrize(
