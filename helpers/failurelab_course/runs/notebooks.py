@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import itertools
 import json
 import os
 import pathlib
@@ -46,7 +45,6 @@ __all__ = [
     "notebooks",
     "regenerate",
     "run",
-    "summary",
     "to_json",
 ]
 
@@ -114,10 +112,8 @@ class Notebook:
         kind = type(default)
         if default is None or type(value) is kind:
             return value
-        if kind is float and type(value) is int:
-            return float(value)
-        if kind is str and isinstance(value, int | float):
-            return str(value)
+        if (kind is float and type(value) is int) or (kind is str and isinstance(value, int | float)):
+            return kind(value)
         raise CourseError(
             f"notebook {self.name}: parameter {name} is of type {kind.__name__} (default {default!r}), "
             f"and {value!r} was given"
@@ -171,13 +167,10 @@ def run(
     model: str = "tiny",
     parameters: Mapping[str, Any] | None = None,
     seed: int = 0,
-    jobs: int = 2,
-    out: pathlib.Path | None = None,
-    time_limit: float = 600,
-    progress: bool = True,
     folder: pathlib.Path | None = None,
+    **options: Any,
 ) -> list[Result]:
-    """Run notebooks, `jobs` at once, and return what became of each, in their order.
+    """Run notebooks, several at once, and return what became of each, in their order.
 
     Args:
         names: numbers or names; all when none is given.
@@ -185,11 +178,10 @@ def run(
         model: a name that `models.load` knows.
         parameters: further parameters; every notebook named must declare them.
         seed: the seed given to every notebook.
-        jobs: how many run at the same time.
-        out: where copies and evidence go; by default a new folder under `.course/runs`.
-        time_limit: seconds that one notebook may take; over it, its kernel and all that this started are ended.
-        progress: show a bar for each and a table at the end.
         folder: where the notebooks are, if not in the course.
+        options: `jobs`, how many run at the same time (2); `out`, where copies and evidence go (a new folder under
+            `.course/runs`); `time_limit`, seconds that one notebook may take (600), over which its kernel and all that
+            this started are ended; `progress`, to show a bar for each and a table at the end (True).
 
     Raises:
         CourseError: an unknown name or parameter, or an impossible number; nothing was started.
@@ -203,23 +195,15 @@ def run(
     chosen = find(names, folder)
     described = machine.describe(given["device"])
     given["device"] = described["device"]
-    work = [(notebook, notebook.parameters(given)) for notebook in chosen]
-    return _run(work, described, jobs=jobs, out=out, time_limit=time_limit, progress=progress)
+    return _run([(notebook, notebook.parameters(given)) for notebook in chosen], described, **options)
 
 
-def regenerate(
-    names: Iterable[str] = (),
-    *,
-    jobs: int = 2,
-    time_limit: float = 600,
-    progress: bool = True,
-    out: pathlib.Path | None = None,
-    folder: pathlib.Path | None = None,
-) -> list[Result]:
+def regenerate(names: Iterable[str] = (), *, folder: pathlib.Path | None = None, **options: Any) -> list[Result]:
     """Run notebooks with their own defaults and store the outputs in the notebooks themselves.
 
     A notebook is written only if it passed, and if nobody changed it meanwhile. One that then breaks the notebook
     contract (a path in an output, say) is written all the same, so that its author sees it, and its result is FAIL.
+    `options` are `jobs`, `out`, `time_limit` and `progress`, as for `run`.
     """
     chosen = find(names, folder)
     before = {notebook.name: notebook.path.read_bytes() for notebook in chosen}
@@ -235,7 +219,7 @@ def regenerate(
         return f"contract: {broken[0]}{more}" if broken else ""
 
     work = [(notebook, {}) for notebook in chosen]
-    return _run(work, machine.describe(), store, jobs=jobs, out=out, time_limit=time_limit, progress=progress)
+    return _run(work, machine.describe(), store, **options)
 
 
 def _run(
@@ -243,21 +227,14 @@ def _run(
     described: dict[str, Any],
     store: Callable[[Result, pathlib.Path], str] = lambda result, path: "",
     *,
-    jobs: int,
-    out: pathlib.Path | None,
-    time_limit: float,
-    progress: bool,
+    jobs: int = 2,
+    out: pathlib.Path | None = None,
+    time_limit: float = 600,
+    progress: bool = True,
 ) -> list[Result]:
-    """Run notebooks with their parameters, report, and return the results.
+    """Run each notebook of `work` with its parameters, on what `machine.describe` described; report the results.
 
-    Args:
-        work: each notebook and what is injected into it.
-        described: what they compute on, of `machine.describe`.
-        store: is called with each result that passed; what it returns is why it failed after all, or empty.
-        jobs: as for `run`.
-        out: as for `run`.
-        time_limit: as for `run`.
-        progress: as for `run`.
+    `store` is called with each result that passed; what it returns is why it failed after all, or empty.
     """
     if jobs < 1 or time_limit <= 0:
         raise CourseError(f"jobs must be at least 1 and the time limit above 0, not {jobs} and {time_limit}")
@@ -281,7 +258,7 @@ def _run(
             result.status, result.reason = Outcome.FAIL, reason
         if not result.html.is_file():
             result.html = None
-    state_file.write(out / "results.json", json.dumps(to_json(results, described), indent=1) + "\n")
+    state_file.write(out / "results.json", json.dumps(to_json(results, described), indent=1, default=str) + "\n")
     cases = [outcomes.Case("notebooks", each.name, each.status, each.reason, each.seconds) for each in results]
     outcomes.write_junit(out / "junit.xml", cases, "GRPO Failure Lab")
     if progress:
@@ -320,13 +297,8 @@ def _prepare(notebook: Notebook, parameters: dict[str, Any], out: pathlib.Path, 
 def _new_folder() -> pathlib.Path:
     """Make `.course/runs/<time>` and let `.course/runs/latest` lead to it."""
     top = eras.root() / ".course" / "runs"
-    top.mkdir(parents=True, exist_ok=True)
-    stamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    for number in itertools.count(1):
-        folder = top / (stamp if number == 1 else f"{stamp}-{number}")
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            break
+    folder = top / f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
+    folder.mkdir(parents=True)
     link = top / f".latest.{os.getpid()}"
     link.unlink(missing_ok=True)
     link.symlink_to(folder.name)
@@ -339,22 +311,14 @@ def exit_status(results: Iterable[Result]) -> int:
     return outcomes.exit_status(result.status for result in results)
 
 
-def summary(results: Iterable[Result]) -> str:
-    """Return one line with its denominator: `7 of 8 PASS, 1 NOT RUN`."""
-    return outcomes.summary(result.status for result in results)
-
-
 def to_json(results: Sequence[Result], described: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `results.json` holds: the results, and what they computed on, of `machine.describe`."""
-    listed = [dataclasses.asdict(result) for result in results]
-    for result in listed:
-        result |= {key: result[key] and str(result[key]) for key in ("copy", "html", "log")}
     return {
         "schema": 1,
         "ran_on": dict(described),
-        "summary": summary(results),
+        "summary": outcomes.summary(result.status for result in results),
         "exit_status": exit_status(results),
-        "results": listed,
+        "results": [dataclasses.asdict(result) for result in results],
     }
 
 
@@ -370,6 +334,7 @@ def _report(results: Sequence[Result], out: pathlib.Path, ran_on: str) -> None:
     with contextlib.suppress(ValueError):
         out = out.relative_to(pathlib.Path.cwd())
     lines = [Text(f"{result.name}: {result.reason}") for result in results if result.reason]
-    lines += [Text(ran_on), Text(summary(results), "bold"), Text(f"Executed copies, HTML and evidence: {out}")]
+    lines += [Text(ran_on), Text(outcomes.summary(result.status for result in results), "bold")]
+    lines += [Text(f"Executed copies, HTML and evidence: {out}")]
     for line in lines:
         console.print(line, soft_wrap=True)

@@ -142,22 +142,11 @@ def _all_cells_ran(executed: Any) -> tuple[Outcome, str]:
     return Outcome.PASS, ""
 
 
-# nbconvert's own template leaves the alt text out, and then fills in "No description has been provided".
-_PAGE = """{% extends "lab/index.html.j2" %}
-{%- block body_header -%}{{ super() }}
-<p style="margin:1em 2em;font-family:sans-serif">Run by failurelab: {{ resources.ran_on | escape_html }}</p>
-{%- endblock body_header -%}
-{% block data_png scoped %}<div class="jp-RenderedImage jp-OutputArea-output">
-<img src="data:image/png;base64,{{ output.data["image/png"] | escape_html }}"
-alt="{{ (output | get_metadata("alt", "image/png") or "") | escape_html }}"></div>{% endblock %}
-"""
-
-
 def _export(executed: Any, order: dict[str, Any]) -> None:
-    from jinja2 import DictLoader
     from nbconvert import HTMLExporter
 
-    exporter = HTMLExporter(extra_loaders=[DictLoader({"page.html.j2": _PAGE})], template_file="page.html.j2")
+    here = str(pathlib.Path(__file__).parent)
+    exporter = HTMLExporter(extra_template_paths=[here], template_file="page.html.j2")
     resources = {"metadata": {"name": order["name"]}, "ran_on": order["ran_on"]}
     body, _ = exporter.from_notebook_node(executed, resources=resources)
     pathlib.Path(order["html"]).write_text(body, encoding="utf-8")
