@@ -17,7 +17,6 @@ from failurelab_course import state_file
 
 __all__ = ["STYLES", "Case", "Outcome", "exit_status", "summary", "to_junit", "write_junit"]
 
-
 # How rich shows each in a table.
 STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red", Outcome.ENVIRONMENT: "yellow", Outcome.NOT_RUN: "cyan"}
 _NOT_IN_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -58,21 +57,21 @@ def to_junit(cases: Iterable[Case], name: str) -> str:
 
     FAIL is a `failure`, ENVIRONMENT an `error`, NOT RUN is `skipped`, each with its reason; PASS has nothing.
     """
-    elements = {"FAIL": junitparser.Failure, "ENVIRONMENT": junitparser.Error, "NOT RUN": junitparser.Skipped}
+    kinds = {"FAIL": junitparser.Failure, "ENVIRONMENT": junitparser.Error, "NOT RUN": junitparser.Skipped}
     suites: dict[str, junitparser.TestSuite] = {}
     for case in cases:
         test = junitparser.TestCase(case.name, case.suite, round(case.seconds, 3))
-        if case.outcome in elements:
-            test.result = elements[case.outcome](reason := _NOT_IN_XML.sub("", case.reason), case.outcome)
-            for result in test.result:
-                result.text = reason
+        if kind := kinds.get(case.outcome):
+            result = kind(_NOT_IN_XML.sub("", case.reason), case.outcome)
+            result.text = result.message
+            test.result = result
         if case.output:
             test.system_out = _NOT_IN_XML.sub("", case.output)
         suites.setdefault(case.suite, junitparser.TestSuite(case.suite)).append(test)
     document = junitparser.JUnitXml(name)
     document.extend(suites.values())
     document.update_statistics()
-    return document.tostring().decode() + "\n"
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{document.tostring().decode()}\n'
 
 
 def write_junit(path: pathlib.Path, cases: Iterable[Case], name: str) -> None:

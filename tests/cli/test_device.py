@@ -44,13 +44,13 @@ def test_a_device_is_described(monkeypatch):
     """`auto` without a GPU is the CPU, and says so; another word is refused here too."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert ran_on.describe("auto") == ran_on.describe("cpu")
-    with pytest.raises(course.DeviceError, match="cuda is asked for"):
+    with pytest.raises(ran_on.DeviceError, match="cuda is asked for"):
         ran_on.describe("cuda")
     found = ran_on.describe()
     assert found["device"] == "cpu" and found["driver"] == "" and found["memory_gib"] is None
     assert found["versions"]["torch"] == importlib.metadata.version("torch")
     assert ran_on.line(found).startswith(f"tier: cpu, {found['name']}, torch {found['versions']['torch']}")
-    with pytest.raises(course.DeviceError, match="unknown device 'gpu'"):
+    with pytest.raises(ran_on.DeviceError, match="unknown device 'gpu'"):
         ran_on.describe("gpu")
 
 

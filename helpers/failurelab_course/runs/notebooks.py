@@ -34,22 +34,6 @@ from failurelab_course.outcomes import Outcome
 from failurelab_course.runs import lint, stored, supervise, worker
 from failurelab_course.runs.supervise import Result
 
-__all__ = [
-    "CourseError",
-    "DeviceError",
-    "Notebook",
-    "Result",
-    "exit_status",
-    "find",
-    "known",
-    "notebooks",
-    "regenerate",
-    "run",
-    "to_json",
-]
-
-DeviceError = machine.DeviceError
-
 
 class CourseError(FailureLabError):
     """The notebooks cannot be run as asked; the message says what was found and the next step."""
