@@ -1,11 +1,24 @@
 """A list of things that were looked at, as `failurelab doctor` tells it: lines, JSON, and a verdict."""
 
 import dataclasses
+import enum
 import shutil
 import textwrap
 from typing import Any
 
-PASS, FAIL, NOT_RUN = "PASS", "FAIL", "NOT RUN"
+
+class Outcome(str, enum.Enum):  # a StrEnum, which Python 3.10 does not have
+    """What became of one thing; in JSON and in a line its own text."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    ENVIRONMENT = "ENVIRONMENT"  # it broke before the question was asked
+    NOT_RUN = "NOT RUN"
+
+    __str__ = str.__str__
+
+
+PASS, FAIL, NOT_RUN = Outcome.PASS, Outcome.FAIL, Outcome.NOT_RUN
 # Of a Python's libraries: what trl's trainers are spared of and a script of one's own may meet.
 IF_YOURS = "IF YOURS"
 _INDENT = " " * 9

@@ -99,12 +99,12 @@ def verify(
     junit_xml: Annotated[pathlib.Path | None, typer.Option("--junit", help="Also write JUnit XML here.")] = None,
 ) -> None:
     """Prove labs in three states: broken fails, wrong fixes still fail, the right fix heals."""
-    from failurelab_course import junit
+    from failurelab_course import outcomes
     from failurelab_course.labs import verify as labs
 
     matrix = labs.verify(names or None, done=_verified, device=device)
     if junit_xml:
-        junit.write(junit_xml, labs.cases(matrix), "GRPO Failure Lab: labs")
+        outcomes.write_junit(junit_xml, labs.cases(matrix), "GRPO Failure Lab: labs")
     print(json.dumps(labs.to_json(matrix), indent=1)) if as_json else console.print(labs.render(matrix))
     raise typer.Exit(labs.exit_status(matrix))
 

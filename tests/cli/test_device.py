@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 
@@ -9,55 +10,47 @@ import pytest
 
 from failurelab_course.experiments import machine as ran_on
 from failurelab_course.runs import notebooks as course
-from failurelab_course.runs import results
 
 
-def run(*arguments, **environment):
-    """Run the command, with every GPU hidden."""
-    return subprocess.run(
-        [sys.executable, "-m", "failurelab", "run", *arguments],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment,
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        # Nine notebooks that each say NOT RUN would hide that nothing was asked.
+        ("--device cuda", 3, r"ERROR device cuda is asked for, and .*Next: .*or run with --device cpu"),
+        ("99", 1, r"ERROR unknown notebook '99': the notebooks are 00_start_here, .*"),
+        # A typing error must not become a run on the CPU.
+        *((f"00 --device {word}", 2, None) for word in ("gpu", "cuda:x", "tpu", "CPU")),
+    ],
+)
+def test_a_call_that_cannot_be_answered_starts_nothing(tmp_path, arguments, status, message):
+    """The error is one line, and nothing is written. Every GPU is hidden."""
+    out = tmp_path / "out"
+    done = subprocess.run(
+        [sys.executable, "-m", "failurelab", "run", *arguments.split(), "--out", str(out)],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
         timeout=300,
     )
+    assert done.returncode == status, done.stderr
+    if message:
+        assert re.fullmatch(message, done.stderr.strip())
+    else:
+        assert "no device. Next: give auto, cpu, cuda" in " ".join(done.stderr.replace("│", " ").split())
+    assert not out.exists()
 
 
-def test_cuda_without_a_gpu_is_one_line_and_status_3(tmp_path):
-    """Nine notebooks that each say NOT RUN would hide that nothing was asked; and nothing may be started."""
-    done = run("--device", "cuda", "--out", str(tmp_path / "out"))
-    (line,) = done.stderr.strip().splitlines()
-    assert done.returncode == 3, done.stderr
-    assert line.startswith("ERROR device cuda is asked for, and ") and "Next: " in line
-    assert line.endswith("or run with --device cpu")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:x", "tpu", "CPU"])
-def test_another_word_is_a_wrong_call(device):
-    """A typing error must not become a run on the CPU."""
-    done = run("00", "--device", device)
-    assert done.returncode == 2
-    assert "no device. Next: give auto, cpu, cuda" in " ".join(done.stderr.replace("│", " ").split())
-
-
-def test_a_device_is_described():
+def test_a_device_is_described(monkeypatch):
     """`auto` without a GPU is the CPU, and says so; another word is refused here too."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    try:
-        assert ran_on.describe("auto") == ran_on.describe("cpu")
-        with pytest.raises(course.DeviceError, match="cuda is asked for"):
-            ran_on.describe("cuda")
-    finally:
-        del os.environ["CUDA_VISIBLE_DEVICES"]
-        if before is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert ran_on.describe("auto") == ran_on.describe("cpu")
+    with pytest.raises(ran_on.DeviceError, match="cuda is asked for"):
+        ran_on.describe("cuda")
     found = ran_on.describe()
     assert found["device"] == "cpu" and found["driver"] == "" and found["memory_gib"] is None
     assert found["versions"]["torch"] == importlib.metadata.version("torch")
     assert ran_on.line(found).startswith(f"tier: cpu, {found['name']}, torch {found['versions']['torch']}")
-    with pytest.raises(course.DeviceError, match="unknown device 'gpu'"):
+    with pytest.raises(ran_on.DeviceError, match="unknown device 'gpu'"):
         ran_on.describe("gpu")
 
 
@@ -67,4 +60,4 @@ def test_a_gpu_is_told_with_its_driver(monkeypatch):
     monkeypatch.setattr(ran_on, "_asked", lambda device: dict(card))
     found = ran_on.describe("auto")
     assert ran_on.line(found).startswith("tier: gpu, NVIDIA Pretended, 80 GiB, driver 580.1.2, CUDA 13.0, torch ")
-    assert results.to_json([], found)["ran_on"] == found
+    assert course.to_json([], found)["ran_on"] == found

@@ -14,13 +14,17 @@ from failurelab_course.experiments import observe
 from failurelab_course.labs import verify as labs
 from failurelab_course.ledger.compare import compare
 from failurelab_course.ledger.records import EvidenceError, NotRun, read_ledger, read_not_run, write_ledger
-from failurelab_course.runs import benchmarks, results
+from failurelab_course.runs import benchmarks
 from failurelab_course.runs import notebooks as course
 from failurelab_course.runs import record as recording
 
 
 def record(name="benchmarks/one.py", **changes):
     return observe.record("F1", "broken", {"changed": 1}, case=name, seed=0) | {"source": name} | changes
+
+
+def result(**became):
+    return course.Result(name="00_start_here", of=1, parameters={}, copy=None, html=None, log=None, **became)
 
 
 @pytest.fixture
@@ -36,8 +40,7 @@ def parts(monkeypatch):
 
     def notebook(names, **options):
         ran.append(names[0])
-        outcome = ["PASS", "", 1, 1, 0.0, None, {}, None, None, None, [record(names[0])]]
-        return [results.Result(names[0], *outcome)]
+        return [result(status="PASS", reason="", records=[record(names[0])])]
 
     def verify(names, **options):
         ran.extend(names)
@@ -128,26 +131,27 @@ def test_without_the_course_s_packages_notebooks_are_not_run(parts, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("name", "result", "reason", "failed"),
+    ("part", "status", "reason", "failed"),
     [
         ("00_start_here", "NOT RUN", "no GPU is found", False),
         ("00_start_here", "FAIL", "In [4]: EraCellError: ModuleNotFoundError: No module named 'deepspeed'", False),
         ("00_start_here", "FAIL", "In [4]: AssertionError: 0.3", True),
         ("00_start_here", "ENVIRONMENT", "era trl-0.14 is missing", True),
-        ("01_a", labs.NOT_RUN, "it uses no GPU", False),
-        ("01_a", labs.ENVIRONMENT, "era today does not import deepspeed: No module named 'deepspeed'", False),
-        ("01_a", labs.ENVIRONMENT, "era trl-0.14 is missing", True),
-        ("01_a", labs.FAIL, "it is already solved", True),
+        ("labs/01_a", "NOT RUN", "it uses no GPU", False),
+        ("labs/01_a", "ENVIRONMENT", "era today does not import deepspeed: No module named 'deepspeed'", False),
+        ("labs/01_a", "ENVIRONMENT", "era trl-0.14 is missing", True),
+        ("labs/01_a", "FAIL", "it is already solved", True),
     ],
 )
-def test_what_cannot_run_is_told_from_what_fails(parts, tmp_path, monkeypatch, name, result, reason, failed):
-    notebook = results.Result(name, result, reason, 1, 2, 0.0, None, {}, None, None, None, [])
-    monkeypatch.setattr(course, "run", lambda names, **options: [notebook])
-    monkeypatch.setattr(labs, "verify", lambda names, **options: [labs.Row(name, labs.BROKEN, "x.py", result, reason)])
-    path, source = tmp_path / "x.json", "labs/01_a" if name == "01_a" else name
-    with pytest.raises(EvidenceError, match=re.escape(reason)) if failed else contextlib.nullcontext():
+def test_what_cannot_run_is_told_from_what_fails(parts, tmp_path, monkeypatch, part, status, reason, failed):
+    row = labs.Row("01_a", labs.BROKEN, "broken.py", status, reason)
+    monkeypatch.setattr(course, "run", lambda names, **options: [result(status=status, reason=reason)])
+    monkeypatch.setattr(labs, "verify", lambda names, **options: [row])
+    path, name = tmp_path / "x.json", part.removeprefix("labs/")
+    message = rf"{name}.*: {status}, {re.escape(reason)}"
+    with pytest.raises(EvidenceError, match=message) if failed else contextlib.nullcontext():
         record_parts(path, name)
-    assert failed or read_not_run(path) == [NotRun(source, reason)]
+    assert failed or read_not_run(path) == [NotRun(part, reason)]
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,8 @@ def good(number="01"):
             outputs=[new_output("display_data", data={"image/png": PNG, "text/plain": "x"}, metadata=image)],
         ),
         new_code_cell(
-            '# NBVAL_CHECK_OUTPUT\nnotebook.verdict_table([["trainable", True]], columns=["measured", "verdict"])'[
-                :200
-            ],
+            "# NBVAL_CHECK_OUTPUT\nnotebook.verdict_table(\n"
+            '    [["trainable", True]], columns=["measured", "verdict"]\n)',
             outputs=[new_output("display_data", data={"text/plain": TABLE, "text/html": "<td>yes</td>"}, metadata={})],
         ),
         new_code_cell("%%era trl-0.14 -i steps -o reward\n\nreward = steps / 2"),
@@ -56,11 +55,6 @@ def good(number="01"):
         new_code_cell(ANSWER.format(f"{number}-learns")),
         new_code_cell(ANSWER.format(f"{number}-again")),
     ]
-    cells[
-        6
-    ].source = (
-        '# NBVAL_CHECK_OUTPUT\nnotebook.verdict_table(\n    [["trainable", True]], columns=["measured", "verdict"]\n)'
-    )
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
         if cell.cell_type == "code":
@@ -93,10 +87,6 @@ def output(text, kind="stdout"):
     return plant
 
 
-def change(action):
-    return lambda notebook: action(notebook) and None
-
-
 def era_cell(body):
     return source(f"%%era trl-0.14\n\n{body}", cell=7)
 
@@ -124,12 +114,12 @@ def skipped_by_papermill_alone(notebook):
 
 
 PLANTED = {
-    "kernel": [change(lambda nb: nb.metadata.kernelspec.update(name="my-env"))],
+    "kernel": [lambda nb: nb.metadata.kernelspec.update(name="my-env")],
     "syntax": [source("print('a'\nx = 1"), era_cell("if x\n    pass")],
     "parameters": [
-        change(lambda nb: nb.cells[1].update(source='device = "cpu"\nseed = 0')),
-        change(lambda nb: nb.cells[1].update(source='device = "cuda"\nmodel = "tiny"\nseed = 0')),
-        change(lambda nb: nb.cells[1].update(source='device = "cpu"\nmodel = "tiny"\nseed = False')),
+        lambda nb: nb.cells[1].update(source='device = "cpu"\nseed = 0'),
+        lambda nb: nb.cells[1].update(source='device = "cuda"\nmodel = "tiny"\nseed = 0'),
+        lambda nb: nb.cells[1].update(source='device = "cpu"\nmodel = "tiny"\nseed = False'),
         tag("parameters"),
     ],
     "setup": [
@@ -157,13 +147,11 @@ PLANTED = {
     "skip-tags": [skipped_by_papermill_alone, tag("nbval-skip"), source("# NBVAL_SKIP\nx = 1")],
     "display-id": [source("display(1, display_id='a')\nx"), source("%matplotlib widget\nx = 1")],
     "outputs": [
-        change(lambda nb: nb.cells[4].update(execution_count=None, outputs=[])),
-        change(lambda nb: nb.cells[4].update(execution_count=9)),
+        lambda nb: nb.cells[4].update(execution_count=None, outputs=[]),
+        lambda nb: nb.cells[4].update(execution_count=9),
     ],
     "error-output": [
-        change(
-            lambda nb: nb.cells[4].update(outputs=[new_output("error", ename="ValueError", evalue="", traceback=[])])
-        )
+        lambda nb: nb.cells[4].update(outputs=[new_output("error", ename="ValueError", evalue="", traceback=[])])
     ],
     "stderr": [output("a notice\n", "stderr")],
     "timing": [
@@ -184,22 +172,22 @@ PLANTED = {
     "progress-bar": [output(" 40%|####      | 4/10\n"), output("a\rb\n"), output("Loading ━━━━━━━━\n")],
     "widget": [output("{}", "application/vnd.jupyter.widget-view+json"), output("x", "application/javascript")],
     "metadata": [
-        change(lambda nb: nb.metadata.update(papermill={"duration": 3})),
-        change(lambda nb: nb.metadata.language_info.update(version="3.11.7")),
-        change(lambda nb: nb.cells[4].metadata.update(execution={"iopub.status.busy": "now"})),
-        change(lambda nb: nb.cells[5].outputs[0].metadata.update(needs_background="light")),
-        change(lambda nb: nb.cells.insert(2, new_markdown_cell("x", metadata={"tags": ["papermill-error-cell-tag"]}))),
+        lambda nb: nb.metadata.update(papermill={"duration": 3}),
+        lambda nb: nb.metadata.language_info.update(version="3.11.7"),
+        lambda nb: nb.cells[4].metadata.update(execution={"iopub.status.busy": "now"}),
+        lambda nb: nb.cells[5].outputs[0].metadata.update(needs_background="light"),
+        lambda nb: nb.cells.insert(2, new_markdown_cell("x", metadata={"tags": ["papermill-error-cell-tag"]})),
     ],
     "line-length": [source("x = '" + "a" * 75 + "'\nx")],
-    "cell-length": [change(lambda nb: more(nb, "x = 1\nx") and nb.cells[4].update(source="x = 1\n" * 41))],
+    "cell-length": [lambda nb: more(nb, "x = 1\nx") and nb.cells[4].update(source="x = 1\n" * 41)],
     "cell-lengths": [
-        change(lambda nb: [each.update(source="x = 1\n" * 30) for each in nb.cells[4:6]]),
-        change(lambda nb: more(nb, "x")),
+        lambda nb: [each.update(source="x = 1\n" * 30) for each in nb.cells[4:6]],
+        lambda nb: more(nb, "x"),
     ],
     "image": [
-        change(lambda nb: nb.cells[5].outputs[0].update(metadata={})),
-        change(lambda nb: nb.cells[5].outputs[0].metadata["image/png"].update(alt="plot")),
-        change(lambda nb: nb.cells[5].outputs[0].data.update({"image/png": "A" * 300_000})),
+        lambda nb: nb.cells[5].outputs[0].update(metadata={}),
+        lambda nb: nb.cells[5].outputs[0].metadata["image/png"].update(alt="plot"),
+        lambda nb: nb.cells[5].outputs[0].data.update({"image/png": "A" * 300_000}),
         output("<svg></svg>", "image/svg+xml"),
     ],
     "card": [
@@ -209,11 +197,11 @@ PLANTED = {
     ],
     "prediction": [
         source("## A look\n\nThe prediction comes never.", cell=3),
-        change(lambda nb: nb.cells.append(nb.cells.pop(3))),
+        lambda nb: nb.cells.append(nb.cells.pop(3)),
     ],
     "announced": [source("## Predict\n\nWill it learn? We measure it:\n\n## 2. The repair\n\nIt heals.", cell=3)],
     "questions": [
-        change(lambda nb: swap(nb.cells, 8, 10)),  # answered before it is asked
+        lambda nb: swap(nb.cells, 8, 10),  # answered before it is asked
         source(ASK.format("01-learns") + "\n" + ANSWER.format("01-learns"), cell=8),  # in one cell, no run between
         source("x = 1\nx", cell=10),  # never answered
         source(ANSWER.format("01-other"), cell=10),
@@ -224,14 +212,14 @@ PLANTED = {
         source(ANSWER.format("01-again").replace('"no"', '"maybe"'), cell=11),
         source(f'{ANSWER.format("01-again")}\npredict.say("01-learns", "yes")', cell=11),
         source("%%era trl-0.14\n" + ANSWER.format("01-again"), cell=11),
-        change(lambda nb: [each.update(source="x = 1\nx") for each in (nb.cells[9], nb.cells[11])]),  # only one
+        lambda nb: [each.update(source="x = 1\nx") for each in (nb.cells[9], nb.cells[11])],  # only one
         output("Answer: You said “yes”: right."),
     ],
-    "checked": [change(lambda nb: nb.cells[6].update(outputs=[]))],
+    "checked": [lambda nb: nb.cells[6].update(outputs=[])],
     "verdict": [source("# NBVAL_CHECK_OUTPUT\nprint(report.learns)", cell=6)],
     "checked-floats": [
-        change(lambda nb: nb.cells[6].outputs[0].data.update({"text/plain": "loss 0.6931"})),
-        change(lambda nb: nb.cells[6].outputs[0].data.update({"text/plain": "error 3e-05"})),
+        lambda nb: nb.cells[6].outputs[0].data.update({"text/plain": "loss 0.6931"}),
+        lambda nb: nb.cells[6].outputs[0].data.update({"text/plain": "error 3e-05"}),
     ],
 }
 

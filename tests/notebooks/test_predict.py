@@ -9,9 +9,9 @@ import jupyter_client
 import nbformat
 import pytest
 
+from failurelab_course import processes
 from failurelab_course.notebook import live, predict, predict_view, predictions
 from failurelab_course.notebook.predictions import Given, PredictionError, StateError
-from failurelab_course.runs import worker as runner
 
 CHOICES = ["none", "some", "all 26"]
 TEXT = "How many of the `26` tensors change?"
@@ -239,7 +239,7 @@ def test_where_nobody_looks_nothing_of_a_learner_is_shown_or_kept(shown, monkeyp
 
 def test_a_run_is_known_by_the_variable_that_it_sets():
     """The name stands in two modules, for the floors do not let one import the other."""
-    assert live._RUN == runner.TOKEN
+    assert live._RUN == processes.MARK
 
 
 # The summary

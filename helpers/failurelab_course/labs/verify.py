@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from failurelab.failures import predicates
-from failurelab_course import eras, junit
+from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine as ran_on
 from failurelab_course.labs import metrics as figures
 from failurelab_course.labs.checker import client as check_client
@@ -39,7 +39,7 @@ __all__ = [
     "to_json",
     "verify",
 ]
-PASS, FAIL, ENVIRONMENT, NOT_RUN = "PASS", "FAIL", "ENVIRONMENT", "NOT RUN"
+PASS, FAIL, ENVIRONMENT, NOT_RUN = outcomes.Outcome
 # Causes stand first in lab.toml; what follows from them need not all be said.
 TOLD = 3
 # Kinds whose script is asked for a trainer; `trainer` of the others names the function that is called.
@@ -326,22 +326,15 @@ def _judge_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tup
 
 def exit_status(matrix: Iterable[Row]) -> int:
     """Return 1 if a row failed; else 3 if the environment broke one, or if no script passed at all; else 0."""
-    matrix = list(matrix)
-    results = [row.result for row in matrix]
-    if FAIL in results:
-        return 1
-    ran_well = any(row.result == PASS and row.state != FORM for row in matrix)
-    return 0 if ran_well and ENVIRONMENT not in results else 3
+    return outcomes.exit_status(row.result for row in matrix if (row.state, row.result) != (FORM, PASS))
 
 
 def summary(matrix: Iterable[Row]) -> str:
     """Return one line with its denominators: `3 labs: 12 of 14 PASS, 1 FAIL, 1 NOT RUN`."""
     matrix = list(matrix)
-    counts = {result: sum(row.result == result for row in matrix) for result in (PASS, FAIL, ENVIRONMENT, NOT_RUN)}
-    others = "".join(f", {count} {result}" for result, count in counts.items() if count and result != PASS)
     ran_on = {row.device.partition(":")[0] for row in matrix if row.state != FORM and row.result != NOT_RUN}
     where = "" if ran_on <= {"cpu"} else f", on {' and '.join(sorted(ran_on))}"
-    return f"{len({row.lab for row in matrix})} labs: {counts[PASS]} of {len(matrix)} PASS{others}{where}"
+    return f"{len({row.lab for row in matrix})} labs: {outcomes.summary(row.result for row in matrix)}{where}"
 
 
 def to_json(matrix: Iterable[Row]) -> dict[str, Any]:
@@ -362,10 +355,10 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
-def cases(matrix: Iterable[Row]) -> list[junit.Case]:
+def cases(matrix: Iterable[Row]) -> list[outcomes.Case]:
     """Return the matrix as test cases for a CI system, a suite for each lab."""
     return [
-        junit.Case(row.lab, f"{row.state}: {row.script}", row.result, row.reason, row.seconds, row.output)
+        outcomes.Case(row.lab, f"{row.state}: {row.script}", row.result, row.reason, row.seconds, row.output)
         for row in matrix
     ]
 
@@ -382,7 +375,6 @@ def render(matrix: Iterable[Row]) -> Any:
     from rich.text import Text
 
     matrix = list(matrix)
-    styles = {PASS: "green", FAIL: "bold red", ENVIRONMENT: "yellow", NOT_RUN: "cyan"}
     words = {FORM: "form", BROKEN: "broken", WRONG_FIX: "wrong fix", RIGHT_FIX: "right fix", CHECK: "check"}
     table = Table("state", "script", "result", "seconds")
     told = []
@@ -392,7 +384,7 @@ def render(matrix: Iterable[Row]) -> Any:
         for row in (each for each in matrix if each.lab == name):
             script = row.script.removeprefix("wrong_fixes/")
             seconds = f"{row.seconds:.0f}" if row.seconds else "-"
-            table.add_row(words[row.state], script, Text(row.result, styles[row.result]), seconds)
+            table.add_row(words[row.state], script, Text(row.result, outcomes.STYLES[row.result]), seconds)
             if row.reason:
                 told.append(Text.assemble((f"{name[:2]} {script} ", "bold"), row.reason))
     return Group(table, *told, Text(summary(matrix), "bold"))

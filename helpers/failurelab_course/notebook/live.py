@@ -18,7 +18,7 @@ from failurelab.handles import Handle, wrap_method
 PATIENCE, STEP = 4.0, 1.0
 # Set by a Jupyter server in the kernels that it starts for a notebook or console; papermill and nbval do not.
 _WATCHED = "JPY_SESSION_NAME"
-# Set in everything that `failurelab run` starts (`runner.TOKEN`).
+# Set in everything that `failurelab run` starts (`processes.MARK`).
 _RUN = "FAILURELAB_RUN"
 _STYLE = "opacity:0.75;font-style:italic"  # of the theme's own colour: readable on light and dark
 

@@ -55,11 +55,13 @@ class _View:
         self.code = [(n, cell) for n, cell in self.cells if cell.cell_type == "code" and cell.source.strip()]
         self.markdown = [(n, cell) for n, cell in self.cells if cell.cell_type == "markdown"]
 
+    def outputs(self) -> Iterator[tuple[int, Any]]:
+        """Yield every stored output, with the place of its cell."""
+        yield from ((number, output) for number, cell in self.code for output in cell.outputs)
+
     def texts(self) -> Iterator[tuple[int, str]]:
         """Yield every text in the stored outputs; HTML without its tags."""
-        for number, cell in self.code:
-            for output in cell.outputs:
-                yield from ((number, text) for text in output_texts(output))
+        yield from ((number, text) for number, output in self.outputs() for text in output_texts(output))
 
     def python(self) -> Iterator[tuple[int, str]]:
         """Yield each cell's code as Python: magics and `!` become calls; the body of a cell magic comes by itself."""
@@ -219,17 +221,15 @@ def _outputs(view: _View) -> Found:
 
 @_rule
 def _error_output(view: _View) -> Found:
-    for number, cell in view.code:
-        for output in cell.outputs:
-            if output.output_type == "error":
-                yield number, f"a stored {output.ename}: an expected failure ends in expect.expect_failure"
+    for number, output in view.outputs():
+        if output.output_type == "error":
+            yield number, f"a stored {output.ename}: an expected failure ends in expect.expect_failure"
 
 
 @_rule
 def _stderr(view: _View) -> Found:
-    for number, cell in view.code:
-        if any(output.output_type == "stream" and output.name == "stderr" for output in cell.outputs):
-            yield number, "notices on stderr differ by machine; where a warning is the subject, count and print it"
+    for number in dict.fromkeys(number for number, output in view.outputs() if output.get("name") == "stderr"):
+        yield number, "notices on stderr differ by machine; where a warning is the subject, count and print it"
 
 
 def _no(pattern: str, why: str) -> Callable[[_View], Found]:
@@ -258,10 +258,9 @@ RULES["progress-bar"] = _no(r"\r|\d+%\|| it/s\b|[█▏▎▍▌▋▊▉━]{3}
 
 @_rule
 def _widget(view: _View) -> Found:
-    for number, cell in view.code:
-        for output in cell.outputs:
-            if any("widget" in kind or kind == "application/javascript" for kind in output.get("data", {})):
-                yield number, "a widget is empty on the web, and its model id is random"
+    for number, output in view.outputs():
+        if any("widget" in kind or kind == "application/javascript" for kind in output.get("data", {})):
+            yield number, "a widget is empty on the web, and its model id is random"
 
 
 @_rule
@@ -270,16 +269,15 @@ def _metadata(view: _View) -> Found:
     if len(tidy.cells) != len(view.notebook.cells):
         yield 0, "a cell that papermill injected is stored. Next: failurelab outputs"
         return
-    if tidy.metadata.get("language_info") != view.notebook.metadata.get("language_info") or set(tidy.metadata) != set(
-        view.notebook.metadata
-    ):
+    stored = view.notebook.metadata
+    if set(tidy.metadata) != set(stored) or tidy.metadata.language_info != stored.language_info:
         yield 0, "the notebook's metadata are not those stored by failurelab outputs"
+        return
     for (number, cell), kept in zip(view.cells, tidy.cells):
-        stored = [output.get("metadata") for output in cell.get("outputs", [])]
-        if cell.metadata != kept.metadata or (
-            len(kept.get("outputs", [])) == len(stored)
-            and stored != [o.get("metadata") for o in kept.get("outputs", [])]
-        ):
+        metadata = [output.get("metadata") for output in cell.get("outputs", [])]
+        tidied = [output.get("metadata") for output in kept.get("outputs", [])]
+        # Where pieces of a stream were joined, the outputs cannot be compared one by one.
+        if cell.metadata != kept.metadata or (len(tidied) == len(metadata) and tidied != metadata):
             yield number, "it has metadata beside tags and alt texts (timings, say). Next: failurelab outputs"
 
 
@@ -317,16 +315,15 @@ def _cell_lengths(view: _View) -> Found:
 
 @_rule
 def _image(view: _View) -> Found:
-    for number, cell in view.code:
-        for output in cell.outputs:
-            for kind, data in output.get("data", {}).items():
-                if not kind.startswith("image/"):
-                    continue
-                alt = output.metadata.get(kind, {}).get("alt", "")
-                if len(alt.split()) < 3:
-                    yield number, "a picture without a text that says what it shows: notebook.show(figure, alt=...)"
-                if len(data) > IMAGE_BYTES:
-                    yield number, f"a picture of {len(data)} bytes, at most {IMAGE_BYTES}: fewer points, or smaller"
+    for number, output in view.outputs():
+        for kind, data in output.get("data", {}).items():
+            if not kind.startswith("image/"):
+                continue
+            alt = output.metadata.get(kind, {}).get("alt", "")
+            if len(alt.split()) < 3:
+                yield number, "a picture without a text that says what it shows: notebook.show(figure, alt=...)"
+            if len(data) > IMAGE_BYTES:
+                yield number, f"a picture of {len(data)} bytes, at most {IMAGE_BYTES}: fewer points, or smaller"
 
 
 @_rule

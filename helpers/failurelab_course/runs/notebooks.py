@@ -19,33 +19,20 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from failurelab.errors import FailureLabError
-from failurelab_course import eras, junit
-from failurelab_course.experiments import machine as ran_on
+from failurelab_course import eras, outcomes, state_file
+from failurelab_course.experiments import machine
 from failurelab_course.ledger import records as evidence
-from failurelab_course.runs import lint as contract
-from failurelab_course.runs import stored, supervise
-from failurelab_course.runs import worker as runner
-from failurelab_course.runs.results import Result, exit_status, report, summary, to_json
-
-__all__ = [
-    "CourseError",
-    "DeviceError",
-    "Notebook",
-    "Result",
-    "exit_status",
-    "find",
-    "known",
-    "notebooks",
-    "regenerate",
-    "run",
-    "summary",
-]
-
-DeviceError = ran_on.DeviceError
+from failurelab_course.outcomes import Outcome
+from failurelab_course.runs import lint, stored, supervise, worker
+from failurelab_course.runs.supervise import Result
 
 
 class CourseError(FailureLabError):
@@ -99,7 +86,7 @@ class Notebook:
         for name, value in given.items():
             if name in declared:
                 chosen[name] = self._typed(name, value, declared[name])
-            elif name not in contract.DEFAULTS or value != contract.DEFAULTS[name]:
+            elif name not in lint.DEFAULTS or value != lint.DEFAULTS[name]:
                 raise CourseError(
                     f"notebook {self.name} has no parameter {name!r}; it declares {', '.join(declared) or 'none'}"
                 )
@@ -109,10 +96,8 @@ class Notebook:
         kind = type(default)
         if default is None or type(value) is kind:
             return value
-        if kind is float and type(value) is int:
-            return float(value)
-        if kind is str and isinstance(value, int | float):
-            return str(value)
+        if (kind is float and type(value) is int) or (kind is str and isinstance(value, int | float)):
+            return kind(value)
         raise CourseError(
             f"notebook {self.name}: parameter {name} is of type {kind.__name__} (default {default!r}), "
             f"and {value!r} was given"
@@ -126,15 +111,15 @@ def notebooks(folder: pathlib.Path | None = None) -> list[Notebook]:
         CourseError: there is none.
     """
     folder = pathlib.Path(folder) if folder else eras.root() / "notebooks"
-    found = [Notebook(path) for path in sorted(folder.glob("[0-9]*.ipynb"))]
-    if not found:
+    listed = [Notebook(path) for path in sorted(folder.glob("[0-9]*.ipynb"))]
+    if not listed:
         raise CourseError(f"no notebook is in {folder}. Next: git checkout notebooks")
-    return found
+    return listed
 
 
 def known(folder: pathlib.Path | None = None) -> list[str]:
     """Return the names of all notebooks, in their order."""
-    return [each.name for each in notebooks(folder)]
+    return [notebook.name for notebook in notebooks(folder)]
 
 
 def find(names: Iterable[str] = (), folder: pathlib.Path | None = None) -> list[Notebook]:
@@ -146,11 +131,11 @@ def find(names: Iterable[str] = (), folder: pathlib.Path | None = None) -> list[
     every = notebooks(folder)
     chosen: list[Notebook] = []
     for name in names:
-        same = [each for each in every if str(name).removesuffix(".ipynb") in _aliases(each.name)]
+        same = [notebook for notebook in every if str(name).removesuffix(".ipynb") in _aliases(notebook.name)]
         if len(same) != 1:
             many = f"{name!r} names {len(same)} notebooks" if same else f"unknown notebook {name!r}"
-            raise CourseError(f"{many}: the notebooks are {', '.join(each.name for each in every)}")
-        chosen += [each for each in same if each not in chosen]
+            raise CourseError(f"{many}: the notebooks are {', '.join(notebook.name for notebook in every)}")
+        chosen += [notebook for notebook in same if notebook not in chosen]
     return chosen or every
 
 
@@ -166,13 +151,10 @@ def run(
     model: str = "tiny",
     parameters: Mapping[str, Any] | None = None,
     seed: int = 0,
-    jobs: int = 2,
-    out: pathlib.Path | None = None,
-    time_limit: float = 600,
-    progress: bool = True,
     folder: pathlib.Path | None = None,
+    **options: Any,
 ) -> list[Result]:
-    """Run notebooks, `jobs` at once, and return what became of each, in their order.
+    """Run notebooks, several at once, and return what became of each, in their order.
 
     Args:
         names: numbers or names; all when none is given.
@@ -180,152 +162,127 @@ def run(
         model: a name that `models.load` knows.
         parameters: further parameters; every notebook named must declare them.
         seed: the seed given to every notebook.
-        jobs: how many run at the same time.
-        out: where copies and evidence go; by default a new folder under `.course/runs`.
-        time_limit: seconds that one notebook may take; over it, its kernel and all that this started are ended.
-        progress: show a bar for each and a table at the end.
         folder: where the notebooks are, if not in the course.
+        options: `jobs`, how many run at the same time (2); `out`, where copies and evidence go (a new folder under
+            `.course/runs`); `time_limit`, seconds that one notebook may take (600), over which its kernel and all that
+            this started are ended; `progress`, to show a bar for each and a table at the end (True).
 
     Raises:
         CourseError: an unknown name or parameter, or an impossible number; nothing was started.
         DeviceError: the device cannot be used here; nothing was started.
         KeyboardInterrupt: after all children were ended and what is known was written.
     """
-    given = {"device": device, "model": _whole(model), "seed": seed, **(parameters or {})}
+    model_folder = pathlib.Path(model).expanduser()
+    if model_folder.is_dir() and model not in ("tiny", "random-0.5b"):
+        model = str(model_folder.resolve())  # for a notebook runs in its own folder
+    given = {"device": device, "model": model, "seed": seed, **(parameters or {})}
     chosen = find(names, folder)
-    ran = ran_on.describe(given["device"])
-    given["device"] = ran["device"]
-    return _run([(each, each.parameters(given)) for each in chosen], jobs, out, time_limit, progress, ran=ran)
+    described = machine.describe(given["device"])
+    given["device"] = described["device"]
+    return _run([(notebook, notebook.parameters(given)) for notebook in chosen], described, **options)
 
 
-def _whole(model: str) -> str:
-    """Return a folder's whole path, for notebooks run in their own folder; other names as they are."""
-    folder = pathlib.Path(model).expanduser()
-    return str(folder.resolve()) if folder.is_dir() and model not in ("tiny", "random-0.5b") else model
-
-
-def regenerate(
-    names: Iterable[str] = (),
-    *,
-    jobs: int = 2,
-    time_limit: float = 600,
-    progress: bool = True,
-    out: pathlib.Path | None = None,
-    folder: pathlib.Path | None = None,
-) -> list[Result]:
+def regenerate(names: Iterable[str] = (), *, folder: pathlib.Path | None = None, **options: Any) -> list[Result]:
     """Run notebooks with their own defaults and store the outputs in the notebooks themselves.
 
     A notebook is written only if it passed, and if nobody changed it meanwhile. One that then breaks the notebook
     contract (a path in an output, say) is written all the same, so that its author sees it, and its result is FAIL.
+    `options` are `jobs`, `out`, `time_limit` and `progress`, as for `run`.
     """
     chosen = find(names, folder)
-    before = {each.name: each.path.read_bytes() for each in chosen}
+    before = {notebook.name: notebook.path.read_bytes() for notebook in chosen}
 
-    def store(result: Result, notebook: Notebook) -> None:
-        if result.status != "PASS":
-            return
-        if notebook.path.read_bytes() != before[notebook.name]:
-            result.status, result.reason = "FAIL", "it was changed while it ran, so it was not written; run it again"
-            return
-        made = stored.text(stored.normalise(stored.read(result.copy)))
-        if made.encode() != before[notebook.name]:
-            _write(notebook.path, made)
-        if broken := contract.check(notebook.path):
-            more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
-            result.status, result.reason = "FAIL", f"contract: {broken[0]}{more}"
+    def store(result: Result, path: pathlib.Path) -> str:
+        if path.read_bytes() != before[result.name]:
+            return "it was changed while it ran, so it was not written; run it again"
+        text = stored.text(stored.normalise(stored.read(result.copy)))
+        if text.encode() != before[result.name]:
+            state_file.write(path, text)
+        broken = lint.check(path)
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        return f"contract: {broken[0]}{more}" if broken else ""
 
-    return _run([(each, {}) for each in chosen], jobs, out, time_limit, progress, store)
+    work = [(notebook, {}) for notebook in chosen]
+    return _run(work, machine.describe(), store, **options)
 
 
-def _run(work, jobs, out, time_limit, progress, after=lambda result, notebook: None, ran=None) -> list[Result]:
+def _run(
+    work: Sequence[tuple[Notebook, dict[str, Any]]],
+    described: dict[str, Any],
+    store: Callable[[Result, pathlib.Path], str] = lambda result, path: "",
+    *,
+    jobs: int = 2,
+    out: pathlib.Path | None = None,
+    time_limit: float = 600,
+    progress: bool = True,
+) -> list[Result]:
+    """Run each notebook of `work` with its parameters, on what `machine.describe` described; report the results.
+
+    `store` is called with each result that passed; what it returns is why it failed after all, or empty.
+    """
     if jobs < 1 or time_limit <= 0:
         raise CourseError(f"jobs must be at least 1 and the time limit above 0, not {jobs} and {time_limit}")
     for notebook, _ in work:
         notebook.code  # noqa: B018 (an unreadable notebook is told before anything starts)
     out = pathlib.Path(out).resolve() if out else _new_folder()
-    ran = ran or ran_on.describe()
-    children = [_child(notebook, parameters, out, ran) for notebook, parameters in work]
+    runs = [_prepare(notebook, parameters, out, machine.line(described)) for notebook, parameters in work]
     interrupted = False
     try:
-        supervise.run(children, jobs, time_limit, show=progress)
+        supervise.execute(runs, jobs, time_limit, show=progress)
     except KeyboardInterrupt:
         interrupted = True
-    results = [_result(child, parameters) for child, (_, parameters) in zip(children, work)]
+    results = [run.result for run in runs]
     for result, (notebook, _) in zip(results, work):
-        after(result, notebook)
-    _write(out / "results.json", json.dumps(to_json(results, ran), indent=1) + "\n")
-    cases = [junit.Case("notebooks", each.name, each.status, each.reason, each.seconds) for each in results]
-    junit.write(out / "junit.xml", cases, "GRPO Failure Lab")
+        try:
+            result.records = evidence.collect(out / "evidence" / result.name)
+            reason = store(result, notebook.path) if result.passed else ""
+        except evidence.EvidenceError as error:
+            reason = f"its evidence cannot be read: {error}"
+        if result.passed and reason:  # one that was ended may leave half a record, and has its reason
+            result.status, result.reason = Outcome.FAIL, reason
+        if not result.html.is_file():
+            result.html = None
+    state_file.write(out / "results.json", json.dumps(to_json(results, described), indent=1, default=str) + "\n")
+    cases = [outcomes.Case("notebooks", each.name, each.status, each.reason, each.seconds) for each in results]
+    outcomes.write_junit(out / "junit.xml", cases, "GRPO Failure Lab")
     if progress:
-        report(results, out, ran_on.line(ran))
+        _report(results, out, machine.line(described))
     if interrupted:
         raise KeyboardInterrupt
     return results
 
 
-def _child(notebook: Notebook, parameters: dict[str, Any], out: pathlib.Path, ran: dict[str, Any]) -> supervise.Child:
+def _prepare(notebook: Notebook, parameters: dict[str, Any], out: pathlib.Path, ran_on: str) -> supervise.Run:
+    """Clear away what an earlier run left in `out`, and write the order for the notebook's process."""
     name = notebook.name
-    records = out / "evidence" / name
+    records, logs, copy, html = out / "evidence" / name, out / "logs", out / f"{name}.ipynb", out / f"{name}.html"
     shutil.rmtree(records, ignore_errors=True)
-    for path in (out / f"{name}.ipynb", out / f"{name}.html"):
+    for path in (copy, html):
         path.unlink(missing_ok=True)
-    for path in (records, out / "logs"):
+    for path in (records, logs):
         path.mkdir(parents=True, exist_ok=True)
     order = {
         "name": name,
         "notebook": str(notebook.path.resolve()),
-        "folder": str(notebook.path.resolve().parent),
-        "copy": str(out / f"{name}.ipynb"),
-        "html": str(out / f"{name}.html"),
+        "copy": str(copy),
+        "html": str(html),
         "parameters": parameters,
-        "ran_on": ran_on.line(ran),
-        "has_setup": any(runner.is_setup(cell.source) for cell in notebook.code),
+        "ran_on": ran_on,
+        "has_setup": any(worker.is_setup(cell.source) for cell in notebook.code),
     }
-    order_file = out / "logs" / f"{name}.json"
-    order_file.write_text(json.dumps(order, indent=1))
-    environment = dict(os.environ) | eras.find(eras.TODAY, ready=False).variables
+    (logs / f"{name}.json").write_text(json.dumps(order, indent=1))
+    log = logs / f"{name}.log"
+    result = Result(name=name, of=len(notebook.code), parameters=parameters, copy=copy, html=html, log=log)
+    environment = os.environ | eras.find(eras.TODAY, ready=False).variables
     environment |= {"FAILURELAB_EVIDENCE": str(records), "FAILURELAB_SOURCE": name}
-    return supervise.Child(name, order_file, out / "logs" / f"{name}.log", environment, len(notebook.code))
-
-
-def _result(child: supervise.Child, parameters: dict[str, Any]) -> Result:
-    order = json.loads(child.order.read_text())
-    outcome = child.outcome or {"status": "NOT RUN", "reason": "interrupted" if child.started else "not started"}
-    status, reason, records = outcome["status"], outcome["reason"], []
-    try:
-        records = evidence.collect(pathlib.Path(order["copy"]).parent / "evidence" / child.name)
-    except evidence.EvidenceError as error:
-        if status == "PASS":  # a run that was ended may leave half a line
-            status, reason = "FAIL", f"its evidence cannot be read: {error}"
-    html = pathlib.Path(order["html"])
-    return Result(
-        name=child.name,
-        status=status,
-        reason=reason,
-        cells=outcome.get("done", child.done),
-        of=child.cells,
-        seconds=child.seconds,
-        peak_bytes=outcome.get("peak_bytes"),
-        parameters=parameters,
-        copy=pathlib.Path(order["copy"]),
-        html=html if html.is_file() else None,
-        log=child.log,
-        records=records,
-    )
+    return supervise.Run(result, logs / f"{name}.json", environment)
 
 
 def _new_folder() -> pathlib.Path:
     """Make `.course/runs/<time>` and let `.course/runs/latest` lead to it."""
     top = eras.root() / ".course" / "runs"
-    top.mkdir(parents=True, exist_ok=True)
-    stamp = f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    number = 1
-    while True:
-        folder = top / (stamp if number == 1 else f"{stamp}-{number}")
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            break
-        number += 1
+    folder = top / f"{datetime.datetime.now():%Y%m%d-%H%M%S-%f}"
+    folder.mkdir(parents=True)
     link = top / f".latest.{os.getpid()}"
     link.unlink(missing_ok=True)
     link.symlink_to(folder.name)
@@ -333,8 +290,35 @@ def _new_folder() -> pathlib.Path:
     return folder
 
 
-def _write(path: pathlib.Path, content: str) -> None:
-    """Write a whole file or none of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(content, encoding="utf-8")
-    temporary.replace(path)
+def exit_status(results: Iterable[Result]) -> int:
+    """Return 1 if any notebook failed; else 3 if the environment broke one, or if none passed at all; else 0."""
+    return outcomes.exit_status(result.status for result in results)
+
+
+def to_json(results: Sequence[Result], described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `results.json` holds: the results, and what they computed on, of `machine.describe`."""
+    return {
+        "schema": 1,
+        "ran_on": dict(described),
+        "summary": outcomes.summary(result.status for result in results),
+        "exit_status": exit_status(results),
+        "results": [dataclasses.asdict(result) for result in results],
+    }
+
+
+def _report(results: Sequence[Result], out: pathlib.Path, ran_on: str) -> None:
+    """Print the table of results, what they ran on, the line with the denominators, and where the copies are."""
+    console = Console()
+    table = Table("notebook", "result", "cells", "seconds", "peak MiB")
+    for result in results:
+        peak = f"{result.peak_bytes / 2**20:.0f}" if result.peak_bytes else "-"
+        status = Text(result.status, outcomes.STYLES[result.status])
+        table.add_row(result.name, status, f"{result.cells} of {result.of}", f"{result.seconds:.0f}", peak)
+    console.print(table)
+    with contextlib.suppress(ValueError):
+        out = out.relative_to(pathlib.Path.cwd())
+    lines = [Text(f"{result.name}: {result.reason}") for result in results if result.reason]
+    lines += [Text(ran_on), Text(outcomes.summary(result.status for result in results), "bold")]
+    lines += [Text(f"Executed copies, HTML and evidence: {out}")]
+    for line in lines:
+        console.print(line, soft_wrap=True)

@@ -1,195 +1,174 @@
-"""Watch child processes that run notebooks: so many at once, a bar for each, none over its time, none left behind.
+"""Run notebooks in processes of their own: so many at once, a bar for each, none over its time, none left behind."""
 
-A kernel, and an era's kernel below it, run in process groups of their own, so ending the child's group would leave
-them. Every process of a run carries a token in its environment instead; by that it is found, and ended by its id.
-"""
-
+import dataclasses
 import json
-import os
 import pathlib
-import selectors
 import subprocess
 import sys
+import threading
 import time
 import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from failurelab_course.runs import worker as runner
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from failurelab_course import processes
+from failurelab_course.outcomes import Outcome
+from failurelab_course.runs import worker
 
 # Seconds that processes of a finished notebook have to end by themselves: an era's kernel first notices that its
 # notebook is gone.
 PATIENCE = 15.0
 
 
-class Child:
-    """One notebook's process: `outcome` is what it reported at its end, None until then."""
+@dataclasses.dataclass(kw_only=True)
+class Result:
+    """What became of one notebook. `cells` ran without error, `of` there are; `peak_bytes` is None where unknown."""
 
-    def __init__(self, name: str, order: pathlib.Path, log: pathlib.Path, environment: dict[str, str], cells: int):
-        self.name, self.order, self.log, self.cells = name, order, log, cells
-        self.token = uuid.uuid4().hex
-        self.environment = environment | {runner.TOKEN: self.token}
-        self.done = 0
-        self.started: float | None = None
-        self.seconds = 0.0
-        self.outcome: dict[str, Any] | None = None
-        self.process: subprocess.Popen | None = None
-        self._rest = b""
+    name: str
+    status: Outcome = Outcome.NOT_RUN
+    reason: str = "not started"
+    cells: int = 0
+    of: int
+    seconds: float = 0.0
+    peak_bytes: int | None = None
+    parameters: dict[str, Any]
+    copy: pathlib.Path
+    html: pathlib.Path | None
+    log: pathlib.Path
+    records: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
-    def start(self) -> None:
-        """Start the process, in a session of its own, so that an interrupt from the keyboard comes to us alone."""
-        self.started = time.monotonic()
-        reading, writing = os.pipe()
-        with open(self.log, "wb") as log:
-            try:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "failurelab_course.runs.worker", str(self.order), str(writing)],
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=self.environment,
-                    pass_fds=(writing,),
-                    start_new_session=True,
-                )
-            finally:
-                os.close(writing)
-        self.pipe = reading
+    @property
+    def passed(self) -> bool:
+        """Whether it held; a notebook that was not run did not."""
+        return self.status == Outcome.PASS
 
-    def read(self) -> bool:
-        """Take in what it reported; return False once it has closed its end."""
-        data = os.read(self.pipe, 65536)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            told = json.loads(line)
-            self.done = told.get("done", self.done)
-            if "status" in told:
-                self.outcome = told
-        return bool(data)
+    def figures(self, **wanted: Any) -> dict[str, Any]:
+        """Return the figures of the only record whose fields are as wanted, such as `state="healthy", era="today"`.
 
-    def close(self) -> None:
-        """Reap a process that has ended, and end whatever of its run is left after PATIENCE seconds."""
-        code = self.process.wait()
-        runner.end(self.token, PATIENCE)
-        self._closed()
-        if self.outcome is None:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
-            said = runner.first_line(lines[-1]) if lines else "nothing"
-            self.outcome = {
-                "status": "ENVIRONMENT",
-                "reason": f"its runner ended with status {code} and no outcome; it said last: {said} ({self.log.name})",
-            }
-
-    def kill(self, limit: float | None = None) -> None:
-        """End the process and all that it started; `limit` says that it was over its time."""
-        if self.process is None:
-            return
-        self.process.kill()
-        self.process.wait()
-        runner.end(self.token)
-        self._closed()
-        if limit is not None:
-            self.outcome = {
-                "status": "FAIL",
-                "reason": f"over its time limit of {limit:g} s, after {self.done} of {self.cells} cells; "
-                "its kernel and all that this started were ended",
-            }
-
-    def _closed(self) -> None:
-        self.process.stdin.close()
-        os.close(self.pipe)
-        self.seconds = time.monotonic() - self.started
+        Raises:
+            LookupError: no record, or more than one, is so.
+        """
+        found = [record for record in self.records if all(record.get(k) == v for k, v in wanted.items())]
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} of {len(self.records)} records of {self.name} have {wanted}")
+        return found[0]["figures"]
 
 
-def run(children: list[Child], jobs: int, time_limit: float, show: bool) -> None:
-    """Run all children, `jobs` at once, and fill in their outcomes. However it is left, no process stays."""
-    waiting, running = list(children), []
-    display = _display(children) if show else _Silent()
-    with selectors.DefaultSelector() as selector, display:
-        try:
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    child = waiting.pop(0)
-                    running.append(child)
-                    child.start()
-                    selector.register(child.pipe, selectors.EVENT_READ, child)
-                    display.started(child)
-                told = {key.data: key.data.read() for key, _ in selector.select(timeout=0.25)}
-                for child in list(running):
-                    late = time.monotonic() - child.started > time_limit
-                    if told.get(child, True) and not late:
-                        display.progressed(child)
-                        continue
-                    selector.unregister(child.pipe)
-                    child.kill(time_limit) if told.get(child, True) else child.close()
-                    running.remove(child)
-                    display.ended(child)
-        finally:
-            for child in running:
-                child.kill()
+class _Display:
+    """A bar for each notebook; in a log, which cannot show bars, a line when one starts and when one ends."""
 
-
-class _Silent:
-    """Shows nothing."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def started(self, child: Child) -> None:
-        """Show that it runs."""
-
-    def progressed(self, child: Child) -> None:
-        """Show how far it is."""
-
-    def ended(self, child: Child) -> None:
-        """Show how it ended."""
-
-
-class _Lines(_Silent):
-    """One line when a notebook starts and one when it ends: for a log, which cannot show bars."""
-
-    def started(self, child: Child) -> None:
-        print(f"{child.name}: started, {child.cells} cells", flush=True)
-
-    def ended(self, child: Child) -> None:
-        print(f"{child.name}: {child.outcome['status']} after {child.seconds:.0f} s", flush=True)
-
-
-class _Bars(_Silent):
-    """A bar for each notebook."""
-
-    def __init__(self, children: list[Child], console):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
+    def __init__(self, results: Sequence[Result], show: bool):
+        console = Console()
+        self._lines = show and not console.is_terminal
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("cells")
-        self.progress = Progress(*columns, TimeElapsedColumn(), TextColumn("{task.fields[status]}"), console=console)
-        self.tasks = {
-            child: self.progress.add_task(child.name, total=child.cells, status="waiting", start=False)
-            for child in children
+        status = TextColumn("{task.fields[status]}")
+        disable = not show or self._lines
+        self.bars = Progress(*columns, TimeElapsedColumn(), status, console=console, disable=disable)
+        self._tasks = {
+            result.name: self.bars.add_task(result.name, total=result.of, status="waiting", start=False)
+            for result in results
         }
 
-    def __enter__(self):
-        self.progress.start()
-        return self
+    def start(self, result: Result) -> None:
+        """Show that it runs."""
+        if self._lines:
+            print(f"{result.name}: started, {result.of} cells", flush=True)
+        self.bars.start_task(self._tasks[result.name])
+        self.update(result, "running")
 
-    def __exit__(self, *_):
-        self.progress.stop()
+    def update(self, result: Result, status: str) -> None:
+        """Show how far it is."""
+        self.bars.update(self._tasks[result.name], completed=result.cells, status=status)
 
-    def started(self, child: Child) -> None:
-        self.progress.start_task(self.tasks[child])
-        self.progress.update(self.tasks[child], status="running")
-
-    def progressed(self, child: Child) -> None:
-        self.progress.update(self.tasks[child], completed=child.done)
-
-    def ended(self, child: Child) -> None:
-        self.progress.update(self.tasks[child], completed=child.done, status=child.outcome["status"])
-        self.progress.stop_task(self.tasks[child])
+    def end(self, result: Result) -> None:
+        """Show how it ended."""
+        if self._lines:
+            print(f"{result.name}: {result.status} after {result.seconds:.0f} s", flush=True)
+        self.update(result, result.status)
+        self.bars.stop_task(self._tasks[result.name])
 
 
-def _display(children: list[Child]) -> _Silent:
-    from rich.console import Console
+class Run:
+    """The process that runs one notebook. `result` is NOT RUN until the process says otherwise."""
 
-    console = Console()
-    return _Bars(children, console) if console.is_terminal else _Lines()
+    def __init__(self, result: Result, order: pathlib.Path, environment: dict[str, str]):
+        self.result, self._order = result, order
+        self._mark = uuid.uuid4().hex
+        self._environment = environment | {processes.MARK: self._mark}
+        self._process: subprocess.Popen | None = None
+        self._ended = ""
+        self._lock = threading.Lock()
+
+    def execute(self, time_limit: float, display: _Display) -> None:
+        """Run the notebook to its end, over `time_limit` seconds, or until `end`; leave nothing that it started."""
+        result, start = self.result, time.monotonic()
+        with self._lock:
+            if self._ended:
+                return
+            # In a session of its own, so that an interrupt from the keyboard comes to us alone.
+            with open(result.log, "wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", worker.__name__, str(self._order)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+        timer = threading.Timer(time_limit, self.end, ["late"])
+        timer.start()
+        display.start(result)
+        reported: dict[str, Any] = {}
+        with self._process:
+            try:
+                for line in self._process.stdout:
+                    reported |= json.loads(line)
+                    result.cells = reported["done"]
+                    display.update(result, "running")
+            finally:
+                timer.cancel()
+            self._process.wait()
+            processes.end(lambda: processes.marked(self._mark), 0 if self._ended else PATIENCE)
+        result.seconds = time.monotonic() - start
+        result.peak_bytes = reported.get("peak_bytes")
+        result.status, result.reason = self._outcome(reported, time_limit)
+        display.end(result)
+
+    def _outcome(self, reported: dict[str, Any], time_limit: float) -> tuple[Outcome, str]:
+        result = self.result
+        if self._ended == "late":
+            done = f"after {result.cells} of {result.of} cells; its kernel and all that this started were ended"
+            return Outcome.FAIL, f"over its time limit of {time_limit:g} s, {done}"
+        if "status" in reported:
+            return Outcome(reported["status"]), reported["reason"]
+        if self._ended:
+            return Outcome.NOT_RUN, self._ended
+        lines = result.log.read_text(errors="replace").strip().splitlines()
+        said = worker.first_line(lines[-1]) if lines else "nothing"
+        reason = f"its runner ended with status {self._process.returncode} and no outcome; it said last: {said}"
+        return Outcome.ENVIRONMENT, f"{reason} ({result.log.name})"
+
+    def end(self, why: str = "interrupted") -> None:
+        """End the process at once, if it runs; `execute` then ends all that it started, and returns."""
+        with self._lock:
+            self._ended = self._ended or why
+            if self._process is not None:
+                self._process.kill()
+
+
+def execute(runs: Sequence[Run], jobs: int, time_limit: float, show: bool) -> None:
+    """Execute the runs, `jobs` at once, and fill in their results. However it is left, no process stays."""
+    display = _Display([run.result for run in runs], show)
+    with display.bars, ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(run.execute, time_limit, display) for run in runs]
+        try:
+            for future in futures:
+                future.result()
+        finally:  # after an interrupt, or an error here, too
+            pool.shutdown(wait=False, cancel_futures=True)
+            for run in runs:
+                run.end()

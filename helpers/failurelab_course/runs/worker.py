@@ -1,15 +1,14 @@
-"""One notebook, executed in a process of its own; `course` starts it and reads what it reports.
+"""One notebook, executed in a process of its own; `supervise` starts it and reads what it reports.
 
-    python -m failurelab_course.runs.worker ORDER.json REPORT_FD
+    python -m failurelab_course.runs.worker ORDER.json
 
-The order names the notebook, the copy to write, and the parameters. Reports are JSON, one object a line, on a pipe of
-their own, for the kernel and whatever it starts write to stdout and stderr as they like. The kernel is always this
-interpreter's: a kernelspec named python3 may belong to another Python (a user's own hides the environment's).
+The order names the notebook, the copy to write, and the parameters. Reports are JSON, one object a line, on stdout; the
+kernel and whatever it starts write as they like, and that goes to stderr. The kernel is always this interpreter's: a
+kernelspec named python3 may belong to another Python (a user's own hides the environment's).
 
 When stdin closes, the process that gave the order is gone, however it ended: then everything started here is ended.
 """
 
-import contextlib
 import json
 import os
 import pathlib
@@ -17,10 +16,12 @@ import re
 import resource
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
-# Every process of one notebook's run carries this variable, so that it is found again even in a session of its own.
-TOKEN = "FAILURELAB_RUN"
+from failurelab_course import processes
+from failurelab_course.outcomes import Outcome
+
 # Exceptions that say, in a notebook, that the question was not asked. By name: they come from another process.
 NOT_RUN = "NotRun"
 ERA_ERRORS = ("EraError", "EraMagicError", "EraKernelDied")
@@ -28,42 +29,9 @@ NOT_READY = re.compile(r"era \S+ (is (missing|broken|stale)|did not (start|answe
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-def processes(token: str) -> Iterator:
-    """Yield the live processes, as psutil sees them, that carry `token`; never the caller itself."""
-    import psutil
-
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            ours = process.pid != os.getpid() and process.environ().get(TOKEN) == token
-            if ours and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-
-
-def end(token: str, patience: float = 0.0) -> None:
-    """End what carries `token` and has not ended by itself within `patience` seconds; by process id.
-
-    It looks again until nothing is found, for a process may start another while it is looked for; it gives up on what
-    the system itself cannot end, such as a process that waits for a disk that is gone.
-    """
-    import psutil
-
-    left = list(processes(token))
-    if patience:
-        psutil.wait_procs(left, timeout=patience)
-    for _ in range(10):
-        left = list(processes(token))
-        if not left:
-            return
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=5)
-
-
 def first_line(text: str, limit: int = 400) -> str:
     """Return the first line that says something, without colours, cut at `limit` characters."""
-    lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
-    line = lines[0] if lines else ""
+    line = next(filter(None, map(str.strip, _COLOURS.sub("", text).splitlines())), "")
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -78,7 +46,7 @@ class _Watch:
     `asked` turns true with the first cell after the set-up: what breaks before it says nothing about the question.
     """
 
-    def __init__(self, report, has_setup: bool):
+    def __init__(self, report: Callable[..., None], has_setup: bool):
         self.report = report
         self.done = 0
         self.asked = not has_setup
@@ -95,7 +63,7 @@ class _Watch:
             self.report(done=self.done)
 
 
-def execute(order: dict, report) -> dict:
+def execute(order: dict[str, Any], report: Callable[..., None]) -> dict[str, Any]:
     """Execute the notebook of `order`; return its outcome: `status`, `reason` and the number of cells `done`."""
     import nbformat
     import papermill
@@ -110,7 +78,7 @@ def execute(order: dict, report) -> dict:
             return KernelSpec(**get_kernel_dict())
 
     watch = _Watch(report, order["has_setup"])
-    status, reason = "PASS", ""
+    status, reason = Outcome.PASS, ""
     try:
         papermill.execute_notebook(
             order["notebook"],
@@ -118,7 +86,7 @@ def execute(order: dict, report) -> dict:
             parameters=order["parameters"],
             kernel_name="python3",
             kernel_manager_class=ThisPythonsKernel,
-            cwd=order["folder"],
+            cwd=os.path.dirname(order["notebook"]),
             progress_bar=False,
             start_timeout=180,
             iopub_timeout=60,
@@ -129,29 +97,29 @@ def execute(order: dict, report) -> dict:
         status, reason = _outcome_of_cell(error, order, watch.asked)
     except Exception as error:  # papermill's, nbclient's or the kernel's own: each is reported, none is hidden
         early = watch.done == 0 or not watch.asked
-        status = "ENVIRONMENT" if early else "FAIL"
+        status = Outcome.ENVIRONMENT if early else Outcome.FAIL
         reason = f"after {watch.done} cells: {type(error).__name__}: {first_line(str(error))}"
         if type(error).__name__ == "DeadKernelError":
             reason += " (it crashed, or the system ended it: memory may have run out)"
     if os.path.exists(order["copy"]):
         executed = nbformat.read(order["copy"], as_version=4)
-        if status == "PASS":
+        if status == Outcome.PASS:
             status, reason = _all_cells_ran(executed)
         _export(executed, order)
     return {"status": status, "reason": reason, "done": watch.done}
 
 
-def _outcome_of_cell(error, order: dict, asked: bool) -> tuple[str, str]:
+def _outcome_of_cell(error: Any, order: dict[str, Any], asked: bool) -> tuple[Outcome, str]:
     """Tell a failed cell from a run that broke before its question, or that says itself it was not run."""
     name, text = error.ename, first_line(error.evalue)
     if name == NOT_RUN:
-        return "NOT RUN", text
+        return Outcome.NOT_RUN, text
     if name in ERA_ERRORS and NOT_READY.search(text):
-        return "ENVIRONMENT", text
+        return Outcome.ENVIRONMENT, text
     if name == "CellExecutionError" and not text:  # a magic that is unknown or misused: told on stderr alone
         text = first_line(_last_stderr(order["copy"], error.exec_count))
     broke = not asked or "No space left on device" in text
-    return "ENVIRONMENT" if broke else "FAIL", f"In [{error.exec_count}]: {name}: {text}"
+    return Outcome.ENVIRONMENT if broke else Outcome.FAIL, f"In [{error.exec_count}]: {name}: {text}"
 
 
 def _last_stderr(copy: str, count: int | None) -> str:
@@ -163,57 +131,45 @@ def _last_stderr(copy: str, count: int | None) -> str:
     return ""
 
 
-def _all_cells_ran(executed) -> tuple[str, str]:
+def _all_cells_ran(executed: Any) -> tuple[Outcome, str]:
     """Hold that no cell was left out: papermill takes `sys.exit(0)` halfway for a success."""
     for number, cell in enumerate(executed.cells):
         due = cell.cell_type == "code" and cell.source.strip() and "skip-execution" not in cell.metadata.get("tags", [])
         if due and cell.execution_count is None:
-            return "FAIL", f"it ended early, without an error: cell {number + 1} of the copy did not run"
+            return Outcome.FAIL, f"it ended early, without an error: cell {number + 1} of the copy did not run"
     if any(out.output_type == "error" for cell in executed.cells for out in cell.get("outputs", [])):
-        return "FAIL", "it ended early: a cell left by sys.exit"
-    return "PASS", ""
+        return Outcome.FAIL, "it ended early: a cell left by sys.exit"
+    return Outcome.PASS, ""
 
 
-# nbconvert's own template leaves the alt text out, and then fills in "No description has been provided".
-_PAGE = """{% extends "lab/index.html.j2" %}
-{%- block body_header -%}{{ super() }}
-<p style="margin:1em 2em;font-family:sans-serif">Run by failurelab: {{ resources.ran_on | escape_html }}</p>
-{%- endblock body_header -%}
-{% block data_png scoped %}<div class="jp-RenderedImage jp-OutputArea-output">
-<img src="data:image/png;base64,{{ output.data["image/png"] | escape_html }}"
-alt="{{ (output | get_metadata("alt", "image/png") or "") | escape_html }}"></div>{% endblock %}
-"""
-
-
-def _export(executed, order: dict) -> None:
-    from jinja2 import DictLoader
+def _export(executed: Any, order: dict[str, Any]) -> None:
     from nbconvert import HTMLExporter
 
-    exporter = HTMLExporter(extra_loaders=[DictLoader({"page.html.j2": _PAGE})], template_file="page.html.j2")
-    body, _ = exporter.from_notebook_node(
-        executed, resources={"metadata": {"name": order["name"]}, "ran_on": order["ran_on"]}
-    )
+    here = str(pathlib.Path(__file__).parent)
+    exporter = HTMLExporter(extra_template_paths=[here], template_file="page.html.j2")
+    resources = {"metadata": {"name": order["name"]}, "ran_on": order["ran_on"]}
+    body, _ = exporter.from_notebook_node(executed, resources=resources)
     pathlib.Path(order["html"]).write_text(body, encoding="utf-8")
 
 
-def _follow_the_caller(token: str) -> None:
+def _follow_the_caller(mark: str) -> None:
     """End everything when stdin closes: the caller is gone, and none of its children may stay."""
     while os.read(0, 1024):
         pass
-    end(token)
+    processes.end(lambda: processes.marked(mark))
     os._exit(1)
 
 
-def main(arguments: list[str]) -> int:
+def main(order_file: str) -> int:
     """Execute one order; the outcome is reported, and the exit status is 0 whenever there is one."""
-    order = json.loads(pathlib.Path(arguments[0]).read_text())
-    descriptor = int(arguments[1])
-    os.set_inheritable(descriptor, False)
+    order = json.loads(pathlib.Path(order_file).read_text())
+    reports = os.dup(1)  # which no child inherits
+    os.dup2(2, 1)
 
-    def report(**what):
-        os.write(descriptor, (json.dumps(what) + "\n").encode())
+    def report(**what: Any) -> None:
+        os.write(reports, (json.dumps(what) + "\n").encode())
 
-    threading.Thread(target=_follow_the_caller, args=(os.environ[TOKEN],), daemon=True).start()
+    threading.Thread(target=_follow_the_caller, args=(os.environ[processes.MARK],), daemon=True).start()
     outcome = execute(order, report)
     # Of the kernel and its children, the one that held most; ru_maxrss counts KiB on Linux, bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
@@ -222,4 +178,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,49 @@
+"""Processes ended together with all that they started: the run of a notebook, the check of a lab.
+
+Ending a process group is not enough: a kernel, an era's kernel below it, or a process that a notebook starts in a
+session of its own is in another. So what is to be ended is looked for: among the descendants of a process
+(`psutil.Process(pid).children(recursive=True)`), or by a mark in the environment, which every descendant inherits, also
+one whose parents are gone. Each is ended by its process id. Needs psutil alone, which the lock of every era holds.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+
+import psutil
+
+# Every process of one notebook's run has this variable; its value is the run's own.
+MARK = "FAILURELAB_RUN"
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the processes that carry `mark` in their environment and have not ended; never the caller itself."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            others = process.pid != os.getpid() and process.environ().get(MARK) == mark
+            if others and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def end(find: Callable[[], Iterable[psutil.Process]], patience: float = 0.0) -> None:
+    """End the processes that `find` returns, of which those that end by themselves in `patience` seconds are left.
+
+    It looks again until nothing is found, for a process may start another while it is looked for; it gives up on what
+    the system itself cannot end, such as a process that waits for a disk that is gone.
+
+    Args:
+        find: looks for the processes anew at each call.
+        patience: seconds.
+    """
+    if patience:
+        psutil.wait_procs(list(find()), timeout=patience)
+    for _ in range(10):
+        left = list(find())
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=5)
