@@ -25,8 +25,8 @@ import torch
 import transformers
 from predicted_steps import HALF_BILLION, Case, step, trained
 
+from failurelab import simulate
 from failurelab.placement import native
-from failurelab.simulate import backend as simulate
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import observe
 

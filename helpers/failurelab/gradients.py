@@ -15,7 +15,6 @@ in https://github.com/huggingface/trl/pull/2848.
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -37,6 +36,8 @@ __all__ = [
     "snapshot",
     "watch",
 ]
+
+
 @dataclasses.dataclass(frozen=True)
 class GradientReport:
     """What a backward pass left on the trainable parameters: their names, in the model's order."""
@@ -229,4 +230,3 @@ def checkpointed(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             keywords = getattr(getattr(module, "_gradient_checkpointing_func", None), "keywords", None) or {}
             reentrant = keywords.get("use_reentrant")
             yield ("unknown" if reentrant is None else "reentrant" if reentrant else "non-reentrant"), module
-

@@ -9,11 +9,11 @@ import torch
 import transformers
 from torch import nn
 
+from failurelab import simulate
 from failurelab.guards import trainer as guards
 from failurelab.placement import dtypes as precision
 from failurelab.placement import native
 from failurelab.placement import report as placement
-from failurelab.simulate import backend as simulate
 from failurelab_course.experiments import models
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
