@@ -15,9 +15,8 @@ import sys
 
 import torch
 
-from failurelab import gradients, logits, rollouts, simulate
+from failurelab import gradients, logits, placement, rollouts, simulate
 from failurelab.guards import trainer as guards
-from failurelab.placement import report as placement
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import models, observe, trainers
 

@@ -12,9 +12,8 @@ import argparse
 
 import torch
 
-from failurelab import gradients
+from failurelab import gradients, placement
 from failurelab.guards import trainer as guards
-from failurelab.placement import report as placement
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import models, observe, trainers
 

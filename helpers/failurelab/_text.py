@@ -1,12 +1,19 @@
-"""Short texts for reports and messages."""
+"""Names of modules, and short texts for reports and messages."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 
 def list_names(names: Sequence[str], limit: int = 3) -> str:
     """Return the first names, and how many more there are: `a, b, c and 4 more`; an empty name is the whole model."""
     more = len(names) - limit
     return ", ".join(name or "the whole model" for name in names[:limit]) + (f" and {more} more" if more > 0 else "")
+
+
+def enclosing_name(name: str, names: Container[str]) -> str | None:
+    """Return the nearest of `names` that is `name` or a module around it ("" is the whole model); None if none is."""
+    while name and name not in names:
+        name = name.rpartition(".")[0]
+    return name if name in names else None
 
 
 def first_line(error: Exception) -> str:

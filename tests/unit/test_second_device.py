@@ -16,7 +16,7 @@ CHILD = """
 import torch
 from failurelab import gradients, logits
 from failurelab.simulate import budget
-from failurelab.placement import report as placement
+from failurelab import placement
 from failurelab_course.experiments import shapes
 from failurelab import simulate
 

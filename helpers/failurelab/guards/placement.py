@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from failurelab import placement
 from failurelab.guards.base import Guard
-from failurelab.placement import report as placement
 
 
 class PlacementGuard(Guard):

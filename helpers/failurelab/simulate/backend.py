@@ -32,7 +32,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from failurelab._text import first_line
+from failurelab._text import enclosing_name, first_line
 from failurelab.simulate.gpu_workspace import own_kernels
 from failurelab.simulate.mode import fake
 
@@ -177,7 +177,7 @@ def place(model: nn.Module, device_map: Mapping[str, int | str | torch.device]) 
     planned: dict[int, tuple[str, torch.device]] = {}
     moves = []
     for name, module in modules.items():
-        target = _target(name, targets)
+        target = targets.get(enclosing_name(name, targets))
         for table in (module._parameters, module._buffers):
             for part, tensor in table.items():
                 if tensor is None:
@@ -205,12 +205,6 @@ def place(model: nn.Module, device_map: Mapping[str, int | str | torch.device]) 
         if getattr(weight, "quant_state", None) is not None and hasattr(module, "quant_state"):
             module.quant_state = weight.quant_state
     return model
-
-
-def _target(name: str, targets: Mapping[str, torch.device]) -> torch.device | None:
-    while name and name not in targets:
-        name = name.rpartition(".")[0]
-    return targets.get(name)
 
 
 def _copy(tensor: torch.Tensor, target: torch.device, parameter: bool) -> torch.Tensor:
