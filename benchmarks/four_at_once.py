@@ -15,8 +15,7 @@ import sys
 
 import torch
 
-from failurelab import gradients, logits, placement, rollouts, simulate
-from failurelab.guards import trainer as guards
+from failurelab import gradients, guards, logits, placement, rollouts, simulate
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import models, observe, trainers
 

@@ -12,8 +12,7 @@ import argparse
 
 import torch
 
-from failurelab import gradients, placement
-from failurelab.guards import trainer as guards
+from failurelab import gradients, guards, placement
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import models, observe, trainers
 

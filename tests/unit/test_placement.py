@@ -9,8 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from failurelab import placement, simulate
-from failurelab.guards import trainer as guards
+from failurelab import guards, placement, simulate
 from failurelab.placement import faults
 from failurelab.placement.dtypes import measure_precisions
 from failurelab_course.experiments import models
