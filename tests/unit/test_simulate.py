@@ -9,13 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-<<<<<<< HEAD
-from failurelab.simulate import backend as simulate
-=======
 from failurelab import simulate
-from failurelab.simulate import gpu_workspace as simulated_kernels
-from failurelab_course.experiments import observe
->>>>>>> 3e222ea (Simulation: the fake mode in a module of its own, the budget beside it, for its own models and errors; accelerate's state put back by patch.dict)
 
 CHILD = pathlib.Path(__file__).with_name("simulate_child.py")
 

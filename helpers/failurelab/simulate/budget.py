@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from failurelab import simulate
+from failurelab.errors import FailureLabError
 
 GIB = 2**30
 
@@ -28,8 +29,10 @@ class DoesNotFit(torch.OutOfMemoryError):
     """A simulated step that would have run out of memory; caught wherever the real error is."""
 
 
-class BudgetError(RuntimeError):
+class BudgetError(FailureLabError):
     """The GPU has not the memory that is asked for; the message says how much is free."""
+
+    exit_status = 3
 
 
 @contextlib.contextmanager
