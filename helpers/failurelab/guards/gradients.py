@@ -33,31 +33,22 @@ class GradientGuard(Guard):
         if steps < 1:
             raise ValueError(f"steps={steps}: at least one step must run before its gradients can be judged")
         self.steps, self.ignore = steps, ignore
-        self._watch: gradients.GradientWatch | None = None
         self._steps_seen = 0
+        self._watch: gradients.GradientWatch | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
         """Start to listen."""
         self._stop()
         self.report, self._steps_seen = None, 0
-        self._watch = gradients.watch(model)
+        self._watch = self._listening.enter_context(gradients.watch(model))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Judge what the backward passes of the step have reached."""
+        """Judge what the backward passes have reached."""
         self._steps_seen += 1
         if self._watch is None or self._steps_seen < self.steps:
             return
-        self.report = self._watch.report()
+        self.report, self._watch = self._watch.report(), None
         self._stop()
         names = self.report.without_gradient
         if any(not (self.ignore and re.search(self.ignore, name)) for name in names):
             self._trip(f"after step {state.global_step + 1}, {self.report}", self.report)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop listening, where the run was too short to judge."""
-        self._stop()
-
-    def _stop(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None

@@ -16,7 +16,7 @@ from torch import nn
 
 from failurelab import _greedy, rollouts
 from failurelab.guards.base import Guard
-from failurelab.handles import Handle, wrap_method
+from failurelab.handles import wrap_method
 
 
 class RolloutGuard(Guard):
@@ -47,7 +47,6 @@ class RolloutGuard(Guard):
         super().__init__(action)
         self.prompts, self.max_prompts, self.max_new_tokens = prompts, max_prompts, max_new_tokens
         self.tokenizer = tokenizer
-        self._handle: Handle | None = None
         self._rounding: float | None = None
 
     def on_train_begin(
@@ -75,11 +74,7 @@ class RolloutGuard(Guard):
                 self._judge(model, tokenizer, generate, *args, **kwargs)
             return generate(*args, **kwargs)
 
-        self._handle = wrap_method(model, "generate", around, "generation is watched by RolloutGuard")
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop watching."""
-        self._stop()
+        self._listening.enter_context(wrap_method(model, "generate", around, "generation is watched by RolloutGuard"))
 
     def _judge(
         self,
@@ -113,11 +108,6 @@ class RolloutGuard(Guard):
         if not self.report.agrees:
             self._stop()
             self._trip(str(self.report), self.report)
-
-    def _stop(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
 
 
 def _shortest(ids: torch.Tensor, mask: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
