@@ -15,10 +15,7 @@ import sys
 
 import torch
 
-from failurelab import gradients, logits, rollouts
-from failurelab.guards import trainer as guards
-from failurelab.placement import report as placement
-from failurelab.simulate import backend as simulate
+from failurelab import gradients, guards, logits, placement, rollouts, simulate
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import models, observe, trainers
 

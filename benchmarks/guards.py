@@ -14,7 +14,7 @@ import time
 import torch
 import transformers
 
-from failurelab.guards import trainer as guards
+from failurelab import guards
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import models, observe, trainers
 

@@ -25,8 +25,8 @@ import torch
 import transformers
 from predicted_steps import HALF_BILLION, Case, step, trained
 
-from failurelab.placement import native
-from failurelab.simulate import backend as simulate
+from failurelab import simulate
+from failurelab.placement import faults
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import observe
 
@@ -173,7 +173,7 @@ def measure(case: Case, device: str) -> dict:
 
 def not_run(case: Case, predicted: dict, device: str) -> str:
     """Return why a case cannot be measured here; empty if it can."""
-    if case.bits and (problem := native.native_problem(torch.device(device))):
+    if case.bits and (problem := faults.find_native_problem(torch.device(device))):
         return problem
     try:
         tiers.require_memory(1.05 * (predicted["weights"] + predicted["step"]) / tiers.GIB, device, "this step")

@@ -12,9 +12,7 @@ import argparse
 
 import torch
 
-from failurelab import gradients
-from failurelab.guards import trainer as guards
-from failurelab.placement import report as placement
+from failurelab import gradients, guards, placement
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import models, observe, trainers
 

@@ -17,7 +17,7 @@ import time
 import torch
 import transformers
 
-from failurelab.simulate import backend as simulate
+from failurelab import simulate
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import observe
 

@@ -2,20 +2,23 @@
 
 What goes wrong: trl 0.14.0 asks the model for the last rows of logits by the name `num_logits_to_keep`. A transformers
 that no longer knows the name (4.52 and later) swallows it and returns all rows. `zip` and `gather` never compare
-lengths, so each completion token is scored at a prompt position. Policy and reference are wrong alike: KL and loss
-start at 0, nothing is raised, and training lowers the reward. (TRL #2770, transformers #35757.)
+lengths, so each completion token is scored at a prompt position. Policy and reference are wrong in the same way: KL and
+loss start at 0, nothing is raised, and training lowers the reward. (TRL #2770, transformers #35757.)
 
-An answer that is known finds it in a second: a full forward pass of the same model, in the plainest way there is.
+A known answer finds it in a second: a full forward pass of the same model, in the plainest way there is.
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
 
-# How far a right answer may be from the truth, at least, in nats; the model's own rounding is added to it.
+from failurelab._unwrap import input_device, unwrap, vocabulary_size
+from failurelab.handles import keep_modes
+
+# How far a right answer may be from the truth in any case, in nats; the model's own rounding may allow more.
 _FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
 _ROWS, _PROMPT, _COMPLETION = 4, 9, 8
 
@@ -24,7 +27,7 @@ class MisalignedLogProbs(ValueError):
     """Log-probabilities that are not those of the completion's tokens.
 
     Attributes:
-        found: what the scores equal instead, in words; "" if it is none of the mistakes known.
+        found: what the scores equal instead, in words; "" if it is none of the known mistakes.
         error: the largest difference from the truth, in nats; infinity if scores are not finite or of another shape.
     """
 
@@ -39,8 +42,8 @@ class Alignment:
 
     Attributes:
         error: the largest difference from the truth, in nats, over all cases.
-        tolerance: how large it might have been.
-        contrast: how far the nearest mistake known is from the truth; had it been within `tolerance`, nothing is told.
+        tolerance: the largest difference that would have been accepted.
+        contrast: how far the nearest known mistake is from the truth, in nats; always more than `tolerance`.
         cases: which inputs were tried.
     """
 
@@ -53,38 +56,9 @@ class Alignment:
 @contextlib.contextmanager
 def probing(model: nn.Module) -> Iterator[None]:
     """For a block, no gradients and no dropout; each module's mode is put back after."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def bare(model: nn.Module) -> nn.Module:
-    """Return the transformers model under its wrappers: DDP, an engine, torch.compile, PEFT."""
-    while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif isinstance(getattr(model, "module", None), nn.Module):
-            model = model.module
-        elif hasattr(model, "get_base_model"):
-            model = model.get_base_model()
-        else:
-            return model
-
-
-def vocabulary(model: nn.Module) -> int:
-    """Return how many token ids the model knows."""
-    embedding = bare(model).get_input_embeddings()
-    return getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return the device that the model takes its input on."""
-    return bare(model).get_input_embeddings().weight.device
+    with keep_modes(model), torch.no_grad():
+        model.eval()
+        yield
 
 
 def check_alignment(
@@ -102,8 +76,8 @@ def check_alignment(
     Args:
         log_prob_function: takes `(model, input_ids, attention_mask, completion_length)` and returns the log-probability
             of each of the last `completion_length` tokens, shape `(batch, completion_length)`.
-        model: a causal language model, wrapped or not. It is put into eval mode meanwhile.
-        temperature: at which the function scores, by its own knowledge.
+        model: a causal language model, wrapped or not. It is in eval mode meanwhile.
+        temperature: at which the function scores, although it is not given.
         padded: also try prompts padded on the left, with completions padded on the right (padding is not compared).
         tolerance: the largest difference to accept, in nats; by default it follows the model's own rounding.
 
@@ -111,18 +85,18 @@ def check_alignment(
         What was measured.
 
     Raises:
-        MisalignedLogProbs: the scores are others; the message says whose they are, if that can be told.
-        ValueError: the model cannot tell right from wrong, for it predicts all tokens alike everywhere.
+        MisalignedLogProbs: the scores are wrong; the message says what they equal instead, if it is a known mistake.
+        ValueError: right and wrong scores are the same, because the model predicts all tokens alike everywhere.
     """
     cases = ("no padding", "padding on both sides")[: 2 if padded else 1]
     errors, bounds, contrasts = [], [], []
     with probing(model):
         for case in cases:
-            ids, mask = _tokens(model, padded=case != cases[0])
-            logits = model(input_ids=ids, attention_mask=mask).logits
+            ids, mask = _tokens(model, padded=case != cases[0])  # (rows, tokens)
+            logits = model(input_ids=ids, attention_mask=mask).logits  # (rows, tokens, vocabulary)
             bound = tolerance or _tolerance(logits / temperature)
             logits, counts = logits.double() / temperature, mask[:, -_COMPLETION:].bool()
-            truth = _scores(logits.log_softmax(-1), ids[:, -_COMPLETION:], _PROMPT - 1)
+            truth = _scores(logits.log_softmax(-1), ids[:, -_COMPLETION:], _PROMPT - 1)  # (rows, completion)
             others = dict(_mistakes(logits, ids))
             contrast = min(_distance(other, truth, counts) for other in others.values())
             if contrast <= bound:
@@ -131,33 +105,37 @@ def check_alignment(
                     f"may be {bound:.1e}. The model predicts nearly the same everywhere. Next: probe a trained "
                     "model, or one in float32."
                 )
-            got = _shaped(log_prob_function(model, ids, mask, _COMPLETION)).double()
-            error = _distance(got, truth, counts)
+            scores = log_prob_function(model, ids, mask, _COMPLETION)
+            _check_shape(scores)
+            scores = scores.double()
+            error = _distance(scores, truth, counts)
             if error > bound:
                 if not mask.all():
-                    unmasked = model(input_ids=ids).logits.double() / temperature
+                    unmasked = (model(input_ids=ids).logits.double() / temperature).log_softmax(-1)
                     others["scores with padding attended to (attention_mask is ignored)"] = _scores(
-                        unmasked.log_softmax(-1), ids[:, -_COMPLETION:], _PROMPT - 1
+                        unmasked, ids[:, -_COMPLETION:], _PROMPT - 1
                     )
-                raise _explained(got, truth, logits, counts, others, error, bound, case, ids)
-            errors.append(error), bounds.append(bound), contrasts.append(contrast)
+                raise _explain(scores, truth, logits, counts, others, error, bound, case, ids)
+            errors.append(error)
+            bounds.append(bound)
+            contrasts.append(contrast)
     return Alignment(max(errors), max(bounds), min(contrasts), cases)
 
 
 def _tokens(model: nn.Module, padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and mask, each (rows, prompt + completion); no special tokens, for a function may mask those."""
-    config = bare(model).config
+    """Return ids and mask, each (rows, prompt + completion); no special tokens, because a function may mask those."""
+    config = unwrap(model).config
     special = set()
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
         ids = getattr(config, name, None)
         special.update(ids if isinstance(ids, list | tuple) else [ids])
-    count = vocabulary(model)
+    count = vocabulary_size(model)
     allowed = torch.tensor([i for i in range(min(count, 10_000)) if i not in special] or list(range(count)))
     length = _PROMPT + _COMPLETION
     generator = torch.Generator().manual_seed(0)
     picks = torch.randint(len(allowed), (_ROWS, length), generator=generator)
     ids = allowed[picks]
-    # Neighbours differ, or a shift by one would go unseen there.
+    # Neighbours must differ, or a shift by one would not show.
     for column in range(1, length):
         same = ids[:, column] == ids[:, column - 1]
         ids[same, column] = allowed[(picks[same, column] + 1) % len(allowed)]
@@ -166,7 +144,7 @@ def _tokens(model: nn.Module, padded: bool) -> tuple[torch.Tensor, torch.Tensor]
     if padded:
         mask[0, : _PROMPT // 2] = 0
         mask[1, -2:] = 0
-    return ids.to(device_of(model)), mask.to(device_of(model))
+    return ids.to(input_device(model)), mask.to(input_device(model))
 
 
 def _tolerance(logits: torch.Tensor) -> float:
@@ -177,61 +155,71 @@ def _tolerance(logits: torch.Tensor) -> float:
 
 
 def _scores(log_probs: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Tensor:
-    """Score `tokens` by the rows that start at `first`."""
-    rows = log_probs[:, first : first + tokens.shape[1]]
-    return rows.gather(-1, tokens[..., None])[..., 0]
+    """Score `tokens` (batch, scored) by the positions of `log_probs` (batch, tokens, vocabulary) from `first` on."""
+    positions = log_probs[:, first : first + tokens.shape[1]]
+    return positions.gather(-1, tokens[..., None])[..., 0]
 
 
 def _distance(scores: torch.Tensor, truth: torch.Tensor, counts: torch.Tensor) -> float:
-    """Return the largest difference where it counts, in nats; infinity where one is not finite."""
+    """Return the largest difference where it counts, in nats; infinity if one is not a number."""
     return (scores - truth).abs()[counts].nan_to_num(nan=torch.inf).max().item()
 
 
-def _mistakes(logits, ids) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what wrong functions return, with the words for it."""
+def _mistakes(logits: torch.Tensor, ids: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the known mistakes: their description, and the scores (batch, completion) that they lead to."""
     log_probs, completion = logits.log_softmax(-1), ids[:, -_COMPLETION:]
-    right = _PROMPT - 1  # row t predicts token t + 1
+    right = _PROMPT - 1  # position t predicts token t + 1
     for first in range(_PROMPT + 1):
         if first == 0:
-            told = (
+            mistake = (
                 "the completion's tokens scored at the first prompt positions (all rows of logits came, not the last)"
             )
         elif first > right:
-            told = "the completion's tokens scored one position too late, each by the row that has read it"
+            mistake = "the completion's tokens scored one position too late, each by the row that has read it"
         else:
-            told = f"the completion's tokens scored too early by {right - first}"
+            mistake = f"the completion's tokens scored too early by {right - first}"
         if first != right:
-            yield told, _scores(log_probs, completion, first)
+            yield mistake, _scores(log_probs, completion, first)
     yield "the first prompt tokens, not the completion's", _scores(log_probs, ids[:, 1 : 1 + _COMPLETION], 0)
     yield "logits that were never normalised (no log_softmax)", _scores(logits, completion, right)
 
 
-def _shaped(scores) -> torch.Tensor:
-    if not isinstance(scores, torch.Tensor) or scores.shape != (_ROWS, _COMPLETION):
-        what = f"shape {tuple(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
-        raise MisalignedLogProbs(
-            f"the function returned {what} for a batch of {_ROWS} and {_COMPLETION} completion tokens: "
-            f"({_ROWS}, {_COMPLETION}) is wanted, one number a token. Next: cut the logits to the rows that predict "
-            "the completion, then gather.",
-            "another shape",
-            torch.inf,
-        )
-    return scores
+def _check_shape(scores: object) -> None:
+    if isinstance(scores, torch.Tensor) and scores.shape == (_ROWS, _COMPLETION):
+        return
+    result = f"shape {tuple(scores.shape)}" if isinstance(scores, torch.Tensor) else f"a {type(scores).__name__}"
+    raise MisalignedLogProbs(
+        f"the function returned {result} for a batch of {_ROWS} and {_COMPLETION} completion tokens: "
+        f"({_ROWS}, {_COMPLETION}) is wanted, one number a token. Next: cut the logits to the rows that predict "
+        "the completion, then gather.",
+        "another shape",
+        torch.inf,
+    )
 
 
-def _explained(got, truth, logits, counts, others, error, bound, case, ids) -> MisalignedLogProbs:
-    """Return the error to raise, which says what the scores equal."""
-    found = ""
-    if not got[counts].isfinite().all():
-        found = f"{int((~got[counts].isfinite()).sum())} of {int(counts.sum())} scores are NaN or infinite"
+def _explain(
+    scores: torch.Tensor,
+    truth: torch.Tensor,
+    logits: torch.Tensor,
+    counts: torch.Tensor,
+    mistakes: Mapping[str, torch.Tensor],
+    error: float,
+    bound: float,
+    case: str,
+    ids: torch.Tensor,
+) -> MisalignedLogProbs:
+    """Return the error to raise, which says what the scores (batch, completion) equal."""
+    finite = scores[counts].isfinite()
+    if not finite.all():
+        found = f"{int((~finite).sum())} of {int(counts.sum())} scores are NaN or infinite"
         return MisalignedLogProbs(
             f"log-probabilities are not finite ({case}): {found}. A loss made of them trains on nothing. "
             "Next: look for -inf logits, a row that is masked whole, or overflow in half precision.",
             found,
             error,
         )
-    found = next((told for told, other in others.items() if _same(got, other, counts, bound)), "")
-    found = found or _transformed(got, truth, logits, counts, bound, ids)
+    equal = (mistake for mistake, other in mistakes.items() if _distance(scores, other, counts) <= bound)
+    found = next(equal, "") or _find_scale(scores, truth, logits, counts, bound, ids)
     equals = f"they equal {found}" if found else "they match none of the mistakes this probe knows"
     rows = " (see how many rows of logits the model returned)" if "scored" in found else ""
     return MisalignedLogProbs(
@@ -243,26 +231,30 @@ def _explained(got, truth, logits, counts, others, error, bound, case, ids) -> M
     )
 
 
-def _same(got, other, counts, bound) -> bool:
-    return _distance(got, other, counts) <= bound
-
-
-def _transformed(got, truth, logits, counts, bound, ids) -> str:
-    """Tell a change of scale: another sign, probabilities, another temperature."""
-    if _same(got, -truth, counts, bound):
+def _find_scale(
+    scores: torch.Tensor,
+    truth: torch.Tensor,
+    logits: torch.Tensor,
+    counts: torch.Tensor,
+    bound: float,
+    ids: torch.Tensor,
+) -> str:
+    """Return in words what changed the scale of right scores: the sign, a missing logarithm, a temperature; or ""."""
+    if _distance(scores, -truth, counts) <= bound:
         return "the negative log-probabilities (a loss)"
-    if _same(got, truth.exp(), counts, bound):
+    if _distance(scores, truth.exp(), counts) <= bound:
         return "probabilities (no logarithm)"
     completion = ids[:, -_COMPLETION:]
 
     def distance(temperature: float) -> float:
-        return _distance(got, _scores((logits / temperature).log_softmax(-1), completion, _PROMPT - 1), counts)
+        other = _scores((logits / temperature).log_softmax(-1), completion, _PROMPT - 1)
+        return _distance(scores, other, counts)
 
     low, high = 0.05, 20.0
     grid = [low * (high / low) ** (step / 60) for step in range(61)]
     best = min(grid, key=distance)
     low, high = best / 1.15, best * 1.15
-    for _ in range(60):  # the distance has one valley; thirds narrow it down
+    for _ in range(60):  # the distance has one minimum, so a ternary search finds it
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (low, right) if distance(left) < distance(right) else (left, high)
     if distance(low) <= bound:

@@ -1,17 +1,20 @@
 """Greedy decoding that can be compared: the same prompts, token by token, in two states of a model.
 
 Which settings reach `generate` differs between transformers versions, and trainers sample, with dropout on. To compare
-two states of a model everything else must be equal: this module makes it so, for `rollouts`.
+two states of a model, everything else must be equal. This module makes it equal, for `rollouts`.
 """
 
 import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from failurelab._unwrap import unwrap
 
 NEW_TOKENS = 32  # generated where nothing says how many
 Prompt = str | list[dict[str, str]]
@@ -34,23 +37,20 @@ def encode(
         )
     rows = []
     for index, prompt in enumerate(prompts):
-        text = (
-            prompt
-            if isinstance(prompt, str)
-            else tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        )
-        rows.append(tokenizer(text)["input_ids"])
-        _check_fit(model, index, text, len(rows[-1]), new_tokens)
+        if not isinstance(prompt, str):
+            prompt = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        rows.append(tokenizer(prompt)["input_ids"])
+        _check_fit(model, index, prompt, len(rows[-1]), new_tokens)
     longest = max(map(len, rows))
     pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
     device = next(model.parameters()).device
     ids = torch.tensor([[pad] * (longest - len(row)) + row for row in rows], device=device)
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
-    return ids, mask
+    return ids, mask  # both (prompts, longest)
 
 
 def _check_fit(model: nn.Module, index: int, text: str, length: int, new_tokens: int) -> None:
-    config = base_model(model).config
+    config = unwrap(model).config
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     context = getattr(config, "max_position_embeddings", None)
     if not length:
@@ -65,25 +65,21 @@ def _check_fit(model: nn.Module, index: int, text: str, length: int, new_tokens:
 
 @contextlib.contextmanager
 def greedy(model: nn.Module, generate_kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield arguments for `generate` that decode greedily, whichever config this transformers lets win.
+    """Yield arguments for `generate` that decode greedily, whichever generation config this transformers prefers.
 
     Before 4.50 the config handed over wins; later ones fill what it leaves at its default from the model's own. So both
-    are made greedy, each otherwise as it is: what they say of the cache may be what is in question.
+    become greedy, and stay as they are otherwise: the cache that they ask for may be what is in question.
     """
-    owner = base_model(model)
-    own = owner.generation_config
+    owner = unwrap(model)
     kwargs = {name: value for name, value in generate_kwargs.items() if name not in _DROPPED}
-    given = kwargs.pop("generation_config", None) or own
-    new_tokens = kwargs.pop("max_new_tokens", None) or given.max_new_tokens or NEW_TOKENS
-    kwargs["generation_config"] = _made_greedy(given, new_tokens)
-    owner.generation_config = _made_greedy(own, new_tokens)
-    try:
+    config = kwargs.pop("generation_config", None) or owner.generation_config
+    new_tokens = kwargs.pop("max_new_tokens", None) or config.max_new_tokens or NEW_TOKENS
+    kwargs["generation_config"] = _greedy_copy(config, new_tokens)
+    with mock.patch.object(owner, "generation_config", _greedy_copy(owner.generation_config, new_tokens)):
         yield kwargs
-    finally:
-        owner.generation_config = own
 
 
-def _made_greedy(config: Any, new_tokens: int) -> Any:
+def _greedy_copy(config: Any, new_tokens: int) -> Any:
     config = copy.deepcopy(config)
     config._from_model_config = False  # else 4.x may replace it by one made from model.config
     config.do_sample, config.num_beams, config.num_return_sequences = False, 1, 1
@@ -98,7 +94,7 @@ def _made_greedy(config: Any, new_tokens: int) -> Any:
 
 
 class NoDropout(TorchFunctionMode):
-    """Dropout does nothing inside, without touching any module's mode; `stopped` says that it would have."""
+    """Dropout does nothing inside, although no module's mode is changed; `stopped` says that it would have."""
 
     stopped = False
 
@@ -106,51 +102,47 @@ class NoDropout(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
-            given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
-            self.stopped |= bool(given.get("dropout_p"))
-            return func(**(given | {"dropout_p": 0.0}))
+            call = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
+            self.stopped |= bool(call.get("dropout_p"))
+            return func(**(call | {"dropout_p": 0.0}))
         if "dropout" in name:
-            given = dict(zip(("input", "p", "training"), args)) | kwargs
-            self.stopped |= bool(given.get("p", 0.5) and given.get("training", given.get("train", True)))
-            return given["input"]
+            call = dict(zip(("input", "p", "training"), args)) | kwargs
+            self.stopped |= bool(call.get("p", 0.5) and call.get("training", call.get("train", True)))
+            return call["input"]
         return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def use_cache_told(model: nn.Module) -> Iterator[list[bool | None]]:
-    """Note what `use_cache` the model's forward pass is called with."""
-    told: list[bool | None] = []
+def record_use_cache(model: nn.Module) -> Iterator[list[bool | None]]:
+    """Yield a list that gets the `use_cache` of each call of the model's forward pass."""
+    values: list[bool | None] = []
 
-    def note(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        told.append(kwargs.get("use_cache"))
+    def record(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        values.append(kwargs.get("use_cache"))
 
-    hook = base_model(model).register_forward_pre_hook(note, with_kwargs=True)
+    hook = unwrap(model).register_forward_pre_hook(record, with_kwargs=True)
     try:
-        yield told
+        yield values
     finally:
         hook.remove()
 
 
-def base_model(model: nn.Module) -> nn.Module:
-    """Return the transformers model inside PEFT's wrapper: its generation config is the one that `generate` asks."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def completions(
-    output: Any, prompt_length: int, kwargs: dict[str, Any], tokenizer: Any
+def read_completions(
+    output: Any, prompt_length: int, config: Any, tokenizer: Any
 ) -> list[tuple[list[int], torch.Tensor]]:
-    """Return of each row the tokens after the prompt, up to the first end token, and what they were chosen with.
+    """Return for each row its completion, up to the first end token, and the log-probabilities it was chosen with.
 
-    The latter are the log-probabilities `(tokens,)` that generation itself gave them, before any processing.
+    The latter, `(tokens,)`, are those of generation itself, before any processing of the logits.
     """
-    ends = kwargs["generation_config"].eos_token_id
-    ends = tokenizer.eos_token_id if ends is None else ends
-    ends = set(ends) if isinstance(ends, list | tuple) else {ends}
-    new = output.sequences[:, prompt_length:]
-    steps = zip(output.logits, new.unbind(1))
-    logps = torch.stack([each.float().log_softmax(-1).gather(-1, token[:, None])[:, 0] for each, token in steps], 1)
-    made = []
-    for tokens, row in zip(new.tolist(), logps):
-        length = next((at for at, token in enumerate(tokens) if token in ends), len(tokens) - 1) + 1
-        made.append((tokens[:length], row[:length]))
-    return made
+    end = tokenizer.eos_token_id if config.eos_token_id is None else config.eos_token_id
+    ends = set(end) if isinstance(end, list | tuple) else {end}
+    tokens = output.sequences[:, prompt_length:]  # (batch, new)
+    steps = [  # logits are (batch, vocabulary), for each new token
+        logits.float().log_softmax(-1).gather(-1, chosen[:, None])[:, 0]
+        for logits, chosen in zip(output.logits, tokens.unbind(1))
+    ]
+    completions = []
+    for row, log_probs in zip(tokens.tolist(), torch.stack(steps, 1)):
+        length = next((place for place, token in enumerate(row) if token in ends), len(row) - 1) + 1
+        completions.append((row[:length], log_probs[:length]))
+    return completions

@@ -1,13 +1,13 @@
 """A model made ready for adapters, in the order that works: merge, prepare for k-bit, hook, checkpoint, wrap.
 
 What goes wrong in another order: PEFT hooks the input embeddings only if checkpointing was on *before* the wrap, and a
-trainer switches it on *after*; transformers before 5 asks for its own integration with PEFT, which a wrapper is not. So
-LoRA with reentrant checkpointing ends in "element 0 of tensors does not require grad", or, with something trainable
-outside the checkpointed layers, trains that alone. An adapter put onto another one of the same name takes its place and
-begins at zero, so that what the first had learned is gone.
+trainer switches it on *after*; transformers before 5 hooks them only for its own integration with PEFT, not for a PEFT
+wrapper. So LoRA with reentrant checkpointing ends in "element 0 of tensors does not require grad", or trains only what
+is trainable outside the checkpointed layers. An adapter put on top of another one of the same name replaces it and
+begins at zero, so that what the first had learned is lost.
 
-Everything that can be wrong with the request is found before the model is touched: the wrap is rehearsed by PEFT
-itself on a copy of the model's architecture that holds no numbers.
+Every error in the request is found before the model is touched: PEFT itself rehearses the wrap on a copy of the
+model's architecture that holds no numbers.
 
 Sources: TRL #3150, #3089; peft `get_peft_model`, `prepare_model_for_kbit_training`.
 """
@@ -20,15 +20,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from failurelab import gradients
+from failurelab._inputs import input_embeddings, require_input_grads
+from failurelab._text import first_line
 
 
 class AdapterError(ValueError):
     """A model cannot be given this adapter; the message says why, and the model is as it was."""
 
 
-def prepare(model: nn.Module, peft_config: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> Any:
-    """See `gradients.prepare_peft`."""
+def prepare_peft(
+    model: nn.Module, peft_config: Any, gradient_checkpointing_kwargs: dict[str, Any] | None = None
+) -> nn.Module:
+    """Return the model wrapped for training an adapter, whatever it was before, with every gradient in place.
+
+    The order: existing adapters are merged and unloaded, so that the function stays the same (adapters that are
+    switched off are dropped); a 4- or 8-bit model is prepared for training; checkpointing is switched on if asked for;
+    the input embeddings are hooked (`require_input_grads`); the new adapter is put on. A trainer may switch
+    checkpointing on later, reentrant or not: the hook is there.
+
+    The model is changed in place; hand the result over to the trainer, without a `peft_config`.
+
+    Args:
+        model: a transformers model, plain or 4-bit, or a PeftModel.
+        peft_config: of the new adapter; it is copied.
+        gradient_checkpointing_kwargs: such as `{"use_reentrant": False}`, or `{}`; None leaves checkpointing as it is.
+
+    Raises:
+        AdapterError: target modules that match nothing, a model wrapped twice, a model whose training has begun,
+            adapters of different base models, and whatever else PEFT refuses; the model is as it was.
+        GradientError: the model has no input embeddings.
+    """
     import peft
 
     if not isinstance(peft_config, peft.PeftConfig):
@@ -43,14 +64,14 @@ def prepare(model: nn.Module, peft_config: Any, gradient_checkpointing_kwargs: d
     _check_same_base(model, base, peft_config)
     _rehearse(base, peft_config, gradient_checkpointing_kwargs)
     if isinstance(model, peft.PeftModel):
-        base = _merged(model)
+        base = _merge(model)
     if is_quantized(base):
         _never_pack(base)
         # it freezes the weights and keeps norms and head in float32; checkpointing and the hook are made below, once
         base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
     if gradient_checkpointing_kwargs is not None:
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=gradient_checkpointing_kwargs)
-    gradients.require_input_grads(base)
+    require_input_grads(base)
     return peft.get_peft_model(base, copy.deepcopy(peft_config))  # PEFT writes into the config it is given
 
 
@@ -84,12 +105,12 @@ def _never_pack(model: nn.Module) -> None:
 
 def _check_not_training(model: nn.Module) -> None:
     """Refuse a model that an optimizer may hold: it would go on with parameters that are no longer in the model."""
-    found = next((name for name, parameter in model.named_parameters() if parameter.grad is not None), None)
-    if found is None and not any(getattr(each, "_is_accelerate_prepared", False) for each in model.modules()):
+    name = next((name for name, parameter in model.named_parameters() if parameter.grad is not None), None)
+    if name is None and not any(getattr(module, "_is_accelerate_prepared", False) for module in model.modules()):
         return
-    seen = f"{found} has a gradient" if found else "a trainer has prepared it"
+    sign = f"{name} has a gradient" if name else "a trainer has prepared it"
     raise AdapterError(
-        f"training of this model has begun ({seen}): its optimizer holds parameters that a new adapter replaces, and "
+        f"training of this model has begun ({sign}): its optimizer holds parameters that a new adapter replaces, and "
         "would train nothing. Next: prepare the model before the trainer is made; to train on, save the model and load "
         "it again."
     )
@@ -149,7 +170,7 @@ def _rehearse(base: nn.Module, peft_config: Any, checkpointing: dict[str, Any] |
             f"{type(base).__name__} does not support gradient checkpointing, and gradient_checkpointing_kwargs asks "
             "for it. Next: leave them out."
         )
-    gradients.input_embeddings(base)
+    input_embeddings(base)
     config, rehearsed = copy.deepcopy(base.config), copy.deepcopy(peft_config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -163,11 +184,12 @@ def _rehearse(base: nn.Module, peft_config: Any, checkpointing: dict[str, Any] |
             return  # a class that its config alone does not make: PEFT then speaks for itself
         try:
             wrapped = peft.get_peft_model(twin, rehearsed)
-        except Exception as error:  # whatever PEFT refuses, in whatever release: it is told on, with what to do
-            layers = sorted({name.rpartition(".")[2] for name, each in twin.named_modules() if type(each) is nn.Linear})
+        except Exception as error:  # whatever PEFT refuses, in whatever release: passed on, with what to do
+            linear = (name for name, module in twin.named_modules() if type(module) is nn.Linear)
+            layers = sorted({name.rpartition(".")[2] for name in linear})
             step = f"name some of its linear layers in target_modules ({', '.join(layers)}), or 'all-linear'"
             raise AdapterError(
-                f"PEFT refuses this config for {type(base).__name__}: {_short(error)} "
+                f"PEFT refuses this config for {type(base).__name__}: {first_line(error).removesuffix('.')}. "
                 f"Next: {step if 'target' in str(error).lower() else 'correct the config'}."
             ) from error
     if not any(parameter.requires_grad for parameter in wrapped.parameters()):
@@ -177,12 +199,7 @@ def _rehearse(base: nn.Module, peft_config: Any, checkpointing: dict[str, Any] |
         )
 
 
-def _short(error: Exception) -> str:
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return line if line.endswith(".") else f"{line}."
-
-
-def _merged(model: Any) -> nn.Module:
+def _merge(model: Any) -> nn.Module:
     """Return the base model with what its active adapters add, and no adapter."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -200,6 +217,6 @@ def _merged(model: Any) -> nn.Module:
             "the adapter is merged into 4- or 8-bit weights, which rounds them anew: the model's outputs change. To "
             "avoid that, merge into the base model in 16 or 32 bit, save it, and quantize that.",
             UserWarning,
-            stacklevel=5,
+            stacklevel=3,
         )
     return model.merge_and_unload()

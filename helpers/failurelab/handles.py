@@ -1,13 +1,16 @@
-"""Changes to a live model that can be taken back: handles, and one method of one object wrapped.
+"""Changes to a live model that can be taken back: handles, one method of one object wrapped, modes kept for a block.
 
 A repair that is left behind, or taken back twice, is a new failure. So every repair here is a handle: it says what it
 did, is removed once, and removing it restores what was there, whatever was changed after it.
 """
 
+import contextlib
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from torch import nn
 
 
 class HandleError(RuntimeError):
@@ -87,3 +90,14 @@ def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) ->
                 setattr(owner, name, before)
 
     return Handle(what, undo)
+
+
+@contextlib.contextmanager
+def keep_modes(model: nn.Module) -> Iterator[None]:
+    """After the block, put every module back into the mode, train or eval, that it was in before."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,31 +1,32 @@
 """Log-probabilities of completions: right, and without the logits of the whole sequence.
 
-What goes wrong, twice, by one renamed argument (`num_logits_to_keep`, from transformers 4.49 on `logits_to_keep`). A
-Qwen2 that does not know the name it is given swallows it and returns logits for the whole sequence, prompt included.
+One renamed argument causes two failures (`num_logits_to_keep`, from transformers 4.49 on `logits_to_keep`). A Qwen2
+that does not know the name it is given swallows it and returns logits for the whole sequence, prompt included.
 
-- **Memory**: trl 0.15 with transformers 4.48 or older makes all rows, then cuts them itself. Numbers are right; logits
-  cost `sequence / completion` times what they need to. The vocabulary was never what is cut.
+- **Memory**: trl 0.15 with transformers 4.48 or older makes all rows, then cuts them itself. The numbers are right, and
+  the logits take `sequence / completion` times the memory they need. Rows are cut, never the vocabulary.
 - **Silence**: trl 0.14.0 with transformers 4.52 or newer does not cut. Every completion token is scored at a prompt
   position, without an error: see `check_alignment`.
 
 Upstream: TRL #2683, #2770, #2773; transformers #35757, #37149.
 
-`completion_logps` needs no such argument: for one call the model's head answers with log-probabilities in place of
-logits. So it runs through the model's own forward, with whatever wraps it (autocast, PEFT, DDP, checkpointing).
+`completion_logps` needs no such argument: for one call the model's head returns log-probabilities in place of logits.
+So it runs through the model's own forward, with whatever wraps it (autocast, PEFT, DDP, checkpointing).
 """
 
-import contextlib
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
-from failurelab._alignment import Alignment, MisalignedLogProbs, bare, check_alignment, device_of, probing, vocabulary
-from failurelab._chunked import default_rows, is_plain, token_logps, token_logps_by_parts
-from failurelab._tied import shared_weight
+from failurelab._alignment import Alignment, MisalignedLogProbs, check_alignment, probing
+from failurelab._chunked import default_rows, is_plain, share_weight, token_logps, token_logps_by_parts
+from failurelab._unwrap import input_device, unwrap, vocabulary_size
 from failurelab.handles import Handle, wrap_method
 
 __all__ = ["Alignment", "MisalignedLogProbs", "check_alignment", "completion_logps", "keep_argument", "repair"]
@@ -40,30 +41,30 @@ _checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def keep_argument(model: nn.Module) -> str | None:
     """Return the name by which this model is asked for its last rows of logits only.
 
-    The name is read from the signature of the model's forward, never from a version, and confirmed: of two tokens one
-    row must come back. The answer is remembered for each model object.
+    The name is read from the signature of the model's forward, never from a version. Some versions accept the keyword
+    and ignore it, so a probe of two tokens confirms it: one row must come back. The answer is cached for each model.
 
     Args:
         model: a causal language model, bare or wrapped (PEFT, DDP).
 
     Returns:
-        `"logits_to_keep"`, `"num_logits_to_keep"`, or None where neither does anything.
+        `"logits_to_keep"`, `"num_logits_to_keep"`, or None if neither has an effect.
     """
-    base = bare(model)
+    base = unwrap(model)
     if base not in _keeps:
-        taken = inspect.signature(type(base).forward).parameters
-        names = [name for name in _NAMES if name in taken]
-        ids = torch.zeros(1, 2, dtype=torch.long, device=device_of(base))
+        parameters = inspect.signature(type(base).forward).parameters
+        names = [name for name in _NAMES if name in parameters]
+        ids = torch.zeros(1, 2, dtype=torch.long, device=input_device(base))
         with probing(model):
             _keeps[base] = next((name for name in names if model(ids, **{name: 1}).logits.shape[1] == 1), None)
     return _keeps[base]
 
 
 def repair(model: nn.Module) -> Handle:
-    """Let a model be asked for its last rows of logits by either name, so that a trainer's request is heard.
+    """Let a model accept either name for its last rows of logits, so that a trainer's request has its effect.
 
-    For a trainer whose scoring sits inside a method, such as trl 0.14.0's. It is on this one object, and on deep copies
-    of it, so that a reference model that a trainer copies has it too: call it before the trainer is made.
+    For a trainer whose scoring sits inside a method, such as trl 0.14.0's. The repair is on this one object and on deep
+    copies of it. Call it before the trainer is made, so that a reference model that the trainer copies has it too.
 
     Args:
         model: a causal language model, bare or wrapped (PEFT, DDP).
@@ -74,21 +75,21 @@ def repair(model: nn.Module) -> Handle:
     Raises:
         ValueError: this model cannot be asked for fewer rows by either name.
     """
-    known = keep_argument(model)
-    if known is None:
+    accepted = keep_argument(model)
+    if accepted is None:
         raise ValueError(
-            f"model: {type(bare(model)).__name__} makes logits for the whole sequence whatever it is asked, so there "
+            f"model: {type(unwrap(model)).__name__} makes logits for the whole sequence whatever it is asked, so there "
             "is no name to pass on. Next: score with logits.completion_logps, which needs none."
         )
-    (other,) = (name for name in _NAMES if name != known)
+    (other,) = (name for name in _NAMES if name != accepted)
 
-    def renamed(forward: Callable, *args, **kwargs):
-        wish = kwargs.pop(other, None)
-        if wish is not None:
-            kwargs.setdefault(known, wish)
+    def rename(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        rows = kwargs.pop(other, None)
+        if rows is not None:
+            kwargs.setdefault(accepted, rows)
         return forward(*args, **kwargs)
 
-    return wrap_method(bare(model), "forward", renamed, f"{other} is passed on as {known}")
+    return wrap_method(unwrap(model), "forward", rename, f"{other} is passed on as {accepted}")
 
 
 def completion_logps(
@@ -105,31 +106,32 @@ def completion_logps(
         model: a causal language model of transformers, bare or wrapped: its own forward runs, so PEFT (also on the
             head), DDP, FSDP, a ZeRO-3 engine, accelerate's mixed precision and gradient checkpointing work as they do.
         input_ids: prompts, then completions, `(batch, sequence)`; prompts padded on the left.
-        attention_mask: of the same shape, 1 for a token, 0 for padding; None if there is none. Tokens after a
-            completion's end may be hidden. They get a score all the same, to be left out by the caller's own mask.
+        attention_mask: of the same shape, 1 for a token, 0 for padding; None without padding. Tokens after a
+            completion's end may be masked. They get a score too, which the caller's own mask has to leave out.
         completion_length: how many of the last columns are completion.
         temperature: what the logits are divided by.
-        chunk_size: how many rows of logits, one vocabulary wide, are held at once, in backward too; by default as
-            `chunked.default_rows` says for the device, and 64 for a head with adapters, a bias or hooks. In half
-            precision up to twice that is held for a moment.
+        chunk_size: how many rows of logits, one vocabulary wide, are held at once, in backward too. The default follows
+            the device (`_chunked.default_rows`), and is 64 for a head with adapters, a bias or hooks. In half precision
+            up to twice as much is held for a moment.
 
     Returns:
         `(batch, completion_length)`, float32 (float64 from a float64 model): at `[b, t]` the log-probability of
         completion token t of row b, given everything before it.
 
     Raises:
-        ValueError: an argument does not fit (the message names it and its shape), or this model's logits are not what
-            its head returns (a final soft cap, a scale), so that scores would be wrong.
+        ValueError: an argument does not fit (the message names it and its shape), or the model changes what its head
+            returns (a final soft cap, a scale), so that scores would be wrong.
     """
     head = _head(model)
-    _check(model, input_ids, attention_mask, completion_length, temperature, chunk_size)
+    _check_arguments(model, input_ids, attention_mask, completion_length, temperature, chunk_size)
     _check_logits_are_the_heads(model, head)
-    completion = input_ids[:, -completion_length:]
+    completion = input_ids[:, -completion_length:]  # (batch, completion)
     plain, own_forward = is_plain(head), head.forward
-    with shared_weight(head, bare(model).get_input_embeddings()) as shared:
+    with share_weight(head, unwrap(model).get_input_embeddings()) as shared:
 
         def score(hidden: torch.Tensor) -> torch.Tensor:
-            states = hidden[:, -completion_length - 1 : -1]
+            """Return log-probabilities in the place of logits, with a vocabulary of one: (batch, completion, 1)."""
+            states = hidden[:, -completion_length - 1 : -1]  # (batch, completion, width); each predicts the next token
             tokens = completion.to(states.device)
             if plain:
                 weight = head.weight if shared is None else shared
@@ -138,29 +140,15 @@ def completion_logps(
             rows = chunk_size or _ROWS_BY_PARTS
             return token_logps_by_parts(own_forward, states, tokens, temperature, rows)[..., None]
 
-        with _answering(head, score):
+        with mock.patch.object(head, "forward", score):
             scores = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True).logits
     if scores.shape != (*completion.shape, 1):
         raise ValueError(
-            f"model: {type(bare(model)).__name__} returned {tuple(scores.shape)} where its head gave "
+            f"model: {type(unwrap(model)).__name__} returned {tuple(scores.shape)} where its head gave "
             f"{(*completion.shape, 1)}; scores would be wrong. Next: hand in the model as it was before torch.compile "
             "or another tool replaced its forward."
         )
     return scores[..., 0]
-
-
-@contextlib.contextmanager
-def _answering(head: nn.Module, answer: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """For a block, `answer(hidden)` stands in for the head's forward; put back at the end. Not for two threads."""
-    replaced = vars(head).get("forward")
-    head.forward = answer
-    try:
-        yield
-    finally:
-        if replaced is None:
-            del head.forward
-        else:
-            head.forward = replaced
 
 
 def _head(model: nn.Module) -> nn.Module:
@@ -170,7 +158,7 @@ def _head(model: nn.Module) -> nn.Module:
             "model: nn.DataParallel copies the model at each call, so that its head cannot be reached. "
             "Next: one process per GPU (torchrun, accelerate launch)."
         )
-    base = bare(model)
+    base = unwrap(model)
     kind = type(base).__name__
     if getattr(getattr(base, "config", None), "is_encoder_decoder", False):
         raise ValueError(f"model: {kind} has an encoder; completion_length says nothing there. A decoder is wanted.")
@@ -184,16 +172,20 @@ def _head(model: nn.Module) -> nn.Module:
 
 
 def _check_logits_are_the_heads(model: nn.Module, head: nn.Module) -> None:
-    """Hand the model made-up logits for two tokens in its head's name; they must come back as they were. Once each."""
-    base = bare(model)
+    """Let the head return known logits for two tokens, which the model must return unchanged; once for each model."""
+    base = unwrap(model)
     if base in _checked or hasattr(head.weight, "fake_mode"):  # a simulated model has no logits to look at
         return
-    width = getattr(head, "out_features", None) or vocabulary(model)
-    marks = torch.tensor([-96.0, -1.5, 0.25, 48.0]).repeat(math.ceil(width / 4))[:width]
-    ids = torch.zeros(1, 2, dtype=torch.long, device=device_of(model))
-    with probing(model), _answering(head, lambda hidden: marks.to(hidden).expand(*hidden.shape[:-1], width)):
-        seen = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, return_dict=True).logits
-    if seen.shape[-1] != width or not (seen.float() == marks.to(seen.device)).all():
+    width = getattr(head, "out_features", None) or vocabulary_size(model)
+    known = torch.tensor([-96.0, -1.5, 0.25, 48.0]).repeat(math.ceil(width / 4))[:width]
+
+    def return_known(hidden: torch.Tensor) -> torch.Tensor:
+        return known.to(hidden).expand(*hidden.shape[:-1], width)  # (batch, tokens, vocabulary)
+
+    ids = torch.zeros(1, 2, dtype=torch.long, device=input_device(model))
+    with probing(model), mock.patch.object(head, "forward", return_known):
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, return_dict=True).logits
+    if logits.shape[-1] != width or not (logits.float() == known.to(logits.device)).all():
         raise ValueError(
             f"model: {type(base).__name__} changes the logits after its head (a scale, a soft cap, a cut), so "
             "probabilities taken at the head would be wrong. Next: score with full logits there."
@@ -201,10 +193,17 @@ def _check_logits_are_the_heads(model: nn.Module, head: nn.Module) -> None:
     _checked.add(base)
 
 
-def _check(model, input_ids, attention_mask, completion_length, temperature, chunk_size) -> None:
+def _check_arguments(
+    model: nn.Module,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    completion_length: int,
+    temperature: float,
+    chunk_size: int | None,
+) -> None:
     """Refuse what does not fit, with the argument and its shape."""
     if input_ids.dim() != 2 or 0 in input_ids.shape or input_ids.is_floating_point():
-        raise ValueError(f"input_ids: token ids of shape (batch, sequence) are wanted, not {_told(input_ids)}.")
+        raise ValueError(f"input_ids: token ids of shape (batch, sequence) are wanted, not {_describe(input_ids)}.")
     shape, length = tuple(input_ids.shape), input_ids.shape[1]
     if not isinstance(completion_length, int) or not 1 <= completion_length < length:
         raise ValueError(
@@ -216,19 +215,20 @@ def _check(model, input_ids, attention_mask, completion_length, temperature, chu
     if chunk_size is not None and (not isinstance(chunk_size, int) or chunk_size < 1):
         raise ValueError(f"chunk_size: rows of logits, at least 1, are wanted, not {chunk_size!r}.")
     if attention_mask is not None and tuple(attention_mask.shape) != shape:
-        raise ValueError(f"attention_mask: {_told(attention_mask)} does not match input_ids of shape {shape}.")
+        raise ValueError(f"attention_mask: {_describe(attention_mask)} does not match input_ids of shape {shape}.")
     if hasattr(input_ids, "fake_mode"):  # a simulated step: shapes without values
         return
-    hides = torch.zeros(shape[0], dtype=torch.bool, device=input_ids.device)
+    hides = torch.zeros(shape[0], dtype=torch.bool, device=input_ids.device)  # (batch)
     if attention_mask is not None:
-        # Shown must be the token before the completion, its first token, and each one before a shown one.
-        shown = attention_mask.bool()[:, -completion_length - 1 :]
+        # The token before the completion and its first token must be 1, and every column before another 1.
+        shown = attention_mask.bool()[:, -completion_length - 1 :]  # (batch, completion + 1)
         hides = (~shown[:, :2].all(1) | (shown[:, 1:] & ~shown[:, :-1]).any(1)).to(input_ids.device)
+    # one question to a GPU, not three
     lowest, highest, hiding = torch.stack([input_ids.min(), input_ids.max(), hides.sum()]).tolist()
-    if lowest < 0 or highest >= vocabulary(model):
+    if lowest < 0 or highest >= vocabulary_size(model):
         raise ValueError(
             f"input_ids: ids from {lowest} to {highest} in shape {shape}, and the vocabulary ends at "
-            f"{vocabulary(model) - 1}. Next: replace label padding (-100) by the pad token, and mask it."
+            f"{vocabulary_size(model) - 1}. Next: replace label padding (-100) by the pad token, and mask it."
         )
     if hiding:
         raise ValueError(
@@ -238,5 +238,5 @@ def _check(model, input_ids, attention_mask, completion_length, temperature, chu
         )
 
 
-def _told(tensor: torch.Tensor) -> str:
+def _describe(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

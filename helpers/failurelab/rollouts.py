@@ -1,18 +1,18 @@
 """Rollouts that are garbage: generation in train mode under gradient checkpointing, measured and repaired.
 
 What goes wrong: `generate()` in train mode with gradient checkpointing and the KV cache in use returns other tokens
-than in eval mode, without an error. The model switches the cache off for itself, and `generate` goes on as if there
+than in eval mode, without an error. The model switches the cache off internally, and `generate` goes on as if there
 were one.
 
 - transformers up to 4.48: no cache comes back, so the whole sequence is fed again, but `cache_position` is the last
-  position alone. The 4-D causal mask made from it is a full square: every token sees those after it. It is made for
-  batches with padding, and with eager attention always; prompts of equal length with sdpa are right.
-- transformers 4.49 to 4.52: `generate` keeps the cache it made, which the layers do fill: right.
+  position alone. The 4-D causal mask built from it is a full square: every token sees those after it. The mask is built
+  for batches with padding, and always with eager attention; prompts of equal length with sdpa are right.
+- transformers 4.49 to 4.52: `generate` keeps its own cache, which the layers do fill: right.
 - transformers 4.53 and later: each checkpointed layer drops the cache (`GradientCheckpointingLayer`), and `generate`
   feeds one token a step: each new token is predicted from the last one alone.
 
-A policy trained on such rollouts gets worse, with healthy gradients and no message. trl switches checkpointing off
-while it generates since 0.22; a bare `generate` is as wrong as ever.
+A policy trained on such rollouts gets worse, with healthy gradients and no message. Since 0.22, trl switches
+checkpointing off while it generates; a bare `generate` is still wrong.
 
 Sources: `_update_model_kwargs_for_generation` (transformers, generation/utils.py), `Qwen2Model.forward` (4.48),
 `GradientCheckpointingLayer` (modeling_layers.py); https://github.com/huggingface/trl/issues/3683,
@@ -23,20 +23,17 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
-from failurelab import _greedy as decoding
-from failurelab import gradients
-from failurelab._greedy import Prompt
-from failurelab.handles import Handle, wrap_method
+from failurelab import _greedy, gradients
+from failurelab._unwrap import unwrap
+from failurelab.handles import Handle, keep_modes, wrap_method
 
 # By how many nats a log-probability may differ between two ways to compute it, by the bytes of the weights' numbers.
 ROUNDING = {2: 0.5, 4: 0.01, 8: 0.01}
-
-
-# The repair
 
 
 @contextlib.contextmanager
@@ -44,26 +41,20 @@ def safe_generation(model: nn.Module) -> Iterator[nn.Module]:
     """Inside, `generate` on this model agrees with eval mode: checkpointing is off, and so is dropout.
 
     Every module's mode and checkpointing flag is restored after, also when generation raises. The checkpointing
-    function with its arguments is never touched, so what comes back is what was there. May be nested. For plain models,
+    function and its arguments are never touched, so what comes back is what was there. May be nested. For plain models,
     PEFT's and other wrappers; parameters that are partitioned (ZeRO-3) still have to be gathered by the caller.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    checkpointed = [module for _, module in gradients.checkpointed(model)]
-    try:
-        for module in checkpointed:
-            module.gradient_checkpointing = False
+    # Layers of bitsandbytes have no dropout, and in eval mode they may pack 4-bit weights for inference, for good; no
+    # gradient passes packed weights (bitsandbytes 0.50, Linear4bit.forward, on some processors).
+    quantized = [module for module in model.modules() if type(module).__module__.startswith("bitsandbytes")]
+    modes = [module.training for module in quantized]
+    with keep_modes(model), contextlib.ExitStack() as stack:
+        for _, module in list(gradients.checkpointed(model)):
+            stack.enter_context(mock.patch.object(module, "gradient_checkpointing", False))
         model.eval()
-        for module, training in modes:
-            if type(module).__module__.startswith("bitsandbytes"):
-                # no dropout there; and in eval mode 4-bit weights may be packed for inference, for good, and then no
-                # gradient passes them (bitsandbytes 0.50, Linear4bit.forward, on some processors)
-                module.training = training
-        yield model
-    finally:
-        for module in checkpointed:
-            module.gradient_checkpointing = True
-        for module, training in modes:
+        for module, training in zip(quantized, modes):
             module.training = training
+        yield model
 
 
 def repair(model: nn.Module) -> Handle:
@@ -83,15 +74,12 @@ def repair(model: nn.Module) -> Handle:
     return wrap_method(model, "generate", around, "generation is safe under gradient checkpointing")
 
 
-# The measurement
-
-
 @dataclasses.dataclass(frozen=True)
 class Rollout:
     """One prompt, completed greedily in both states.
 
-    `error` is the greatest difference, in nats, between the log-probability with which a token of the completion made
-    in train mode was chosen and the one that the policy in eval mode gives it.
+    `error` is the greatest difference, in nats, between the log-probability with which a token was chosen in train mode
+    and the one that the policy in eval mode gives to the same token.
     """
 
     prompt: str
@@ -108,14 +96,14 @@ class RolloutReport:
     Attributes:
         rollouts: the prompts with both completions; `agrees` if these are the same, token by token.
         error: the greatest of all differences between the log-probability that a token was chosen with and the one the
-            policy gives it, in nats. 0 but for rounding, if generation draws from the policy.
+            policy gives it, in nats. 0 except for rounding, if generation draws from the policy.
         mean_error: their mean over the tokens.
-        rounding: up to here `error` is taken for rounding.
-        training_logp: mean log-probability, in nats a token, that the policy in eval mode gives the completions made in
-            train mode.
-        evaluation_logp: the same of the completions made in eval mode.
-        checkpointing: whether gradient checkpointing was on: `off`, `reentrant`, `non-reentrant` or `unknown`.
-        use_cache: what `generate` told the model, as seen in its forward pass; None where it said nothing.
+        rounding: an `error` up to this is rounding.
+        training_logp: mean log-probability, in nats a token, that the policy in eval mode gives the completions that
+            were generated in train mode.
+        evaluation_logp: the same for the completions that were generated in eval mode.
+        checkpointing: the kind of gradient checkpointing: `off`, `reentrant`, `non-reentrant` or `unknown`.
+        use_cache: the argument with which `generate` called the model's forward; None without one.
         dropout: whether dropout would be at work in train mode; the comparison leaves it out.
     """
 
@@ -133,8 +121,8 @@ class RolloutReport:
     def agrees(self) -> bool:
         """True if generation in train mode draws from the policy: every token with the policy's own probability.
 
-        This is what a run needs. Completions may still differ where two tokens are as likely as each other, and
-        rounding decides; and they may be the same by luck where the probabilities are wrong.
+        This is what a run needs. Completions may still differ where two tokens are equally likely, and rounding
+        decides; and they may be the same by luck where the probabilities are wrong.
         """
         return self.error <= self.rounding
 
@@ -150,12 +138,11 @@ class RolloutReport:
 
     def table(self, limit: int = 8) -> str:
         """Return prompts and completions side by side, the clearest disagreements first, at most `limit` rows."""
-        chosen = sorted(self.rollouts, key=lambda each: (each.agrees, 0.0 if each.agrees else -each.error))[:limit]
+        ordered = sorted(self.rollouts, key=lambda rollout: (rollout.agrees, -rollout.error * (not rollout.agrees)))
         rows = [("prompt", "in train mode", "in eval mode", "")]
-        rows += [
-            (repr(each.prompt), repr(each.training), repr(each.evaluation), "" if each.agrees else "differs")
-            for each in chosen
-        ]
+        for rollout in ordered[:limit]:
+            texts = (repr(text) for text in (rollout.prompt, rollout.training, rollout.evaluation))
+            rows.append((*texts, "" if rollout.agrees else "differs"))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0])).rstrip() for row in rows
@@ -180,35 +167,31 @@ class RolloutReport:
         )
 
 
-def check(model: nn.Module, tokenizer: Any, prompts: Sequence[Prompt], **generate_kwargs: Any) -> RolloutReport:
-    """Say whether generation as a trainer will do it agrees with generation in eval mode.
+def check(model: nn.Module, tokenizer: Any, prompts: Sequence[_greedy.Prompt], **generate_kwargs: Any) -> RolloutReport:
+    """Compare generation as a trainer will do it with generation in eval mode.
 
-    As a trainer will do it: in train mode, with gradient checkpointing as it is set on the model now, the cache as
-    `generate_kwargs` and the generation configs say, and all prompts in one batch, padded on the left. Both sides
-    decode greedily, so that they can be compared token by token. Modes, checkpointing, generation config and random
-    state are as before afterwards.
+    As a trainer will do it: in train mode, with the model's present gradient checkpointing, the cache as
+    `generate_kwargs` and the generation configs ask for it, and all prompts in one batch, padded on the left. Both
+    sides decode greedily, so that they can be compared token by token. Modes, checkpointing, generation config and
+    random state are as before afterwards.
 
     Args:
         model: a causal language model, plain or PEFT.
         tokenizer: encodes the prompts; its padding side does not matter.
-        prompts: texts, or lists of messages for the chat template. Let them differ in length: up to transformers 4.48
-            a batch without padding is right with sdpa, whatever the next one is.
-        generate_kwargs: for `generate`, such as `use_cache=False`, `max_new_tokens=8` (32 where nothing says it) or a
-            trainer's `generation_config=trainer.generation_config`. What samples is overridden.
+        prompts: texts, or lists of messages for the chat template. Use different lengths: up to transformers 4.48 a
+            batch without padding is right with sdpa, also where the next one is wrong.
+        generate_kwargs: for `generate`, such as `use_cache=False`, `max_new_tokens=8` (by default 32) or a trainer's
+            `generation_config=trainer.generation_config`. Settings of sampling are overridden.
 
     Raises:
         ValueError: no prompts, an empty one, or prompts that do not fit the model's context with the new tokens.
     """
-    config = generate_kwargs.get("generation_config") or decoding.base_model(model).generation_config
-    new_tokens = generate_kwargs.get("max_new_tokens") or config.max_new_tokens or decoding.NEW_TOKENS
-    ids, mask = decoding.encode(model, tokenizer, prompts, new_tokens)
-    modes = [(module, module.training) for module in model.modules()]
-    model.train()
-    try:
+    config = generate_kwargs.get("generation_config") or unwrap(model).generation_config
+    new_tokens = generate_kwargs.get("max_new_tokens") or config.max_new_tokens or _greedy.NEW_TOKENS
+    ids, mask = _greedy.encode(model, tokenizer, prompts, new_tokens)
+    with keep_modes(model):
+        model.train()
         return compare(model, tokenizer, ids, mask, **(generate_kwargs | {"max_new_tokens": new_tokens}))
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def compare(
@@ -221,47 +204,53 @@ def compare(
     rounding: float | None = None,
     **generate_kwargs: Any,
 ) -> RolloutReport:
-    """Compare greedy generation by the model as it stands with the same inside `safe_generation`.
+    """Compare greedy generation in the model's present state with the same inside `safe_generation`.
 
     Args:
-        model: as it stands at the moment that is in question.
-        tokenizer: for the report's texts, and for the end token where the generation configs have none.
+        model: in the state that is in question.
+        tokenizer: for the report's texts, and for the end token if the generation configs have none.
         input_ids: `(batch, length)`, padded on the left.
         attention_mask: `(batch, length)`, 0 for padding.
         generate: called instead of `model.generate`.
-        rounding: see RolloutReport; by default by the size of the weights' numbers.
-        generate_kwargs: for `generate`; what samples is overridden.
+        rounding: see RolloutReport; by default it follows from the dtype of the weights.
+        generate_kwargs: for `generate`; settings of sampling are overridden.
     """
     generate = generate or model.generate
     if rounding is None:
-        rounding = ROUNDING[min(each.element_size() for each in model.parameters() if each.is_floating_point())]
+        sizes = (parameter.element_size() for parameter in model.parameters() if parameter.is_floating_point())
+        rounding = ROUNDING[min(sizes)]
     batch = {"input_ids": input_ids, "attention_mask": attention_mask}
     kinds = sorted({kind for kind, _ in gradients.checkpointed(model)})
-    no_dropout = decoding.NoDropout()
+    no_dropout = _greedy.NoDropout()
     cuda = [input_ids.device] if input_ids.is_cuda else []
-    rollouts, errors, logps = [], [], ([], [])
-    with torch.no_grad(), torch.random.fork_rng(devices=cuda), decoding.greedy(model, generate_kwargs) as kwargs:
-        with no_dropout, decoding.use_cache_told(model) as told:
-            training = decoding.completions(generate(**batch, **kwargs), input_ids.shape[1], kwargs, tokenizer)
+    rollouts, errors, training_logps, evaluation_logps = [], [], [], []
+    with torch.no_grad(), torch.random.fork_rng(devices=cuda), _greedy.greedy(model, generate_kwargs) as kwargs:
+
+        def complete() -> list[tuple[list[int], torch.Tensor]]:
+            output = generate(**batch, **kwargs)
+            return _greedy.read_completions(output, input_ids.shape[1], kwargs["generation_config"], tokenizer)
+
+        with no_dropout, _greedy.record_use_cache(model) as use_cache:
+            training = complete()
         with safe_generation(model):
-            evaluation = decoding.completions(generate(**batch, **kwargs), input_ids.shape[1], kwargs, tokenizer)
-            for ids, mask, (made, chosen_with), (right, _) in zip(input_ids, attention_mask, training, evaluation):
+            evaluation = complete()
+            for ids, mask, (tokens, chosen), (right, _) in zip(input_ids, attention_mask, training, evaluation):
                 prompt = ids[mask.bool()]
-                own = _log_probs(model, prompt, made)
-                errors.append((own - chosen_with).abs())
-                logps[0].append(own)
-                logps[1].append(own if made == right else _log_probs(model, prompt, right))
-                texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in (made, right)]
-                rollouts.append(Rollout(tokenizer.decode(prompt), *texts, made == right, errors[-1].max().item()))
+                policy = _log_probs(model, prompt, tokens)  # (tokens,), as chosen is
+                errors.append((policy - chosen).abs())
+                training_logps.append(policy)
+                evaluation_logps.append(policy if tokens == right else _log_probs(model, prompt, right))
+                texts = [tokenizer.decode(row, skip_special_tokens=True) for row in (tokens, right)]
+                rollouts.append(Rollout(tokenizer.decode(prompt), *texts, tokens == right, errors[-1].max().item()))
     return RolloutReport(
         rollouts=tuple(rollouts),
         error=torch.cat(errors).max().item(),
         mean_error=torch.cat(errors).mean().item(),
         rounding=rounding,
-        training_logp=torch.cat(logps[0]).mean().item(),
-        evaluation_logp=torch.cat(logps[1]).mean().item(),
+        training_logp=torch.cat(training_logps).mean().item(),
+        evaluation_logp=torch.cat(evaluation_logps).mean().item(),
         checkpointing=kinds[0] if kinds else "off",
-        use_cache=told[-1] if told else None,
+        use_cache=use_cache[-1] if use_cache else None,
         dropout=no_dropout.stopped,
     )
 
@@ -270,5 +259,6 @@ def _log_probs(model: nn.Module, prompt: torch.Tensor, completion: list[int]) ->
     """Return `(tokens,)`: the log-probability of each token of the completion, from one forward pass over all."""
     tokens = torch.tensor(completion, dtype=prompt.dtype, device=prompt.device)
     ids = torch.cat([prompt, tokens])[None]
-    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
+    output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    logits = output.logits[0]  # (prompt + completion, vocabulary)
     return logits[-len(tokens) - 1 : -1].float().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]

@@ -2,15 +2,15 @@
 
 Under DeepSpeed a trainer holds two objects that look alike: `trainer.model`, the bare model, and the engine around it,
 `trainer.model_wrapped`. With ZeRO-3 the bare model's parameters are partitioned: each has the shape (0,), and hooks on
-every submodule gather its parameters before its forward pass and let them go after. To generate well, code must gather
-all of them once and take the hooks out meanwhile. Only the engine knows its hooks. TRL's main branch handed the bare
-model over in February 2025, and so does a callback that uses `trainer.model`:
+every submodule gather its parameters before its forward pass and release them after it. To generate well, code must
+gather all of them once and take the hooks out meanwhile. Only the engine knows its hooks. TRL's main branch handed over
+the bare model in February 2025, and so does a callback that uses `trainer.model`:
 
     AttributeError: 'Qwen2ForCausalLM' object has no attribute 'optimizer'
 
-(https://github.com/huggingface/trl/issues/2782). The first repair (#2776, trl 0.15) returned early where the object has
-no optimizer: the error was gone, the hooks stayed on, and every token gathered every layer again. The cause was
-repaired by handing over the engine (#2871, trl 0.16). Here:
+(https://github.com/huggingface/trl/issues/2782). The first repair (#2776, trl 0.15) returned early if the object has no
+optimizer: the error was gone, the hooks stayed on, and every token gathered every layer again. Handing over the engine
+repaired the cause (#2871, trl 0.16). Here:
 
     with zero3.generation_model(trainer) as model:    # without DeepSpeed, and at any stage, too
         model.generate(**batch)
@@ -34,28 +34,22 @@ class ZeroError(RuntimeError):
 
 
 def is_engine(value: Any) -> bool:
-    """Whether `value` is a DeepSpeed engine; asks the names of its classes, so that DeepSpeed need not be installed."""
+    """Whether `value` is a DeepSpeed engine; by the names of its classes, so that DeepSpeed need not be installed."""
     return any(kind.__name__ == "DeepSpeedEngine" for kind in type(value).__mro__)
 
 
 def engine_of(trainer: Any) -> Any | None:
-    """Return the DeepSpeed engine around the trainer's model, or None where there is none.
+    """Return the DeepSpeed engine around the trainer's model, or None if there is none.
 
     There is none without DeepSpeed, and before `train()` or `evaluate()` has made it: in `on_train_begin` it is there.
-    Of the trainer's attributes `model_wrapped` is asked first, then `deepspeed`, then its accelerator.
+    It is looked for in the trainer's `model_wrapped`, then in `deepspeed`, then in its accelerator.
 
     Args:
         trainer: a transformers Trainer, such as GRPOTrainer.
     """
     wrapper = getattr(getattr(trainer, "accelerator", None), "deepspeed_engine_wrapped", None)
-    for found in (
-        getattr(trainer, "model_wrapped", None),
-        getattr(trainer, "deepspeed", None),
-        getattr(wrapper, "engine", None),
-    ):
-        if is_engine(found):
-            return found
-    return None
+    candidates = [getattr(trainer, name, None) for name in ("model_wrapped", "deepspeed")]
+    return next(filter(is_engine, [*candidates, getattr(wrapper, "engine", None)]), None)
 
 
 def partitioned(model: nn.Module) -> list[nn.Parameter]:
@@ -66,23 +60,23 @@ def partitioned(model: nn.Module) -> list[nn.Parameter]:
 def hooks(model: nn.Module) -> int:
     """Return how many hooks ZeRO-3 has on the model's submodules now, those that gather and partition.
 
-    0 without ZeRO-3, while `generation_model` is open, and where TRL has taken them out. The model itself carries one
-    more, which TRL leaves in place.
+    0 without ZeRO-3, inside `generation_model`, and after TRL has taken them out. The model itself carries one more,
+    which TRL leaves in place.
     """
     inner = (module for module in model.modules() if module is not model)
-    return sum(_is_zeros(hook) for module in inner for held in _held(module) for hook in list(held.values()))
+    return sum(_is_zeros(hook) for module in inner for hooks in _hook_dicts(module) for hook in hooks.values())
 
 
 @contextlib.contextmanager
 def generation_model(trainer: Any) -> Iterator[nn.Module]:
     """Yield the trainer's model, able to generate at full speed: parameters gathered, ZeRO-3's hooks out.
 
-    Right without DeepSpeed and at the stages 0 to 3, with an adapter, before the first step, in evaluation and in a
+    Works without DeepSpeed and at the stages 0 to 3, with an adapter, before the first step, in evaluation and in a
     callback; without partitioned parameters it yields `trainer.model` and does nothing. After the block, however it
-    ends, the very same hooks are back in the same order, and the parameters are partitioned again. Nested blocks are
-    one. All processes must enter it together, for gathering takes all; inside, each may generate as long as it likes.
-    What is changed in the parameters inside is lost. Gathering holds the whole model on each device: for a model that
-    does not fit, generation must run through the engine with the hooks on, or elsewhere (vLLM).
+    ends, the same hooks are back in the same order, and the parameters are partitioned again. Nested blocks act as one.
+    All processes must enter it together, because gathering needs all; inside, each may generate as long as it likes.
+    Changes to the parameters inside are lost. Gathering holds the whole model on each device: for a model that does not
+    fit, generation must run through the engine with the hooks on, or elsewhere (vLLM).
 
     Checkpointing is another failure of generation, with a repair of its own: `rollouts.safe_generation`.
 
@@ -99,10 +93,10 @@ def generation_model(trainer: Any) -> Iterator[nn.Module]:
         )
     model = trainer.model
     shards = partitioned(model)
-    # What is there already is not ours to partition again: gathered by TRL around us, or small and kept whole.
-    absent = [each for each in shards if each.ds_status.name != "AVAILABLE"]
+    # Parameters that are there already are not ours to partition again: TRL gathered them, or they are small.
+    absent = [parameter for parameter in shards if parameter.ds_status.name != "AVAILABLE"]
     if model in _gathered or not (absent or hooks(model)):
-        yield model  # it is ready as it is: not partitioned, or made ready by an outer block, or by TRL
+        yield model  # ready as it is: not partitioned, or made ready by an outer block or by TRL
         return
     import deepspeed
 
@@ -117,10 +111,10 @@ def generation_model(trainer: Any) -> Iterator[nn.Module]:
 
 
 def repair(trainer: Any) -> Handle:
-    """Make every generation by the trainer's model one under `generation_model`, until the handle is removed.
+    """Run every `generate` of the trainer's model inside `generation_model`, until the handle is removed.
 
-    For code that cannot be changed: trl 0.15, whose GRPOTrainer hands over the bare model and skips the hooks, or a
-    callback of somebody else that calls `model.generate`. All processes must call `generate` together.
+    For code that cannot be changed: trl 0.15, whose GRPOTrainer hands over the bare model and leaves the hooks on, or
+    another package's callback that calls `model.generate`. All processes must call `generate` together.
     """
 
     def around(generate: Any, *args: Any, **kwargs: Any) -> Any:
@@ -134,30 +128,35 @@ def repair(trainer: Any) -> Handle:
 def _without_hooks(model: nn.Module) -> Iterator[None]:
     """Take ZeRO-3's hooks out of every submodule, and put each dictionary of hooks back as it was.
 
-    TRL removes the hooks and registers new ones by a private method that DeepSpeed renamed in 0.16.4; and it leaves in
-    place the one that begins a new trace of the model at each forward pass, so that the next training step finds a
-    trace of no submodules ("Invalidate trace cache"). These here are the same hooks before and after.
+    TRL removes the hooks and registers new ones by a private method that DeepSpeed renamed in 0.16.4. It leaves in
+    place the hook that begins a new trace of the model at each forward pass, so the next training step finds a trace of
+    no submodules ("Invalidate trace cache"). Here the same hooks are there before and after.
     """
-    taken = [(held, dict(held)) for module in model.modules() for held in _held(module)]
-    for held, _ in taken:
-        for key in [key for key, hook in held.items() if _is_zeros(hook)]:
-            del held[key]
+    saved = [(hooks, dict(hooks)) for module in model.modules() for hooks in _hook_dicts(module)]
+    _drop_hooks(model)
     try:
         yield
     finally:
-        for held, before in taken:
-            now = dict(held)  # somebody's own hook may have come, or gone, meanwhile
-            kept = {key: hook for key, hook in before.items() if key in now or _is_zeros(hook)}
-            held.clear()
-            held.update(kept | now)
+        for hooks, before in saved:
+            current = dict(hooks)  # other code may have added or removed a hook of its own meanwhile
+            kept = {key: hook for key, hook in before.items() if key in current or _is_zeros(hook)}
+            hooks.clear()
+            hooks.update(kept | current)
 
 
-def _held(module: nn.Module) -> tuple[dict[int, Any], ...]:
+def _drop_hooks(model: nn.Module) -> None:
+    for module in model.modules():
+        for hooks in _hook_dicts(module):
+            for key in [key for key, hook in hooks.items() if _is_zeros(hook)]:
+                del hooks[key]
+
+
+def _hook_dicts(module: nn.Module) -> tuple[dict[int, Any], ...]:
     return module._forward_pre_hooks, module._forward_hooks
 
 
 def _is_zeros(hook: Any) -> bool:
-    """Some are wrapped for a profiler: deepspeed.utils.nvtx. The engine's own hooks, of 0.19, are not among them."""
+    """Whether a hook is ZeRO-3's, also one wrapped for a profiler (deepspeed.utils.nvtx), but not the engine's own."""
     return (getattr(hook, "__module__", None) or "").startswith(("deepspeed.runtime.zero.", "deepspeed.utils.nvtx"))
 
 
@@ -165,7 +164,7 @@ def release_evaluation_engine(trainer: Any) -> bool:
     """Make the trainer forget an engine that `evaluate()` made before training; return whether there was one.
 
     `evaluate()` before `train()` makes an engine without an optimizer. `train()` then takes it for its own, though
-    accelerate has already let go of it, and fails in the first backward pass: `'NoneType' object has no attribute
+    accelerate has already released it, and fails in the first backward pass: `'NoneType' object has no attribute
     'backward'` (trl 1.16, transformers 5.23, accelerate 1.15; the course's notebook 06 shows it). Call this between the
     two, and `train()` makes its own engine.
     """
@@ -174,15 +173,13 @@ def release_evaluation_engine(trainer: Any) -> bool:
         return False
     # DeepSpeed's optimizer hooks belong to the old engine; a new one would add its own on top.
     trainer.accelerator.free_memory()
-    for held in (held for module in trainer.model.modules() for held in _held(module)):
-        for key in [key for key, hook in held.items() if _is_zeros(hook)]:
-            del held[key]  # the one that DeepSpeed before 0.18 forgets
+    _drop_hooks(trainer.model)  # DeepSpeed before 0.18 leaves one
     trainer.model_wrapped, trainer.deepspeed = trainer.model, None
     return True
 
 
 def _trains(engine: Any) -> bool:
-    """An engine made for inference has the offload object of ZeRO-3 where an optimizer would be, or nothing."""
+    """Whether an engine has an optimizer; one for inference has ZeRO-3's offload object in its place, or nothing."""
     return callable(getattr(getattr(engine, "optimizer", None), "step", None))
 
 
@@ -195,7 +192,7 @@ class Link:
         kind: name of its class.
         number: objects with the same number are one object.
         has_optimizer: whether it has an attribute `optimizer`.
-        elements: of its parameters, as they are held in this process now; None for what has no parameters.
+        elements: of its parameters, as this process holds them now; None if it is no module.
     """
 
     name: str
@@ -222,6 +219,6 @@ def who_is_who(trainer: Any) -> list[Link]:
         if value is None:
             continue
         number = numbers.setdefault(id(value), len(numbers) + 1)
-        own = sum(parameter.numel() for parameter in value.parameters()) if isinstance(value, nn.Module) else None
-        links.append(Link(name, type(value).__name__, number, hasattr(value, "optimizer"), own))
+        elements = sum(parameter.numel() for parameter in value.parameters()) if isinstance(value, nn.Module) else None
+        links.append(Link(name, type(value).__name__, number, hasattr(value, "optimizer"), elements))
     return links

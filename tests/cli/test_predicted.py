@@ -96,7 +96,7 @@ def test_what_does_not_fit_or_misses_a_library_is_recorded_with_its_reason(predi
     monkeypatch.setattr(predicted.tiers, "require_memory", full)
     (row,) = predicted.compare(case, {"weights": 2**33, "step": 2**33}, "cpu")
     assert row["not_run"] == "this step needs 17 GiB" and "measured_mib" not in row and "ratio" not in row
-    monkeypatch.setattr(predicted.native, "native_problem", lambda device: "no native library")
+    monkeypatch.setattr(predicted.faults, "find_native_problem", lambda device: "no native library")
     rows = predicted.compare(dataclasses.replace(case, adapters=True, bits=4), {"weights": 1, "step": 1}, "cpu")
     assert [each["not_run"] for each in rows] == ["no native library"] * 2
 

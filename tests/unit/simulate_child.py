@@ -9,8 +9,7 @@ import threading
 import torch
 from transformers import Qwen2Config
 
-from failurelab.placement import report as placement
-from failurelab.simulate import backend as simulate
+from failurelab import placement, simulate
 from failurelab_course.experiments import models, observe
 
 SHAPE = {

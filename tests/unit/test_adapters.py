@@ -8,8 +8,7 @@ import torch
 import transformers
 from packaging.version import Version
 
-from failurelab import adapters, gradients, rollouts
-from failurelab.guards import trainer as guards
+from failurelab import adapters, gradients, guards, rollouts
 from failurelab_course.experiments import models, trainers
 
 peft = pytest.importorskip("peft")

@@ -6,14 +6,13 @@ import sys
 import pytest
 import torch
 
-from failurelab_course.experiments import devices as tiers
+from failurelab.simulate import budget
 from failurelab_course.experiments import shapes
-from failurelab_course.simulate import budget
 
 CHILD = """
 import torch
 from failurelab import logits
-from failurelab_course.simulate import budget
+from failurelab.simulate import budget
 from failurelab_course.experiments import shapes
 
 net = budget.model(shapes.config("random-0.5b", 1), "cpu")
@@ -22,7 +21,7 @@ def step():
     logits.completion_logps(net, ids, None, 64).mean().backward()
 def all_rows():
     net(ids, use_cache=False).logits.float().mean().backward()
-print(budget.tier(net), budget.spend(step, 2, net) < budget.tiers.GIB * 2)
+print(budget.tier(net), budget.spend(step, 2, net) < budget.GIB * 2)
 try:
     budget.spend(all_rows, 1, net)
 except torch.OutOfMemoryError as error:
@@ -45,7 +44,7 @@ class Card:
     """What `budget` asks of torch.cuda, written down."""
 
     def __init__(self, free=80, total=80):
-        self.free, self.total, self.fractions, self.emptied = free * tiers.GIB, total * tiers.GIB, [], 0
+        self.free, self.total, self.fractions, self.emptied = free * budget.GIB, total * budget.GIB, [], 0
 
     def set_per_process_memory_fraction(self, fraction, device):
         self.fractions.append(fraction)
@@ -61,7 +60,7 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (made.free, made.total))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA Pretended")
     for name in ("memory_reserved", "max_memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: 2 * tiers.GIB)
+        monkeypatch.setattr(torch.cuda, name, lambda *_: 2 * budget.GIB)
     for name in ("reset_peak_memory_stats", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     for name in ("set_per_process_memory_fraction", "empty_cache"):
@@ -79,9 +78,9 @@ def test_a_gpu_is_limited_for_the_block_and_given_back_after_an_error(card):
 
 def test_a_card_with_less_than_the_budget_is_said(card):
     """The step would then run out of the card's memory, and the budget would prove nothing."""
-    card.free, card.total = 3 * tiers.GIB, 4 * tiers.GIB
+    card.free, card.total = 3 * budget.GIB, 4 * budget.GIB
     with (
-        pytest.raises(tiers.TierError, match=r"4\.0 GiB, 3\.0 of them free, and a budget of 6 GiB needs 4\.0"),
+        pytest.raises(budget.BudgetError, match=r"4\.0 GiB, 3\.0 of them free, and a budget of 6 GiB needs 4\.0"),
         budget.limit(6, "cuda"),
     ):
         raise AssertionError("it was not refused")
@@ -105,22 +104,26 @@ def test_after_out_of_memory_nothing_of_the_step_is_held(card):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.64 GiB.")
 
     with pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 4\.64 GiB") as caught:
-        budget._measured(step, torch.device("cuda"))
+        budget._measure(step, torch.device("cuda"))
     assert type(caught.value) is torch.OutOfMemoryError
     assert torch.UntypedStorage._expired(held[0])
-    assert budget._measured(lambda: None, torch.device("cuda")) == 2 * tiers.GIB
+    assert budget._measure(lambda: None, torch.device("cuda")) == 2 * budget.GIB
 
 
 def test_real_models_are_real(card, monkeypatch):
     """On a GPU: bfloat16 where the card can, tokens from the vocabulary; here both are made on the CPU."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
-    asked = {}
-    monkeypatch.setattr(shapes, "build", lambda *given: asked.update(given=given))
-    config = shapes.config("tiny", 1)
-    budget.model(config, "cuda")
-    assert asked["given"] == (config, "cuda", torch.bfloat16, 0)
-    monkeypatch.undo()
-    net = shapes.build(config)
-    assert budget.tier(net) == "gpu"
+    build, config = budget._build, shapes.config("tiny", 1)
+    monkeypatch.setattr(
+        budget, "_build", lambda shape, device, *more: (device, build(shape, torch.device("cpu"), *more))
+    )
+    before = torch.get_rng_state()
+    device, net = budget.model(config, "cuda", seed=1)
+    assert device.type == "cuda" and torch.equal(torch.get_rng_state(), before)
+    assert net.training and net.dtype == torch.bfloat16 and budget.tier(net) == "gpu"
+    assert torch.equal(net.lm_head.weight, budget.model(config, "cuda", seed=1)[1].lm_head.weight)
     ids = budget.tokens(net, 2, 50)
     assert ids.shape == (2, 50) and int(ids.min()) >= 0 and int(ids.max()) < config.vocab_size
+    card.free = 0
+    with pytest.raises(budget.BudgetError, match="the model with its gradients needs"):
+        budget.model(config, "cuda")

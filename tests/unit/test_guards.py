@@ -15,8 +15,7 @@ import torch
 import transformers
 from packaging.version import Version
 
-from failurelab import gradients, rollouts
-from failurelab.guards import trainer as guards
+from failurelab import gradients, guards, rollouts
 from failurelab_course.experiments import models, trainers
 
 installed = Version(transformers.__version__)

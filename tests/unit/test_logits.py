@@ -17,8 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from failurelab import logits
-from failurelab._chunked import default_rows, slice_width, token_logps, token_logps_by_parts
-from failurelab._tied import shared_weight
+from failurelab._chunked import default_rows, share_weight, slice_width, token_logps, token_logps_by_parts
 from failurelab_course.experiments import observe
 
 installed = Version(transformers.__version__)
@@ -645,7 +644,7 @@ def test_a_tied_bfloat16_gradient_sums_a_token_that_is_read_often_in_float32():
     head.weight = embedding.weight
     ids = torch.tensor([[1] * 1000 + [4, 3, 1]])
     slopes = torch.full((1, 1003, 2), 0.01).index_fill(1, torch.tensor(1000), 7)
-    with shared_weight(head, embedding) as weight:
+    with share_weight(head, embedding) as weight:
         (embedding(ids) * slopes.bfloat16()).sum().add(weight.sum()).backward()
     assert torch.allclose(head.weight.grad[:, 0].float(), torch.tensor([1.0, 11.0, 1.0, 1.0, 8.0]), rtol=0.01)
 

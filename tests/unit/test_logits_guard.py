@@ -8,9 +8,8 @@ import torch
 import transformers
 from packaging.version import Version
 
-from failurelab import logits
+from failurelab import guards, logits
 from failurelab.guards import GuardTripped, GuardWarning, LogitsGuard
-from failurelab.guards import trainer as guards
 from failurelab_course.experiments import models, trainers
 
 pytest.importorskip("datasets")

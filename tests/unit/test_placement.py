@@ -9,11 +9,9 @@ import torch
 import transformers
 from torch import nn
 
-from failurelab.guards import trainer as guards
-from failurelab.placement import dtypes as precision
-from failurelab.placement import native
-from failurelab.placement import report as placement
-from failurelab.simulate import backend as simulate
+from failurelab import guards, placement, simulate
+from failurelab.placement import faults
+from failurelab.placement.dtypes import measure_precisions
 from failurelab_course.experiments import models
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
@@ -152,21 +150,21 @@ def test_several_visible_gpus_in_one_process_are_a_problem(monkeypatch):
 def test_a_missing_native_library_is_a_sentence(monkeypatch):
     """The package imports without its library; the report says so before a layer fails, and where to look."""
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    monkeypatch.setattr(native, "_library", lambda: (None, "libcudart.so.12: cannot open shared object file"))
+    monkeypatch.setattr(faults, "_load_library", lambda: (None, "libcudart.so.12: cannot open shared object file"))
     if importlib.util.find_spec("bitsandbytes") is None:
-        assert "not installed" in native.native_problem(gpu)
+        assert "not installed" in faults.find_native_problem(gpu)
         return
-    said = native.native_problem(gpu)
+    said = faults.find_native_problem(gpu)
     assert "without its native library (libcudart.so.12" in said and "python -m bitsandbytes" in said
     stand_in = type("ErrorHandlerMockBNBNativeLibrary", (), {})()
-    monkeypatch.setattr(native, "_library", lambda: (stand_in, ""))
-    assert native.native_problem(gpu) and not native.native_problem(cpu)
+    monkeypatch.setattr(faults, "_load_library", lambda: (stand_in, ""))
+    assert faults.find_native_problem(gpu) and not faults.find_native_problem(cpu)
 
     def broken():
         raise RuntimeError("CUDA Setup failed\nand much more")
 
-    monkeypatch.setattr(native, "_library", broken)
-    assert "does not import (RuntimeError: CUDA Setup failed)" in native.native_problem(cpu)
+    monkeypatch.setattr(faults, "_load_library", broken)
+    assert "does not import (RuntimeError: CUDA Setup failed)" in faults.find_native_problem(cpu)
 
 
 def test_mixed_precision_is_reported():
@@ -174,14 +172,14 @@ def test_mixed_precision_is_reported():
     one, other = four_bit_linear(), four_bit_linear()
     other.compute_dtype = torch.bfloat16
     model = nn.Sequential(one, other)
-    found = precision.measure(model, set(), torch.float16)
+    found = measure_precisions(model, set(), torch.float16)
     assert dict(found.compute) == {"float32": 1, "bfloat16": 1} and not found.one
     assert "different dtypes" in found.mixed[0] and sum("autocast is float16" in each for each in found.mixed) == 2
     one.compute_dtype = torch.bfloat16
-    settled = precision.measure(model, set(), torch.bfloat16)
+    settled = measure_precisions(model, set(), torch.bfloat16)
     assert settled.one and settled.mixed == ()
     half = nn.ParameterDict({"lora": nn.Parameter(torch.ones(1, dtype=torch.float16))})
-    assert "gradient scaler" in precision.measure(half, {"lora"}, torch.float16).mixed[0]
+    assert "gradient scaler" in measure_precisions(half, {"lora"}, torch.float16).mixed[0]
 
 
 def test_the_checklist_is_executable():

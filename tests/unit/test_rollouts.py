@@ -9,8 +9,8 @@ import torch
 import transformers
 from packaging.version import Version
 
-from failurelab import _greedy as decoding
-from failurelab import gradients, rollouts
+from failurelab import _greedy, gradients, rollouts
+from failurelab._unwrap import unwrap
 from failurelab.handles import HandleError
 from failurelab_course.experiments import models
 
@@ -41,7 +41,7 @@ def model(loaded):
 
 
 def checkpoint(model, reentrant: bool = False) -> None:
-    base = decoding.base_model(model)
+    base = unwrap(model)
     func = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=reentrant)
     base._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=func)
 
@@ -58,7 +58,7 @@ def state(model) -> list:
             len(module._forward_hooks) + len(module._forward_pre_hooks),
         )
         for name, module in model.named_modules()
-    ] + [id(decoding.base_model(model).generation_config), str(decoding.base_model(model).generation_config)]
+    ] + [id(unwrap(model).generation_config), str(unwrap(model).generation_config)]
 
 
 def lora(model):
@@ -151,14 +151,14 @@ def test_the_models_generation_config_reaches_it_unless_another_is_handed_over(m
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("peft", [True, False])
 def test_safe_generation_agrees_with_eval_mode_and_restores_everything(model, tokenizer, reentrant, peft):
-    ids, mask = decoding.encode(model, tokenizer, MIXED, 4)
+    ids, mask = _greedy.encode(model, tokenizer, MIXED, 4)
     expected = model.eval().generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
     if peft:
         model = lora(model)  # B starts at zero: the function is the same
         model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=1)  # PEFT leaves an attribute of its own
     checkpoint(model, reentrant)
     model.train()
-    decoding.base_model(model).model.layers[0].eval()  # a part that somebody keeps in eval mode
+    unwrap(model).model.layers[0].eval()  # a part that somebody keeps in eval mode
     before = state(model)
     with rollouts.safe_generation(model) as safe:
         assert safe is model and not model.training
@@ -206,7 +206,7 @@ def test_a_model_repaired_before_peft_wraps_it_stays_repaired(model, tokenizer):
 
 def test_a_copy_of_a_repaired_model_generates_with_its_own_weights(model, tokenizer):
     """A trainer copies the policy for the reference model after a user has repaired it."""
-    ids, mask = decoding.encode(model, tokenizer, MIXED, 4)
+    ids, mask = _greedy.encode(model, tokenizer, MIXED, 4)
     options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
     rollouts.repair(model)
     twin = copy.deepcopy(model)
@@ -277,7 +277,7 @@ def test_a_tie_that_rounding_decides_is_no_disagreement(model, tokenizer):
         logits = policy(input_ids=input_ids, attention_mask=attention_mask).logits[:, -1]
         return types.SimpleNamespace(sequences=torch.cat([input_ids, chosen], 1), logits=(logits,))
 
-    ids, mask = decoding.encode(model, tokenizer, ["3+4="], 4)
+    ids, mask = _greedy.encode(model, tokenizer, ["3+4="], 4)
     policy = tied
     report = rollouts.compare(tied, tokenizer, ids, mask, generate=generate)
     assert report.agrees and report.agreeing == 0 and report.rollouts[0].training == "7"

@@ -15,10 +15,10 @@ import failurelab
 CHILD = """
 import torch
 from failurelab import gradients, logits
-from failurelab_course.simulate import budget
-from failurelab.placement import report as placement
+from failurelab.simulate import budget
+from failurelab import placement
 from failurelab_course.experiments import shapes
-from failurelab.simulate import backend as simulate
+from failurelab import simulate
 
 net = budget.model(shapes.config("tiny"), "cpu")
 net.config.use_cache = False  # a cache makes a real tensor, which a simulation has not

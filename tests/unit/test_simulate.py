@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from failurelab.simulate import backend as simulate
+from failurelab import simulate
 
 CHILD = pathlib.Path(__file__).with_name("simulate_child.py")
 

@@ -15,8 +15,7 @@ import types
 import pytest
 import torch
 
-from failurelab import zero3
-from failurelab.guards import trainer as guards
+from failurelab import guards, zero3
 from failurelab_course.experiments import deepspeed as engines
 from failurelab_course.experiments import deepspeed_build as engine_build
 from failurelab_course.experiments import models

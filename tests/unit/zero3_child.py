@@ -11,8 +11,7 @@ import tempfile
 import torch
 import transformers
 
-from failurelab import gradients, handles, zero3
-from failurelab.guards import trainer as guards
+from failurelab import gradients, guards, handles, zero3
 from failurelab.rollouts import safe_generation
 from failurelab_course.experiments import deepspeed as engines
 from failurelab_course.experiments import models, observe, trainers

@@ -4,10 +4,11 @@ trainer = GRPOTrainer(..., callbacks=[guards.GradientGuard(), guards.RolloutGuar
 """
 
 from failurelab.guards.base import GuardTripped, GuardWarning
+from failurelab.guards.gradients import GradientGuard
 from failurelab.guards.logits import LogitsGuard, LogitsReport
 from failurelab.guards.placement import PlacementGuard
 from failurelab.guards.reward import RewardGuard, RewardReport
-from failurelab.guards.trainer import GradientGuard, RolloutGuard
+from failurelab.guards.rollouts import RolloutGuard
 from failurelab.guards.zero3 import EngineGuard, HandOver
 
 __all__ = [

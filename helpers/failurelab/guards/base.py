@@ -1,5 +1,6 @@
 """What every guard is: a TrainerCallback that stops the run, or warns, when it finds what it looks for."""
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable
@@ -23,7 +24,11 @@ class GuardWarning(Warning):
 
 
 class Guard(TrainerCallback):
-    """What guards share: the action, the report, and how they trip."""
+    """What guards share: the action, the report, how they trip, and how they stop listening.
+
+    A guard listens with hooks and handles whose removal it gives to `_listening` (an ExitStack). All are removed when
+    training ends, or when `_stop` is called.
+    """
 
     def __init__(self, action: str):
         if action not in ("stop", "warn"):
@@ -31,6 +36,14 @@ class Guard(TrainerCallback):
         self.action = action
         self.report: Any = None
         self._reasons: set[str] = set()  # why something could not be checked, each said once
+        self._listening = contextlib.ExitStack()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop listening."""
+        self._stop()
+
+    def _stop(self) -> None:
+        self._listening.close()
 
     def _trip(self, message: str, report: Any) -> None:
         text = f"{type(self).__name__}: {message}"
@@ -39,7 +52,7 @@ class Guard(TrainerCallback):
         warnings.warn(text, GuardWarning, stacklevel=3)
 
     def _warn(self, message: str) -> None:
-        """Warn whatever the action is: what was found makes the run dear, not wrong."""
+        """Warn whatever the action is: the run is slow or large, and its numbers are right."""
         warnings.warn(f"{type(self).__name__}: {message}", GuardWarning, stacklevel=3)
 
     def _check(self, check: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

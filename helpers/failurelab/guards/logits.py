@@ -1,12 +1,12 @@
-"""A guard for both harms of the logits argument: rows of logits made for nothing, and tokens scored at other positions.
+"""A guard for both failures of the logits argument: unused rows of logits, and tokens scored at other positions.
 
     trainer = GRPOTrainer(..., callbacks=[LogitsGuard()])
 
-It needs no help of the trainer, for the gradient of the logits tells what the trainer did with them. A row without a
-gradient was not used. Where a token was scored by log-softmax, the gradient of its row has one entry of one sign, the
-scored token's, and all others of the other. So the guard reads off which token each row was scored against, and looks
-whether that is the token that follows in the input. Trainers that get log-probabilities instead of logits (trl from
-1.15 on) are given the known-answer probe.
+It needs no help from the trainer: the gradient of the logits shows what the trainer did with them. A row without a
+gradient was not used. Where a token was scored by log-softmax, the gradient of its row has one entry of one sign, for
+the scored token, and all others of the other sign. So the guard reads which token each row was scored against, and
+compares it with the token that follows in the input. Trainers that get log-probabilities instead of logits (trl from
+1.15 on) are tested by the known-answer probe.
 
 Upstream: TRL #2770 (swallowed argument), #2773 (all rows made, then cut).
 """
@@ -19,14 +19,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from failurelab._alignment import MisalignedLogProbs, check_alignment
 from failurelab.guards.base import Guard
 from failurelab.logits import keep_argument
 
-_READ = 32  # rows of the gradient that are read closely
-_SETTLED = 3  # first steps, whose memory is taken as usual
-_AGREE = 0.95  # share of them that one explanation must explain
+_READ = 32  # at most so many rows of the gradient are compared with the input
+_AGREE = 0.95  # share of them that one shift must explain
+_SETTLED = 3  # first steps, whose memory counts as usual
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +39,9 @@ class LogitsReport:
         needed: rows from the first that was used on.
         size: bytes of all the logits.
         scored: rows of the gradient that could be read.
-        shift: how many positions after its own next token the token lies that a row was scored against; 0 is right;
-            None where no one shift explains all, or none could be read.
-        probe: what `check_alignment` found; "" if all is right or it was not asked.
+        shift: distance, in positions, from the next token to the token that a row was scored against; 0 is right;
+            None if no single shift explains the rows, or no row could be read.
+        probe: the message of `check_alignment`; "" if all is right or it was not asked.
     """
 
     made: int = 0
@@ -54,8 +55,8 @@ class LogitsReport:
 class LogitsGuard(Guard):
     """Stop when log-probabilities are another token's; warn when most logits go unused, or step memory grows.
 
-    Each is said once in a run. Rows are read in the first backward pass that has a gradient to read, then no more.
-    `report`, a `LogitsReport`, is there after it; None if no pass could be read.
+    Each at most once in a run. Only the first backward pass with a gradient to read is read; `report` is then a
+    `LogitsReport`, and None if no pass could be read.
 
     Args:
         action: `stop` raises GuardTripped before the optimizer's step when tokens are scored at other positions;
@@ -63,7 +64,7 @@ class LogitsGuard(Guard):
         waste: warn when this many times as many rows are made as are used.
         growth: warn when a step's peak memory, over that at the start, is this many times the first steps' median.
         least: and by at least so many bytes more.
-        log_prob_function: also given the known-answer probe, before the first step.
+        log_prob_function: also tested by the known-answer probe, before the first step.
         memory: returns the process's peak memory in bytes; by default the GPU's, else the resident set's.
     """
 
@@ -80,26 +81,24 @@ class LogitsGuard(Guard):
         super().__init__(action)
         self.waste, self.growth, self.least = waste, growth, least
         self.log_prob_function, self.memory = log_prob_function, memory or peak_so_far
-        self._hook: Any = None
-        self._model: Any = None
-        self._forget()
+        self._model: nn.Module | None = None
+        self._begin()
 
-    def _forget(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-        self._hook = self._model = self._start = None
-        self._first: list[int] = []
-        self._read_once = self._fused = self._grew = False
+    def _begin(self) -> None:
+        self._start: int | None = None  # bytes
+        self._first_peaks: list[int] = []
+        self._read_once = self._fused = self._judged = self._grew = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Probe the function given, and start to listen to the model's forward."""
-        self._forget()
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
+        """Probe the given function, and start to listen to the model's forward."""
+        self._stop()
+        self._begin()
         self.report, self._model = None, model
         self._temperature = getattr(args, "temperature", None) or 1.0
         if self.log_prob_function is not None:
             self._probe(self.log_prob_function, 1.0)
         self._start = self.memory()
-        self._hook = model.register_forward_hook(self._listen, with_kwargs=True)
+        self._listening.callback(model.register_forward_hook(self._listen, with_kwargs=True).remove)
 
     def _listen(self, module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled():
@@ -114,16 +113,19 @@ class LogitsGuard(Guard):
             self._fused = True  # judged when this forward has ended
 
     def _read(self, gradient: torch.Tensor, ids: torch.Tensor) -> None:
-        """Read which rows were used, and against which token each was scored."""
-        most, least = gradient.amax(-1), gradient.amin(-1)
+        """Read which rows were used, and against which token each was scored.
+
+        `gradient` is that of the logits, (batch, rows, vocabulary); `ids` are (batch, tokens).
+        """
+        most, least = gradient.amax(-1), gradient.amin(-1)  # (batch, rows)
         used = (most != 0) | (least != 0)
         if self._read_once or not used.any() or not (most + least).isfinite().all():
             return
         made = gradient.shape[1]
         first = int(used.any(0).nonzero()[0])
-        batch, row = (each[:: max(1, len(each) // _READ)] for each in used.nonzero(as_tuple=True))
-        read = gradient[batch, row]
-        # Of the two ends the token's own is the larger: all the others together weigh as much as it.
+        batch, row = (indices[:: max(1, len(indices) // _READ)] for indices in used.nonzero(as_tuple=True))
+        read = gradient[batch, row]  # (read, vocabulary)
+        # The scored token's entry is the largest in size: it is minus the sum of all others.
         positive = read.amax(-1) >= -read.amin(-1)
         token = torch.where(positive, read.argmax(-1), read.argmin(-1))
         alone = torch.where(positive, (read > 0).sum(-1), (read < 0).sum(-1)) == 1
@@ -135,22 +137,22 @@ class LogitsGuard(Guard):
             needed=made - first,
             size=gradient.numel() * gradient.element_size(),
             scored=len(token),
-            shift=_shift(ids.to(token.device), batch, follows, token),
+            shift=_find_shift(ids.to(token.device), batch, follows, token),
         )
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Say what was read, before the step is taken."""
-        if self._hook is None or not (self._read_once or self._fused):
+        """Judge what was read, before the optimizer's step."""
+        if self._judged or not (self._read_once or self._fused):
             return
-        self._hook.remove()
-        self._hook = None
+        self._judged = True
+        self._stop()
         if self._fused:
             self._probe(_fused_scores, self._temperature)
             return
         report = self.report
-        takes = keep_argument(self._model) or "no argument"
-        cure = f"This model takes {takes} for that and swallows other names. Next: versions that fit, or " + (
-            "failurelab.logits.completion_logps."
+        cure = (
+            f"This model takes {keep_argument(self._model) or 'no argument'} for that and swallows other names. Next: "
+            "versions that fit, or failurelab.logits.completion_logps."
         )
         if report.made > self.waste * report.needed:
             size = report.size / 2**20
@@ -159,11 +161,11 @@ class LogitsGuard(Guard):
                 f"{size:.1f} MiB instead of {size * report.needed / report.made:.1f}. {cure}"
             )
         if report.scored and report.shift != 0:
-            where = (
-                "tokens that do not come next" if report.shift is None else f"the token {report.shift + 1} further on"
-            )
+            target = f"the token {report.shift + 1} further on"
+            if report.shift is None:
+                target = "tokens that do not come next"
             self._trip(
-                f"rows of logits are scored against {where}, not against the next one ({report.scored} rows read). "
+                f"rows of logits are scored against {target}, not against the next one ({report.scored} rows read). "
                 "These log-probabilities are not the completion's; policy and reference are wrong alike, so nothing is "
                 f"raised and KL starts at 0. Most often the model returned more rows than it was asked for. {cure}",
                 report,
@@ -174,10 +176,10 @@ class LogitsGuard(Guard):
         if self._start is None or self._grew:
             return
         peak = self.memory() - self._start
-        if len(self._first) < _SETTLED:
-            self._first.append(peak)
+        if len(self._first_peaks) < _SETTLED:
+            self._first_peaks.append(peak)
             return
-        usual = statistics.median(self._first)
+        usual = statistics.median(self._first_peaks)
         if peak > self.growth * usual and peak - usual > self.least:
             self._grew = True
             self._warn(
@@ -185,10 +187,6 @@ class LogitsGuard(Guard):
                 f"after {usual / 2**20:.0f} in the first {_SETTLED}. Longer sequences, or logits for all of them. "
                 "Next: compare rows of logits made and used (this guard's report), or look for tensors that are kept."
             )
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop listening."""
-        self._forget()
 
     def _probe(self, function: Callable[..., torch.Tensor], temperature: float) -> None:
         try:
@@ -200,8 +198,12 @@ class LogitsGuard(Guard):
             self.report = self.report or LogitsReport()
 
 
-def _shift(ids: torch.Tensor, batch: torch.Tensor, follows: torch.Tensor, token: torch.Tensor) -> int | None:
-    """Return the one shift that tells which token each row was scored against; 0 before all others."""
+def _find_shift(ids: torch.Tensor, batch: torch.Tensor, follows: torch.Tensor, token: torch.Tensor) -> int | None:
+    """Return the smallest shift that explains which tokens the rows were scored against, or None; 0 is right.
+
+    `ids` are (batch, tokens); the others are (read): the row's place in the batch, the column of its own next token,
+    and the token it was scored against.
+    """
     length = ids.shape[1]
     for shift in sorted(range(-length, length), key=abs):
         column = follows + shift
@@ -212,7 +214,7 @@ def _shift(ids: torch.Tensor, batch: torch.Tensor, follows: torch.Tensor, token:
     return None
 
 
-def _fused_scores(model: Any, ids: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
+def _fused_scores(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:
     """Return what trl's fused head returns (trl 1.15 and later)."""
     labels = ids.clone()
     labels[:, :-length] = -100

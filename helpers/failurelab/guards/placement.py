@@ -1,9 +1,9 @@
-"""A guard for placement: before the first step, where is every tensor that this process is about to train?
+"""A guard that compares, before the first step, the device of every tensor with the device that is trained on.
 
     trainer = GRPOTrainer(..., callbacks=[PlacementGuard()])
 
-It judges when training begins: the model that the trainer holds against the trainer's own device, in every process.
-A trainer may still fail before that, while it is made; `placement.check` right after loading comes first.
+It compares when training begins: the trainer's model with the trainer's own device, in every process. A trainer may
+fail before that, while it is made; `placement.check` right after loading finds such a fault earlier.
 
 Upstream: TRL #2760.
 """
@@ -11,17 +11,18 @@ Upstream: TRL #2760.
 from typing import Any
 
 import torch
+from torch import nn
 
+from failurelab import placement
 from failurelab.guards.base import Guard
-from failurelab.placement import report as placement
 
 
 class PlacementGuard(Guard):
     """Stop or warn when a tensor of the model is on another device than the one trained on, before the first step.
 
-    A model that a device map splits on purpose, in one process (`is_model_parallel`), is left to its hooks: only a
-    layer that they do not serve is held against it. Mixed precision only ever warns: numbers are right, and it is slow.
-    `report`, a `placement.PlacementReport`, is there after training has begun.
+    If a device map splits the model on purpose, in one process, only a layer without accelerate's hook for its input is
+    a fault. Mixed precision only ever warns: the numbers are right, and the run is slow. `report` is a
+    `placement.PlacementReport` once training has begun.
 
     Args:
         action: `stop` raises GuardTripped, `warn` issues a GuardWarning.
@@ -32,12 +33,11 @@ class PlacementGuard(Guard):
         super().__init__(action)
         self.device = device
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Walk once through the model."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
+        """Check every tensor of the model once."""
         autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         device = args.device if self.device is None else self.device
-        report = placement.check(model, device, autocast=autocast)
-        self.report = report
+        report = self.report = placement.check(model, device, autocast=autocast)
         split = len({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}) > 1
         if report.first_to_fail or report.problems or (report.elsewhere and not split):
             self._trip(str(report), report)

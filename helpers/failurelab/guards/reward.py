@@ -94,6 +94,7 @@ class RewardGuard(Guard):
             self._could_not_check("the trainer has no reward functions of yours (a reward model is not listened to)")
             return
         self._functions = list(functions)
+        self._listening.callback(self._put_back)
         for index, function in enumerate(self._functions):
             if _is_function(function):
                 functions[index] = self._listen(function, index)
@@ -102,11 +103,11 @@ class RewardGuard(Guard):
         """Stop listening."""
         if self._functions and self.report.groups and not (self.report.cause or self.report.problem):
             self._held(f"{self.report.flat} of {self.report.groups} groups had equal rewards, so there was variance")
-        self._stop()
+        super().on_train_end(args, state, control)
 
-    def _stop(self) -> None:
+    def _put_back(self) -> None:
         trainer = self._trainer()
-        if trainer is not None and self._functions:
+        if trainer is not None:
             trainer.reward_funcs[:] = self._functions
         self._functions = []
 

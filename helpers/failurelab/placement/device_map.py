@@ -1,8 +1,8 @@
-"""A device map judged before a model is loaded by it: devices that are not there, modules without a place, torn heads.
+"""A device map judged before a model is loaded by it: absent devices, modules without a place, tied heads torn apart.
 
-What goes wrong: a map is only as good as the moment and the process that made it. `from_pretrained` ends in a KeyError,
-an out-of-memory error or a CUDA message five libraries down, or loads happily what no trainer will train. Every such
-map can be told from the names of the model's modules and the number of devices.
+What goes wrong: a map is evaluated too early, or in another process than the one that trains. Then `from_pretrained`
+ends in a KeyError, an out-of-memory error or a CUDA message five libraries down, or loads without an error what no
+trainer will train. The names of the model's modules and the number of devices are enough to recognize such a map.
 
 Sources: accelerate `check_device_map`, `Accelerator.prepare_model`, `Accelerator.verify_device_map`.
 """
@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from failurelab._text import enclosing_name, list_names
+
 _AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
-_NAMED = 3
 
 
 class DeviceMapError(ValueError):
@@ -46,7 +47,8 @@ def check_map(
     Raises:
         DeviceMapError: with every problem that was found.
     """
-    available = _available() if available is None else available
+    if available is None:
+        available = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
     processes = int(os.environ.get("WORLD_SIZE", "1") or 1) if processes is None else processes
     if isinstance(device_map, str) and device_map in _AUTOMATIC:
         if processes > 1 and available > 1:
@@ -68,24 +70,14 @@ def check_map(
         raise DeviceMapError(problems)
 
 
-def _available() -> int:
-    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-
-
 def _place(value: Any) -> str:
     """Return a place in one spelling: an integer counts accelerators, whatever their type is called."""
-    if isinstance(value, str) and value in ("cpu", "disk", "meta", "mps"):
+    if value == "disk":
         return value
     if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
         return f"accelerator {int(value)}"
-    found = torch.device(value)
-    return found.type if found.type in ("cpu", "meta", "mps") else f"accelerator {found.index or 0}"
-
-
-def _some(names: list[str]) -> str:
-    named = [name or "the whole model" for name in names]
-    rest = len(named) - _NAMED
-    return ", ".join(named[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    device = torch.device(value)
+    return device.type if device.type in ("cpu", "meta", "mps") else f"accelerator {device.index or 0}"
 
 
 def _unknown_modules(places: Mapping[str, Any], model: nn.Module) -> list[str]:
@@ -95,45 +87,35 @@ def _unknown_modules(places: Mapping[str, Any], model: nn.Module) -> list[str]:
     if unknown:
         near = [name for name in modules if name and "." not in name] or ["''"]
         problems.append(
-            f"the map names {_some(unknown)}, which {type(model).__name__} does not have. Next: its modules begin with "
-            f"{', '.join(sorted(near))}; '' is the whole model"
+            f"the map names {list_names(unknown)}, which {type(model).__name__} does not have. Next: its modules begin "
+            f"with {', '.join(sorted(near))}; '' is the whole model"
         )
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    homeless = [name for name in names if _of(name, places) is None]
+    homeless = [name for name in names if enclosing_name(name, places) is None]
     if homeless and not unknown:
         problems.append(
-            f"{len(homeless)} parameters have no place in the map ({_some(homeless)}). Next: add their modules, or "
-            "'' for all that is not named"
+            f"{len(homeless)} parameters have no place in the map ({list_names(homeless)}). Next: add their modules, "
+            "or '' for all that is not named"
         )
     return problems
 
 
-def _of(name: str, places: Mapping[str, Any]) -> str | None:
-    """Return the entry that decides about a name: the longest that it begins with."""
-    while name not in places:
-        if not name:
-            return None
-        name = name.rpartition(".")[0]
-    return name
-
-
 def _absent_devices(places: Mapping[str, Any], available: int) -> list[str]:
     problems = []
-    for place in dict.fromkeys(map(str, places.values())):
-        names = [name for name, value in places.items() if str(value) == place]
-        value = places[names[0]]
+    for value in {str(value): value for value in places.values()}.values():
+        names = [name for name, other in places.items() if str(other) == str(value)]
         try:
             spelled = _place(value)
         except (RuntimeError, TypeError):
             problems.append(
-                f"{value!r} is no device, and the map puts {_some(names)} there. Next: an index, 'cpu', ..."
+                f"{value!r} is no device, and the map puts {list_names(names)} there. Next: an index, 'cpu', ..."
             )
             continue
         if spelled.startswith("accelerator") and int(spelled.split()[1]) >= available:
-            there = f"0 to {available - 1}" if available else "none at all"
+            visible = f"0 to {available - 1}" if available else "none at all"
             problems.append(
-                f"the map puts {_some(names)} on {value!r}, and this process sees {available} accelerators ({there}). "
-                "Next: placement.local_device_map(), or CUDA_VISIBLE_DEVICES"
+                f"the map puts {list_names(names)} on {value!r}, and this process sees {available} accelerators "
+                f"({visible}). Next: placement.local_device_map(), or CUDA_VISIBLE_DEVICES"
             )
     return problems
 
@@ -141,17 +123,17 @@ def _absent_devices(places: Mapping[str, Any], available: int) -> list[str]:
 def _torn(places: Mapping[str, Any], model: nn.Module) -> list[str]:
     if not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
         return []
-    names = {id(module): name for name, module in model.named_modules()}
+    names = {module: name for name, module in model.named_modules()}
     try:
-        pair = [names[id(model.get_input_embeddings())], names[id(model.get_output_embeddings())]]
+        embeddings, head = names[model.get_input_embeddings()], names[model.get_output_embeddings()]
     except (KeyError, AttributeError, NotImplementedError):
         return []
-    where = [_place(places[_of(name, places)]) for name in pair]
-    if where[0] == where[1]:
+    embeddings_place, head_place = (_place(places[enclosing_name(name, places)]) for name in (embeddings, head))
+    if embeddings_place == head_place:
         return []
     return [
-        f"{pair[1]} on {where[1]} is tied to {pair[0]} on {where[0]}: one tensor cannot be in two places, and two "
-        "would be trained apart. Next: map both to one device"
+        f"{head} on {head_place} is tied to {embeddings} on {embeddings_place}: one tensor cannot be in two places, "
+        "and two would be trained apart. Next: map both to one device"
     ]
 
 
@@ -160,7 +142,7 @@ def _offload(places: Mapping[str, Any], device: Any) -> list[str]:
     if not names or (_place(device) == "cpu" and not any(_place(places[name]) == "disk" for name in names)):
         return []
     return [
-        f"{_some(names)} would be offloaded to the CPU or to disk: weights come in for a forward pass only, and "
+        f"{list_names(names)} would be offloaded to the CPU or to disk: weights come in for a forward pass only, and "
         "training cannot change them. Next: keep all on one accelerator, in 4 bit if there is no room"
     ]
 

@@ -1,8 +1,8 @@
 """The dtypes that meet in a 4-bit model: what its layers compute in, its adapters, and what autocast asks for.
 
-What goes wrong: `bnb_4bit_compute_dtype` is float32 unless it is said, `bf16=True` of a trainer is autocast, and PEFT
-makes adapters in float32. None of these is told of the others. Mostly that costs time and memory (every layer casts to
-and fro); float16 adapters under float16 autocast end in "Attempting to unscale FP16 gradients".
+What goes wrong: `bnb_4bit_compute_dtype` is float32 by default, a trainer's `bf16=True` is autocast, and PEFT makes
+adapters in float32. None of these knows of the others. Mostly that costs time and memory (every layer casts its input
+and output); float16 adapters under float16 autocast end in "Attempting to unscale FP16 gradients".
 
 Sources: bitsandbytes `Linear4bit.set_compute_type`; transformers `BitsAndBytesConfig`; torch `GradScaler.unscale_`.
 """
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+_UNSETTLED = "first input's"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,26 +39,23 @@ class Precisions:
     @property
     def one(self) -> bool:
         """Whether 4-bit layers, adapters and autocast agree on one dtype."""
-        said = {*self.compute, *self.adapters} | ({self.autocast} if self.autocast else set())
-        return len(said - {_UNSETTLED}) <= 1
+        return len({*self.compute, *self.adapters, self.autocast} - {_UNSETTLED, ""}) <= 1
 
     def __str__(self) -> str:
+        groups = {
+            "other weights": self.weights,
+            "4-bit layers compute in": self.compute,
+            "adapters": self.adapters,
+        }
         parts = [
-            f"{what} {', '.join(f'{dtype} ({count})' for dtype, count in found.items())}"
-            for what, found in (
-                ("other weights", self.weights),
-                ("4-bit layers compute in", self.compute),
-                ("adapters", self.adapters),
-            )
-            if found
+            f"{group} {', '.join(f'{dtype} ({count})' for dtype, count in counts.items())}"
+            for group, counts in groups.items()
+            if counts
         ]
         return "; ".join([*parts, f"autocast {self.autocast or 'off'}"])
 
 
-_UNSETTLED = "first input's"
-
-
-def measure(model: nn.Module, adapter_names: set[str], autocast: torch.dtype | None) -> Precisions:
+def measure_precisions(model: nn.Module, adapter_names: set[str], autocast: torch.dtype | None) -> Precisions:
     """Return the dtypes of a model.
 
     Args:
@@ -74,7 +73,7 @@ def measure(model: nn.Module, adapter_names: set[str], autocast: torch.dtype | N
     for name, module in model.named_modules():
         if quantized(getattr(module, "weight", None)) == 4 and not hasattr(module, "base_layer"):
             dtype = getattr(module, "compute_dtype", None)
-            # bitsandbytes < 0.46 takes the first input's dtype for the given one as well, until the first forward
+            # bitsandbytes < 0.46 replaces even a given dtype by that of the first input
             layers[name] = _UNSETTLED if dtype is None else _short(dtype)
             compute[layers[name]] += 1
     cast = "" if autocast is None else _short(autocast)
@@ -84,33 +83,33 @@ def measure(model: nn.Module, adapter_names: set[str], autocast: torch.dtype | N
 
 
 def quantized(weight: Any) -> int:
-    """Return 4 or 8 for a weight of bitsandbytes in so many bits, else 0; bitsandbytes itself is not imported."""
-    names = {each.__name__ for each in type(weight).__mro__} if weight is not None else set()
-    if "Params4bit" in names or getattr(weight, "quant_state", None) is not None:
+    """Return the bits of a quantized weight of bitsandbytes, 4 or 8, else 0; bitsandbytes is not imported."""
+    classes = {kind.__name__ for kind in type(weight).__mro__}
+    if "Params4bit" in classes or getattr(weight, "quant_state", None) is not None:
         return 4  # a fake tensor has a class of its own
-    return 8 if "Int8Params" in names else 0
+    return 8 if "Int8Params" in classes else 0
 
 
 def _mixed(layers: dict[str, str], compute: Mapping[str, int], adapters: Mapping[str, int], cast: str) -> list[str]:
-    found = []
+    problems = []
     if len(compute) > 1:
-        seen = {dtype: name for name, dtype in reversed(layers.items())}
-        shown = ", ".join(f"{dtype} in {compute[dtype]} (such as {name})" for dtype, name in sorted(seen.items()))
-        found.append(f"4-bit layers compute in different dtypes: {shown}. Next: load all by one BitsAndBytesConfig")
+        first = {dtype: name for name, dtype in reversed(layers.items())}
+        dtypes = ", ".join(f"{dtype} in {compute[dtype]} (such as {name})" for dtype, name in sorted(first.items()))
+        problems.append(f"4-bit layers compute in different dtypes: {dtypes}. Next: load all by one BitsAndBytesConfig")
     if len(adapters) > 1:
-        found.append(f"adapter weights have different dtypes: {', '.join(sorted(adapters))}. Next: make them one")
+        problems.append(f"adapter weights have different dtypes: {', '.join(sorted(adapters))}. Next: make them one")
     for dtype in sorted(set(compute) - {_UNSETTLED, cast}):
         if cast:
-            found.append(
+            problems.append(
                 f"autocast is {cast}, and {compute[dtype]} 4-bit layers compute in {dtype}: each casts its input and "
                 f"output. Next: bnb_4bit_compute_dtype=torch.{cast} in the BitsAndBytesConfig"
             )
     if cast == "float16" and "float16" in adapters:
-        found.append(
+        problems.append(
             "adapters are float16 under float16 autocast, whose gradient scaler refuses float16 gradients. Next: "
             "adapters in float32"
         )
-    return found
+    return problems
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -4,8 +4,8 @@ What goes wrong: `device_map={"": torch.cuda.current_device()}`, evaluated befor
 in every process, and accelerate refuses rank 1 ("You can't train a model that has been loaded in 8-bit or 4-bit
 precision on a different device ..."). One process that sees several GPUs wraps the model in nn.DataParallel instead,
 whose copies of a 4-bit weight come without the quantization state, and get that of GPU 0 ("Input tensors need to be on
-the same GPU ..."). Both are told of by one walk through the model: where is each parameter, buffer, quantization state
-and adapter weight, and who would meet it first. It reads devices only, so that fake and meta tensors do as well.
+the same GPU ..."). One walk through the model finds both: where is each parameter, buffer, quantization state and
+adapter weight, and which layer would fail first. It reads devices only, so fake and meta tensors are enough.
 
     report = placement.check(model, "cuda:1")
     print(report)
@@ -23,12 +23,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from failurelab.placement import dtypes as precision
-from failurelab.placement import faults as placement_faults
-from failurelab.placement.device_map import DeviceMapError, check_map
-from failurelab.placement.native import native_problem
+from failurelab._text import enclosing_name, first_line, list_names
+from failurelab.placement.dtypes import Precisions, measure_precisions, quantized
+from failurelab.placement.faults import accelerate_hooks, find_faults, find_native_problem
 
-__all__ = ["KINDS", "DeviceMapError", "Placed", "PlacementReport", "check", "check_map", "local_device_map"]
 KINDS = ("parameter", "buffer", "quantization state", "adapter weight")
 _PARTS = ("absmax", "code", "offset", "state2.absmax", "state2.code", "state2.offset")
 
@@ -61,7 +59,7 @@ class PlacementReport:
         first_to_fail: the first layer whose own tensors do not fit its input; "" if none. Layers that accelerate's
             hooks bring their input to (a model split by a device map) do not fail.
         why: what does not fit there.
-        problems: what else must not be, a sentence each that names modules and devices.
+        problems: other faults, a sentence each that names modules and devices.
         precisions: the dtypes that meet.
     """
 
@@ -71,7 +69,7 @@ class PlacementReport:
     first_to_fail: str
     why: str
     problems: tuple[str, ...]
-    precisions: precision.Precisions
+    precisions: Precisions
 
     @property
     def local(self) -> bool:
@@ -80,9 +78,8 @@ class PlacementReport:
 
     def checklist(self) -> list[tuple[str, bool, str]]:
         """Return the popular checklist's first two points: what is asked, whether it holds, what was found."""
-        found = str(self).splitlines()
         return [
-            ("everything on one explicit device", self.local, found[0]),
+            ("everything on one explicit device", self.local, str(self).splitlines()[0]),
             ("one precision", self.precisions.one and not self.precisions.mixed, str(self.precisions)),
         ]
 
@@ -93,11 +90,11 @@ class PlacementReport:
         else:
             lines = [f"{len(self.elsewhere)} of {total} tensors are not on {self.device}:"]
             for kind in KINDS:
-                of_kind = [each for each in self.elsewhere if each.kind == kind]
+                of_kind = [placed for placed in self.elsewhere if placed.kind == kind]
                 if of_kind:
-                    where = collections.Counter(each.device for each in of_kind)
-                    on = ", ".join(f"{count} on {device}" for device, count in where.items())
-                    lines.append(f"  {kind}: {on} ({placement_faults.some([each.name for each in of_kind])})")
+                    devices = collections.Counter(placed.device for placed in of_kind)
+                    counts = ", ".join(f"{count} on {device}" for device, count in devices.items())
+                    lines.append(f"  {kind}: {counts} ({list_names([placed.name for placed in of_kind])})")
         if self.first_to_fail:
             lines.append(f"  the first layer to fail: {self.first_to_fail} ({self.why})")
         lines += [f"  {problem}" for problem in self.problems]
@@ -113,9 +110,9 @@ class PlacementReport:
 def local_device_map() -> dict[str, int | str]:
     """Return a device map that puts the whole model where this process trains: `{"": local rank}`, or `{"": "cpu"}`.
 
-    It asks accelerate, which asks the launcher (`accelerate launch`, torchrun), so that the answer is right before a
-    trainer is made. Source: accelerate `PartialState`, whose first use in a launched process starts the process group,
-    as the trainer's own does.
+    It asks accelerate, which asks the launcher (`accelerate launch`, torchrun), so the answer is right before a trainer
+    exists. Source: accelerate `PartialState`; its first use in a launched process starts the process group, as the
+    trainer's own does.
     """
     from accelerate import PartialState
 
@@ -132,7 +129,7 @@ def check(
     autocast: torch.dtype | None = None,
     visible: int | None = None,
 ) -> PlacementReport:
-    """Return where every tensor of a model is, against the device that it is to be trained on; nothing is changed.
+    """Compare where every tensor of a model is with the device that it is to be trained on; change nothing.
 
     Args:
         model: plain, quantized, PEFT, wrapped; real, fake or meta tensors.
@@ -142,16 +139,16 @@ def check(
             nn.DataParallel.
 
     Raises:
-        ValueError: `device` is none.
+        ValueError: `device` is no device.
     """
     home = resolve(device)
-    executed = _execution_devices(model, home)
+    execution_devices = _execution_devices(model, home)
     adapters = _adapter_names(model)
     tensors, elsewhere, problems = collections.Counter(), [], []
     first, why = "", ""
     seen: set[int] = set()
     for name, module in _in_order(model):
-        wanted = executed(name)
+        wanted = execution_devices[enclosing_name(name, execution_devices)]
         for placed, tensor in _own_tensors(name, module, adapters):
             if id(tensor) in seen:
                 continue
@@ -163,18 +160,22 @@ def check(
             harmless = _moves_itself(module) or (tensor.dim() == 0 and tensor.device.type == "cpu")
             if not first and not harmless and not same(tensor.device, wanted):
                 first = name or type(model).__name__
-                why = f"{type(module).__name__}: {placed.kind} {placed.name.removeprefix(name + '.')} is on "
-                why += f"{placed.device}, and its input would be on {wanted}"
-    problems += placement_faults.find(model, home)
-    bits = {precision.quantized(parameter) for parameter in model.parameters()} - {0}
-    visible = _visible(home) if visible is None else visible
-    if visible > 1 and _alone() and 4 in bits and not getattr(model, "is_model_parallel", False):
+                why = (
+                    f"{type(module).__name__}: {placed.kind} {placed.name.removeprefix(name + '.')} is on "
+                    f"{placed.device}, and its input would be on {wanted}"
+                )
+    problems += find_faults(model, home)
+    bits = {quantized(parameter) for parameter in model.parameters()} - {0}
+    if visible is None:
+        visible = torch.cuda.device_count() if home.type == "cuda" and torch.cuda.is_available() else 1
+    alone = int(os.environ.get("WORLD_SIZE", "1") or 1) <= 1
+    if visible > 1 and alone and 4 in bits and not getattr(model, "is_model_parallel", False):
         problems.append(
             f"this process sees {visible} GPUs and was started alone: a trainer wraps the model in nn.DataParallel, "
             "whose copies lose the quantization state of 4-bit weights. Next: accelerate launch, one process for each "
             "GPU, or CUDA_VISIBLE_DEVICES=0"
         )
-    if bits and (problem := native_problem(home)):
+    if bits and (problem := find_native_problem(home)):
         problems.append(problem)
     return PlacementReport(
         str(home),
@@ -183,7 +184,7 @@ def check(
         first,
         why,
         tuple(problems),
-        precision.measure(model, adapters, autocast),
+        measure_precisions(model, adapters, autocast),
     )
 
 
@@ -195,14 +196,15 @@ def resolve(device: str | int | torch.device) -> torch.device:
     """
     try:
         if isinstance(device, int):
-            return torch.device(_accelerator(), device)
-        found = torch.device(device)
+            accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+            return torch.device(accelerator.type if accelerator is not None else "cuda", device)
+        resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{device!r} is no device: {str(error).splitlines()[0]}") from error
-    if found.index is None and found.type not in ("cpu", "meta", "mps"):
-        current = torch.cuda.current_device() if found.type == "cuda" and torch.cuda.is_initialized() else 0
-        return torch.device(found.type, current)
-    return found
+        raise ValueError(f"{device!r} is no device: {first_line(error)}") from error
+    if resolved.index is None and resolved.type not in ("cpu", "meta", "mps"):
+        current = torch.cuda.current_device() if resolved.type == "cuda" and torch.cuda.is_initialized() else 0
+        return torch.device(resolved.type, current)
+    return resolved
 
 
 def same(one: torch.device, other: torch.device) -> bool:
@@ -221,35 +223,22 @@ def _moves_itself(module: nn.Module) -> bool:
     return any("inv_freq" in line and ".to(" in line and "x.device" in line for line in lines)
 
 
-def _accelerator() -> str:
-    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-    return found.type if found is not None else "cuda"
-
-
-def _alone() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1") or 1) <= 1
-
-
-def _visible(home: torch.device) -> int:
-    return torch.cuda.device_count() if home.type == "cuda" and torch.cuda.is_available() else 1
-
-
 def _in_order(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return all modules as a forward pass of transformers meets them, which is not quite how they are registered."""
-    found: list[tuple[str, nn.Module]] = []
+    ordered: list[tuple[str, nn.Module]] = []
 
     def visit(name: str, module: nn.Module) -> None:
-        found.append((name, module))
-        children = [(part, child) for part, child in module._modules.items() if child is not None]
-        for part, child in sorted(children, key=lambda each: _rank(each[0], [part for part, _ in children])):
-            visit(f"{name}.{part}" if name else part, child)
+        ordered.append((name, module))
+        children = dict(module.named_children())
+        for part in sorted(children, key=lambda part: _rank(part, list(children))):
+            visit(f"{name}.{part}" if name else part, children[part])
 
     visit("", model)
-    return found
+    return ordered
 
 
 def _rank(part: str, siblings: list[str]) -> float:
-    """Return the place of a child among its siblings: norms before what they feed, rotary before the layers."""
+    """Return the place of a child among its siblings: a norm comes before what it feeds, rotary before the layers."""
     before = {"rotary_emb": "layers", "input_layernorm": siblings[0], "post_attention_layernorm": "mlp"}.get(part)
     if before in siblings and before != part:
         return siblings.index(before) - 0.5
@@ -272,9 +261,9 @@ def _own_tensors(name: str, module: nn.Module, adapters: set[str]) -> Iterator[t
 
 
 def _state_tensors(module: nn.Module, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what a quantized weight is meaningless without: 4-bit scales and code, 8-bit column scales."""
+    """Yield what a quantized weight needs to mean anything: 4-bit scales and code, 8-bit column scales."""
     state = getattr(weight, "quant_state", None)
-    if state is None and (precision.quantized(weight) == 4 or weight.dtype == torch.uint8):
+    if state is None and (quantized(weight) == 4 or weight.dtype == torch.uint8):
         state = getattr(module, "quant_state", None)  # what bitsandbytes puts back in the forward pass
     for path in _PARTS if state is not None else ():
         value: Any = state
@@ -282,7 +271,7 @@ def _state_tensors(module: nn.Module, weight: torch.Tensor) -> Iterator[tuple[st
             value = getattr(value, part, None)
         if isinstance(value, torch.Tensor):
             yield f"quant_state.{path}", value
-    if precision.quantized(weight) == 8:
+    if quantized(weight) == 8:
         for path in ("CB", "SCB"):
             value = getattr(weight, path, None)
             if isinstance(value, torch.Tensor) and value is not weight.data:
@@ -290,13 +279,12 @@ def _state_tensors(module: nn.Module, weight: torch.Tensor) -> Iterator[tuple[st
 
 
 def _adapter_names(model: nn.Module) -> set[str]:
-    """Return the names of parameters that PEFT has added, which its layers tell without PEFT being imported."""
+    """Return the names of parameters that PEFT has added; its layers name them, so PEFT is not imported."""
     names = set()
     for name, module in model.named_modules():
-        parts = [*getattr(module, "adapter_layer_names", ()), "modules_to_save"]
         if not hasattr(module, "adapter_layer_names") and type(module).__name__ != "ModulesToSaveWrapper":
             continue
-        for part in parts:
+        for part in (*getattr(module, "adapter_layer_names", ()), "modules_to_save"):
             child = getattr(module, part, None)
             prefix = f"{name}.{part}" if name else part
             if isinstance(child, nn.Module):
@@ -306,19 +294,11 @@ def _adapter_names(model: nn.Module) -> set[str]:
     return names
 
 
-def _execution_devices(model: nn.Module, home: torch.device) -> Any:
-    """Return a function from a module's name to the device that its input arrives on."""
-    moved: dict[str, torch.device] = {}
+def _execution_devices(model: nn.Module, home: torch.device) -> dict[str, torch.device]:
+    """Return the devices that inputs arrive on: by the names of modules, each for what is inside it, too."""
+    devices = {"": home}
     for name, module in model.named_modules():
-        for hook in placement_faults.hooks(module):
+        for hook in accelerate_hooks(module):
             if getattr(hook, "execution_device", None) is not None:
-                moved[name] = resolve(hook.execution_device)
-
-    def executed(name: str) -> torch.device:
-        while name not in moved:
-            if not name:
-                return home
-            name = name.rpartition(".")[0]
-        return moved[name]
-
-    return executed
+                devices[name] = resolve(hook.execution_device)
+    return devices

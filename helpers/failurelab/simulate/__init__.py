@@ -1,9 +1,10 @@
 """Several accelerators on a machine that has none: placement, errors and memory of models of any size."""
 
-from failurelab.simulate.backend import NAME, SimulationError, devices, fake, model, place, ranks, tokens
+from failurelab.simulate.backend import NAME, SimulationError, devices, model, place, ranks, tokens
 from failurelab.simulate.four_bit import four_bit
 from failurelab.simulate.gpu_workspace import fused_attention
 from failurelab.simulate.memory import Peak, peak_memory
+from failurelab.simulate.mode import fake, is_fake
 
 __all__ = [
     "NAME",
@@ -13,6 +14,7 @@ __all__ = [
     "fake",
     "four_bit",
     "fused_attention",
+    "is_fake",
     "model",
     "peak_memory",
     "place",

@@ -1,8 +1,8 @@
 """Several accelerators on a machine that has none: placement, errors and memory of models of any size, without numbers.
 
-Most learners have no second GPU, and the failures of placement need two. torch can be told of a device type whose
-kernels compute nothing (its Python backend, an experimental interface, pinned by this course's torch), and fake tensors
-have a shape, a dtype and a device but no data. Together they run a Qwen2-72B's forward and backward pass on a laptop.
+Most learners have no second GPU, and the failures of placement need two. torch can register a device type whose
+kernels compute nothing (its Python backend, an experimental interface), and fake tensors have a shape, a dtype and a
+device but no data. Together they run a Qwen2-72B's forward and backward pass on a laptop.
 
     simulate.devices(2)                                   # once, in a process of its own
     model = simulate.place(simulate.model(config), {"": 0})
@@ -12,14 +12,14 @@ have a shape, a dtype and a device but no data. Together they run a Qwen2-72B's 
 Two ways, and what each cannot do:
 
 - `devices(n)` registers the type `sim`. Forward, backward, and accelerate's own checks run. It holds for the process
-  and makes `sim` the accelerator of all libraries in it: use a child process. No other number later. Backward passes
-  run on the thread that asks for them (`torch.autograd.set_multithreading_enabled`, set for the thread that calls).
-- without it, integers are fake `cuda` devices: libraries that ask `tensor.is_cuda`, such as bitsandbytes, give their
-  real errors. Forward without gradients only: a backward pass there aborts the process on a CPU build of torch.
+  and makes `sim` the accelerator of all libraries in it: use a child process. The number cannot change later. Backward
+  passes run on the calling thread (`torch.autograd.set_multithreading_enabled`).
+- Without it, integers are fake `cuda` devices: libraries that ask `tensor.is_cuda`, such as bitsandbytes, give their
+  real errors. Only forward passes without gradients: a backward pass aborts the process on a CPU build of torch.
 
 Nothing is computed: no values, no control flow that depends on values, no time. A KV cache makes a real tensor, so
-`use_cache=False`. Streams, NCCL, the allocator's rounding and fragmentation are not simulated. Attention has no fused
-kernel here; `simulated_memory` says what is done about it.
+pass `use_cache=False`. Streams, NCCL, the allocator's rounding and fragmentation are not simulated. Attention has no
+fused kernel here; `simulate.memory` says what takes its place.
 """
 
 import contextlib
@@ -27,32 +27,17 @@ import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from failurelab.simulate.four_bit import four_bit
+from failurelab._text import enclosing_name, first_line
 from failurelab.simulate.gpu_workspace import own_kernels
-from failurelab.simulate.memory import Peak, fused_attention, peak_memory
+from failurelab.simulate.mode import fake
 
-__all__ = [
-    "NAME",
-    "Peak",
-    "SimulationError",
-    "devices",
-    "fake",
-    "four_bit",
-    "fused_attention",
-    "model",
-    "peak_memory",
-    "place",
-    "ranks",
-    "tokens",
-]
 NAME = "sim"
 _registered = 0
-_mode: FakeTensorMode | None = None
 
 
 class SimulationError(ValueError):
@@ -125,7 +110,7 @@ def devices(n: int) -> list[torch.device]:
     return [torch.device(NAME, index) for index in range(n)]
 
 
-def device(place: int | str | torch.device) -> torch.device:
+def resolve(place: int | str | torch.device) -> torch.device:
     """Return a device of the simulation: an integer is `sim:i` once devices are registered, fake `cuda:i` before.
 
     Raises:
@@ -134,23 +119,15 @@ def device(place: int | str | torch.device) -> torch.device:
     if isinstance(place, int):
         place = f"{NAME}:{place}" if _registered else f"cuda:{place}"
     try:
-        found = torch.device(place)
+        device = torch.device(place)
     except RuntimeError as error:
-        raise SimulationError(f"{place!r} is no device here: {str(error).splitlines()[0]}") from error
-    if found.type == NAME and (found.index or 0) >= _registered:
+        raise SimulationError(f"{place!r} is no device here: {first_line(error)}") from error
+    if device.type == NAME and (device.index or 0) >= _registered:
         raise SimulationError(
-            f"{found} is not there: {_registered} simulated devices, {NAME}:0 to {NAME}:{_registered - 1}. Next: name "
-            f"one of these, or register more at the start (simulate.devices({(found.index or 0) + 1}))"
+            f"{device} is not there: {_registered} simulated devices, {NAME}:0 to {NAME}:{_registered - 1}. Next: name "
+            f"one of these, or register more at the start (simulate.devices({(device.index or 0) + 1}))"
         )
-    return found
-
-
-def fake() -> FakeTensorMode:
-    """Return the process's fake tensor mode, a context manager; steps on simulated models run in it."""
-    global _mode
-    if _mode is None:
-        _mode = FakeTensorMode(allow_non_fake_inputs=True)
-    return _mode
+    return device
 
 
 def model(config: Any, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
@@ -170,9 +147,8 @@ def model(config: Any, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
 
 def tokens(rows: int, length: int, device: int | str | torch.device = 0) -> torch.Tensor:
     """Return token ids without values, `(rows, length)`."""
-    where = globals()["device"](device)
     with fake():
-        return torch.empty(rows, length, dtype=torch.long, device=where)
+        return torch.empty(rows, length, dtype=torch.long, device=resolve(device))
 
 
 def place(model: nn.Module, device_map: Mapping[str, int | str | torch.device]) -> nn.Module:
@@ -190,9 +166,9 @@ def place(model: nn.Module, device_map: Mapping[str, int | str | torch.device]) 
         SimulationError: a device that is not there, a name that is no module, modules without a place, or a tied weight
             that is mapped to two devices. The model is then as it was.
     """
-    where = {name: device(place) for name, place in device_map.items()}
+    targets = {name: resolve(place) for name, place in device_map.items()}
     modules = dict(model.named_modules(remove_duplicate=False))
-    unknown = [name for name in where if name not in modules]
+    unknown = [name for name in targets if name not in modules]
     if unknown:
         raise SimulationError(
             f"the device map names {unknown[0]!r}, which is no module of {type(model).__name__}. Next: names such as "
@@ -201,7 +177,7 @@ def place(model: nn.Module, device_map: Mapping[str, int | str | torch.device]) 
     planned: dict[int, tuple[str, torch.device]] = {}
     moves = []
     for name, module in modules.items():
-        target = _target(name, where)
+        target = targets.get(enclosing_name(name, targets))
         for table in (module._parameters, module._buffers):
             for part, tensor in table.items():
                 if tensor is None:
@@ -218,12 +194,12 @@ def place(model: nn.Module, device_map: Mapping[str, int | str | torch.device]) 
                         "on with two that drift apart. Next: map both modules to one device"
                     )
                 moves.append((table, part, tensor, target))
-    made: dict[int, torch.Tensor] = {}
+    copies: dict[int, torch.Tensor] = {}
     with fake():
         for table, part, tensor, target in moves:
-            if id(tensor) not in made:
-                made[id(tensor)] = _copy(tensor, target, parameter=isinstance(tensor, nn.Parameter))
-            table[part] = made[id(tensor)]
+            if id(tensor) not in copies:
+                copies[id(tensor)] = _copy(tensor, target, parameter=isinstance(tensor, nn.Parameter))
+            table[part] = copies[id(tensor)]
     for module in modules.values():  # bitsandbytes keeps a second reference, which it puts back where the first is lost
         weight = module._parameters.get("weight")
         if getattr(weight, "quant_state", None) is not None and hasattr(module, "quant_state"):
@@ -231,49 +207,36 @@ def place(model: nn.Module, device_map: Mapping[str, int | str | torch.device]) 
     return model
 
 
-def _target(name: str, where: Mapping[str, torch.device]) -> torch.device | None:
-    while name not in where:
-        if not name:
-            return None
-        name = name.rpartition(".")[0]
-    return where[name]
-
-
 def _copy(tensor: torch.Tensor, target: torch.device, parameter: bool) -> torch.Tensor:
     # never from the tensor itself: a fake one cannot be read by a second mode, and a real one would be copied
     empty = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=target)
     if not parameter:
         return empty
-    made = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    copied = nn.Parameter(empty, requires_grad=tensor.requires_grad)
     state = getattr(tensor, "quant_state", None)
     if state is not None:
-        made.quant_state = _copied_state(state, target)
-        made.bnb_quantized = True
-    return made
+        copied.quant_state = _copy_state(state, target)
+        copied.bnb_quantized = True
+    return copied
 
 
-def _copied_state(state: Any, target: torch.device) -> Any:
-    fresh = object.__new__(type(state))
+def _copy_state(state: Any, target: torch.device) -> Any:
+    copied = object.__new__(type(state))
     for key, value in vars(state).items():
         if isinstance(value, torch.Tensor):
             value = _copy(value, target, parameter=False)
         elif key == "state2" and value is not None:
-            value = _copied_state(value, target)
-        setattr(fresh, key, value)
-    return fresh
-
-
-def is_fake(model: nn.Module) -> bool:
-    """Whether a model's tensors are fake ones."""
-    return any(isinstance(tensor, FakeTensor) for tensor in model.parameters())
+            value = _copy_state(value, target)
+        setattr(copied, key, value)
+    return copied
 
 
 @contextlib.contextmanager
 def ranks(world_size: int, rank: int) -> Iterator[Any]:
-    """Make accelerate believe that this process is one rank of a node with one simulated device each; give that.
+    """For a block, let accelerate see this process as one rank of a node with one simulated device for each rank.
 
-    Yields an `Accelerator` whose device is `sim:rank`. What it says to a model (`prepare_model`) is accelerate's own
-    word. No process group is there: nothing is sent, and `prepare_model(..., evaluation_mode=True)` leaves out the last
+    Yields an `Accelerator` whose device is `sim:rank`. How it judges a model (`prepare_model`) is accelerate's own
+    code. There is no process group: nothing is sent, and `prepare_model(..., evaluation_mode=True)` leaves out the last
     step, the wrap in DistributedDataParallel. accelerate's state is as before afterwards.
 
     Args:
@@ -293,27 +256,23 @@ def ranks(world_size: int, rank: int) -> Iterator[Any]:
     from accelerate import Accelerator, PartialState
     from accelerate.state import AcceleratorState, DistributedType
 
-    before = {kind: dict(kind._shared_state) for kind in (PartialState, AcceleratorState)}
-    for kind in before:
-        kind._shared_state.clear()
+    state = {
+        "device": torch.device(NAME, rank),
+        "num_processes": world_size,
+        "process_index": rank,
+        "local_process_index": rank,
+        "_cpu": False,
+        "distributed_type": DistributedType.MULTI_GPU if world_size > 1 else DistributedType.NO,
+    }
+    shared = PartialState._shared_state, AcceleratorState._shared_state
     backend = getattr(torch, NAME)
-    current = backend.current_device()
-    try:
+    with (
+        mock.patch.dict(shared[0], clear=True),
+        mock.patch.dict(shared[1], clear=True),
+        mock.patch.object(backend, "current", backend.current),
+    ):
         accelerator = Accelerator(cpu=True)
-        said = {
-            "device": torch.device(NAME, rank),
-            "num_processes": world_size,
-            "process_index": rank,
-            "local_process_index": rank,
-            "_cpu": False,
-            "distributed_type": DistributedType.MULTI_GPU if world_size > 1 else DistributedType.NO,
-        }
-        for kind in before:
-            kind._shared_state.update(said)
+        for mapping in shared:
+            mapping.update(state)
         backend.set_device(rank)  # as accelerate does when a launched process first asks for its device
         yield accelerator
-    finally:
-        backend.set_device(current)
-        for kind, state in before.items():
-            kind._shared_state.clear()
-            kind._shared_state.update(state)

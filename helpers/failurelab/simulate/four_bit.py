@@ -1,9 +1,9 @@
 """Layers of bitsandbytes in 4 bit without numbers: shapes of QLoRA models, and bitsandbytes' own code on them.
 
-Quantizing needs numbers, and a GPU in older releases. What placement and memory ask for are only shapes: two weights to
-a byte, and one float32 scale for each 64. The layers are bitsandbytes' own `Linear4bit`, so that their forward and
-backward passes, and their errors, are too. On simulated devices a release from 0.46 on is needed, which declares the
-shapes of its kernels to torch; older ones check devices, and then call their native library.
+Quantizing needs numbers, and a GPU in older releases. Placement and memory need only shapes: two weights to a byte, and
+one float32 scale for each 64. The layers are bitsandbytes' own `Linear4bit`, so their forward and backward passes and
+their errors are real. Simulated devices need a release from 0.46 on, which declares the shapes of its kernels to torch;
+older ones check devices, and then call their native library.
 
 Source: bitsandbytes `QuantState`, `functional.quantize_4bit`.
 """

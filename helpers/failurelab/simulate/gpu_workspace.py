@@ -1,7 +1,7 @@
-"""What a GPU's kernels keep and allocate, told to a simulation that runs none of them.
+"""What a GPU's kernels keep and allocate, for a simulation that runs none of them.
 
 What goes wrong: a simulated device has no kernels. torch decomposes what it can, and the memory is that of the parts.
-Three things are put right here: attention, operations that a CPU and a GPU compute in one kernel, and what kernels
+Three things are corrected here: attention, operations that a CPU and a GPU compute in one kernel, and what kernels
 allocate for the time of a call.
 
 Temporary results of a CPU's kernels are not modelled: what a CPU holds while it multiplies bfloat16 depends on its
@@ -14,6 +14,7 @@ Sources: FlashAttention-2 (arXiv 2307.08691) and torch's `flash_attn/flash_api.c
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional
@@ -32,10 +33,10 @@ _library: torch.library.Library | None = None
 
 
 def own_kernels() -> None:
-    """Let the simulated device type say that it has the kernels of `_WHOLE`, for the rest of the process.
+    """Register kernels of `_WHOLE` for the simulated device type, for the rest of the process.
 
-    Backward of SiLU, in every Qwen2 and Llama layer, would else hold three matrices more than on any real device.
-    They are never run: fake tensors know the result's shape without them.
+    Without them the backward of SiLU, in every Qwen2 and Llama layer, would hold three matrices more than on any real
+    device. They are never run: fake tensors know the result's shape without them.
     """
     global _library
     if _library is None:
@@ -65,18 +66,14 @@ def fused_attention() -> Iterator[None]:
 
     For fake tensors only: on real ones it would compute nothing, so that is an error.
     """
-    original = functional.scaled_dot_product_attention
 
     def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not hasattr(query, "fake_mode"):
             raise ValueError("fused_attention stands in for a kernel on fake tensors, and these are real ones")
         return _Fused.apply(query, key, value)
 
-    functional.scaled_dot_product_attention = fused
-    try:
+    with mock.patch.object(functional, "scaled_dot_product_attention", fused):
         yield
-    finally:
-        functional.scaled_dot_product_attention = original
 
 
 class _Fused(torch.autograd.Function):

@@ -1,15 +1,15 @@
 """Peak memory of a training step on devices that are not there, by kind: weights, gradients, optimizer, activations.
 
-Out of memory shows late and dear. A step on fake tensors allocates nothing and tells every allocation that a real one
-would make. What differs from a GPU: the kernels. Attention there is one fused kernel that keeps its output and a row
-sum; a simulated device has the decomposed one, whose backward keeps matrices of `(rows, heads, length, length)`. So
+Out of memory shows late and costs much. A step on fake tensors allocates nothing and shows every allocation that a
+real one would make. The kernels differ from a GPU's. There attention is one fused kernel that keeps its output and a
+row sum; a simulated device has the decomposed one, whose backward keeps matrices of `(rows, heads, length, length)`. So
 attention is replaced, for the time of a step, by a stand-in that keeps what the fused kernel keeps; the decomposed
 figure can be asked for too, and the ratio of both grows with the length.
 
 Kernels also allocate for the time of a call: copies of what is not contiguous, sums of attention's backward pass.
-`simulated_kernels` knows those that a training step meets. Not in the figure: fragmentation of the allocator's blocks
-(one of more than 1 MiB may be given out with up to 1 MiB too much), what cuBLAS keeps from its first call on, the CUDA
-context (some hundred MiB), and temporary casts inside fused kernels.
+`gpu_workspace` knows those that a training step meets. Not in the figure: fragmentation of the allocator's blocks (one
+of more than 1 MiB may be up to 1 MiB too large), what cuBLAS keeps from its first call on, the CUDA context (some
+hundred MiB), and temporary casts inside fused kernels.
 """
 
 import collections
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from failurelab.simulate.gpu_workspace import fused_attention, workspace
+from failurelab.simulate.mode import fake
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Peak:
 
     @property
     def beyond(self) -> int:
-        """Bytes that the step added, as `observe.peak_memory` measures them."""
+        """Bytes that the step added."""
         return self.total - self.before
 
 
@@ -78,29 +79,27 @@ def peak_memory(
         raise ValueError(f"attention={attention!r}: a step is simulated with 'fused' or 'decomposed' attention")
     if block < 1:
         raise ValueError(f"block={block}: allocations are rounded up to whole blocks of at least 1 byte")
-    from failurelab.simulate import fake
-
-    with fake(), contextlib.ExitStack() as stack:
+    with fake():
         tracker = _Tracker(modules, optimizer, block)
-        stack.callback(tracker.stop)
         before = dict(tracker.totals)
-        if attention == "fused":
-            stack.enter_context(fused_attention())
-        with tracker:
-            step()
+        try:
+            with fused_attention() if attention == "fused" else contextlib.nullcontext(), tracker:
+                step()
+        finally:
+            tracker.stop()
     peaks = {device: peak for device, peak in tracker.peaks.items() if device.type not in ("cpu", "meta")}
     if not peaks:
         raise ValueError(
             "the step used no memory on a simulated device: it must compute with tensors of the simulation"
         )
-    device, kinds = max(peaks.items(), key=lambda each: sum(each[1].values()))
+    device, kinds = max(peaks.items(), key=lambda peak: sum(peak[1].values()))
     return Peak(sum(kinds.values()), dict(kinds), str(device), attention, before.get(device, 0))
 
 
 class _Tracker(TorchDispatchMode):
     """Counts the storages that are alive, by device and kind.
 
-    torch's own MemTracker says the same totals; it keeps a record for each module and takes minutes for 80 layers.
+    torch's own MemTracker gives the same totals; it keeps a record for each module and takes minutes for 80 layers.
     """
 
     def __init__(self, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None, block: int) -> None:
@@ -131,10 +130,13 @@ class _Tracker(TorchDispatchMode):
     def _count_state(self, state: Any) -> None:
         """Count the scales of a quantized weight as part of the weight."""
         for value in vars(state).values() if state is not None else ():
-            self._count_state(value) if hasattr(value, "absmax") else self._count(value, "Parameter")
+            if hasattr(value, "absmax"):
+                self._count_state(value)
+            else:
+                self._count(value, "Parameter")
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for hook in self.hooks:
             hook.remove()
         self.hooks.clear()
@@ -157,7 +159,7 @@ class _Tracker(TorchDispatchMode):
         storage, device = tensor.untyped_storage(), tensor.device
         known = self.kinds.get(storage)
         if known is not None:
-            if again and known[0] != kind:  # what was a temporary result has become a gradient
+            if again and known[0] != kind:  # a temporary result has become a gradient
                 self.held[device][known[0]] -= known[1]
                 self.held[device][kind] += known[1]
                 known[0] = kind
@@ -174,8 +176,8 @@ class _Tracker(TorchDispatchMode):
 
     def _compare(self, device: torch.device, workspace: int = 0) -> None:
         if self.totals[device] + workspace > sum(self.peaks.get(device, {}).values()):
-            now = {**self.held[device], "Workspace": workspace}
-            self.peaks[device] = {name: size for name, size in now.items() if size}
+            kinds = {**self.held[device], "Workspace": workspace}
+            self.peaks[device] = {kind: size for kind, size in kinds.items() if size}
 
     def _gone(self, device: torch.device, entry: list) -> None:
         self.held[device][entry[0]] -= entry[1]

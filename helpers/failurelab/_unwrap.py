@@ -1,0 +1,28 @@
+"""The transformers model under its wrappers, and what is asked of it: its input device and its vocabulary."""
+
+import torch
+from torch import nn
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the transformers model under its wrappers: DDP, an engine, torch.compile, PEFT."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(getattr(model, "module", None), nn.Module):
+            model = model.module
+        elif hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        else:
+            return model
+
+
+def vocabulary_size(model: nn.Module) -> int:
+    """Return how many token ids the model knows."""
+    embedding = unwrap(model).get_input_embeddings()
+    return getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Return the device on which the model takes its input."""
+    return unwrap(model).get_input_embeddings().weight.device

@@ -1,0 +1,54 @@
+"""A guard that names trainable parameters without a gradient, before the first optimizer step leaves them as they are.
+
+    trainer = GRPOTrainer(..., callbacks=[GradientGuard()])
+
+Nothing is raised where gradients are missing (see `failurelab.gradients`). The guard listens to the backward passes,
+and changes nothing in the run.
+"""
+
+import re
+from typing import Any
+
+from torch import nn
+
+from failurelab import gradients
+from failurelab.guards.base import Guard
+
+
+class GradientGuard(Guard):
+    """Stop or warn when trainable parameters have got no gradient in the first step, before the optimizer's step.
+
+    A gradient of all zeros is no alarm: LoRA's A starts with one. `report` is a `gradients.GradientReport` after the
+    step.
+
+    Args:
+        action: `stop` raises GuardTripped before the optimizer's step, `warn` issues a GuardWarning.
+        steps: optimizer steps to wait for, if a parameter may rightly get none in one batch: an expert that no token
+            was routed to, a vision tower without an image.
+        ignore: a regular expression for names of parameters that may go without a gradient.
+    """
+
+    def __init__(self, action: str = "stop", *, steps: int = 1, ignore: str = ""):
+        super().__init__(action)
+        if steps < 1:
+            raise ValueError(f"steps={steps}: at least one step must run before its gradients can be judged")
+        self.steps, self.ignore = steps, ignore
+        self._steps_seen = 0
+        self._watch: gradients.GradientWatch | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
+        """Start to listen."""
+        self._stop()
+        self.report, self._steps_seen = None, 0
+        self._watch = self._listening.enter_context(gradients.watch(model))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Judge what the backward passes have reached."""
+        self._steps_seen += 1
+        if self._watch is None or self._steps_seen < self.steps:
+            return
+        self.report, self._watch = self._watch.report(), None
+        self._stop()
+        names = self.report.without_gradient
+        if any(not (self.ignore and re.search(self.ignore, name)) for name in names):
+            self._trip(f"after step {state.global_step + 1}, {self.report}", self.report)
