@@ -18,7 +18,7 @@ def offline(records: Iterable[Record]) -> str:
             ["bundle", f"{found['bundle_mb']:.0f} MB, {found['wheels']} wheels of {found['eras']} eras"],
             ["packing", f"{found['pack_minutes']:.1f} minutes"],
             [
-                "`install.py`",
+                "`install.sh`",
                 f"{found['install_minutes']:.1f} minutes, in which it computed for "
                 f"{found['install_processor_minutes']:.1f}",
             ],
