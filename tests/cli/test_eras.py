@@ -168,6 +168,22 @@ def test_an_installer_s_output_becomes_one_line(output, expected):
     assert "\n" not in line
 
 
+def test_a_build_that_was_broken_off_does_not_hold_the_next_one(course, monkeypatch):
+    """A file marks a build of DeepSpeed's operation, and torch waits for good where its maker was killed."""
+    era = eras.find("old", ready=False)
+    era.lock.write_text("deepspeed==0.1\n")
+    lock = era.folder / "torch_extensions" / "op" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    monkeypatch.setattr(install.shutil, "which", lambda name: "/bin/c++")
+    held = []
+    done = subprocess.CompletedProcess([], 1, "", "no such header")
+    monkeypatch.setattr(install, "run", lambda *arguments, **options: held.append(lock.exists()) or done)
+    said = []
+    install.finish(era, said.append)
+    assert held == [False] and era.status == "broken" and "ZeRO-3 is NOT RUN: no such header" in said[1]
+
+
 @pytest.fixture
 def wheels(course):
     """A folder with one wheel of the lock; the stand-in for uv installs whatever it is asked for."""

@@ -1,4 +1,4 @@
-"""Pinned library stacks, each in an environment of its own: find them, and run a Python of theirs.
+"""Pinned library stacks, each in an environment of its own: create, find, list, remove.
 
 A failure is shown in the versions that had it. An era is such a stack: `eras/NAME.in` says what is asked for,
 `eras/NAME.txt` is the lock, `.eras/NAME` the environment, and a kernelspec makes it open in JupyterLab. `today` is the

@@ -192,6 +192,8 @@ def finish(era: Era, say=print) -> None:
         say(f"era {era.name}: holds no DeepSpeed, so ZeRO-3 is NOT RUN there")
     elif shutil.which("g++") or shutil.which("c++"):
         say(f"era {era.name}: DeepSpeed's operation for the CPU is built (up to a minute)")
+        for lock in era.folder.glob("torch_extensions/*/lock"):
+            lock.unlink()  # of a build that was broken off: torch would wait for it for good
         code = (
             "import deepspeed.ops.op_builder as b; from deepspeed.accelerator import get_accelerator;"
             "get_accelerator().create_op_builder('ShareMemCommBuilder').load(verbose=False)"
