@@ -21,7 +21,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from failurelab_course.eras import installers
+from failurelab_course.eras import install
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.experiments import observe
 from failurelab_course.runs import benchmarks
@@ -37,7 +37,7 @@ def download(version: str, folder: str) -> Path:
     done = subprocess.run([*command, f"transformers=={version}"], stderr=subprocess.PIPE, text=True)
     if done.returncode:
         missing = "No module named pip" in done.stderr
-        if missing or installers.NO_NETWORK.search(done.stderr):
+        if missing or install.NO_NETWORK.search(done.stderr):
             print(f"NOT RUN: {'this Python has no pip' if missing else 'no package index is reached'}", flush=True)
             sys.exit(benchmarks.STATUS)
         sys.exit(f"transformers {version} could not be fetched: {done.stderr.strip()}")

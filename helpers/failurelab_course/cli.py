@@ -164,38 +164,19 @@ def find_symptoms(
 
 @app.command("pack")
 def make_bundle(
-    out: Annotated[pathlib.Path, typer.Option(help="The folder or .tar to write.")],
+    out: Annotated[pathlib.Path, typer.Option(help="The folder to write.")],
     python: Annotated[str, typer.Option(help="3.11 or 3.12: the Python that will install it.")] = "3.11",
     platform: Annotated[str, typer.Option(help="manylinux_2_N_x86_64, N of the machines' glibc.")] = (
         "manylinux_2_28_x86_64"
     ),
-    chosen: Annotated[str, typer.Option("--eras", metavar="A,B", help="Eras; all without.")] = "",
-    wheels_only: Annotated[bool, typer.Option("--wheels-only", help="A folder of wheels, no course.")] = False,
-    without: Annotated[str, typer.Option(help="torch: the machine has its own; with --wheels-only.")] = "",
-    have: Annotated[
-        pathlib.Path | None, typer.Option(help="pip list --format=freeze of that machine: what it has is left out.")
-    ] = None,
-    also: Annotated[
-        str, typer.Option("--with", metavar="A,B", help="Then also these: deepspeed, bitsandbytes, notebooks.")
-    ] = "",
+    chosen: Annotated[str, typer.Option("--eras", metavar="A,B", help="Eras beside today; all without.")] = "",
     torch_index: Annotated[str, typer.Option(help="An index of torch's builds for CPUs.")] = "",
 ) -> None:
-    """Pack the course and all wheels for a room or a cluster without a network."""
-    from failurelab_course.eras.offline import pack
+    """Pack the course and all wheels for a room without a network."""
+    from failurelab_course.eras import offline
 
-    if without not in ("", "torch"):
-        raise typer.BadParameter(f"--without {without}: only torch can be left out")
-    order = pack.Order(
-        python=python,
-        platform=platform,
-        eras=_listed(chosen),
-        wheels_only=wheels_only,
-        torch=not without,
-        torch_index=torch_index,
-        have=have,
-        also=_listed(also),
-    )
-    pack.pack(out, order, say=_say)
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    offline.pack(out, offline.Target(python, platform), names, torch_index, say=_say)
 
 
 @eras_app.command("list")
@@ -213,19 +194,21 @@ def eras_create(
     wheels: Annotated[
         pathlib.Path | None, typer.Option(help="Take everything from this folder of wheels, without a network.")
     ] = None,
-    torch: Annotated[str, typer.Option(help="here: torch comes from the Python that runs this.")] = "",
-    also: Annotated[str, typer.Option("--with", metavar="A,B", help="With it: what must not be left out.")] = "",
 ) -> None:
     """Make eras that are missing, half-made or of another lock."""
-    chosen = names or [era.name for era in eras.known() if era.name != eras.TODAY]
-    eras.create_all(chosen, say=_say, **eras.source_of(wheels, torch, also))
+    from failurelab_course.eras import install
+
+    for name in names or [era.name for era in eras.known() if era.name != eras.TODAY]:
+        install.create(name, say=_say, wheels=wheels)
 
 
 @eras_app.command("remove")
 def eras_remove(names: Annotated[list[str], typer.Argument(help="The eras to delete.")]) -> None:
     """Delete eras and their kernelspecs."""
+    from failurelab_course.eras import install
+
     for name in names:
-        eras.remove(name, say=_say)
+        install.remove(name, say=_say)
 
 
 @evidence_app.command("record")
@@ -321,10 +304,6 @@ def _verified(row) -> None:
 
 def _short(value) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _say(text: str) -> None:

@@ -110,16 +110,12 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    """Compare the packages installed with the lock; a conda environment may hold others, which is said.
-
-    What an environment was made without, for want of a wheel, was said then and is no fault now.
-    """
+    """Compare the packages installed with the lock; a conda environment may hold others, which is said."""
     today = eras.find(eras.TODAY, ready=False)
     lock = today.lock.read_text(encoding="utf-8")
     wanted = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", lock, re.MULTILINE))
-    left_out = [name for name in today.marker.get("left_out", ()) if name in (*LIBRARIES, *_TOOLS)]
     wrong = []
-    for name in (name for name in (*LIBRARIES[1:], *_TOOLS) if name not in left_out):
+    for name in (*LIBRARIES[1:], *_TOOLS):
         try:
             have = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -128,9 +124,7 @@ def _packages() -> Check:
             wrong.append(f"{name} {have}, the lock says {wanted.get(name)}")
     if wrong:
         return Check("Packages", FAIL, "; ".join(wrong), _setup(eras.root()))
-    there = ", ".join(f"{name} {wanted[name]}" for name in LIBRARIES[1:] if name not in left_out)
-    without = f"; made without {', '.join(left_out)}, and what needs it is NOT RUN" if left_out else ""
-    return Check("Packages", PASS, there + without)
+    return Check("Packages", PASS, ", ".join(f"{name} {wanted[name]}" for name in LIBRARIES[1:]))
 
 
 def _eras(top: pathlib.Path) -> list[Check]:

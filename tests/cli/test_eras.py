@@ -3,14 +3,15 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
 from failurelab_course import eras
-from failurelab_course.eras import install as era_install
-from failurelab_course.eras import installers
+from failurelab_course.eras import install
 
 ROOT = eras.root()
 
@@ -30,7 +31,7 @@ def course(tmp_path, monkeypatch):
     uv.write_text(
         "#!/bin/sh\n"
         'echo "$@" >> "$FAKE_UV_LOG"\n'
-        'case "$1" in venv) shift; for last; do :; done\n'
+        'case "$1" in venv) shift; for last; do :; done; rm -rf "$last"\n'
         f'  mkdir -p "$last/bin" && ln -s {sys.executable} "$last/bin/python";;\n'
         'pip) case "$*" in *"$FAKE_UV_FAILS_AT"*) echo "$FAKE_UV_SAYS" >&2; exit 1;; esac;;\n'
         "esac\n"
@@ -46,21 +47,21 @@ def course(tmp_path, monkeypatch):
 def test_an_era_is_made_once_and_its_kernel_is_offered(course):
     """A second set-up finds the era ready and calls no installer, so it needs no network."""
     said = []
-    eras.create("old", say=said.append)
+    install.create("old", say=said.append)
     assert eras.find("old").status == "ready"
     spec = json.loads((course / ".venv/share/jupyter/kernels/failurelab-old/kernel.json").read_text())
     assert spec["display_name"] == "old times"
     assert spec["argv"][0] == str(course / ".eras/old/bin/python")
     assert spec["env"]["FAILURELAB_ERA"] == "old"
     calls = (course / "uv.log").read_text()
-    eras.create("old", say=said.append)
+    install.create("old", say=said.append)
     assert (course / "uv.log").read_text() == calls
     assert said[-1] == "era old: ready"
 
 
 def test_torch_comes_before_the_lock(course):
     """The lock holds no torch: it must be there first, or the newest with its CUDA libraries would come."""
-    eras.create("old", say=lambda text: None)
+    install.create("old", say=lambda text: None)
     installs = [line for line in (course / "uv.log").read_text().splitlines() if " install " in line]
     assert installs[0].endswith("torch==2.13.0")
     assert installs[1].endswith("old.txt")
@@ -71,11 +72,11 @@ def test_a_failed_set_up_leaves_nothing_half_made(course, monkeypatch):
     monkeypatch.setenv("FAKE_UV_FAILS_AT", "old.txt")
     monkeypatch.setenv("FAKE_UV_SAYS", "error: Failed to fetch: `six`\n  Caused by: dns error")
     with pytest.raises(eras.EraError, match=r"could not be fetched.*network.*Next:"):
-        eras.create("old", say=lambda text: None)
+        install.create("old", say=lambda text: None)
     assert eras.find("old", ready=False).status == "missing"
     assert [path.name for path in (course / ".eras").iterdir()] == [".old.lock"]
     monkeypatch.setenv("FAKE_UV_FAILS_AT", "nothing-fails")
-    assert eras.create("old", say=lambda text: None).status == "ready"
+    assert install.create("old", say=lambda text: None).status == "ready"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_failed_set_up_leaves_nothing_half_made(course, monkeypatch):
 )
 def test_a_broken_era_is_found_and_made_again(course, damage):
     """An environment without its marker, its interpreter or its lock is no era."""
-    era = eras.create("old", say=lambda text: None)
+    era = install.create("old", say=lambda text: None)
     if damage == "marker":
         (era.folder / eras.MARKER).unlink()
     elif damage == "interpreter":
@@ -94,7 +95,7 @@ def test_a_broken_era_is_found_and_made_again(course, damage):
     with pytest.raises(eras.EraError, match="failurelab eras create old"):
         eras.find("old")
     said = []
-    eras.create("old", say=said.append)
+    install.create("old", say=said.append)
     assert eras.find("old").status == "ready"
     assert "made again" in said[0]
 
@@ -127,9 +128,9 @@ def test_unknown_era_lists_the_known(course):
 
 def test_no_room_is_said_before_anything_is_made(course, monkeypatch):
     """A full disk is found out before the first download, with the room that is needed."""
-    monkeypatch.setattr(era_install, "ROOM", {"era": 10**18})
+    monkeypatch.setattr(install, "ROOM", {"era": 10**18})
     with pytest.raises(eras.EraError, match=r"GB of disk are free .* needs about"):
-        eras.create("old", say=lambda text: None)
+        install.create("old", say=lambda text: None)
     assert not (course / "uv.log").exists()
 
 
@@ -137,7 +138,7 @@ def test_an_old_python_is_told(course, monkeypatch):
     """The locks are for 3.11 and 3.12; another Python is named, with what to call instead."""
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
     with pytest.raises(eras.EraError, match=r"the locks are for 3.11 and 3.12. Next: .*PYTHON="):
-        eras.create("old", say=lambda text: None)
+        install.create("old", say=lambda text: None)
 
 
 def test_outside_the_repository(tmp_path, monkeypatch):
@@ -152,28 +153,109 @@ def test_outside_the_repository(tmp_path, monkeypatch):
     [
         ("error: Failed to fetch: `index/six/`\n Caused by: dns error: failed to lookup", "network"),
         ("WARNING: Retrying after connection broken by 'NewConnectionError'", "network"),
-        ("× No solution found when resolving dependencies:\n ╰─▶ Because there is no version of six==9", "make lock"),
+        (
+            "× No solution found when resolving dependencies:\n ╰─▶ Because there is no version of six==9",
+            "version of six==9). Next: make lock",
+        ),
         ("error: failed to write: No space left on device (os error 28)", "no space"),
         ("something\nerror: it broke in a new way", "it broke in a new way"),
     ],
 )
 def test_an_installer_s_output_becomes_one_line(output, expected):
     """Pages of an installer's output are reduced to what was found and what to do."""
-    line = installers.explain(output, "six", "old")
+    line = install.explain(output, "six", "era old", "make lock")
     assert expected in line
     assert "\n" not in line
+
+
+def test_a_build_that_was_broken_off_does_not_hold_the_next_one(course, monkeypatch):
+    """A file marks a build of DeepSpeed's operation, and torch waits for good where its maker was killed."""
+    era = eras.find("old", ready=False)
+    era.lock.write_text("deepspeed==0.1\n")
+    lock = era.folder / "torch_extensions" / "op" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    monkeypatch.setattr(install.shutil, "which", lambda name: "/bin/c++")
+    held = []
+    done = subprocess.CompletedProcess([], 1, "", "no such header")
+    monkeypatch.setattr(install, "run", lambda *arguments, **options: held.append(lock.exists()) or done)
+    said = []
+    install.finish(era, said.append)
+    assert held == [False] and era.status == "broken" and "ZeRO-3 is NOT RUN: no such header" in said[1]
+
+
+@pytest.fixture
+def wheels(course):
+    """A folder with one wheel of the lock; the stand-in for uv installs whatever it is asked for."""
+    (course / "wheels").mkdir()
+    with zipfile.ZipFile(course / "wheels" / "six-1.16.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("six.py", "")
+    return course / "wheels"
+
+
+def test_an_era_is_made_from_wheels_alone(course, wheels, monkeypatch):
+    """Every install looks into the folder and nowhere else, whatever index the machine names."""
+    monkeypatch.setenv("UV_FIND_LINKS", "/another/folder")
+    assert install.create("old", say=lambda text: None, wheels=wheels).status == "ready"
+    installs = [line for line in (course / "uv.log").read_text().splitlines() if " install " in line]
+    assert len(installs) == 3
+    assert all(f"--no-index --find-links {wheels} --offline --no-config" in line for line in installs)
+    assert not any("--torch-backend" in line for line in installs)
+
+
+def test_a_wheel_that_is_missing_is_told(course, wheels, monkeypatch):
+    """The next step is to pack again, not to change the lock; nothing half-made is left."""
+    monkeypatch.setenv("FAKE_UV_FAILS_AT", "old.txt")
+    monkeypatch.setenv("FAKE_UV_SAYS", "error: No solution found\n  cause: Because plots was not found in the provided")
+    with pytest.raises(eras.EraError, match=r"Because plots was not found .*Next: failurelab pack --python 3\."):
+        install.create("old", say=lambda text: None, wheels=wheels)
+    assert [path.name for path in (course / ".eras").iterdir()] == [".old.lock"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("rm $0/*", "it holds no wheel"),
+        ("rm -r $0", "is no folder"),
+        ("echo PK > $0/trl-1.0-py3-none-any.whl", "trl-1.0-py3-none-any.whl is no whole wheel: .* cut short"),
+    ],
+    ids=["empty", "not there", "half a wheel"],
+)
+def test_a_folder_that_cannot_serve_is_named(course, wheels, spoil, message):
+    """Before anything is made, and as the command that runs before the package is installed says it: in one line."""
+    subprocess.run(["sh", "-c", spoil, str(wheels)], check=True)
+    command = [sys.executable, "-m", "failurelab_course.eras", "create", "--wheels", str(wheels), "old"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "helpers")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1
+    assert re.search(f"^ERROR .*{message}.*Next: ", done.stderr)
+    assert not (course / "uv.log").exists()
+
+
+def test_the_environment_that_runs_a_set_up_is_never_filled(course, wheels, tmp_path, monkeypatch):
+    """It may be another copy's, or a cluster's: from wheels, today goes to the course's own .venv."""
+    (course / ".venv").rename(tmp_path / "kept")
+    other = tmp_path / "other"
+    (other / "lib/python3.11/site-packages/grpo_failurelab_course-0.1.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(other))
+    assert eras.find(eras.TODAY, ready=False).folder == other
+    (tmp_path / "kept").rename(course / ".venv")
+    (course / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    install.create(eras.TODAY, say=lambda text: None, wheels=wheels)
+    assert eras.find(eras.TODAY).folder == course / ".venv"
+    assert not list(other.rglob("*failurelab-era*"))
 
 
 def test_today_cannot_be_removed(course):
     """The environment that runs the command is not deleted by it."""
     with pytest.raises(eras.EraError, match="make"):
-        eras.remove("today")
+        install.remove("today")
 
 
 def test_remove_takes_environment_and_kernel(course):
     """After a removal, JupyterLab does not offer a kernel that cannot start."""
-    era = eras.create("old", say=lambda text: None)
-    eras.remove("old", say=lambda text: None)
+    era = install.create("old", say=lambda text: None)
+    install.remove("old", say=lambda text: None)
     assert era.status == "missing"
     assert not (course / ".venv/share/jupyter/kernels/failurelab-old").exists()
 

@@ -2,16 +2,16 @@
 
 A failure is shown in the versions that had it. An era is such a stack: `eras/NAME.in` says what is asked for,
 `eras/NAME.txt` is the lock, `.eras/NAME` the environment, and a kernelspec makes it open in JupyterLab. `today` is the
-course's own environment, `.venv`.
+course's own environment, `.venv`. `install` makes and removes them; `offline` carries them to a room without a
+network.
 
-This module uses the standard library alone, for it makes the environments that the rest of the package needs:
+These modules use the standard library alone, for they make the environments that the rest of the package needs:
 
     PYTHONPATH=helpers python3 -m failurelab_course.eras create today trl-0.14
 """
 
 from __future__ import annotations  # a Python that is too old must get as far as saying so
 
-import argparse
 import dataclasses
 import hashlib
 import json
@@ -21,13 +21,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 
 from failurelab.errors import FailureLabError
 
 TODAY = "today"
 MARKER = "failurelab-era.json"
-LINKS = "machine"  # in an era: links to packages of the machine's own Python
 # Hidden from each other, or a library of the caller's environment would be imported in the era.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSTARTUP", "JPY_PARENT_PID")
 
@@ -75,19 +73,11 @@ class Era:
             return "broken"
         if not os.access(self.python, os.X_OK) or not self.python.resolve().exists():
             return "broken"
-        links = self.folder / LINKS
-        if links.is_dir() and not all(link.exists() for link in links.iterdir()):
-            return "broken"  # what it took from the machine was moved or replaced
         return "ready" if self.marker.get("lock") == fingerprint(self.lock) else "stale"
 
     @property
     def marker(self) -> dict:
-        """What its set-up wrote down; empty where it did not end.
-
-        `lock` (see `fingerprint`), `zero3` (DeepSpeed's operation was built), and of an era that was made with the
-        machine's own torch: `machine` (packages taken from there in another version than the lock's, with it) and
-        `left_out` (packages of the lock that it lacks).
-        """
+        """What its set-up wrote down: `lock` (see `fingerprint`) and `zero3`; empty where it did not end."""
         try:
             found = json.loads((self.folder / MARKER).read_text())
         except (OSError, ValueError):
@@ -141,7 +131,7 @@ def _folder(top: pathlib.Path, name: str) -> pathlib.Path:
         return top / ".eras" / name
     # Where the course was put into an environment of the reader's own (conda, Binder), that one is it; a Python that
     # only makes environments, a cluster's say, is left as it is.
-    own = any(pathlib.Path(sys.prefix).glob("lib/python*/site-packages/*failurelab*"))
+    own = any(pathlib.Path(sys.prefix).glob("lib/python*/site-packages/*failurelab_course*"))
     return pathlib.Path(sys.prefix) if own and not (top / ".venv").exists() else top / ".venv"
 
 
@@ -183,125 +173,9 @@ def run(era: Era, arguments: list[str], **options) -> subprocess.CompletedProces
 
 def environment(era: Era) -> dict[str, str]:
     """Return the whole environment for a process of this era."""
-    kept = {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}
-    return kept | era.variables
+    return inherited() | era.variables
 
 
-def create(
-    name: str,
-    say=print,
-    *,
-    wheels: pathlib.Path | None = None,
-    torch_here: bool = False,
-    also: Iterable[str] = (),
-) -> Era:
-    """Make the era's environment if it is not there, whole; then its kernelspec. Does nothing where all is there.
-
-    It is made in a temporary folder and renamed when whole, under a file lock, so that an interruption leaves nothing
-    half-made in its place, and two set-ups at once wait for each other.
-
-    Args:
-        name: the era's.
-        say: is told what is done.
-        wheels: a folder of wheels that everything comes from; without one, from a package index.
-        torch_here: take torch, and what only it needs, from the Python that runs this (see `own_torch`).
-        also: with `torch_here`, packages that must not be left out, such as `deepspeed`.
-
-    Raises:
-        EraError: Python is too old, no disk space, no network, a lock that does not resolve, or a wheel is missing.
-    """
-    from failurelab_course.eras import install as era_install
-
-    return era_install.create(name, say, era_install.Source(wheels, torch_here, tuple(also)))
-
-
-def create_all(names: Iterable[str], say=print, **source) -> None:
-    """Make several eras; the options are those of `create`.
-
-    Raises:
-        EraError: as `create`; what is made already stays.
-    """
-    from failurelab_course.eras.installers import forget_cache
-
-    try:
-        for name in names:
-            create(name, say, **source)
-    finally:
-        forget_cache()
-
-
-def register_kernel(era: Era) -> pathlib.Path:
-    """Write the era's kernelspec into the course's environment, so that JupyterLab offers it; return its folder."""
-    prefix = find(TODAY, ready=False).folder
-    folder = prefix / "share" / "jupyter" / "kernels" / era.kernel_name
-    folder.mkdir(parents=True, exist_ok=True)
-    spec = {
-        "argv": [str(era.python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
-        "display_name": era.title,
-        "language": "python",
-        "metadata": {"debugger": True, "failurelab_era": era.name},
-        "env": era.variables | {"PATH": f"{era.folder / 'bin'}{os.pathsep}${{PATH}}"},
-    }
-    text = json.dumps(spec, indent=1)
-    path = folder / "kernel.json"
-    if not path.is_file() or path.read_text() != text:
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(text)
-        temporary.replace(path)
-    return folder
-
-
-def remove(name: str, say=print) -> None:
-    """Delete the era's environment and kernelspec.
-
-    Raises:
-        EraError: the era is unknown, or it is `today`, which this very command may be running in.
-    """
-    from failurelab_course.eras.install import locked
-
-    era = find(name, ready=False)
-    if name == TODAY:
-        raise EraError("today is the environment that the course itself runs in. Next: rm -r .venv, then make")
-    with locked(root() / ".eras" / f".{name}.lock", say, name):
-        shutil.rmtree(era.folder, ignore_errors=True)
-        spec = find(TODAY, ready=False).folder / "share" / "jupyter" / "kernels" / era.kernel_name
-        shutil.rmtree(spec, ignore_errors=True)
-    say(f"era {name}: removed")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Make environments before the rest of the package can be imported: `create NAME ...`."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser("python3 -m failurelab_course.eras", description="Make the pinned library stacks.")
-    make = parser.add_subparsers(required=True, metavar="create").add_parser("create", help="make what is missing")
-    make.add_argument("names", nargs="*", metavar="NAME", help="eras; all without one")
-    make.add_argument("--wheels", metavar="DIR", help="take everything from this folder of wheels, without a network")
-    make.add_argument("--torch", choices=["here"], help="take torch from the Python that runs this")
-    make.add_argument("--with", dest="also", default="", metavar="A,B", help="packages that must not be left out")
-    try:
-        asked = parser.parse_args(arguments)
-        source = source_of(asked.wheels, asked.torch or "", asked.also)
-        create_all(asked.names or [era.name for era in known()], say=lambda text: print(text, flush=True), **source)
-    except EraError as error:
-        print(f"ERROR {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\ninterrupted: what is done already is kept; run the same command again", file=sys.stderr)
-        return 130
-    return 0
-
-
-def source_of(wheels: str | pathlib.Path | None, torch: str, also: str) -> dict:
-    """Return the options of `create` for those of the command line.
-
-    Raises:
-        EraError: they do not go together.
-    """
-    names = tuple(name.strip() for name in also.split(",") if name.strip())
-    if torch not in ("", "here"):
-        raise EraError(f"--torch {torch}: torch comes from the wheels, or with --torch here from this Python")
-    if (torch or names) and not wheels:
-        raise EraError("--torch here and --with go with --wheels DIR. Next: name the folder that holds the wheels")
-    if names and not torch:
-        raise EraError("--with goes with --torch here: without it nothing of a lock is left out. Next: drop --with")
-    return {"wheels": pathlib.Path(wheels).resolve() if wheels else None, "torch_here": bool(torch), "also": names}
+def inherited() -> dict[str, str]:
+    """Return this process's variables, without those that would lead another environment's Python to this one's."""
+    return {key: value for key, value in os.environ.items() if key not in _NOT_INHERITED}

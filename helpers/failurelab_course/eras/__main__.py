@@ -2,6 +2,6 @@
 
 import sys
 
-from failurelab_course.eras import main
+from failurelab_course.eras.install import main
 
 sys.exit(main())

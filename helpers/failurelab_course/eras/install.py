@@ -1,59 +1,48 @@
-"""Make an era's environment: from a package index, or from a folder of wheels where there is no network.
+"""Make an era's environment, from a package index or from a folder of wheels; remove it.
 
-With wheels nothing is resolved: every line of the lock names one wheel, all are looked up before the first is
-installed (see `wheels`), and neither an index nor a cache outside the course is touched. uv is taken where it is;
-else pip, from its own wheel or from the Python that runs this. Only the standard library is needed.
+uv does the work: torch first, then the lock (`uv pip install -r`, never `sync`: torch is in no lock), then the
+course's two packages from the repository. With a folder of wheels (see `offline`) the same commands get `--no-index
+--find-links`, and no network is asked. An installer's pages of output become one line: what was found, and the next
+step. Only the standard library is needed.
 """
 
 from __future__ import annotations  # a Python that is too old must get as far as saying so
 
+import argparse
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import json
 import os
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 
-from failurelab_course import eras
-from failurelab_course.eras import TODAY, Era, EraError, find, fingerprint, register_kernel, root, run
-from failurelab_course.eras.installers import find_links, last_line, pip, step, uv, works
+from failurelab_course.eras import MARKER, TODAY, Era, EraError, find, fingerprint, inherited, known, root, run
 
 # Free bytes asked for before an environment is made: as measured with a CPU build of torch, and a third more.
 ROOM = {TODAY: 3_000_000_000, "era": 2_000_000_000}
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Where packages come from: an index without `wheels`. The fields are as in `eras.create`."""
+def create(name: str, say=print, *, wheels: pathlib.Path | None = None) -> Era:
+    """Make the era's environment if it is not there, whole; then its kernelspec. Does nothing where all is there.
 
-    wheels: pathlib.Path | None = None
-    torch_here: bool = False
-    also: tuple[str, ...] = ()
+    It is made in a temporary folder and renamed when whole, under a file lock, so that an interruption leaves nothing
+    half-made in its place, and two set-ups at once wait for each other.
 
+    Args:
+        name: the era's.
+        say: is told what is done.
+        wheels: a folder of wheels that everything comes from; without one, from a package index.
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What goes into an environment.
-
-    Attributes:
-        wheels: what is installed from the folder, all without what it depends on.
-        linked: distributions of this Python that the era sees, by name (see `era_links`).
-        other: of these, the versions of those that are not the lock's.
-        left_out: packages of the lock that are in neither.
+    Raises:
+        EraError: Python is too old, no disk space, no network, a lock that does not resolve, or a wheel is missing.
     """
-
-    wheels: list = dataclasses.field(default_factory=list)
-    linked: dict = dataclasses.field(default_factory=dict)
-    other: dict[str, str] = dataclasses.field(default_factory=dict)
-    left_out: list[str] = dataclasses.field(default_factory=list)
-
-
-def create(name: str, say, source: Source) -> Era:
-    """Make an era; see `eras.create`."""
     era = find(name, ready=False)
     if not (3, 11) <= sys.version_info[:2] <= (3, 12):
         raise EraError(
@@ -61,28 +50,45 @@ def create(name: str, say, source: Source) -> Era:
             "Next: install one of these and run: make PYTHON=python3.11"
         )
     top = root()
-    if name == TODAY and source.wheels is not None:
-        # Never the environment that runs this, be it one of another copy of the course.
-        era = dataclasses.replace(era, folder=top / ".venv")
+    if wheels is not None:
+        wheels = wheels.resolve()
+        if name == TODAY:  # never the environment that runs this, be it one of another copy of the course
+            era = dataclasses.replace(era, folder=top / ".venv")
     (top / ".eras").mkdir(exist_ok=True)
-    with locked(top / ".eras" / f".{name}.lock", say, name):
+    with _locked(name, say):
         if era.status == "ready":
             say(f"era {name}: ready")
         else:
-            plan = _plan(era, source)
-            _check_room(era, plan)
+            _check_room(name)
+            setup = _Setup(era, say, wheels)
             if era.status != "missing":
                 say(f"era {name}: {era.status}, made again")
-            _make_today(era, say, source, plan) if name == TODAY else _make(era, say, source, plan)
-    if name != TODAY:
-        register_kernel(era)
+            setup.make_today() if name == TODAY else setup.make()
+            finish(era, say)
+        if name != TODAY:
+            register_kernel(era)
     return era
 
 
+def remove(name: str, say=print) -> None:
+    """Delete the era's environment and kernelspec.
+
+    Raises:
+        EraError: the era is unknown, or it is `today`, which this very command may be running in.
+    """
+    era = find(name, ready=False)
+    if name == TODAY:
+        raise EraError("today is the environment that the course itself runs in. Next: rm -r .venv, then make")
+    with _locked(name, say):
+        shutil.rmtree(era.folder, ignore_errors=True)
+        shutil.rmtree(_kernelspec(era), ignore_errors=True)
+    say(f"era {name}: removed")
+
+
 @contextlib.contextmanager
-def locked(path: pathlib.Path, say, name: str) -> Iterator[None]:
+def _locked(name: str, say) -> Iterator[None]:
     """Hold the lock of an era's set-up; wait for another one that does."""
-    with open(path, "w") as file:
+    with open(root() / ".eras" / f".{name}.lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -91,136 +97,103 @@ def locked(path: pathlib.Path, say, name: str) -> Iterator[None]:
         yield
 
 
-def _plan(era: Era, source: Source) -> Plan | None:
-    """Look up all wheels before anything is made; None where an index is asked.
-
-    Raises:
-        EraError: a wheel is missing, or cut short.
-    """
-    if source.wheels is None:
-        return None
-    from failurelab_course.eras.offline import machine_torch as own_torch
-    from failurelab_course.eras.offline import wheels
-
-    folder = wheels.read(source.wheels)
-    if source.torch_here:
-        return own_torch.plan(era, folder, source)
-    pinned = wheels.lines(era.lock.parent / "torch.txt") | wheels.lines(era.lock)
-    return Plan(wheels.select(pinned, folder, era.name, source.wheels))
-
-
-def _check_room(era: Era, plan: Plan | None) -> None:
-    need = ROOM.get(era.name, ROOM["era"])
-    if plan is not None:
-        need = int(1.35 * sum(wheel.unpacked_bytes() for wheel in plan.wheels))  # compiled modules come on top
-    free = shutil.disk_usage(root()).free
+def _check_room(name: str) -> None:
+    need, free = ROOM.get(name, ROOM["era"]), shutil.disk_usage(root()).free
     if free < need:
         raise EraError(
-            f"{free / 1e9:.1f} GB of disk are free at {root()} and era {era.name} needs about "
+            f"{free / 1e9:.1f} GB of disk are free at {root()} and era {name} needs about "
             f"{need / 1e9:.1f} GB. Next: free some, and run the same command again."
         )
 
 
-def _make_today(era: Era, say, source: Source, plan: Plan | None) -> None:
-    """Make `.venv` in place: its scripts name their interpreter, so it cannot be renamed. The marker comes last."""
-    (era.folder / eras.MARKER).unlink(missing_ok=True)
-    offline = plan is not None
-    # The interpreter that runs this may be the broken one that is deleted here.
-    base = sys.executable if source.torch_here else getattr(sys, "_base_executable", None) or sys.executable
-    probe = ["-c", ""] if offline else ["-m", "pip", "--version"]
-    if not (era.python.exists() and works([str(era.python), *probe])):
-        shutil.rmtree(era.folder, ignore_errors=True)
-        say(f"era {era.name}: a virtual environment{'' if offline else ', and uv in it'}")
-        # ensurepip is missing on some machines; with wheels, pip is one of them.
-        step([base, "-m", "venv", *(["--without-pip"] if offline else []), str(era.folder)], "an environment", TODAY)
-    if offline:
-        first = [name for name in ("pip", "uv") if list(source.wheels.glob(f"{name}-*.whl"))]
-        if first:
-            step([*pip(str(era.python), source.wheels), *first], " and ".join(first), TODAY, offline=True)
-    elif not os.access(era.folder / "bin" / "uv", os.X_OK):
-        step([str(era.python), "-m", "pip", "install", "--quiet", "uv"], "uv", TODAY)
-    _fill(era, era.folder, say, source, plan)
-    _finish(era, say, plan)
+class _Setup:
+    """One set-up of an era; `wheels` as in `create`."""
+
+    def __init__(self, era: Era, say, wheels: pathlib.Path | None):
+        self.era, self.say, self.wheels = era, say, wheels
+        self.source = ["--no-index", "--find-links", str(wheels)] if wheels else []
+        unresolved = f"git checkout eras/{era.name}.txt, or after a change to eras/{era.name}.in: make lock"
+        if wheels:
+            _check_wheels(wheels)
+            python = f"--python {sys.version_info[0]}.{sys.version_info[1]}"
+            unresolved = f"failurelab pack {python} where there is a network, and carry the folder here again"
+        self.step = functools.partial(step, subject=f"era {era.name}", unresolved=unresolved)
+
+    def make_today(self) -> None:
+        """Make `.venv` in place: its scripts name their interpreter, so it cannot be renamed. The marker comes last."""
+        folder, python = self.era.folder, str(self.era.python)
+        # With wheels pip is one of them, for ensurepip is missing on some machines.
+        wheel = sorted(self.wheels.glob("pip-*.whl"))[-1:] if self.wheels else []
+        pip = [python, f"{wheel[0]}/pip", "--isolated"] if wheel else [python, "-m", "pip"]
+        (folder / MARKER).unlink(missing_ok=True)
+        program = folder / "bin" / "uv"
+        if not _works(python, "-c", "") or not (program.exists() or _works(*pip, "--version")):
+            # The interpreter that runs this may be the broken one that is deleted here.
+            base = getattr(sys, "_base_executable", None) or sys.executable
+            self.say(f"era {TODAY}: a virtual environment, and uv in it")
+            options = ["--clear", *(["--without-pip"] if wheel else [])]
+            self.step([base, "-m", "venv", *options, str(folder)], "an environment")
+        if not program.exists():
+            self.step([*pip, "install", "--quiet", *self.source, "uv"], "uv")
+        self.fill(folder)
+
+    def make(self) -> None:
+        """Make an era's environment in a temporary folder, and rename it when it is whole."""
+        partial = root() / ".eras" / f".{self.era.name}.partial"
+        try:
+            empty = ["venv", "--quiet", "--relocatable", "--clear", "--python", sys.executable]
+            self.step([uv(), *empty, str(partial)], "an environment")
+            self.fill(partial)
+            (partial / MARKER).write_text(json.dumps({"lock": fingerprint(self.era.lock)}))
+            shutil.rmtree(self.era.folder, ignore_errors=True)
+            partial.rename(self.era.folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def fill(self, folder: pathlib.Path) -> None:
+        """Install torch, then the lock, then the course's two packages, into the environment at `folder`."""
+        name, lock = self.era.name, self.era.lock
+        install = [uv(), "pip", "install", "--python", str(folder / "bin" / "python"), "--compile-bytecode", "--quiet"]
+        install += self.source + (["--offline", "--no-config"] if self.wheels else [])
+        lines = (lock.parent / "torch.txt").read_text().splitlines()
+        torch = next(line for line in lines if line.startswith("torch="))
+        # A CPU build at hand is taken where find-links names one; elsewhere uv chooses the build by the machine's GPU.
+        backend = [] if self.wheels or find_links() else ["--torch-backend=auto"]
+        self.say(f"era {name}: {torch}")
+        self.step([*install, *backend, torch], torch)
+        self.say(f"era {name}: {sum('==' in line for line in lock.read_text().splitlines())} packages")
+        self.step([*install, "-r", str(lock)], lock.name)
+        editable = ["--editable", str(root() / "helpers"), "--editable", str(root())]
+        self.step([*install, "--no-deps", *editable], "the packages of the course")
 
 
-def _make(era: Era, say, source: Source, plan: Plan | None) -> None:
-    partial = root() / ".eras" / f".{era.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        if plan is None or uv(required=False):
-            empty = [uv(), "venv", "--quiet", "--relocatable", *(["--offline"] if plan else [])]
-            command = [*empty, "--python", sys.executable, str(partial)]
-        else:
-            command = [sys.executable, "-m", "venv", "--without-pip", "--prompt", era.name, str(partial)]
-        step(command, "an environment", era.name, offline=plan is not None)
-        _fill(era, partial, say, source, plan)
-        (partial / eras.MARKER).write_text(json.dumps({"lock": fingerprint(era.lock)}))
-        _settle(partial, era.folder)
-        shutil.rmtree(era.folder, ignore_errors=True)
-        partial.rename(era.folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    _finish(era, say, plan)
+def _check_wheels(folder: pathlib.Path) -> None:
+    """Hold that a folder holds wheels, and whole ones.
+
+    Raises:
+        EraError: there is no such folder, no wheel in it, or a wheel that was cut short.
+    """
+    if not folder.is_dir():
+        raise EraError(f"{folder} is no folder. Next: give the folder that holds the wheels: --wheels DIR")
+    if not (paths := list(folder.glob("*.whl"))):
+        raise EraError(f"{folder}: it holds no wheel. Next: failurelab pack where there is a network")
+    for path in paths:
+        if not zipfile.is_zipfile(path):
+            raise EraError(
+                f"{path.name} is no whole wheel: its download or copy was cut short. "
+                "Next: copy it again, then the same command"
+            )
 
 
-def _settle(partial: pathlib.Path, folder: pathlib.Path) -> None:
-    """Let scripts that pip wrote name the interpreter where it will be, not where it was made."""
-    for path in (partial / "bin").iterdir():
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > 1_000_000:
-            continue
-        text = path.read_bytes()
-        if str(partial).encode() in text:
-            path.write_bytes(text.replace(str(partial).encode(), str(folder).encode()))
-
-
-def _fill(era: Era, folder: pathlib.Path, say, source: Source, plan: Plan | None) -> None:
-    """Install torch, then the lock, then this package, into the environment at `folder`."""
-    python = str(folder / "bin" / "python")
-    if plan is not None:
-        _fill_from_wheels(era, folder, say, source, plan)
-        return
-    install = [uv(), "pip", "install", "--python", python, "--compile-bytecode", "--quiet"]
-    torch = next(line for line in (era.lock.parent / "torch.txt").read_text().splitlines() if line.startswith("torch="))
-    # A CPU build at hand is taken where find-links names one; elsewhere uv chooses the build by the machine's GPU.
-    backend = [] if find_links() else ["--torch-backend=auto"]
-    say(f"era {era.name}: {torch}")
-    step([*install, *backend, torch], torch, era.name)
-    say(f"era {era.name}: {sum('==' in line for line in era.lock.read_text().splitlines())} packages")
-    step([*install, "-r", str(era.lock)], era.lock.name, era.name)
-    editable = ["--editable", str(root() / "helpers"), "--editable", str(root())]
-    step([*install, "--no-deps", *editable], "the packages of the course", era.name)
-
-
-def _fill_from_wheels(era: Era, folder: pathlib.Path, say, source: Source, plan: Plan) -> None:
-    from failurelab_course.eras.offline import links as era_links
-    from failurelab_course.eras.offline import machine_torch as own_torch
-
-    python = str(folder / "bin" / "python")
-    if uv(required=False):
-        quiet = ["--python", python, "--compile-bytecode", "--quiet", "--offline", "--no-config"]
-        install = [uv(), "pip", "install", *quiet, "--no-index", "--find-links", str(source.wheels), "--no-deps"]
-    else:
-        install = pip(python, source.wheels)
-    say(f"era {era.name}: {len(plan.wheels)} wheels of {source.wheels}")
-    named = [f"{each.name}=={each.version}" for each in plan.wheels]
-    step([*install, *named], era.lock.name, era.name, offline=True)
-    era_links.add_course(folder)
-    if not source.torch_here:
-        return
-    era_links.link(plan.linked, folder)
-    for line in era_links.told(era, plan):
-        say(line)
-    command = own_torch.COMMAND if era.name == TODAY else ()
-    era_links.try_imports(era, python, ["torch", *own_torch.STUDIED, *command, "failurelab"])
-
-
-def _finish(era: Era, say, plan: Plan | None) -> None:
-    """Build DeepSpeed's CPU operation, once; without a compiler the era works and ZeRO-3 is NOT RUN there."""
+def finish(era: Era, say=print) -> None:
+    """Build DeepSpeed's CPU operation, once, and mark the era as whole; without a compiler ZeRO-3 is NOT RUN there."""
     zero3 = False
-    if not _holds_deepspeed(era, plan):
+    if not re.search(r"^deepspeed==", era.lock.read_text(), re.MULTILINE):
         say(f"era {era.name}: holds no DeepSpeed, so ZeRO-3 is NOT RUN there")
     elif shutil.which("g++") or shutil.which("c++"):
         say(f"era {era.name}: DeepSpeed's operation for the CPU is built (up to a minute)")
+        for lock in era.folder.glob("torch_extensions/*/lock"):
+            lock.unlink()  # of a build that was broken off: torch would wait for it for good
         code = (
             "import deepspeed.ops.op_builder as b; from deepspeed.accelerator import get_accelerator;"
             "get_accelerator().create_op_builder('ShareMemCommBuilder').load(verbose=False)"
@@ -234,14 +207,131 @@ def _finish(era: Era, say, plan: Plan | None) -> None:
             f"era {era.name}: no C++ compiler is found, so ZeRO-3 is NOT RUN. Next: install g++, then "
             f"failurelab eras remove {era.name} and create it again"
         )
-    made = {"lock": fingerprint(era.lock), "zero3": zero3}
-    if plan is not None and plan.linked:
-        made |= {"machine": plan.other, "left_out": plan.left_out}
-    (era.folder / eras.MARKER).write_text(json.dumps(made))
+    (era.folder / MARKER).write_text(json.dumps({"lock": fingerprint(era.lock), "zero3": zero3}))
     say(f"era {era.name}: ready")
 
 
-def _holds_deepspeed(era: Era, plan: Plan | None) -> bool:
-    if plan is not None and "deepspeed" in plan.left_out:
+def _kernelspec(era: Era) -> pathlib.Path:
+    return find(TODAY, ready=False).folder / "share" / "jupyter" / "kernels" / era.kernel_name
+
+
+def register_kernel(era: Era) -> None:
+    """Write the era's kernelspec into the course's environment, so that JupyterLab offers it."""
+    spec = {
+        "argv": [str(era.python), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": era.title,
+        "language": "python",
+        "metadata": {"debugger": True, "failurelab_era": era.name},
+        "env": era.variables | {"PATH": f"{era.folder / 'bin'}{os.pathsep}${{PATH}}"},
+    }
+    folder = _kernelspec(era)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "kernel.json").write_text(json.dumps(spec, indent=1))
+
+
+def find_links() -> str:
+    """Return the folder that find-links name, for uv or pip; uv does not read what pip reads."""
+    return os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS") or ""
+
+
+def uv() -> str:
+    """Return the program uv that installs.
+
+    Raises:
+        EraError: there is none.
+    """
+    for place in (root() / ".venv" / "bin" / "uv", pathlib.Path(sys.prefix) / "bin" / "uv", shutil.which("uv")):
+        if place and os.access(place, os.X_OK):
+            return str(place)
+    raise EraError("uv is not found: eras are installed with it. Next: make, or pip install uv")
+
+
+def _works(*command: str) -> bool:
+    """Whether a command starts, and ends well."""
+    try:
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except OSError:
         return False
-    return bool(re.search(r"^deepspeed==", era.lock.read_text(), re.MULTILINE))
+
+
+NO_NETWORK = re.compile(
+    r"failed to fetch|dns error|error sending request|could not connect|network is unreachable|"
+    r"timed out|temporary failure in name resolution|connection refused|max retries|"
+    r"newconnectionerror|network connectivity is disabled",
+    re.IGNORECASE,
+)
+_NO_SPACE = re.compile(r"no space left|os error 28|disk quota", re.IGNORECASE)
+_NOT_RESOLVED = re.compile(
+    r"no solution found|no matching distribution|could not find a version|was not found", re.IGNORECASE
+)
+
+
+def step(command: list[str], what: str, subject: str, unresolved: str) -> str:
+    """Run one step of a set-up, and return its output; turn its failure into one line (see `explain`).
+
+    Raises:
+        EraError: it failed.
+    """
+    env = inherited() | {"DS_BUILD_OPS": "0", "UV_FIND_LINKS": find_links()}
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+    except OSError as error:
+        raise EraError(f"{what} could not be made: {error}") from error
+    if done.returncode:
+        raise EraError(explain(done.stderr + done.stdout, what, subject, unresolved))
+    return done.stdout
+
+
+def explain(output: str, what: str, subject: str, unresolved: str) -> str:
+    """Return one line for the failure of an installer: what was found, and the next step.
+
+    Args:
+        output: the installer's.
+        what: was being installed or fetched.
+        subject: the line's beginning, such as `era today`.
+        unresolved: the next step where a package has no such version.
+    """
+    again = "Next: run the same command again; what is done already is kept."
+    if _NO_SPACE.search(output):
+        return f"{subject}: no space is left on the disk while installing {what}. Free some. {again}"
+    if NO_NETWORK.search(output):
+        return (
+            f"{subject}: {what} could not be fetched, the package index was not reached. Set-up needs the network "
+            f"once. Check it, or the proxy. {again}"
+        )
+    if _NOT_RESOLVED.search(output):
+        reason = re.search(r"(because|no matching distribution|could not find a version)\b.*", output, re.IGNORECASE)
+        said = reason[0][:300] if reason else last_line(output)
+        return f"{subject}: {what} does not resolve ({said}). Next: {unresolved}"
+    return f"{subject}: {what} could not be installed: {last_line(output)}"
+
+
+def last_line(text: str) -> str:
+    """Return the last line of an output that tells of an error, or else the last."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    told = [line for line in lines if re.match(r"(error|\w*Error|×)\b", line)] or lines
+    return told[-1][:300] if told else "no message"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make environments before the rest of the package can be imported: `create NAME ...`."""
+    parser = argparse.ArgumentParser("python3 -m failurelab_course.eras", description="Make the pinned library stacks.")
+    make = parser.add_subparsers(required=True, metavar="create").add_parser("create", help="make what is missing")
+    make.add_argument("names", nargs="*", metavar="NAME", help="eras; all without one")
+    make.add_argument(
+        "--wheels",
+        metavar="DIR",
+        type=pathlib.Path,
+        help="take everything from this folder of wheels, without a network",
+    )
+    asked = parser.parse_args(arguments)
+    try:
+        for name in asked.names or [era.name for era in known()]:
+            create(name, say=lambda text: print(text, flush=True), wheels=asked.wheels)
+    except EraError as error:
+        print(f"ERROR {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted: what is done already is kept; run the same command again", file=sys.stderr)
+        return 130
+    return 0

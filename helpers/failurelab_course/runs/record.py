@@ -10,7 +10,6 @@ import pathlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from failurelab_course import eras
 from failurelab_course.experiments import machine as ran_on
@@ -164,16 +163,6 @@ def _lacking(row: labs.Row) -> bool:
 
 def keep(out: pathlib.Path, outcome: Outcome) -> None:
     """Merge one part into the ledger at `out`, whole or not at all."""
-    records = [_with_machine(made) for made in outcome.records]
     old = evidence.read_ledger(out) if out.exists() else []
-    merged = evidence.merge_not_run(evidence.read_not_run(out), outcome.not_run, records)
-    evidence.write_ledger(out, evidence.merge_records(old, records), merged)
-
-
-def _with_machine(made: evidence.Record) -> evidence.Record:
-    """Name, beside the libraries under study, what an era took from the machine in another version than the lock's."""
-    try:
-        other: dict[str, Any] = eras.find(made["era"], ready=False).marker.get("machine", {})
-    except eras.EraError:
-        return made
-    return made | {"versions": made["versions"] | {name: each for name, each in other.items() if name != "torch"}}
+    merged = evidence.merge_not_run(evidence.read_not_run(out), outcome.not_run, outcome.records)
+    evidence.write_ledger(out, evidence.merge_records(old, outcome.records), merged)

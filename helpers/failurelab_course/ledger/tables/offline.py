@@ -16,14 +16,7 @@ def offline(records: Iterable[Record]) -> str:
         ["", f"Python {found['python']}, {found['platform']}, torch {found['torch']}"],
         [
             ["bundle", f"{found['bundle_mb']:.0f} MB, {found['wheels']} wheels of {found['eras']} eras"],
-            ["packing", f"{found['pack_minutes']:.1f} minutes"],
-            [
-                "`install.py`",
-                f"{found['install_minutes']:.1f} minutes, in which it computed for "
-                f"{found['install_processor_minutes']:.1f}",
-            ],
+            ["`install.sh`", f"it computed for {found['install_processor_minutes']:.1f} minutes"],
             ["disk after it", f"{found['installed_gb']:.1f} GB"],
-            ["the same again, all being there", f"{found['again_minutes']:.1f} minutes"],
-            ["notebook 01 there", f"{found['notebook_01_seconds']:.0f} s, PASS"],
         ],
     )

@@ -1,0 +1,44 @@
+#!/bin/sh
+# Install the course from a bundle (failurelab pack), without a network: sh install.sh [FOLDER]
+#
+# FOLDER is grpo-failure-lab, here, unless named. PYTHON=/path/to/python3.11 names a Python that is not on the path.
+# Every file is checked first. Interrupted, or run twice: run it again; files that you changed in FOLDER are kept.
+set -eu
+
+fail() {
+    echo "ERROR $1" >&2
+    exit 1
+}
+
+here=$(cd "$(dirname "$0")" && pwd)
+folder=${1:-grpo-failure-lab}
+(cd "$here" && sha256sum --check --quiet SHA256SUMS) >&2 ||
+    fail "the bundle in $here is not what was packed. Next: copy it here again, then run the same command"
+. "$here/bundle.txt" # python, eras, commit
+interpreter=${PYTHON:-python$python}
+"$interpreter" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$python')" ||
+    fail "the bundle's wheels are for Python $python, and $interpreter is another, or none. Next: PYTHON=/path/to/python$python sh install.sh, or a bundle made with --python"
+
+if cmp -s "$here/bundle.txt" "$folder/.bundle.txt"; then
+    echo "the course is in $folder already: files that you changed are kept"
+else
+    [ ! -e "$folder" ] || rmdir "$folder" 2>/dev/null ||
+        fail "$folder is there, and does not hold this bundle's course: nothing in it is touched. Next: name a new folder; your work in labs/*/train.py can be copied over"
+    mkdir -p "$(dirname "$folder")"
+    rm -rf "$folder.partial"
+    cp -R "$here/course" "$folder.partial"
+    cp "$here/bundle.txt" "$folder.partial/.bundle.txt"
+    mv "$folder.partial" "$folder"
+    echo "the course is in $folder, commit $commit"
+fi
+
+cd "$folder"
+unset FAILURELAB_ROOT PYTHONHOME VIRTUAL_ENV
+export UV_CACHE_DIR="$PWD/.eras/.cache" # the eras share their files through it, by hard links
+trap 'rm -rf "$UV_CACHE_DIR"' EXIT
+# shellcheck disable=SC2086  # names of eras, separated by spaces
+PYTHONPATH="$PWD/helpers" "$interpreter" -m failurelab_course.eras create --wheels "$here/wheels" $eras
+status=0
+.venv/bin/failurelab doctor || status=$?
+echo "Next: cd $folder, then .venv/bin/jupyter lab --notebook-dir=. or .venv/bin/failurelab run"
+exit $status
