@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -252,9 +251,9 @@ def test_a_notebook_gets_the_same_line(monkeypatch, capsys):
 def test_scripts_take_the_gpu_that_they_are_shown():
     """A learner's own run uses the GPU at hand; the labs that are for the CPU alone stay there."""
     for lab in labs.find():
-        for path in (lab.original, lab.solution, *(each.path for each in lab.wrong_fixes)):
-            text = pathlib.Path(path).read_text()
+        for script in (lab.broken, lab.solution, *lab.wrong_fixes):
+            text = script.text()
             if lab.kind == "engine":
-                assert "use_cpu=True," in text, path
+                assert "use_cpu=True," in text, script
             elif "use_cpu" in text:
-                assert "use_cpu=not torch.cuda.is_available()," in text, path
+                assert "use_cpu=not torch.cuda.is_available()," in text, script

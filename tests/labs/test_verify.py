@@ -96,19 +96,19 @@ def test_the_warning_tells_nothing(matrix):
 
 def test_the_popular_wrong_fixes_are_here(matrix):
     """The three that the threads recommend: a filter, enable_input_require_grads alone, the model's own use_cache."""
-    reasons = {row.script.removeprefix("wrong_fixes/"): row.reason for row in rows(matrix, "wrong_fix")}
-    assert "no gradient" in reasons["filter_warnings.py"]
-    assert "every tensor has a gradient, but the rollouts are garbage" in reasons["enable_input_require_grads.py"]
-    assert "the rollouts are garbage" in reasons["model_config_use_cache.py"]
+    reasons = {row.script: row.reason for row in rows(matrix, "wrong_fix")}
+    assert "no gradient" in reasons["filter_warnings"]
+    assert "every tensor has a gradient, but the rollouts are garbage" in reasons["enable_input_require_grads"]
+    assert "the rollouts are garbage" in reasons["model_config_use_cache"]
 
 
 def test_two_failures_hide_each_other(matrix):
     """Lab 03: after either repair alone one figure is right, the other is not, and nothing is learned."""
     by_script = {row.script: row.figures for row in matrix if row.lab.startswith("03")}
-    gradients, rollouts = by_script["wrong_fixes/gradients_only.py"], by_script["wrong_fixes/rollouts_only.py"]
+    gradients, rollouts = by_script["gradients_only"], by_script["rollouts_only"]
     assert gradients["tensors_without_gradient"] == 0 and gradients["rollout_gap"] > 0.1
     assert rollouts["tensors_without_gradient"] == 12 and rollouts["rollout_gap"] < 0.1
-    solution = by_script["solution.py"]
+    solution = by_script["solution"]
     assert gradients["reward_last"] < gradients["accuracy_before"] < solution["reward_last"]
     assert rollouts["accuracy_gain"] < 0.1 <= solution["accuracy_gain"]
 
@@ -116,11 +116,11 @@ def test_two_failures_hide_each_other(matrix):
 def test_four_failures_are_measured_beside_each_other(matrix):
     """Lab 19: an error in the first step hides none of the others, and one device does not hide the second."""
     by_script = {row.script: row.figures for row in matrix if row.lab.startswith("19")}
-    broken, three = by_script["broken.py"], by_script["wrong_fixes/three_of_four.py"]
+    broken, three = by_script["start"], by_script["three_of_four"]
     assert "element 0 of tensors" in broken["error"] and broken["steps_done"] == 0
     assert broken["rollout_gap"] > 0.1 and broken["rows_made"] > broken["rows_needed"] > 0
     assert broken["ranks_refused"] == three["ranks_refused"] == 1
-    assert three["accuracy_gain"] == by_script["solution.py"]["accuracy_gain"] >= 0.08
+    assert three["accuracy_gain"] == by_script["solution"]["accuracy_gain"] >= 0.08
 
 
 def test_every_run_leaves_an_evidence_record(matrix):

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,17 @@ from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine as ran_on
 from failurelab_course.labs import metrics as figures
 from failurelab_course.labs.checker import client as check_client
-from failurelab_course.labs.definition import Broken, Lab, LabError, broken_rules, find, known, load, signature
+from failurelab_course.labs.definition import (
+    Broken,
+    Lab,
+    LabError,
+    broken_rules,
+    find,
+    known,
+    learner_script,
+    load,
+    signature,
+)
 
 __all__ = [
     "Broken",
@@ -54,7 +65,7 @@ class Row:
     Attributes:
         lab: the lab's name.
         state: `form` (the rules for all labs), `broken`, `wrong_fix`, `right_fix`, or `check` (a learner's script).
-        script: the file's name in the lab's folder.
+        script: `start`, `solution`, a wrong fix's name, or the name of a learner's file.
         result: PASS, FAIL, ENVIRONMENT or NOT RUN.
         reason: why, with the figures that were measured.
         figures: what was measured; empty where nothing was.
@@ -110,7 +121,7 @@ def check(lab: Lab, script: pathlib.Path | None = None, *, time_limit: float | N
     Raises:
         LabError: the script is not there.
     """
-    return check_all(lab, [script or lab.train], time_limit=time_limit, device=device)[0]
+    return check_all(lab, [script or learner_script(lab)], time_limit=time_limit, device=device)[0]
 
 
 def check_all(
@@ -157,25 +168,27 @@ def verify(
     tasks, matrix = [], []
     found = find(names, folder)
     best = resolved(device)
-    for lab in found:
-        here = "cpu" if device == "auto" and lab.devices == ("cpu",) else best
-        problems = broken_rules(lab)
-        form = Row(lab.name, FORM, "lab.toml", FAIL if problems else PASS, "; ".join(problems))
-        matrix.append(form)
-        done(form)
-        scripts = [
-            (BROKEN, lab.broken.path, dataclasses.replace(lab.broken, signature=signature(lab))),
-            *((WRONG_FIX, each.path, each) for each in lab.wrong_fixes),
-            (RIGHT_FIX, lab.solution, None),
-        ]
-        for state, path, declared in scripts:
-            row = Row(lab.name, state, str(path.relative_to(lab.folder)), device=here)
-            matrix.append(row)
-            if path.is_file():
+    with tempfile.TemporaryDirectory(prefix="failurelab-verify-") as scripts:
+        for lab in found:
+            here = "cpu" if device == "auto" and lab.devices == ("cpu",) else best
+            problems = broken_rules(lab)
+            form = Row(lab.name, FORM, "lab.toml", FAIL if problems else PASS, "; ".join(problems))
+            matrix.append(form)
+            done(form)
+            for state, script, declared in (
+                (BROKEN, lab.broken, dataclasses.replace(lab.broken, signature=signature(lab))),
+                *((WRONG_FIX, fix, fix) for fix in lab.wrong_fixes),
+                (RIGHT_FIX, lab.solution, None),
+            ):
+                row = Row(lab.name, state, script.name, device=here)
+                matrix.append(row)
+                try:
+                    path = script.write(pathlib.Path(scripts, lab.name))
+                except LabError as error:
+                    row.reason = str(error)
+                    continue
                 tasks.append(_Task(lab, path, row, declared, lab.time_limit))
-            else:
-                row.reason = "the script is missing"
-    _run(tasks, jobs or min(2, os.cpu_count() or 1), done)
+        _run(tasks, jobs or min(2, os.cpu_count() or 1), done)
     return matrix
 
 
@@ -263,7 +276,9 @@ def checker(lab: Lab, device: str = "cpu") -> Iterator[Callable[[pathlib.Path], 
 def _record_order(task: _Task) -> dict[str, str] | None:
     if task.row.state == CHECK:
         return None
-    case = f"lab {task.lab.name}: {task.row.script}"
+    # A ledger knows the scripts by the files that they once were: records stay comparable over the years.
+    script = {"start": "broken.py", "solution": "solution.py"}.get(task.row.script, f"wrong_fixes/{task.row.script}.py")
+    case = f"lab {task.lab.name}: {script}"
     source = f"labs/{task.lab.name}"
     return {"failure": next(iter(task.lab.failures), "ground"), "state": task.row.state, "case": case, "source": source}
 
@@ -382,9 +397,8 @@ def render(matrix: Iterable[Row]) -> Any:
         table.add_section()
         table.add_row("", Text(name, "bold"))
         for row in (each for each in matrix if each.lab == name):
-            script = row.script.removeprefix("wrong_fixes/")
             seconds = f"{row.seconds:.0f}" if row.seconds else "-"
-            table.add_row(words[row.state], script, Text(row.result, outcomes.STYLES[row.result]), seconds)
+            table.add_row(words[row.state], row.script, Text(row.result, outcomes.STYLES[row.result]), seconds)
             if row.reason:
-                told.append(Text.assemble((f"{name[:2]} {script} ", "bold"), row.reason))
+                told.append(Text.assemble((f"{name[:2]} {row.script} ", "bold"), row.reason))
     return Group(table, *told, Text(summary(matrix), "bold"))
