@@ -12,7 +12,7 @@ from failurelab_course import eras
 from failurelab_course.labs import verify as labs
 from failurelab_course.labs.checker import client as check_client
 from failurelab_course.labs.checker import measure
-from failurelab_course.labs.checker import process as check_process
+from failurelab_course.labs.checker import server as check_server
 
 LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
@@ -290,8 +290,8 @@ def test_a_script_that_eats_the_machine_is_stopped(server, tmp_path):
     assert "no function build_trainer" in answers[3]["measured"]["refused"]
     assert gone(int(pids.read_text()))
     assert sorted(path.name for path in tmp_path.glob("*.py")) == ["0.py", "1.py", "2.py", "3.py"]
-    children = check_process.descendants(server.process.pid)
-    assert children == [server.process.pid]
+    # the fork server, and the tracker that multiprocessing has with it
+    assert len(check_server.descendants(server.process.pid)) == 3
 
 
 def spoilt(lab, tmp_path, *edits):

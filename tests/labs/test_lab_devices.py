@@ -1,7 +1,7 @@
 """Labs on a device: no script sees a GPU that was not asked for, and none passes on another device than asked."""
 
-import io
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ from failurelab_course.labs import metrics as figures
 from failurelab_course.labs import verify as labs
 from failurelab_course.labs.checker import client as check_client
 from failurelab_course.labs.checker import judge, measure
-from failurelab_course.labs.checker import server as check_server
+from failurelab_course.labs.checker import process as check_process
 
 LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
@@ -84,15 +84,15 @@ def test_a_check_is_shown_one_gpu(monkeypatch, visible, device, shown):
 def test_what_a_check_on_a_gpu_has_beside_its_limits(monkeypatch, tmp_path):
     """Its imports, which a forked check does not pay, and CUDA's own memory on the machine's side."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    process = types.SimpleNamespace(stdin=io.BytesIO(), stdout=[])
+    here, there = multiprocessing.Pipe()
     ordered = []
     for device in ("cpu", "cuda:1"):
-        server = check_client.Server(process, tmp_path, ["trl.GRPOTrainer"], device)
+        server = check_client.Server(None, here, tmp_path, device)
         server.check(0, tmp_path / "train.py", MODEL, "GRPOTrainer", 240, memory_limit=1000)
-        ordered.append((json.loads(process.stdin.getvalue().splitlines()[-1]), server.longest(240)))
+        ordered.append((json.loads(there.recv_bytes()), server.longest(240)))
     (plain, within), (on_gpu, later) = ordered
     assert (plain["device"], plain["visible"], plain["time_limit"], plain["memory_limit"]) == ("cpu", "", 240, 1000)
-    assert (on_gpu["device"], on_gpu["visible"], on_gpu["needs"]) == ("cuda", "6", ["trl.GRPOTrainer"])
+    assert (on_gpu["device"], on_gpu["visible"]) == ("cuda", "6")
     assert on_gpu["time_limit"] > 240 and on_gpu["memory_limit"] > 1000
     assert later > within > 240
 
@@ -130,12 +130,11 @@ def test_the_judge_sees_no_gpu(monkeypatch):
     """Scores are the CPU's on every device, and CUDA cannot be used in a fork."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
-    def serve(model, tokenizer, pipe):
-        pipe.recv()
-        pipe.send(("answer", [os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.is_available()]))
+    def accuracy(model, tokenizer, **question):
+        return [os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.is_available()]
 
-    monkeypatch.setattr(judge, "_serve", serve)
-    with judge.start(None, None) as scorer:
+    monkeypatch.setattr(judge, "_accuracy", accuracy)
+    with judge.start(torch.nn.Linear(1, 1), None) as scorer:
         assert scorer.accuracy() == ["", False]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
@@ -204,7 +203,7 @@ def test_records_name_the_tier_and_the_device(monkeypatch):
 
     def records(kind, device):
         made = types.SimpleNamespace(environment="", figures=dict.fromkeys(figures.of(kind), 0))
-        return check_server._records({"record": asked, "kind": kind, "device": device}, made)
+        return check_process.records({"record": asked, "kind": kind, "device": device}, made)
 
     (on_gpu,) = records("trainer", "cuda")
     assert (on_gpu["tier"], on_gpu["device"]) == ("gpu", "NVIDIA Pretended")

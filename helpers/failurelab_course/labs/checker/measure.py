@@ -31,6 +31,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import safetensors.torch
 import torch
 import transformers
 
@@ -85,7 +86,7 @@ class Run:
         judge: scores weights in a process that the script never ran in, on the CPU whatever `device` is.
         device: `cpu` or `cuda`, where the script must compute.
         start: the clean model's state dict, copied.
-        save: `torch.save` as it was before the script was imported.
+        save: writes tensors as safetensors; the function as it was before the script was imported.
         stage: where the run is; an error is reported with it. `import`, `build`, `train` or `measure`.
     """
 
@@ -133,8 +134,9 @@ class Run:
             Refused: they are not weights of this model.
         """
         self.output_dir.mkdir(parents=True, exist_ok=True)
-        path = self.output_dir / "measured-weights.pt"
-        self.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, path)
+        path = self.output_dir / "measured-weights.safetensors"
+        # a copy of each: tensors that share their memory cannot be saved so
+        self.save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}, path)
         try:
             return self.judge.accuracy(weights=path)
         except judge.JudgeError as error:
@@ -179,8 +181,9 @@ def run(
         made.environment = str(error)
         return made
     start = {name: tensor.clone() for name, tensor in clean.state_dict().items()}
+    save = safetensors.torch.save_file
     with judge.start(clean, tokenizer) as scorer, _count_shown(figures):
-        work = Run(model_path, output_dir, trainer_class, figures, clean, tokenizer, scorer, start, torch.save, device)
+        work = Run(model_path, output_dir, trainer_class, figures, clean, tokenizer, scorer, start, save, device)
         if prepare is not None:
             prepare()
         transformers.set_seed(0)
