@@ -125,7 +125,7 @@ CHEATS = {
             (
                 "import pathlib\n",
                 "import json\nimport os\nimport pathlib\n\n"
-                "pathlib.Path('../answer.json').write_text(json.dumps({'figures': {}, 'refused': ''}))\nos._exit(0)\n",
+                "pathlib.Path('../answer.json').write_text(json.dumps({'metrics': {}, 'refused': ''}))\nos._exit(0)\n",
             )
         ],
         "left by itself with status 0",
@@ -191,7 +191,7 @@ def test_a_cheat_does_not_pass(cheats, name):
 @pytest.mark.era
 def test_rollouts_are_scored_by_the_checker(cheats):
     """A reward function that says 1.0 to all makes the trainer's log perfect, and no completion right."""
-    assert cheats["rewards_everything"].figures["reward_first"] < 0.7
+    assert cheats["rewards_everything"].metrics["reward_first"] < 0.7
     assert cheats["prints_the_right_words"].output.count("PASS") == 1
     assert "get_imput_embeddings" in cheats["misspells"].traceback
 
@@ -339,7 +339,7 @@ def test_an_import_that_fails_inside_the_stack_is_the_environment(tmp_path, monk
     script.write_text("from torch import no_such_name\n")
     made = measure.run(script, MODEL, tmp_path / "out", "GRPOTrainer")
     assert made.environment == ""
-    assert made.figures["error"].startswith("ImportError")
+    assert made.metrics["error"].startswith("ImportError")
 
 
 def test_no_room_on_the_disk_is_the_environment(tmp_path):

@@ -15,7 +15,7 @@ from failurelab_course import eras
 from failurelab_course.experiments import machine as ran_on
 from failurelab_course.labs import cli as lab_cli
 from failurelab_course.labs import definition as lab_files
-from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import metrics
 from failurelab_course.labs import verify as labs
 from failurelab_course.labs.checker import client as check_client
 from failurelab_course.labs.checker import judge, measure
@@ -113,7 +113,7 @@ def test_gpus_are_hidden_unless_asked_for_and_the_cpu_is_no_gpu(monkeypatch, tmp
     refused = answer["measured"]["refused"]
     if device == "cpu":
         assert refused == ""
-        assert "ValueError" in answer["measured"]["figures"]["error"]  # the Trainer has no dataset: it got as far
+        assert "ValueError" in answer["measured"]["metrics"]["error"]  # the Trainer has no dataset: it got as far
     else:
         assert refused.startswith("the trainer's model is on cpu, and this check is on cuda: ")
         assert "Next: use_cpu=not torch.cuda.is_available()" in refused
@@ -142,9 +142,9 @@ def test_the_judge_sees_no_gpu(monkeypatch):
 def test_which_labs_use_a_gpu(written):
     """By kind: simulated devices are the same everywhere. A lab may say less in its lab.toml, and no more."""
     for lab in labs.find():
-        assert lab.devices == (("cpu",) if lab.kind in figures.CPU_ONLY else ("cpu", "cuda"))
-    assert {lab.kind for lab in labs.find()} - set(figures.CPU_ONLY) == {"trainer", "loop", "logits", "log_probs"}
-    assert set(figures.CPU_ONLY) < set(figures.KINDS) == set(measure.KINDS)
+        assert lab.devices == (("cpu",) if lab.kind in metrics.CPU_ONLY else ("cpu", "cuda"))
+    assert {lab.kind for lab in labs.find()} - set(metrics.CPU_ONLY) == {"trainer", "loop", "logits", "log_probs"}
+    assert set(metrics.CPU_ONLY) < set(metrics.KINDS) == set(measure.KINDS)
     lab = written('devices = ["cpu"]')
     assert lab.devices == ("cpu",)
     assert "its lab.toml names the devices cpu. Next: --device cpu" in labs.cannot_run(lab, "cuda:1")
@@ -202,7 +202,7 @@ def test_records_name_the_tier_and_the_device(monkeypatch):
     asked = {"failure": "F1", "state": "broken", "case": "lab", "source": "labs/01"}
 
     def records(kind, device):
-        made = types.SimpleNamespace(environment="", figures=dict.fromkeys(figures.of(kind), 0))
+        made = types.SimpleNamespace(environment="", metrics=dict.fromkeys(metrics.of(kind), 0))
         return check_process.records({"record": asked, "kind": kind, "device": device}, made)
 
     (on_gpu,) = records("trainer", "cuda")
@@ -215,7 +215,7 @@ def test_records_name_the_tier_and_the_device(monkeypatch):
     real, simulated = records("launch", "cpu")
     assert (real["tier"], simulated["tier"]) == ("cpu", "simulated")
     assert "reward_first" in real["figures"] and "ranks_refused" in simulated["figures"]
-    assert real["figures"].keys() | simulated["figures"].keys() == set(figures.of("launch"))
+    assert real["figures"].keys() | simulated["figures"].keys() == set(metrics.of("launch"))
     assert not real["figures"].keys() & simulated["figures"].keys()
 
 

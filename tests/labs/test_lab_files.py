@@ -1,4 +1,4 @@
-"""The rules that all labs keep, and how a run is judged: on measured figures that are made up here."""
+"""The rules that all labs keep, and how a run is judged: on measured metrics that are made up here."""
 
 import re
 import shutil
@@ -9,7 +9,7 @@ import pytest
 from failurelab.failures import toml_table as tables
 from failurelab_course import eras
 from failurelab_course.labs import definition as lab_files
-from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import metrics
 from failurelab_course.labs import verify as labs
 
 LABS = eras.root() / "labs"
@@ -60,16 +60,16 @@ def lab(tmp_path):
 
 
 def judged(lab, state, measured, *, refused="", environment=""):
-    """Return the row of a run that measured these figures."""
+    """Return the row of a run that measured these metrics."""
     declared = {"broken": lab.broken, "wrong_fix": lab.wrong_fixes[0]}.get(state)
     row = labs.Row(lab.name, state, "script.py")
-    content = {"figures": measured, "refused": refused, "environment": environment, "traceback": "", "records": []}
+    content = {"metrics": measured, "refused": refused, "environment": environment, "traceback": "", "records": []}
     labs._judge(labs._Task(lab, lab.start, row, declared), {"seconds": 1, "output": "", "measured": content})
     return row
 
 
-def test_made_up_figures_are_those_that_are_measured():
-    assert set(HEALED) == set(figures.of("trainer"))
+def test_made_up_metrics_are_those_that_are_measured():
+    assert set(HEALED) == set(metrics.of("trainer"))
 
 
 def test_a_healed_run_passes_and_a_silent_failure_does_not(lab):

@@ -29,7 +29,7 @@ from failurelab.failures import predicates
 from failurelab.failures.predicates import Predicate
 from failurelab.failures.toml_table import Table
 from failurelab_course import eras
-from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import metrics
 
 _NAME = re.compile(r"(\d\d)_[a-z0-9_]+")
 HINTS = 3
@@ -235,7 +235,7 @@ def load(folder: pathlib.Path) -> Lab:
             registry.get(id)
         except registry.RegistryError as error:
             raise LabError(f"{where}: failures: {error}") from error
-    _check_figures(made, where)
+    _check_metrics(made, where)
     return made
 
 
@@ -306,25 +306,25 @@ def _predicates(raw: Table, key: str, default: tuple | None = None) -> tuple[Pre
 
 def _devices(raw: Table, kind: str) -> tuple[str, ...]:
     """Read where a lab can be checked; by default wherever its kind is measured."""
-    possible = figures.DEVICES[:1] if kind in figures.CPU_ONLY else figures.DEVICES
+    possible = metrics.DEVICES[:1] if kind in metrics.CPU_ONLY else metrics.DEVICES
     made = raw.texts("devices", possible)
     for device in made:
-        if device not in figures.DEVICES:
-            raise raw.error("devices", f"{device!r} is none of {', '.join(figures.DEVICES)}")
+        if device not in metrics.DEVICES:
+            raise raw.error("devices", f"{device!r} is none of {', '.join(metrics.DEVICES)}")
         if device not in possible:
             raise raw.error(
-                "devices", f"{device!r}, and the kind {kind} runs on the CPU alone: {figures.CPU_ONLY[kind]}"
+                "devices", f"{device!r}, and the kind {kind} runs on the CPU alone: {metrics.CPU_ONLY[kind]}"
             )
     if "cpu" not in made:
         raise raw.error("devices", "the CPU is not among them, and every lab is proved there")
     return made
 
 
-def _check_figures(lab: Lab, where: str) -> None:
-    """Find figures that the checker does not measure before a run does."""
-    if lab.kind not in figures.KINDS:
-        raise LabError(f"{where}: kind: {lab.kind!r} is none of {', '.join(figures.KINDS)}")
-    measured = figures.of(lab.kind)
+def _check_metrics(lab: Lab, where: str) -> None:
+    """Find metrics that the checker does not measure before a run does."""
+    if lab.kind not in metrics.KINDS:
+        raise LabError(f"{where}: kind: {lab.kind!r} is none of {', '.join(metrics.KINDS)}")
+    measured = metrics.of(lab.kind)
     groups = [lab.healthy, lab.notes, lab.broken.signature, *(each.signature for each in lab.wrong_fixes)]
     for predicate in (each for group in groups for each in group):
         asked = {*predicate.names, *predicates.fields(predicate.when_holds), *predicates.fields(predicate.when_fails)}
@@ -334,7 +334,7 @@ def _check_figures(lab: Lab, where: str) -> None:
 
 def signature(lab: Lab) -> tuple[Predicate, ...]:
     """Return what the broken run must show: the lab's own signature, and of its failures' what this kind measures."""
-    measured = set(figures.of(lab.kind))
+    measured = set(metrics.of(lab.kind))
     if lab.false_alarm:
         return lab.broken.signature
     of_failures = (each for id in lab.failures for each in registry.get(id).signature)

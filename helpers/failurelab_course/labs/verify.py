@@ -16,7 +16,7 @@ from typing import Any
 from failurelab.failures import predicates
 from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine as ran_on
-from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import client as check_client
 from failurelab_course.labs.definition import (
     Broken,
@@ -67,8 +67,8 @@ class Row:
         state: `form` (the rules for all labs), `broken`, `wrong_fix`, `right_fix`, or `check` (a learner's script).
         script: `start`, `solution`, a wrong fix's name, or the name of a learner's file.
         result: PASS, FAIL, ENVIRONMENT or NOT RUN.
-        reason: why, with the figures that were measured.
-        figures: what was measured; empty where nothing was.
+        reason: why, with the metrics that were measured.
+        metrics: what was measured; empty where nothing was.
         seconds: wall-clock.
         output: the end of what the script printed.
         traceback: of an error in the script.
@@ -81,7 +81,7 @@ class Row:
     script: str
     result: str = NOT_RUN
     reason: str = ""
-    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     output: str = ""
     traceback: str = ""
@@ -216,7 +216,7 @@ def cannot_run(lab: Lab, device: str) -> str:
     """Return why a lab is NOT RUN on a device, or an empty text."""
     if device.partition(":")[0] in lab.devices:
         return ""
-    why = figures.CPU_ONLY.get(lab.kind, "its lab.toml names the devices " + ", ".join(lab.devices))
+    why = metrics.CPU_ONLY.get(lab.kind, "its lab.toml names the devices " + ", ".join(lab.devices))
     return f"lab {lab.number} is checked on the CPU alone: {why}. Next: --device cpu, or auto"
 
 
@@ -294,35 +294,35 @@ def _judge(task: _Task, answer: dict[str, Any]) -> None:
         row.result, row.reason = FAIL, f"{row.script}: {answer['ended']}"
         return
     measured = answer["measured"]
-    row.figures, row.traceback, row.records = measured["figures"], measured["traceback"], measured["records"]
+    row.metrics, row.traceback, row.records = measured["metrics"], measured["traceback"], measured["records"]
     if measured["environment"]:
         row.result, row.reason = ENVIRONMENT, measured["environment"]
         return
-    wrong = _wrong(lab, row.figures, measured["refused"])
+    wrong = _wrong(lab, row.metrics, measured["refused"])
     if task.declared is None:
         row.result = FAIL if wrong else PASS
-        row.reason = wrong or "; ".join(each.told(row.figures) for each in lab.healthy if each.when_holds)
+        row.reason = wrong or "; ".join(each.told(row.metrics) for each in lab.healthy if each.when_holds)
     else:
         row.result, row.reason = _judge_declared(task.declared, row, wrong, measured["refused"])
 
 
-def _wrong(lab: Lab, figures: dict[str, Any], refused: str) -> str:
+def _wrong(lab: Lab, metrics: dict[str, Any], refused: str) -> str:
     """Return what is wrong with a run, led by what seems right and is no repair; empty if it is healed."""
     if refused:
         return refused
-    if figures["error"]:
+    if metrics["error"]:
         where = {
             "import": "importing the script",
             "build": "build_trainer" if lab.kind in _BUILDS_A_TRAINER else lab.trainer,
             "train": "training",
             "measure": "measuring",
         }
-        return f"{where[figures['error_stage']]} raised {figures['error']}"
-    unmet = predicates.failing(lab.healthy, figures)
+        return f"{where[metrics['error_stage']]} raised {metrics['error']}"
+    unmet = predicates.failing(lab.healthy, metrics)
     if not unmet:
         return ""
-    seems_right = [note.told(figures) for note in lab.notes if note.holds(figures)]
-    wrong = "; ".join(each.told(figures) for each in unmet[:TOLD])
+    seems_right = [note.told(metrics) for note in lab.notes if note.holds(metrics)]
+    wrong = "; ".join(each.told(metrics) for each in unmet[:TOLD])
     return f"{' and '.join(seems_right)}, but {wrong}" if seems_right else wrong
 
 
@@ -332,9 +332,9 @@ def _judge_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tup
         solved = "it is already solved" if row.state == BROKEN else "this fix heals, it is no wrong one"
         return FAIL, f"{row.script}: {solved}: every healthy figure holds"
     about_error = any(predicate.figure == "error" for predicate in declared.signature)
-    unmet = [] if refused else predicates.failing(declared.signature, row.figures)
-    if refused or unmet or (row.figures["error"] and not about_error):
-        not_so = ", ".join(f"{each} ({predicates.shown(row.figures[each.figure])})" for each in unmet)
+    unmet = [] if refused else predicates.failing(declared.signature, row.metrics)
+    if refused or unmet or (row.metrics["error"] and not about_error):
+        not_so = ", ".join(f"{each} ({predicates.shown(row.metrics[each.figure])})" for each in unmet)
         return FAIL, f"fails for another reason than declared: {wrong}. Declared, and not so: {not_so or 'no error'}"
     return PASS, f"fails as declared: {wrong}. {declared.reason}"
 
@@ -359,7 +359,11 @@ def to_json(matrix: Iterable[Row]) -> dict[str, Any]:
         "schema": 1,
         "summary": summary(matrix),
         "exit_status": exit_status(matrix),
-        "rows": [{key: _plain(value) for key, value in dataclasses.asdict(row).items()} for row in matrix],
+        "rows": [
+            # what was measured is called figures there, as in the ledgers
+            {"figures" if key == "metrics" else key: _plain(value) for key, value in dataclasses.asdict(row).items()}
+            for row in matrix
+        ],
     }
 
 

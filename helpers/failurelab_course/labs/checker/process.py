@@ -107,12 +107,12 @@ def records(order: dict[str, Any], made: Any) -> list[dict[str, Any]]:
     if not asked or made.environment:
         return []
     from failurelab_course.experiments import observe
-    from failurelab_course.labs import metrics as figures
+    from failurelab_course.labs import metrics
 
     os.environ["FAILURELAB_SOURCE"] = asked["source"]
     device = order["device"]
     tier = "cpu" if device == "cpu" else "gpu"
     return [
         observe.record(asked["failure"], asked["state"], part, case=asked["case"], seed=0, device=device, tier=each)
-        for each, part in figures.by_tier(order["kind"], made.figures, tier).items()
+        for each, part in metrics.by_tier(order["kind"], made.metrics, tier).items()
     ]
