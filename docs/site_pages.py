@@ -34,7 +34,7 @@ def notebooks() -> list[pathlib.Path]:
 
 def labs() -> list[pathlib.Path]:
     """Return the folders of the labs in their order."""
-    return sorted(path.parent for path in (ROOT / "labs").glob("[0-9][0-9]_*/broken.py"))
+    return sorted(path.parent for path in (ROOT / "labs").glob("[0-9][0-9]_*/start.py"))
 
 
 def card(notebook: pathlib.Path) -> dict[str, str]:
@@ -200,7 +200,7 @@ def _list_of_labs() -> str:
 def _lab(folder: pathlib.Path) -> str:
     """Return a lab's page: its task and the broken script. Hints and solution stay with the commands."""
     told = tomllib.loads((folder / "lab.toml").read_text(encoding="utf-8"))
-    script = (folder / "broken.py").read_text(encoding="utf-8")
+    script = (folder / "start.py").read_text(encoding="utf-8")
     module = ast.parse(script)
     _, _, task = (ast.get_docstring(module) or "").partition("\n\n")
     after = "\n".join(script.splitlines()[module.body[0].end_lineno :]).strip("\n")

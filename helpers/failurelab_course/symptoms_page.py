@@ -32,7 +32,7 @@ def page() -> str:
 def _section(failure: failures.Failure) -> list[str]:
     notebook = f"[{failure.notebook}](../notebooks/{failure.notebook}.ipynb)"
     exercises = [lab for lab in labs.find() if failure.id in lab.failures]
-    listed = ", ".join(f"[{lab.number} {lab.title}](../labs/{lab.name}/train.py)" for lab in exercises)
+    listed = ", ".join(f"[{lab.number} {lab.title}](../labs/{lab.name}/start.py)" for lab in exercises)
     affected = "<br>".join(f"{stack}: {stack.what}" for stack in failure.affected)
     fixed = "<br>".join(f"{stack}: {stack.what}" for stack in failure.fixed)
     threads = "<br>".join(f"[{each.thread}]({each.url}) {each.what}" for each in failure.threads)

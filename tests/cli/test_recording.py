@@ -44,7 +44,7 @@ def parts(monkeypatch):
 
     def verify(names, **options):
         ran.extend(names)
-        return [labs.Row(name, labs.BROKEN, "broken.py", labs.PASS, records=[record(f"labs/{name}")]) for name in names]
+        return [labs.Row(name, labs.BROKEN, "start", labs.PASS, records=[record(f"labs/{name}")]) for name in names]
 
     monkeypatch.setattr(benchmarks, "run_benchmark", benchmark)
     monkeypatch.setattr(course, "run", notebook)
@@ -144,7 +144,7 @@ def test_without_the_course_s_packages_notebooks_are_not_run(parts, tmp_path, mo
     ],
 )
 def test_what_cannot_run_is_told_from_what_fails(parts, tmp_path, monkeypatch, part, status, reason, failed):
-    row = labs.Row("01_a", labs.BROKEN, "broken.py", status, reason)
+    row = labs.Row("01_a", labs.BROKEN, "start", status, reason)
     monkeypatch.setattr(course, "run", lambda names, **options: [result(status=status, reason=reason)])
     monkeypatch.setattr(labs, "verify", lambda names, **options: [row])
     path, name = tmp_path / "x.json", part.removeprefix("labs/")

@@ -125,7 +125,7 @@ def shared(tmp_path):
         "notebooks/01_first.ipynb": "{}",
         "notebooks/.ipynb_checkpoints/01_first-checkpoint.ipynb": "{}",
         "labs/01_lab/train.py": "solved",
-        "labs/01_lab/broken.py": "broken",
+        "labs/01_lab/start.py": "broken",
         "labs/01_lab/train.backup-1.py": "old",
         "helpers/failurelab/x.py": "x = 1",
         ".venv/bin/python": "",
@@ -142,7 +142,7 @@ def test_a_learner_s_copy(shared, tmp_path):
     """Notebooks and fresh labs are copied, the rest is linked, and the teacher's own state stays at home."""
     own = seat_home.prepare(shared, tmp_path / "home")
     assert own == tmp_path / "home" / "failurelab"
-    assert (own / "labs/01_lab/train.py").read_text() == "broken"
+    assert (own / "labs/01_lab/start.py").read_text() == "broken" and not (own / "labs/01_lab/train.py").exists()
     assert sorted(path.name for path in own.iterdir()) == [".venv", "README.md", "helpers", "labs", "notebooks"]
     assert (own / "helpers").is_symlink() and not (own / "notebooks").is_symlink()
     assert not (own / "labs/01_lab/train.backup-1.py").exists() and not list(own.rglob(".ipynb_checkpoints"))

@@ -12,6 +12,7 @@ import pytest
 import tomllib
 
 from failurelab_course import eras
+from failurelab_course.labs import verify as labs
 
 ROOT = eras.root()
 
@@ -137,16 +138,14 @@ def test_error_texts_stand_in_the_page_that_explains_them(staged):
 
 def test_a_lab_page_does_not_give_the_solution_away(staged):
     """Task and broken script only: no line that the solution adds, and none of the hints."""
-    for folder in site_pages.labs():
-        page = {line.strip() for line in staged[f"labs/{folder.name}.md"].read_text(encoding="utf-8").splitlines()}
-        broken = set((folder / "broken.py").read_text(encoding="utf-8").splitlines())
-        added = [
-            line for line in (folder / "solution.py").read_text(encoding="utf-8").splitlines() if line not in broken
-        ]
-        hints = (folder / "hints.md").read_text(encoding="utf-8").splitlines()
+    for lab in labs.find():
+        page = {line.strip() for line in staged[f"labs/{lab.name}.md"].read_text(encoding="utf-8").splitlines()}
+        start = set(lab.broken.text().splitlines())
+        added = [line for line in lab.solution.text().splitlines() if line not in start]
+        hints = (lab.folder / "hints.md").read_text(encoding="utf-8").splitlines()
         for line in [*added, *hints]:
             if len(line.strip()) > 25:
-                assert line.strip() not in page, f"{folder.name}: {line}"
+                assert line.strip() not in page, f"{lab.name}: {line}"
 
 
 def printed():

@@ -85,8 +85,8 @@ def check_homeless(learner: seat.Seat, class_: hub.Hub) -> None:
 def check_shared(learner: seat.Seat, room: pathlib.Path) -> None:
     """Copies are the learner's own; the rest is linked, and cannot be written, by root neither."""
     copy = room / "home" / learner.name / "failurelab"
-    train = copy / "labs" / "01_frozen_embeddings" / "train.py"
-    assert train.is_file() and train.stat().st_uid != 0
+    start = copy / "labs" / "01_frozen_embeddings" / "start.py"
+    assert start.is_file() and start.stat().st_uid != 0
     assert (copy / "helpers").is_symlink() and (copy / ".eras").is_symlink()
     kernel = seat.Kernel(learner)
     for place in ("helpers/failurelab", ".venv", ".eras/trl-0.14", ".hub/course/kernels"):

@@ -12,7 +12,7 @@ from failurelab_course import eras
 from failurelab_course.labs import verify as labs
 from failurelab_course.labs.checker import client as check_client
 from failurelab_course.labs.checker import measure
-from failurelab_course.labs.checker import process as check_process
+from failurelab_course.labs.checker import server as check_server
 
 LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
@@ -125,7 +125,7 @@ CHEATS = {
             (
                 "import pathlib\n",
                 "import json\nimport os\nimport pathlib\n\n"
-                "pathlib.Path('../answer.json').write_text(json.dumps({'figures': {}, 'refused': ''}))\nos._exit(0)\n",
+                "pathlib.Path('../answer.json').write_text(json.dumps({'metrics': {}, 'refused': ''}))\nos._exit(0)\n",
             )
         ],
         "left by itself with status 0",
@@ -152,10 +152,8 @@ def short_lab(tmp_path_factory):
     """Lab 01 with six steps: nothing can be learned in them, but every mistake shows."""
     folder = tmp_path_factory.mktemp("labs") / "01_frozen_embeddings"
     shutil.copytree(LABS / folder.name, folder)
-    for path in folder.rglob("*.py"):
-        path.write_text(
-            path.read_text().replace("max_steps=70", "max_steps=6").replace("warmup_steps=7", "warmup_steps=1")
-        )
+    path = folder / "start.py"
+    path.write_text(path.read_text().replace("max_steps=70", "max_steps=6").replace("warmup_steps=7", "warmup_steps=1"))
     path = folder / "lab.toml"
     path.write_text(
         path.read_text().replace("steps_done >= 70", "steps_done >= 6").replace("of 70 steps", "of 6 steps")
@@ -164,7 +162,7 @@ def short_lab(tmp_path_factory):
 
 
 def edited(lab, edits):
-    text = lab.broken.path.read_text()
+    text = lab.broken.text()
     for old, new in edits:
         assert old in text, old
         text = text.replace(old, new)
@@ -193,7 +191,7 @@ def test_a_cheat_does_not_pass(cheats, name):
 @pytest.mark.era
 def test_rollouts_are_scored_by_the_checker(cheats):
     """A reward function that says 1.0 to all makes the trainer's log perfect, and no completion right."""
-    assert cheats["rewards_everything"].figures["reward_first"] < 0.7
+    assert cheats["rewards_everything"].metrics["reward_first"] < 0.7
     assert cheats["prints_the_right_words"].output.count("PASS") == 1
     assert "get_imput_embeddings" in cheats["misspells"].traceback
 
@@ -292,8 +290,8 @@ def test_a_script_that_eats_the_machine_is_stopped(server, tmp_path):
     assert "no function build_trainer" in answers[3]["measured"]["refused"]
     assert gone(int(pids.read_text()))
     assert sorted(path.name for path in tmp_path.glob("*.py")) == ["0.py", "1.py", "2.py", "3.py"]
-    children = check_process.descendants(server.process.pid)
-    assert children == [server.process.pid]
+    # the fork server, and the tracker that multiprocessing has with it
+    assert len(check_server.descendants(server.process.pid)) == 3
 
 
 def spoilt(lab, tmp_path, *edits):
@@ -341,7 +339,7 @@ def test_an_import_that_fails_inside_the_stack_is_the_environment(tmp_path, monk
     script.write_text("from torch import no_such_name\n")
     made = measure.run(script, MODEL, tmp_path / "out", "GRPOTrainer")
     assert made.environment == ""
-    assert made.figures["error"].startswith("ImportError")
+    assert made.metrics["error"].startswith("ImportError")
 
 
 def test_no_room_on_the_disk_is_the_environment(tmp_path):

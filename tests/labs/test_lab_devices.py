@@ -1,9 +1,8 @@
 """Labs on a device: no script sees a GPU that was not asked for, and none passes on another device than asked."""
 
-import io
 import json
+import multiprocessing
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -16,11 +15,11 @@ from failurelab_course import eras
 from failurelab_course.experiments import machine as ran_on
 from failurelab_course.labs import cli as lab_cli
 from failurelab_course.labs import definition as lab_files
-from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import metrics
 from failurelab_course.labs import verify as labs
 from failurelab_course.labs.checker import client as check_client
 from failurelab_course.labs.checker import judge, measure
-from failurelab_course.labs.checker import server as check_server
+from failurelab_course.labs.checker import process as check_process
 
 LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
@@ -85,15 +84,15 @@ def test_a_check_is_shown_one_gpu(monkeypatch, visible, device, shown):
 def test_what_a_check_on_a_gpu_has_beside_its_limits(monkeypatch, tmp_path):
     """Its imports, which a forked check does not pay, and CUDA's own memory on the machine's side."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    process = types.SimpleNamespace(stdin=io.BytesIO(), stdout=[])
+    here, there = multiprocessing.Pipe()
     ordered = []
     for device in ("cpu", "cuda:1"):
-        server = check_client.Server(process, tmp_path, ["trl.GRPOTrainer"], device)
+        server = check_client.Server(None, here, tmp_path, device)
         server.check(0, tmp_path / "train.py", MODEL, "GRPOTrainer", 240, memory_limit=1000)
-        ordered.append((json.loads(process.stdin.getvalue().splitlines()[-1]), server.longest(240)))
+        ordered.append((json.loads(there.recv_bytes()), server.longest(240)))
     (plain, within), (on_gpu, later) = ordered
     assert (plain["device"], plain["visible"], plain["time_limit"], plain["memory_limit"]) == ("cpu", "", 240, 1000)
-    assert (on_gpu["device"], on_gpu["visible"], on_gpu["needs"]) == ("cuda", "6", ["trl.GRPOTrainer"])
+    assert (on_gpu["device"], on_gpu["visible"]) == ("cuda", "6")
     assert on_gpu["time_limit"] > 240 and on_gpu["memory_limit"] > 1000
     assert later > within > 240
 
@@ -114,7 +113,7 @@ def test_gpus_are_hidden_unless_asked_for_and_the_cpu_is_no_gpu(monkeypatch, tmp
     refused = answer["measured"]["refused"]
     if device == "cpu":
         assert refused == ""
-        assert "ValueError" in answer["measured"]["figures"]["error"]  # the Trainer has no dataset: it got as far
+        assert "ValueError" in answer["measured"]["metrics"]["error"]  # the Trainer has no dataset: it got as far
     else:
         assert refused.startswith("the trainer's model is on cpu, and this check is on cuda: ")
         assert "Next: use_cpu=not torch.cuda.is_available()" in refused
@@ -131,12 +130,11 @@ def test_the_judge_sees_no_gpu(monkeypatch):
     """Scores are the CPU's on every device, and CUDA cannot be used in a fork."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
-    def serve(model, tokenizer, pipe):
-        pipe.recv()
-        pipe.send(("answer", [os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.is_available()]))
+    def accuracy(model, tokenizer, **question):
+        return [os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.is_available()]
 
-    monkeypatch.setattr(judge, "_serve", serve)
-    with judge.start(None, None) as scorer:
+    monkeypatch.setattr(judge, "_accuracy", accuracy)
+    with judge.start(torch.nn.Linear(1, 1), None) as scorer:
         assert scorer.accuracy() == ["", False]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
@@ -144,9 +142,9 @@ def test_the_judge_sees_no_gpu(monkeypatch):
 def test_which_labs_use_a_gpu(written):
     """By kind: simulated devices are the same everywhere. A lab may say less in its lab.toml, and no more."""
     for lab in labs.find():
-        assert lab.devices == (("cpu",) if lab.kind in figures.CPU_ONLY else ("cpu", "cuda"))
-    assert {lab.kind for lab in labs.find()} - set(figures.CPU_ONLY) == {"trainer", "loop", "logits", "log_probs"}
-    assert set(figures.CPU_ONLY) < set(figures.KINDS) == set(measure.KINDS)
+        assert lab.devices == (("cpu",) if lab.kind in metrics.CPU_ONLY else ("cpu", "cuda"))
+    assert {lab.kind for lab in labs.find()} - set(metrics.CPU_ONLY) == {"trainer", "loop", "logits", "log_probs"}
+    assert set(metrics.CPU_ONLY) < set(metrics.KINDS) == set(measure.KINDS)
     lab = written('devices = ["cpu"]')
     assert lab.devices == ("cpu",)
     assert "its lab.toml names the devices cpu. Next: --device cpu" in labs.cannot_run(lab, "cuda:1")
@@ -204,8 +202,8 @@ def test_records_name_the_tier_and_the_device(monkeypatch):
     asked = {"failure": "F1", "state": "broken", "case": "lab", "source": "labs/01"}
 
     def records(kind, device):
-        made = types.SimpleNamespace(environment="", figures=dict.fromkeys(figures.of(kind), 0))
-        return check_server._records({"record": asked, "kind": kind, "device": device}, made)
+        made = types.SimpleNamespace(environment="", metrics=dict.fromkeys(metrics.of(kind), 0))
+        return check_process.records({"record": asked, "kind": kind, "device": device}, made)
 
     (on_gpu,) = records("trainer", "cuda")
     assert (on_gpu["tier"], on_gpu["device"]) == ("gpu", "NVIDIA Pretended")
@@ -217,7 +215,7 @@ def test_records_name_the_tier_and_the_device(monkeypatch):
     real, simulated = records("launch", "cpu")
     assert (real["tier"], simulated["tier"]) == ("cpu", "simulated")
     assert "reward_first" in real["figures"] and "ranks_refused" in simulated["figures"]
-    assert real["figures"].keys() | simulated["figures"].keys() == set(figures.of("launch"))
+    assert real["figures"].keys() | simulated["figures"].keys() == set(metrics.of("launch"))
     assert not real["figures"].keys() & simulated["figures"].keys()
 
 
@@ -252,9 +250,9 @@ def test_a_notebook_gets_the_same_line(monkeypatch, capsys):
 def test_scripts_take_the_gpu_that_they_are_shown():
     """A learner's own run uses the GPU at hand; the labs that are for the CPU alone stay there."""
     for lab in labs.find():
-        for path in (lab.original, lab.solution, *(each.path for each in lab.wrong_fixes)):
-            text = pathlib.Path(path).read_text()
+        for script in (lab.broken, lab.solution, *lab.wrong_fixes):
+            text = script.text()
             if lab.kind == "engine":
-                assert "use_cpu=True," in text, path
+                assert "use_cpu=True," in text, script
             elif "use_cpu" in text:
-                assert "use_cpu=not torch.cuda.is_available()," in text, path
+                assert "use_cpu=not torch.cuda.is_available()," in text, script

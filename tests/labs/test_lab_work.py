@@ -55,11 +55,11 @@ def test_checks_are_counted_up_to_the_first_pass(lab):
 
 def test_a_wrong_fix_that_many_try_is_told_and_kept(lab):
     """The learner's own layout and comments do not hide it."""
-    text = (lab.folder / "wrong_fixes" / "filter_warnings.py").read_text()
+    text = lab_work.find_wrong_fix(lab, "filter_warnings").text()
     lab.train.write_text(text.replace("import tempfile\n", "import tempfile  # mine\n\n\n"))
     made = lab_work.judged(lab, row(lab, "FAIL"))
     assert "a repair that many try" in made.reason
-    assert next(each.reason for each in lab.wrong_fixes if each.path.stem == "filter_warnings") in made.reason
+    assert next(each.reason for each in lab.wrong_fixes if each.name == "filter_warnings") in made.reason
     lab_work.judged(lab, row(lab, "FAIL"))
     assert progress(lab).wrong_fixes == ["filter_warnings"]
 
@@ -76,7 +76,7 @@ def test_every_wrong_fix_is_known_by_its_code(name, lab):
     shutil.copytree(LABS / name, folder, dirs_exist_ok=True)
     other = labs.load(folder)
     for each in other.wrong_fixes:
-        shutil.copyfile(each.path, other.train)
+        other.train.write_text(each.text())
         assert lab_work.wrong_fix(other) == each
 
 
@@ -111,9 +111,16 @@ def test_the_next_lab_comes_after_the_one_just_solved():
         lab_work.next_lab(solved)
 
 
-def test_the_title_is_no_repair(lab):
-    """The shown solution begins with the repair, and not with `, solved:`."""
-    assert ", solved:" not in lab_work.solution(lab, asked=True)
+def test_a_wrong_fix_and_the_solution_can_be_written_whole(lab, tmp_path, monkeypatch):
+    """Where a script finds the small model by itself, as the learner's does: two folders below the course's own."""
+    monkeypatch.setattr(eras, "root", lambda: tmp_path)
+    written = lab_work.write(lab, lab_work.find_wrong_fix(lab, "train_mode"))
+    assert written == tmp_path / ".course" / "01_frozen_embeddings" / "train_mode.py"
+    assert "torch.set_grad_enabled(True)" in written.read_text()
+    assert "parents[2]" in written.read_text() and written.parents[2] == tmp_path
+    assert "enable_input_require_grads()" in lab_work.write(lab, lab.solution).read_text()
+    with pytest.raises(labs.LabError, match=r"no wrong fix 'no'\. It has: filter_warnings, train_mode"):
+        lab_work.find_wrong_fix(lab, "no")
 
 
 def test_the_solution_is_offered_after_a_pass_or_when_asked_for(lab):
@@ -128,7 +135,7 @@ def test_the_solution_is_offered_after_a_pass_or_when_asked_for(lab):
 
 def test_reset_keeps_what_was_written(lab):
     """Twice: no backup is written over."""
-    original = lab.original.read_text()
+    original = lab.start.read_text()
     assert lab_work.reset(lab) is None
     for number, text in enumerate(("first = 1\n", "second = 2\n"), start=1):
         lab.train.write_text(text)
@@ -266,14 +273,15 @@ def course(tmp_path):
     for name in ("01_frozen_embeddings", "02_garbage_rollouts"):
         folder = root / "labs" / name
         shutil.copytree(LABS / name, folder)
-        for path in folder.rglob("*.py"):
-            text = path.read_text().replace("max_steps=70", "max_steps=6").replace("warmup_steps=7", "warmup_steps=1")
-            path.write_text(text)
+        (folder / "train.py").unlink(missing_ok=True)
+        path = folder / "start.py"
+        text = path.read_text().replace("max_steps=70", "max_steps=6").replace("warmup_steps=7", "warmup_steps=1")
+        path.write_text(text)
         path = folder / "lab.toml"
         # Six steps teach nothing: here a lab is solved when its gradients are right.
-        parts = path.read_text().replace("steps_done >= 70", "steps_done >= 6").split("\n\n")
+        lines = path.read_text().replace("steps_done >= 70", "steps_done >= 6").splitlines()
         learned = ('check = "accuracy_gain', 'check = "reward_last', 'check = "rollout_gap')
-        path.write_text("\n\n".join(part for part in parts if not any(each in part for each in learned)))
+        path.write_text("\n".join(line for line in lines if not any(each in line for each in learned)) + "\n")
     return root
 
 
@@ -289,13 +297,17 @@ def test_a_learner_in_a_terminal(course, tmp_path):
     listed = learner("list")
     assert listed.end() == 0
     assert "0 of 2 solved" in listed.text and "failurelab lab check 01" in listed.text
+    script = course / "labs" / "01_frozen_embeddings" / "train.py"
+    assert script.is_file()  # it was made, for the list says that it is to be edited
+    opened = learner("open", "02")
+    assert opened.end() == 0
+    assert opened.plain == "labs/02_garbage_rollouts/train.py" and (course / opened.plain).is_file()
     checked = learner("check")
     assert checked.end() == 1
     assert "24 of 25 tensors still have no gradient" in checked.plain
     hinted = learner("hint", "01")
     assert hinted.end() == 0
     assert "Hint 1 of 3" in hinted.text
-    script = course / "labs" / "01_frozen_embeddings" / "train.py"
     watched = learner("watch", "01")
     watched.read_to("waiting for a change")
     script.write_text(script.read_text().replace("    config = GRPOConfig(", REPAIR))
@@ -305,6 +317,7 @@ def test_a_learner_in_a_terminal(course, tmp_path):
     solved = learner("solution", "01")
     assert solved.end() == 0
     assert "enable_input_require_grads" in solved.text
+    assert (course / solved.plain.rpartition("The whole script: ")[2]).is_file()
     listed = learner("list")
     assert listed.end() == 0
     assert "1 of 2 solved" in listed.plain and "1 of 3" in listed.plain

@@ -49,20 +49,20 @@ def test_silent_failures_are_silent(matrix):
     found = training_of(matrix, "broken", "F1", "F7")
     assert len(found) >= 5
     for row in found:
-        assert row.figures["error"] == ""
-        assert row.figures["steps_done"] > 0
-        assert row.figures["finite"]
+        assert row.metrics["error"] == ""
+        assert row.metrics["steps_done"] > 0
+        assert row.metrics["finite"]
 
 
 def test_healed_means_that_what_was_lost_is_back(matrix):
     """Gradients for all, rollouts as good as the model, and a model that has learned; not that a warning is gone."""
     for row in training_of(matrix, "right_fix", "F1", "F7"):
-        figures = row.figures
-        assert figures["tensors_without_gradient"] == 0
-        assert figures["tensors_changed"] == figures["tensors_trainable"] > 1
-        assert figures["rollout_gap"] < 0.1
-        assert figures["reward_last"] > figures["accuracy_before"]
-        assert figures["accuracy_gain"] >= 0.1
+        metrics = row.metrics
+        assert metrics["tensors_without_gradient"] == 0
+        assert metrics["tensors_changed"] == metrics["tensors_trainable"] > 1
+        assert metrics["rollout_gap"] < 0.1
+        assert metrics["reward_last"] > metrics["accuracy_before"]
+        assert metrics["accuracy_gain"] >= 0.1
 
 
 def test_a_false_alarm_is_healthy_all_the_time(matrix):
@@ -72,9 +72,9 @@ def test_a_false_alarm_is_healthy_all_the_time(matrix):
     for name in names:
         broken, solved = (next(r for r in rows(matrix, s) if r.lab == name) for s in ("broken", "right_fix"))
         for figure in ("accuracy_after", "tensors_changed", "warnings", "reward_last"):
-            assert broken.figures[figure] == solved.figures[figure]
-        assert (broken.figures["answer"], solved.figures["answer"]) == ("", "harmless")
-        assert solved.figures["answer_claims"] >= 3 and solved.figures["answer_wrong"] == 0
+            assert broken.metrics[figure] == solved.metrics[figure]
+        assert (broken.metrics["answer"], solved.metrics["answer"]) == ("", "harmless")
+        assert solved.metrics["answer_claims"] >= 3 and solved.metrics["answer_wrong"] == 0
 
 
 def test_every_failure_has_its_labs(matrix):
@@ -88,39 +88,39 @@ def test_every_failure_has_its_labs(matrix):
 def test_the_warning_tells_nothing(matrix):
     """It is there after the repair, and gone after a filter that repaired nothing."""
     solution = next(row for row in rows(matrix, "right_fix") if row.lab.startswith("01"))
-    assert solution.figures["warnings"] > 0
+    assert solution.metrics["warnings"] > 0
     hidden = next(row for row in rows(matrix, "wrong_fix") if row.lab.startswith("01") and "filter" in row.script)
-    assert hidden.figures["warnings"] == 0
+    assert hidden.metrics["warnings"] == 0
     assert "the warning is gone, but 24 of 25 tensors still have no gradient" in hidden.reason
 
 
 def test_the_popular_wrong_fixes_are_here(matrix):
     """The three that the threads recommend: a filter, enable_input_require_grads alone, the model's own use_cache."""
-    reasons = {row.script.removeprefix("wrong_fixes/"): row.reason for row in rows(matrix, "wrong_fix")}
-    assert "no gradient" in reasons["filter_warnings.py"]
-    assert "every tensor has a gradient, but the rollouts are garbage" in reasons["enable_input_require_grads.py"]
-    assert "the rollouts are garbage" in reasons["model_config_use_cache.py"]
+    reasons = {row.script: row.reason for row in rows(matrix, "wrong_fix")}
+    assert "no gradient" in reasons["filter_warnings"]
+    assert "every tensor has a gradient, but the rollouts are garbage" in reasons["enable_input_require_grads"]
+    assert "the rollouts are garbage" in reasons["model_config_use_cache"]
 
 
 def test_two_failures_hide_each_other(matrix):
     """Lab 03: after either repair alone one figure is right, the other is not, and nothing is learned."""
-    by_script = {row.script: row.figures for row in matrix if row.lab.startswith("03")}
-    gradients, rollouts = by_script["wrong_fixes/gradients_only.py"], by_script["wrong_fixes/rollouts_only.py"]
+    by_script = {row.script: row.metrics for row in matrix if row.lab.startswith("03")}
+    gradients, rollouts = by_script["gradients_only"], by_script["rollouts_only"]
     assert gradients["tensors_without_gradient"] == 0 and gradients["rollout_gap"] > 0.1
     assert rollouts["tensors_without_gradient"] == 12 and rollouts["rollout_gap"] < 0.1
-    solution = by_script["solution.py"]
+    solution = by_script["solution"]
     assert gradients["reward_last"] < gradients["accuracy_before"] < solution["reward_last"]
     assert rollouts["accuracy_gain"] < 0.1 <= solution["accuracy_gain"]
 
 
 def test_four_failures_are_measured_beside_each_other(matrix):
     """Lab 19: an error in the first step hides none of the others, and one device does not hide the second."""
-    by_script = {row.script: row.figures for row in matrix if row.lab.startswith("19")}
-    broken, three = by_script["broken.py"], by_script["wrong_fixes/three_of_four.py"]
+    by_script = {row.script: row.metrics for row in matrix if row.lab.startswith("19")}
+    broken, three = by_script["start"], by_script["three_of_four"]
     assert "element 0 of tensors" in broken["error"] and broken["steps_done"] == 0
     assert broken["rollout_gap"] > 0.1 and broken["rows_made"] > broken["rows_needed"] > 0
     assert broken["ranks_refused"] == three["ranks_refused"] == 1
-    assert three["accuracy_gain"] == by_script["solution.py"]["accuracy_gain"] >= 0.08
+    assert three["accuracy_gain"] == by_script["solution"]["accuracy_gain"] >= 0.08
 
 
 def test_every_run_leaves_an_evidence_record(matrix):

@@ -1,9 +1,9 @@
-"""What the checker measures of a run, in every era: the same figures, whatever the trainer's release."""
+"""What the checker measures of a run, in every era: the same metrics, whatever the trainer's release."""
 
 import pytest
 
 from failurelab_course.experiments import models, observe
-from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import measure
 
 SCRIPT = """
@@ -33,8 +33,8 @@ def test_a_healthy_run_is_measured_whole(measured):
     """Two steps: every figure is there, the rollouts are scored, the weights moved."""
     made = measured("pass")
     assert (made.traceback, made.refused, made.environment) == ("", "", "")
-    found = made.figures
-    assert set(found) == set(figures.of("trainer"))
+    found = made.metrics
+    assert set(found) == set(metrics.of("trainer"))
     assert None not in found.values()
     assert found["steps_done"] == 2
     assert found["tensors_changed"] == found["tensors_trainable"] == found["tensors_total"] == 26
@@ -50,9 +50,9 @@ def test_what_is_frozen_is_told_from_what_lacks_a_gradient(measured):
         "model.get_input_embeddings().requires_grad_(False); model.odd = __import__('torch').nn.Linear(2, 2)"
     )
     assert (made.traceback, made.refused, made.environment) == ("", "", "")
-    assert made.figures["tensors_frozen"] == 1
-    assert made.figures["tensors_without_gradient"] == 2
-    assert made.figures["tensors_changed"] == 25
+    assert made.metrics["tensors_frozen"] == 1
+    assert made.metrics["tensors_without_gradient"] == 2
+    assert made.metrics["tensors_changed"] == 25
 
 
 def test_other_weights_are_refused(measured):
@@ -76,7 +76,7 @@ def test_rows_of_logits_are_read_in_the_trainer_s_own_pass(tmp_path):
     made = measure.run(script, models.path("tiny"), tmp_path / "output", "GRPOTrainer", "logits")
     assert (made.traceback, made.refused) == ("", "")
     wasteful, off = BY_ERA[observe.era()]
-    found = made.figures
+    found = made.metrics
     assert (found["rows_made"] > found["rows_needed"]) == wasteful or off
     assert found["positions_off"] == 0 if not off else found["positions_off"] > 1
 
@@ -111,7 +111,7 @@ def test_a_scoring_function_is_compared_with_the_truth(tmp_path, body, expected)
     script.write_text(FUNCTION.format(body=body))
     made = measure.run(script, models.path("tiny"), tmp_path / "output", "log_probs", "log_probs")
     assert (made.traceback, made.refused) == ("", "")
-    found = made.figures
+    found = made.metrics
     assert {name: found[name] for name in expected} == expected
     right = expected["positions_off"] == 0
     assert (found["log_prob_error"] < 1e-4) == right == (found["scores_from"] == "")

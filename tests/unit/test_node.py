@@ -8,7 +8,7 @@ import torch
 from packaging.version import Version
 
 from failurelab_course.experiments import models
-from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import measure
 from failurelab_course.simulate import node as simulated_node
 from failurelab_course.simulate.node import CommandError, Cuda, process, started
@@ -115,7 +115,7 @@ def measured(tmp_path):
         script.write_text(SCRIPT.format(command=command, at=at, first=first, then=then, top=top))
         made = measure.run(script, models.path("tiny"), tmp_path / "output", "prepare", "node")
         assert made.traceback == "" and made.environment == ""
-        return made.refused or made.figures
+        return made.refused or made.metrics
 
     return run
 
@@ -123,7 +123,7 @@ def measured(tmp_path):
 def test_two_visible_gpus(measured):
     """Trainers of transformers 4 copy a 4-bit model and leave its scales; transformers 5 does not wrap it at all."""
     found = measured(PLAIN)
-    assert set(found) == set(figures.of("node")) and None not in found.values()
+    assert set(found) == set(metrics.of("node")) and None not in found.values()
     assert (found["processes"], found["devices_seen"], found["ranks_refused"]) == (1, 2, 0)
     if installed("transformers").major >= 5:
         assert (found["data_parallel"], found["copies"], found["quantization_elsewhere"]) == (0, 1, 0)

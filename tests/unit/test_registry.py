@@ -7,7 +7,7 @@ import pytest
 
 from failurelab import failures as registry
 from failurelab.failures import loader as files
-from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import metrics
 
 FOLDER = registry._FOLDER
 
@@ -20,7 +20,7 @@ def test_every_failure_is_whole():
     assert {"F1", "F7"} <= {each.id for each in failures}
     for failure in failures:
         for predicate in failure.signature:
-            assert set(predicate.names) <= set(figures.FIGURES), f"{failure.id}: {predicate}"
+            assert set(predicate.names) <= set(metrics.METRICS), f"{failure.id}: {predicate}"
         assert (failure.symptoms or failure.seen_as) and failure.threads and failure.fix
         for thread in failure.threads:
             assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/issues/\d+", thread.url)

@@ -18,6 +18,7 @@ from rich.text import Text
 from failurelab import failures as registry
 from failurelab_course import eras
 from failurelab_course.experiments import machine as ran_on
+from failurelab_course.labs import definition as lab_files
 from failurelab_course.labs import exercise as lab_work
 from failurelab_course.labs import progress as lab_state
 from failurelab_course.labs import report as lab_report
@@ -75,6 +76,7 @@ def list_labs(as_json: Json = False) -> None:
     console.print(f"{solved} of {len(rows)} solved.", style="bold")
     if solved < len(rows):
         lab = lab_work.next_lab(state)
+        lab_files.learner_script(lab)
         console.print(f"Next: edit labs/{lab.name}/train.py, then failurelab lab check {lab.number}")
 
 
@@ -119,7 +121,20 @@ def solution(
     for line in lab_work.solution(lab, asked=yes).splitlines():
         # Not wrapped, so that it can be copied.
         console.print(Text(line, _DIFF.get(line[:1], "")), soft_wrap=True)
-    console.print(f"The whole script: labs/{lab.name}/solution.py")
+    _print_path("The whole script: ", lab_work.write(lab, lab.solution))
+
+
+@app.command("open")
+def open_script(
+    name: Name = None,
+    wrong_fix: Annotated[
+        str, typer.Option(help="Instead: a repair that people try and that does not heal, written whole to be run.")
+    ] = "",
+) -> None:
+    """Print the path of your train.py, which is made if it is not there yet."""
+    lab = _lab(name)
+    path = lab_work.write(lab, lab_work.find_wrong_fix(lab, wrong_fix)) if wrong_fix else lab_files.learner_script(lab)
+    _print_path("", path)
 
 
 @app.command()
@@ -188,6 +203,11 @@ def _progress(told: str, file: TextIO | None) -> Iterator[None]:
     with Progress(*columns, console=where, transient=True) as progress:
         progress.add_task(told, total=None)
         yield
+
+
+def _print_path(text: str, path: pathlib.Path) -> None:
+    """Print a path as it is seen from the course's folder, unbroken, so that it can be copied."""
+    console.print(Text(f"{text}{path.relative_to(eras.root())}"), soft_wrap=True)
 
 
 def _last_touched() -> str | None:

@@ -1,18 +1,26 @@
 """What a lab's folder holds, read and checked: `lab.toml`, the scripts, the hints, and the rules that all labs keep.
 
-labs/NN_name/lab.toml      what is measured, what a healthy run is, and why each script that is not one fails
-             train.py      broken, with exactly one TODO; the learner's to edit
-             broken.py     the same, as it was at first
-             hints.md      three hints, growing
-             solution.py   the same with the TODO done and the repair marked: # ^^^ why
-             wrong_fixes/  what people try, one script each
+labs/NN_name/start.py   the broken script, with exactly one TODO
+             lab.toml   what is measured, what a healthy run is, and why a script that is not one fails; then, as edits
+                        of start.py, what people try and the solution, whose repair is marked: # ^^^ why
+             hints.md   three hints, growing
+             train.py   the learner's copy of start.py: made at first use, and ignored by git
+
+An edit finds a text that is in start.py exactly once, and is one of three:
+
+    ["old", "new"]                        the text is replaced
+    { after = "text", add = "lines" }     lines are added below the line that holds it
+    { drop = "text" }                     the line that holds it is left out
 """
 
 import ast
 import dataclasses
 import difflib
+import os
 import pathlib
 import re
+import shutil
+import threading
 from collections.abc import Iterable
 
 from failurelab import failures as registry
@@ -21,7 +29,7 @@ from failurelab.failures import predicates
 from failurelab.failures.predicates import Predicate
 from failurelab.failures.toml_table import Table
 from failurelab_course import eras
-from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import metrics
 
 _NAME = re.compile(r"(\d\d)_[a-z0-9_]+")
 HINTS = 3
@@ -34,10 +42,77 @@ class LabError(FailureLabError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Broken:
+class Edit:
+    """One change of a script.
+
+    Attributes:
+        kind: `replace`, `after` or `drop`; see the module's text.
+        text: what is looked for.
+        new: what replaces it, or the lines that are added.
+    """
+
+    kind: str
+    text: str
+    new: str = ""
+
+    def apply(self, script: str) -> str:
+        """Return the script with this change; the text must be in it."""
+        start = script.index(self.text)
+        end = start + len(self.text)
+        if self.kind == "replace":
+            return script[:start] + self.new + script[end:]
+        end = script.index("\n", end) + 1
+        if self.kind == "after":
+            return f"{script[:end]}{self.new}\n{script[end:]}"
+        return script[: script.rfind("\n", 0, start) + 1] + script[end:]
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """A script of a lab: its start script, with edits.
+
+    Attributes:
+        name: `start`, `solution`, or what a wrong fix is called.
+        start: the file of the start script.
+        edits: what is changed in it, in order.
+    """
+
+    name: str
+    start: pathlib.Path
+    edits: tuple[Edit, ...]
+
+    def text(self) -> str:
+        """Return its source.
+
+        Raises:
+            LabError: there is no start script, or an edit does not apply to it.
+        """
+        try:
+            script = self.start.read_text(encoding="utf-8")
+        except OSError as error:
+            raise LabError(f"{self.start} cannot be read: {error.strerror}. Next: git checkout -- labs") from error
+        for edit in self.edits:
+            if (count := script.count(edit.text)) != 1:
+                raise LabError(
+                    f"{self.start.parent.name}/lab.toml: {self.name}: an edit looks for {edit.text!r}, which is in "
+                    f"start.py {count} times and must be there once. Next: write the edit anew"
+                )
+            script = edit.apply(script)
+        return script
+
+    def write(self, folder: pathlib.Path) -> pathlib.Path:
+        """Write it to `folder`, where it can be run; return its path."""
+        text = self.text()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.name}.py"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(Script):
     """A script that must fail, for this reason and with this signature."""
 
-    path: pathlib.Path
     reason: str
     signature: tuple[Predicate, ...]
 
@@ -60,6 +135,7 @@ class Lab:
     notes: tuple[Predicate, ...]
     broken: Broken
     wrong_fixes: tuple[Broken, ...]
+    solution: Script
     time_limit: float
     memory_limit: int
     difficulty: str
@@ -73,19 +149,14 @@ class Lab:
         return self.name[:2]
 
     @property
+    def start(self) -> pathlib.Path:
+        """The script as it is at first: what is proved to be broken, and what a learner gets a copy of."""
+        return self.folder / "start.py"
+
+    @property
     def train(self) -> pathlib.Path:
-        """The script that a learner edits."""
+        """The script that a learner edits; see `learner_script`."""
         return self.folder / "train.py"
-
-    @property
-    def original(self) -> pathlib.Path:
-        """The script as it was at first: what is proved to be broken, and what `reset` copies back."""
-        return self.broken.path
-
-    @property
-    def solution(self) -> pathlib.Path:
-        """The script that heals."""
-        return self.folder / "solution.py"
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -144,8 +215,9 @@ def load(folder: pathlib.Path) -> Lab:
         measured=raw.text("measured"),
         healthy=_predicates(raw, "healthy"),
         notes=_predicates(raw, "notes", ()),
-        broken=_broken(Table(where, raw.take("broken", dict), LabError, "broken: "), folder, "broken.py"),
+        broken=_broken(Table(where, raw.take("broken", dict), LabError, "broken: "), folder, "start"),
         wrong_fixes=tuple(_broken(table, folder) for table in raw.tables("wrong_fixes")),
+        solution=_solution(Table(where, raw.take("solution", dict), LabError, "solution: "), folder),
         time_limit=float(raw.take("time_limit", int)),
         memory_limit=raw.take("memory_limit", int, MEMORY_LIMIT),
         difficulty=raw.text("difficulty"),
@@ -163,15 +235,62 @@ def load(folder: pathlib.Path) -> Lab:
             registry.get(id)
         except registry.RegistryError as error:
             raise LabError(f"{where}: failures: {error}") from error
-    _check_figures(made, where)
+    _check_metrics(made, where)
     return made
 
 
-def _broken(raw: Table, folder: pathlib.Path, file: str = "") -> Broken:
-    file = file or raw.text("file")
-    made = Broken(folder / file, raw.text("reason"), _predicates(raw, "signature"))
+def learner_script(lab: Lab) -> pathlib.Path:
+    """Return the learner's train.py; where there is none yet, it is made of start.py.
+
+    Raises:
+        LabError: there is no start script.
+    """
+    if not lab.train.exists():
+        copy_start(lab)
+    return lab.train
+
+
+def copy_start(lab: Lab) -> None:
+    """Make train.py as start.py is, whole or not at all.
+
+    Raises:
+        LabError: there is no start script.
+    """
+    partial = lab.folder / f".train-{os.getpid()}-{threading.get_ident()}.partial"  # two commands may do this at once
+    try:
+        shutil.copyfile(lab.start, partial)
+    except FileNotFoundError as error:
+        raise LabError(f"{lab.start} is missing. Next: git checkout -- labs") from error
+    partial.replace(lab.train)
+
+
+def _broken(raw: Table, folder: pathlib.Path, name: str = "") -> Broken:
+    edits = () if name else _edits(raw)
+    name = name or raw.text("name")
+    made = Broken(name, folder / "start.py", edits, raw.text("reason"), _predicates(raw, "signature"))
     raw.done()
     return made
+
+
+def _solution(raw: Table, folder: pathlib.Path) -> Script:
+    made = Script("solution", folder / "start.py", _edits(raw))
+    raw.done()
+    return made
+
+
+def _edits(raw: Table) -> tuple[Edit, ...]:
+    made = []
+    for source in raw.take("edits", list):
+        match source:
+            case [str(text), str(new)]:
+                made.append(Edit("replace", text, new))
+            case {"after": str(text), "add": str(new), **rest} if not rest:
+                made.append(Edit("after", text, new))
+            case {"drop": str(text), **rest} if not rest:
+                made.append(Edit("drop", text))
+            case _:
+                raise raw.error("edits", f'{source!r} is none of ["old", "new"], {{after, add}} and {{drop}}')
+    return tuple(made)
 
 
 def _predicates(raw: Table, key: str, default: tuple | None = None) -> tuple[Predicate, ...]:
@@ -187,25 +306,25 @@ def _predicates(raw: Table, key: str, default: tuple | None = None) -> tuple[Pre
 
 def _devices(raw: Table, kind: str) -> tuple[str, ...]:
     """Read where a lab can be checked; by default wherever its kind is measured."""
-    possible = figures.DEVICES[:1] if kind in figures.CPU_ONLY else figures.DEVICES
+    possible = metrics.DEVICES[:1] if kind in metrics.CPU_ONLY else metrics.DEVICES
     made = raw.texts("devices", possible)
     for device in made:
-        if device not in figures.DEVICES:
-            raise raw.error("devices", f"{device!r} is none of {', '.join(figures.DEVICES)}")
+        if device not in metrics.DEVICES:
+            raise raw.error("devices", f"{device!r} is none of {', '.join(metrics.DEVICES)}")
         if device not in possible:
             raise raw.error(
-                "devices", f"{device!r}, and the kind {kind} runs on the CPU alone: {figures.CPU_ONLY[kind]}"
+                "devices", f"{device!r}, and the kind {kind} runs on the CPU alone: {metrics.CPU_ONLY[kind]}"
             )
     if "cpu" not in made:
         raise raw.error("devices", "the CPU is not among them, and every lab is proved there")
     return made
 
 
-def _check_figures(lab: Lab, where: str) -> None:
-    """Find figures that the checker does not measure before a run does."""
-    if lab.kind not in figures.KINDS:
-        raise LabError(f"{where}: kind: {lab.kind!r} is none of {', '.join(figures.KINDS)}")
-    measured = figures.of(lab.kind)
+def _check_metrics(lab: Lab, where: str) -> None:
+    """Find metrics that the checker does not measure before a run does."""
+    if lab.kind not in metrics.KINDS:
+        raise LabError(f"{where}: kind: {lab.kind!r} is none of {', '.join(metrics.KINDS)}")
+    measured = metrics.of(lab.kind)
     groups = [lab.healthy, lab.notes, lab.broken.signature, *(each.signature for each in lab.wrong_fixes)]
     for predicate in (each for group in groups for each in group):
         asked = {*predicate.names, *predicates.fields(predicate.when_holds), *predicates.fields(predicate.when_fails)}
@@ -215,7 +334,7 @@ def _check_figures(lab: Lab, where: str) -> None:
 
 def signature(lab: Lab) -> tuple[Predicate, ...]:
     """Return what the broken run must show: the lab's own signature, and of its failures' what this kind measures."""
-    measured = set(figures.of(lab.kind))
+    measured = set(metrics.of(lab.kind))
     if lab.false_alarm:
         return lab.broken.signature
     of_failures = (each for id in lab.failures for each in registry.get(id).signature)
@@ -224,45 +343,52 @@ def signature(lab: Lab) -> tuple[Predicate, ...]:
 
 def broken_rules(lab: Lab) -> list[str]:
     """Return what the lab's files do not keep of the rules for all labs; empty when all is well."""
-    needed = [lab.train, lab.original, lab.solution, lab.folder / "hints.md", *(each.path for each in lab.wrong_fixes)]
-    found = [f"{path.relative_to(lab.folder)} is missing" for path in needed if not path.is_file()]
+    found = [f"{path.name} is missing" for path in (lab.start, lab.folder / "hints.md") if not path.is_file()]
     if found:
         return found
-    todo = _todo(lab.broken.path)
+    start = lab.broken.text()
+    todo = _todo(start)
     if len(todo) != 1:
-        found.append(f"broken.py has {len(todo)} lines with TODO: it has exactly one")
-    elif _todo(lab.solution) != todo:
-        found.append("solution.py does not repeat the TODO of broken.py: a reader could not find the place")
-    if not re.search(r"^\s*# \^\^\^ \S", lab.solution.read_text(encoding="utf-8"), re.MULTILINE):
-        found.append("solution.py does not mark its repair with a line '# ^^^ why'")
+        found.append(f"start.py has {len(todo)} lines with TODO: it has exactly one")
+    for script in (*lab.wrong_fixes, lab.solution):
+        try:
+            script.text()
+        except LabError as error:
+            found.append(str(error))
+    if found:
+        return found
+    solution = lab.solution.text()
+    if _todo(solution) != todo:
+        found.append("the solution does not repeat the TODO of start.py: a reader could not find the place")
+    if not re.search(r"^\s*# \^\^\^ \S", solution, re.MULTILINE):
+        found.append("the solution does not mark its repair with a line '# ^^^ why'")
     if (changed := changed_lines(lab)) > CHANGED:
-        found.append(f"solution.py changes {changed} lines of code: {CHANGED} at most, or nobody sees the repair")
-    if re.search(r"^\s*(from|import) failurelab\b", lab.broken.path.read_text(encoding="utf-8"), re.MULTILINE):
-        found.append("broken.py imports failurelab: a lab is a script as users write it")
+        found.append(f"the solution changes {changed} lines of code: {CHANGED} at most, or nobody sees the repair")
+    if re.search(r"^\s*(from|import) failurelab\b", start, re.MULTILINE):
+        found.append("start.py imports failurelab: a lab is a script as users write it")
     if len(lab.hints) != HINTS or any(len(a) >= len(b) for a, b in zip(lab.hints, lab.hints[1:])):
         found.append(f"hints.md must have {HINTS} hints under '## ' headings, each longer than the one before")
     if not lab.wrong_fixes:
         found.append("no wrong fix is declared: what do people try first?")
-    declared = {each.path for each in lab.wrong_fixes}
-    there = set((lab.folder / "wrong_fixes").glob("*.py"))
-    found += [f"wrong_fixes/{path.name} is not declared in lab.toml" for path in sorted(there - declared)]
+    names = [fix.name for fix in lab.wrong_fixes]
+    found += [f"the wrong fix {name} is declared twice" for name in sorted({n for n in names if names.count(n) > 1})]
     return found
 
 
 def changed_lines(lab: Lab) -> int:
     """Return how many lines of code the solution adds, takes away or changes; comments and docstrings do not count."""
-    old, new = (_code(path) for path in (lab.broken.path, lab.solution))
+    old, new = (_code(script.text()) for script in (lab.broken, lab.solution))
     matches = difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes()
     return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in matches if kind != "equal")
 
 
-def _code(path: pathlib.Path) -> list[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+def _code(source: str) -> list[str]:
+    tree = ast.parse(source)
     documented = (ast.Module, ast.FunctionDef, ast.ClassDef)
     for node in (each for each in ast.walk(tree) if isinstance(each, documented) and ast.get_docstring(each)):
         node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree).splitlines()
 
 
-def _todo(path: pathlib.Path) -> list[str]:
-    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if "TODO" in line]
+def _todo(source: str) -> list[str]:
+    return [line.strip() for line in source.splitlines() if "TODO" in line]

@@ -1,7 +1,7 @@
 """What a learner does with a lab: check it, take a hint, look at the solution, start over, watch it while editing.
 
-A lab's `train.py` is the learner's to edit. `broken.py` beside it is the same script as it was at first: `verify`
-proves that one, and `reset` copies it back. Nothing here writes to `train.py` but `reset`, which keeps a copy first.
+A lab's `train.py` is the learner's to edit. It is made of `start.py` at first use, and again by `reset`, which keeps a
+copy of what was there; nothing else writes to it.
 """
 
 import ast
@@ -14,9 +14,10 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 
+from failurelab_course import eras
 from failurelab_course.labs import progress as lab_state
 from failurelab_course.labs import verify as labs
-from failurelab_course.labs.definition import Lab, LabError
+from failurelab_course.labs.definition import Lab, LabError, Script, copy_start, learner_script
 
 POLL = 0.3  # seconds between two looks at a file that is watched
 
@@ -42,8 +43,8 @@ def judged(lab: Lab, row: labs.Row) -> labs.Row:
             progress.checks += 1
             if row.result == labs.PASS:
                 progress.solved = lab_state.now()
-            elif tried and tried.path.stem not in progress.wrong_fixes:
-                progress.wrong_fixes.append(tried.path.stem)
+            elif tried and tried.name not in progress.wrong_fixes:
+                progress.wrong_fixes.append(tried.name)
     if row.result == labs.FAIL and tried:
         row.reason += f". This is a repair that many try. {tried.reason}"
     return row
@@ -55,12 +56,13 @@ def wrong_fix(lab: Lab) -> "labs.Broken | None":
     Where it holds several, it is the one that changes most.
     """
     try:
-        before, mine = code_parts(lab.original), code_parts(lab.train)
+        before = code_parts(lab.broken.text())
+        mine = code_parts(learner_script(lab).read_text(encoding="utf-8"))
     except SyntaxError:
         return None
     found = []
     for each in lab.wrong_fixes:
-        there = code_parts(each.path)
+        there = code_parts(each.text())
         added, taken = there - before, before - there
         # What it adds was added, and what it takes away is gone.
         if added <= mine - before and taken <= before - mine:
@@ -68,7 +70,7 @@ def wrong_fix(lab: Lab) -> "labs.Broken | None":
     return max(found, key=lambda pair: pair[0], default=(0, None))[1]
 
 
-def code_parts(path: pathlib.Path) -> collections.Counter[str]:
+def code_parts(source: str) -> collections.Counter[str]:
     """Return the lines of a script's code and the keyword arguments of its calls, and how often each occurs.
 
     Comments, docstrings, layout and what runs in a shell alone are left out, so that two scripts can be compared by
@@ -77,7 +79,7 @@ def code_parts(path: pathlib.Path) -> collections.Counter[str]:
     Raises:
         SyntaxError: it is no Python.
     """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(source)
     body = [node for node in tree.body if not (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))]
     if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         body = body[1:]
@@ -121,22 +123,39 @@ def solution(lab: Lab, *, asked: bool = False) -> str:
                 f"lab {lab.number} is not solved yet. Next: {first}failurelab lab solution {lab.number} --yes"
             )
         progress.solution_seen |= not progress.solved
-    old, new = (path.read_text(encoding="utf-8").splitlines() for path in (lab.original, lab.solution))
-    if new[0].replace(", solved:", ":", 1) == old[0]:
-        new[0] = old[0]  # the title is no repair
-    return "\n".join(difflib.unified_diff(old, new, "broken.py", "solution.py", n=2, lineterm=""))
+    old, new = (script.text().splitlines() for script in (lab.broken, lab.solution))
+    return "\n".join(difflib.unified_diff(old, new, "start.py", "solution.py", n=2, lineterm=""))
+
+
+def write(lab: Lab, script: Script) -> pathlib.Path:
+    """Write a wrong fix or the solution whole, to be read or run; return its path, below `.course`.
+
+    Raises:
+        LabError: one of its edits does not apply.
+    """
+    return script.write(eras.root() / ".course" / lab.name)
+
+
+def find_wrong_fix(lab: Lab, name: str) -> Script:
+    """Return the wrong fix of this name.
+
+    Raises:
+        LabError: the lab has none.
+    """
+    by_name = {fix.name: fix for fix in lab.wrong_fixes}
+    if name not in by_name:
+        raise LabError(f"lab {lab.number} has no wrong fix {name!r}. It has: {', '.join(by_name)}")
+    return by_name[name]
 
 
 def reset(lab: Lab) -> pathlib.Path | None:
     """Make `train.py` as it was at first; return where the learner's script is kept, or None if it was unchanged."""
     kept = None
-    if lab.train.is_file() and lab.train.read_bytes() != lab.original.read_bytes():
+    if lab.train.is_file() and lab.train.read_bytes() != lab.start.read_bytes():
         numbers = (int(found[1]) for path in lab.folder.iterdir() if (found := _BACKUP.fullmatch(path.name)))
         kept = lab.folder / f"train.backup-{max(numbers, default=0) + 1}.py"
         shutil.copy2(lab.train, kept)
-    partial = lab.folder / "train.partial"
-    shutil.copyfile(lab.original, partial)
-    partial.replace(lab.train)
+    copy_start(lab)
     return kept
 
 
@@ -149,10 +168,11 @@ def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator
     On a GPU each check imports anew.
 
     Raises:
-        LabError: the script is not there when it begins, or the lab does not use this device.
+        LabError: the lab does not use this device.
         EnvironmentBroken: the era cannot be started, or its process ended.
     """
     say(f"importing the libraries of {lab.era} ...")
+    learner_script(lab)
     with labs.checker(lab, device) as check:
         seen = None
         while True:
@@ -170,12 +190,8 @@ def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator
 
 
 def check(lab: Lab, device: str = "cpu") -> labs.Row:
-    """Check the learner's script once, and keep what came of it.
-
-    Raises:
-        LabError: the script is not there.
-    """
-    return judged(lab, labs.check(lab, lab.train, device=device))
+    """Check the learner's script once, and keep what came of it."""
+    return judged(lab, labs.check(lab, device=device))
 
 
 def exit_status(row: labs.Row) -> int:
@@ -187,11 +203,13 @@ __all__ = [
     "check",
     "code_parts",
     "exit_status",
+    "find_wrong_fix",
     "hint",
     "judged",
     "next_lab",
     "reset",
     "solution",
     "watch",
+    "write",
     "wrong_fix",
 ]

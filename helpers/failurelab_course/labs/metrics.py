@@ -1,6 +1,6 @@
-"""The figures that a lab's checker measures, by name; labs and the registry write their predicates about these.
+"""The metrics that a lab's checker measures, by name; labs and the registry write their predicates about these.
 
-A figure is None when the run ended before it could be measured, and then nothing holds of it. Which of them are
+A metric is None when the run ended before it could be measured, and then nothing holds of it. Which of them are
 measured depends on the lab's kind: `of(kind)`.
 """
 
@@ -100,11 +100,11 @@ CPU_ONLY = {
     "node": "its node and GPUs are simulated, the same on every machine",
     "launch": "its ranks have simulated devices, and a process with these takes no others",
 }
-FIGURES = {name: text for figures in _BY_KIND.values() for name, text in figures.items()}
+METRICS = {name: text for metrics in _BY_KIND.values() for name, text in metrics.items()}
 
 
 def of(kind: str) -> dict[str, str]:
-    """Return the figures that are measured of a lab of this kind, and what each is."""
+    """Return the metrics that are measured of a lab of this kind, and what each is."""
     return _BY_KIND[kind]
 
 

@@ -9,15 +9,26 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from failurelab.failures import predicates
 from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine as ran_on
-from failurelab_course.labs import metrics as figures
+from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import client as check_client
-from failurelab_course.labs.definition import Broken, Lab, LabError, broken_rules, find, known, load, signature
+from failurelab_course.labs.definition import (
+    Broken,
+    Lab,
+    LabError,
+    broken_rules,
+    find,
+    known,
+    learner_script,
+    load,
+    signature,
+)
 
 __all__ = [
     "Broken",
@@ -54,10 +65,10 @@ class Row:
     Attributes:
         lab: the lab's name.
         state: `form` (the rules for all labs), `broken`, `wrong_fix`, `right_fix`, or `check` (a learner's script).
-        script: the file's name in the lab's folder.
+        script: `start`, `solution`, a wrong fix's name, or the name of a learner's file.
         result: PASS, FAIL, ENVIRONMENT or NOT RUN.
-        reason: why, with the figures that were measured.
-        figures: what was measured; empty where nothing was.
+        reason: why, with the metrics that were measured.
+        metrics: what was measured; empty where nothing was.
         seconds: wall-clock.
         output: the end of what the script printed.
         traceback: of an error in the script.
@@ -70,7 +81,7 @@ class Row:
     script: str
     result: str = NOT_RUN
     reason: str = ""
-    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     output: str = ""
     traceback: str = ""
@@ -110,7 +121,7 @@ def check(lab: Lab, script: pathlib.Path | None = None, *, time_limit: float | N
     Raises:
         LabError: the script is not there.
     """
-    return check_all(lab, [script or lab.train], time_limit=time_limit, device=device)[0]
+    return check_all(lab, [script or learner_script(lab)], time_limit=time_limit, device=device)[0]
 
 
 def check_all(
@@ -157,25 +168,27 @@ def verify(
     tasks, matrix = [], []
     found = find(names, folder)
     best = resolved(device)
-    for lab in found:
-        here = "cpu" if device == "auto" and lab.devices == ("cpu",) else best
-        problems = broken_rules(lab)
-        form = Row(lab.name, FORM, "lab.toml", FAIL if problems else PASS, "; ".join(problems))
-        matrix.append(form)
-        done(form)
-        scripts = [
-            (BROKEN, lab.broken.path, dataclasses.replace(lab.broken, signature=signature(lab))),
-            *((WRONG_FIX, each.path, each) for each in lab.wrong_fixes),
-            (RIGHT_FIX, lab.solution, None),
-        ]
-        for state, path, declared in scripts:
-            row = Row(lab.name, state, str(path.relative_to(lab.folder)), device=here)
-            matrix.append(row)
-            if path.is_file():
+    with tempfile.TemporaryDirectory(prefix="failurelab-verify-") as scripts:
+        for lab in found:
+            here = "cpu" if device == "auto" and lab.devices == ("cpu",) else best
+            problems = broken_rules(lab)
+            form = Row(lab.name, FORM, "lab.toml", FAIL if problems else PASS, "; ".join(problems))
+            matrix.append(form)
+            done(form)
+            for state, script, declared in (
+                (BROKEN, lab.broken, dataclasses.replace(lab.broken, signature=signature(lab))),
+                *((WRONG_FIX, fix, fix) for fix in lab.wrong_fixes),
+                (RIGHT_FIX, lab.solution, None),
+            ):
+                row = Row(lab.name, state, script.name, device=here)
+                matrix.append(row)
+                try:
+                    path = script.write(pathlib.Path(scripts, lab.name))
+                except LabError as error:
+                    row.reason = str(error)
+                    continue
                 tasks.append(_Task(lab, path, row, declared, lab.time_limit))
-            else:
-                row.reason = "the script is missing"
-    _run(tasks, jobs or min(2, os.cpu_count() or 1), done)
+        _run(tasks, jobs or min(2, os.cpu_count() or 1), done)
     return matrix
 
 
@@ -203,7 +216,7 @@ def cannot_run(lab: Lab, device: str) -> str:
     """Return why a lab is NOT RUN on a device, or an empty text."""
     if device.partition(":")[0] in lab.devices:
         return ""
-    why = figures.CPU_ONLY.get(lab.kind, "its lab.toml names the devices " + ", ".join(lab.devices))
+    why = metrics.CPU_ONLY.get(lab.kind, "its lab.toml names the devices " + ", ".join(lab.devices))
     return f"lab {lab.number} is checked on the CPU alone: {why}. Next: --device cpu, or auto"
 
 
@@ -263,7 +276,9 @@ def checker(lab: Lab, device: str = "cpu") -> Iterator[Callable[[pathlib.Path], 
 def _record_order(task: _Task) -> dict[str, str] | None:
     if task.row.state == CHECK:
         return None
-    case = f"lab {task.lab.name}: {task.row.script}"
+    # A ledger knows the scripts by the files that they once were: records stay comparable over the years.
+    script = {"start": "broken.py", "solution": "solution.py"}.get(task.row.script, f"wrong_fixes/{task.row.script}.py")
+    case = f"lab {task.lab.name}: {script}"
     source = f"labs/{task.lab.name}"
     return {"failure": next(iter(task.lab.failures), "ground"), "state": task.row.state, "case": case, "source": source}
 
@@ -279,35 +294,35 @@ def _judge(task: _Task, answer: dict[str, Any]) -> None:
         row.result, row.reason = FAIL, f"{row.script}: {answer['ended']}"
         return
     measured = answer["measured"]
-    row.figures, row.traceback, row.records = measured["figures"], measured["traceback"], measured["records"]
+    row.metrics, row.traceback, row.records = measured["metrics"], measured["traceback"], measured["records"]
     if measured["environment"]:
         row.result, row.reason = ENVIRONMENT, measured["environment"]
         return
-    wrong = _wrong(lab, row.figures, measured["refused"])
+    wrong = _wrong(lab, row.metrics, measured["refused"])
     if task.declared is None:
         row.result = FAIL if wrong else PASS
-        row.reason = wrong or "; ".join(each.told(row.figures) for each in lab.healthy if each.when_holds)
+        row.reason = wrong or "; ".join(each.told(row.metrics) for each in lab.healthy if each.when_holds)
     else:
         row.result, row.reason = _judge_declared(task.declared, row, wrong, measured["refused"])
 
 
-def _wrong(lab: Lab, figures: dict[str, Any], refused: str) -> str:
+def _wrong(lab: Lab, metrics: dict[str, Any], refused: str) -> str:
     """Return what is wrong with a run, led by what seems right and is no repair; empty if it is healed."""
     if refused:
         return refused
-    if figures["error"]:
+    if metrics["error"]:
         where = {
             "import": "importing the script",
             "build": "build_trainer" if lab.kind in _BUILDS_A_TRAINER else lab.trainer,
             "train": "training",
             "measure": "measuring",
         }
-        return f"{where[figures['error_stage']]} raised {figures['error']}"
-    unmet = predicates.failing(lab.healthy, figures)
+        return f"{where[metrics['error_stage']]} raised {metrics['error']}"
+    unmet = predicates.failing(lab.healthy, metrics)
     if not unmet:
         return ""
-    seems_right = [note.told(figures) for note in lab.notes if note.holds(figures)]
-    wrong = "; ".join(each.told(figures) for each in unmet[:TOLD])
+    seems_right = [note.told(metrics) for note in lab.notes if note.holds(metrics)]
+    wrong = "; ".join(each.told(metrics) for each in unmet[:TOLD])
     return f"{' and '.join(seems_right)}, but {wrong}" if seems_right else wrong
 
 
@@ -317,9 +332,9 @@ def _judge_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tup
         solved = "it is already solved" if row.state == BROKEN else "this fix heals, it is no wrong one"
         return FAIL, f"{row.script}: {solved}: every healthy figure holds"
     about_error = any(predicate.figure == "error" for predicate in declared.signature)
-    unmet = [] if refused else predicates.failing(declared.signature, row.figures)
-    if refused or unmet or (row.figures["error"] and not about_error):
-        not_so = ", ".join(f"{each} ({predicates.shown(row.figures[each.figure])})" for each in unmet)
+    unmet = [] if refused else predicates.failing(declared.signature, row.metrics)
+    if refused or unmet or (row.metrics["error"] and not about_error):
+        not_so = ", ".join(f"{each} ({predicates.shown(row.metrics[each.figure])})" for each in unmet)
         return FAIL, f"fails for another reason than declared: {wrong}. Declared, and not so: {not_so or 'no error'}"
     return PASS, f"fails as declared: {wrong}. {declared.reason}"
 
@@ -344,7 +359,11 @@ def to_json(matrix: Iterable[Row]) -> dict[str, Any]:
         "schema": 1,
         "summary": summary(matrix),
         "exit_status": exit_status(matrix),
-        "rows": [{key: _plain(value) for key, value in dataclasses.asdict(row).items()} for row in matrix],
+        "rows": [
+            # what was measured is called figures there, as in the ledgers
+            {"figures" if key == "metrics" else key: _plain(value) for key, value in dataclasses.asdict(row).items()}
+            for row in matrix
+        ],
     }
 
 
@@ -382,9 +401,8 @@ def render(matrix: Iterable[Row]) -> Any:
         table.add_section()
         table.add_row("", Text(name, "bold"))
         for row in (each for each in matrix if each.lab == name):
-            script = row.script.removeprefix("wrong_fixes/")
             seconds = f"{row.seconds:.0f}" if row.seconds else "-"
-            table.add_row(words[row.state], script, Text(row.result, outcomes.STYLES[row.result]), seconds)
+            table.add_row(words[row.state], row.script, Text(row.result, outcomes.STYLES[row.result]), seconds)
             if row.reason:
-                told.append(Text.assemble((f"{name[:2]} {script} ", "bold"), row.reason))
+                told.append(Text.assemble((f"{name[:2]} {row.script} ", "bold"), row.reason))
     return Group(table, *told, Text(summary(matrix), "bold"))

@@ -50,17 +50,16 @@ def prepare(shared: pathlib.Path, home: pathlib.Path) -> pathlib.Path:
 
 
 def _add(source: pathlib.Path, there: pathlib.Path) -> None:
-    """Copy the files that are not there yet; a lab's script as it comes, not as the teacher has repaired it."""
+    """Copy the files that are not there yet; not the teacher's own repairs in labs."""
     there.mkdir(exist_ok=True)
     for path in sorted(source.iterdir()):
-        if path.name.startswith((".", "train.backup-")) or path.name == "__pycache__":
+        if path.name.startswith((".", "train.backup-")) or path.name in ("__pycache__", "train.py"):
             continue
         if path.is_dir():
             _add(path, there / path.name)
         elif not (there / path.name).exists():
-            fresh = source / "broken.py" if path.name == "train.py" else path
             partial = there / f".{path.name}.{os.getpid()}"
-            shutil.copyfile(fresh, partial)
+            shutil.copyfile(path, partial)
             partial.replace(there / path.name)
 
 

@@ -1,6 +1,6 @@
-"""Checks sent to an era's check server: one process of the era, which imports once and forks for each check.
+"""Checks sent to an era's check server, a process of the era (see `server`).
 
-What this side adds to `check_server`: the server's start in the era's environment, with a time limit for its imports,
+What this side adds: the server's start in the era's environment, with a time limit for its imports,
 and its end, whatever happens here. And which GPU a check sees: none on the CPU, so that a script that takes a GPU where
 there is one is measured alike everywhere; on a GPU exactly one, for with two transformers would wrap nn.DataParallel
 around the model.
@@ -8,17 +8,18 @@ around the model.
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pathlib
-import queue
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 from failurelab_course import eras
+from failurelab_course.labs.checker import process
 
 # Seconds for the imports of a stack: 5 to 20 on two idle cores, more on a busy machine or the first time.
 IMPORT_LIMIT = 300.0
@@ -44,29 +45,10 @@ def one_gpu(device: str) -> str:
 class Server:
     """A check server that runs. `broken` says which of the needed imports fail, and how."""
 
-    def __init__(self, process: subprocess.Popen, folder: pathlib.Path, needs: list[str], device: str):
-        self.process, self.folder, self.needs, self.device = process, folder, needs, device
+    def __init__(self, process: subprocess.Popen, pipe: Connection, folder: pathlib.Path, device: str):
+        self.process, self.pipe, self.folder, self.device = process, pipe, folder, device
         self.broken: dict[str, str] = {}
-        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._count = 0
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            self._answers.put(json.loads(line))
-        self._answers.put(None)
-
-    def order(self, content: dict[str, Any]) -> None:
-        """Send one order.
-
-        Raises:
-            EnvironmentBroken: the server has ended.
-        """
-        try:
-            self.process.stdin.write(json.dumps(content).encode() + b"\n")
-            self.process.stdin.flush()
-        except OSError as error:
-            raise EnvironmentBroken(self._last_words()) from error
 
     def check(
         self,
@@ -80,26 +62,31 @@ class Server:
         kind: str = "trainer",
         memory_limit: int = 4096,
     ) -> None:
-        """Order one check; its answer carries `id`. Limits are in seconds and MiB; for `kind` see `measure`."""
+        """Order one check; its answer carries `id`. Limits are in seconds and MiB; for `kind` see `measure`.
+
+        Raises:
+            EnvironmentBroken: the server has ended.
+        """
         self._count += 1
         if self.device != "cpu":
             time_limit, memory_limit = time_limit + _FRESH_SECONDS, memory_limit + _FRESH_MEMORY
-        self.order(
-            {
-                "device": self.device.partition(":")[0],
-                "visible": "" if self.device == "cpu" else one_gpu(self.device),
-                "needs": self.needs,
-                "id": id,
-                "script": str(pathlib.Path(script).resolve()),
-                "model": str(model),
-                "folder": str(self.folder / f"check-{self._count}"),
-                "trainer": trainer,
-                "kind": kind,
-                "time_limit": time_limit,
-                "memory_limit": memory_limit,
-                "record": record,
-            }
-        )
+        order = {
+            "device": self.device.partition(":")[0],
+            "visible": "" if self.device == "cpu" else one_gpu(self.device),
+            "id": id,
+            "script": str(pathlib.Path(script).resolve()),
+            "model": str(model),
+            "folder": str(self.folder / f"check-{self._count}"),
+            "trainer": trainer,
+            "kind": kind,
+            "time_limit": time_limit,
+            "memory_limit": memory_limit,
+            "record": record,
+        }
+        try:
+            self.pipe.send_bytes(json.dumps(order).encode())
+        except OSError as error:
+            raise EnvironmentBroken(self._last_words()) from error
 
     def longest(self, time_limit: float) -> float:
         """Return the seconds within which one of several checks with this limit must be answered."""
@@ -112,12 +99,11 @@ class Server:
             EnvironmentBroken: the server ended, or did not answer within `limit` seconds.
         """
         try:
-            answer = self._answers.get(timeout=limit)
-        except queue.Empty as error:
-            raise EnvironmentBroken(f"the era's process did not answer within {limit:g} s") from error
-        if answer is None:
-            raise EnvironmentBroken(self._last_words())
-        return answer
+            if not self.pipe.poll(limit):
+                raise EnvironmentBroken(f"the era's process did not answer within {limit:g} s")
+            return json.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise EnvironmentBroken(self._last_words()) from error
 
     def _last_words(self) -> str:
         self.process.wait()
@@ -149,35 +135,36 @@ def start(
     variables = eras.environment(era) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     # The server itself never touches a GPU: it forks. DeepSpeed up to 0.16, which trl imports, looks for a compiler for
     # CUDA when it is imported for GPUs; no lab that is checked on a GPU uses it.
-    variables |= {VISIBLE: "", "DS_ACCELERATOR": "cpu"}
+    variables |= {VISIBLE: "", "DS_ACCELERATOR": "cpu", process.NEEDS: " ".join(needs)}
+    here, there = multiprocessing.Pipe()
     with tempfile.TemporaryDirectory(prefix="failurelab-check-", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name)
         with open(folder / "server.txt", "wb") as log:
-            process = subprocess.Popen(
-                [str(era.python), "-m", "failurelab_course.labs.checker.server", str(jobs)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+            started = subprocess.Popen(
+                [str(era.python), "-m", "failurelab_course.labs.checker.server", str(there.fileno()), str(jobs)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
                 env=variables,
                 cwd=folder,
+                pass_fds=[there.fileno()],
                 start_new_session=True,
             )
+        there.close()
         try:
-            server = Server(process, folder, needs, device)
-            server.order({"imports": needs})
+            server = Server(started, here, folder, device)
             server.broken = server.answer(import_limit)["broken"]
             yield server
         finally:
-            _end(process)
+            _end(started, here)
 
 
-def _end(process: subprocess.Popen) -> None:
-    """Close the server's orders, at which it ends its checks and itself; kill it if it does not."""
-    with contextlib.suppress(OSError):
-        process.stdin.close()
+def _end(server: subprocess.Popen, pipe: Connection) -> None:
+    """Close the connection, at which the server ends its checks and itself; kill it if it does not."""
+    pipe.close()
     try:
-        process.wait(_GRACE)
+        server.wait(_GRACE)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()

@@ -3,12 +3,14 @@
 A script can change the process that it runs in: replace `generate`, patch torch, loosen a tolerance. What is to be
 believed must come from elsewhere. So the checker forks this process before it imports the script. It holds the clean
 model and libraries that no script has touched, and answers questions over a pipe: the accuracy of the model as given,
-of trained weights, of an adapter.
+of trained weights, of an adapter. Questions are JSON and weights are safetensors: nothing that the run hands over is
+unpickled.
 
 Forking is safe because nothing was computed on several threads before, and the child keeps to one.
 """
 
 import contextlib
+import json
 import multiprocessing
 import os
 import pathlib
@@ -18,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+import safetensors.torch
 import torch
 
 from failurelab_course.experiments import models
@@ -32,8 +35,8 @@ class JudgeError(Exception):
 class Judge:
     """The other end of the pipe."""
 
-    def __init__(self, pid: int, pipe: Connection):
-        self.pid, self._pipe = pid, pipe
+    def __init__(self, pipe: Connection):
+        self._pipe = pipe
 
     def accuracy(
         self,
@@ -45,7 +48,7 @@ class Judge:
         """Return the share of right answers, sampled at temperature 1 in eval mode, mean of `draws` draws.
 
         Args:
-            weights: a state dict saved by `torch.save`, loaded into the clean model; None is the model as given.
+            weights: a state dict saved by safetensors, loaded into the clean model; None is the model as given.
             adapter: a folder saved by PEFT, applied to the clean model.
             prompts: pairs of prompt and answer; by default all sums.
             draws: seeds 0 to draws - 1.
@@ -53,81 +56,73 @@ class Judge:
         Raises:
             JudgeError: the weights do not belong to this model, or the judge has ended.
         """
-        return self._ask("accuracy", weights=weights, adapter=adapter, prompts=prompts, draws=draws)
-
-    def _ask(self, name: str, **arguments: Any) -> Any:
+        question = {"weights": str(weights or ""), "adapter": str(adapter or ""), "prompts": prompts, "draws": draws}
         try:
-            self._pipe.send((name, arguments))
-            kind, answer = self._pipe.recv()
+            self._pipe.send_bytes(json.dumps(question).encode())
+            answer = json.loads(self._pipe.recv_bytes())
         except (EOFError, OSError) as error:
             raise JudgeError("the process that scores the run was ended by the run") from error
-        if kind == "error":
-            raise JudgeError(answer)
-        return answer
+        if "error" in answer:
+            raise JudgeError(answer["error"])
+        return answer["accuracy"]
 
 
 @contextlib.contextmanager
 def start(model: Any, tokenizer: Any) -> Iterator[Judge]:
     """Fork the judge of a clean model; end it when the block is left."""
     here, there = multiprocessing.Pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            here.close()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            # Scores are the CPU's, whatever device is trained on; and in a fork CUDA would be an error. By NVML torch
-            # counts GPUs without asking CUDA, and finds none.
-            os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-            torch.set_num_threads(1)
-            _serve(model, tokenizer, there)
-        finally:
-            os._exit(0)
+    process = multiprocessing.get_context("fork").Process(target=_serve, args=(model, tokenizer, there, here))
+    process.start()
     there.close()
     try:
-        yield Judge(pid, here)
+        yield Judge(here)
     finally:
         here.close()
-        with contextlib.suppress(ChildProcessError, ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        process.kill()
+        process.join()
 
 
-def _serve(model: Any, tokenizer: Any, pipe: Connection) -> None:
+def _serve(model: Any, tokenizer: Any, pipe: Connection, other: Connection) -> None:
+    other.close()  # or this end would not be told when the run has ended
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Scores are the CPU's, whatever device is trained on; and in a fork CUDA would be an error. By NVML torch counts
+    # GPUs without asking CUDA, and finds none.
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    torch.set_num_threads(1)
     start_weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    while True:
-        try:
-            name, arguments = pipe.recv()
-        except (EOFError, OSError):
-            return
-        model.load_state_dict(start_weights)
-        try:
-            answer = ("answer", {"accuracy": _accuracy}[name](model, tokenizer, **arguments))
-        except Exception as error:  # whatever it is, the run must hear of it, not wait for ever
-            answer = ("error", traceback.format_exception_only(error)[-1].strip())
-        pipe.send(answer)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            question = json.loads(pipe.recv_bytes())
+            model.load_state_dict(start_weights)
+            try:
+                answer = {"accuracy": _accuracy(model, tokenizer, **question)}
+            except Exception as error:  # whatever it is, the run must hear of it, not wait for ever
+                answer = {"error": traceback.format_exception_only(error)[-1].strip()}
+            pipe.send_bytes(json.dumps(answer).encode())
 
 
 def _accuracy(
     model: Any,
     tokenizer: Any,
-    weights: pathlib.Path | None,
-    adapter: pathlib.Path | None,
+    weights: str,
+    adapter: str,
     prompts: Sequence[tuple[str, str]] | None,
     draws: int,
 ) -> float:
-    if weights is not None:
-        state = torch.load(weights, map_location="cpu", weights_only=True)
-        missing = model.load_state_dict(state, strict=False).missing_keys
+    if weights:
+        missing = model.load_state_dict(safetensors.torch.load_file(weights), strict=False).missing_keys
         if missing:
             raise KeyError(f"the trained model is another than the one in model_path: it has no {missing[0]}")
     scored = model
-    if adapter is not None:
+    if adapter:
         from peft import PeftModel
 
+        if not os.path.isfile(os.path.join(adapter, "adapter_model.safetensors")):
+            raise FileNotFoundError("the trained adapter was not saved as safetensors")  # PEFT would unpickle it
         scored = PeftModel.from_pretrained(model, adapter)
     try:
         found = [models.accuracy(scored, tokenizer, sampled=True, seed=seed, prompts=prompts) for seed in range(draws)]
     finally:
-        if adapter is not None:
+        if adapter:
             scored.unload()
     return sum(found) / draws

@@ -4,22 +4,20 @@ A script that prints "fixed" has repaired nothing, and a warning that is gone is
 script, calls the one function that it must define, and measures by itself. Which function, and what is measured,
 depends on the lab's kind; each kind has a module of its own, with a function `measure(script_module, run)`:
 
-    trainer     measure_trainer      build_trainer(model_path, output_dir) -> a Trainer, which the checker trains
-    loop        measure_loop         train(model, tokenizer, steps), a training loop written by hand
-    engine      measure_engine       build_trainer(model_path, output_dir) -> a Trainer, trained under a ZeRO-3 engine
-    placement   measure_placement    load_model(model_path, rank) -> models, for each simulated rank of a node
-    node        measure_node         COMMAND, and prepare(model_path, output_dir) -> model, config, on a simulated node
-    logits      measure_logits       build_trainer(model_path, output_dir) -> a Trainer, whose logits are read
-    launch      measure_launch       both build_trainer and load_model(model_path, rank), each measured whatever fails
-    log_probs   measure_log_probs    log_probs(model, input_ids, attention_mask, completion_length), a scoring function
+    trainer     kinds.trainer      build_trainer(model_path, output_dir) -> a Trainer, which the checker trains
+    loop        kinds.loop         train(model, tokenizer, steps), a training loop written by hand
+    engine      kinds.engine       build_trainer(model_path, output_dir) -> a Trainer, trained under a ZeRO-3 engine
+    placement   kinds.placement    load_model(model_path, rank) -> models, for each simulated rank of a node
+    node        kinds.node         COMMAND, and prepare(model_path, output_dir) -> model, config, on a simulated node
+    logits      kinds.logits       build_trainer(model_path, output_dir) -> a Trainer, whose logits are read
+    launch      kinds.launch       both build_trainer and load_model(model_path, rank), each measured whatever fails
+    log_probs   kinds.log_probs    log_probs(model, input_ids, attention_mask, completion_length), a scoring function
 
-It runs in the era's Python, in a process of its own (see `check_server`).
+It runs in the era's Python, in a process of its own (see `server`).
 """
 
 import contextlib
-import dataclasses
 import errno
-import importlib
 import importlib.util
 import os
 import pathlib
@@ -28,123 +26,33 @@ import sys
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import safetensors.torch
 import torch
 import transformers
 
 from failurelab_course.experiments import deepspeed as engines
 from failurelab_course.experiments import models
 from failurelab_course.labs.checker import judge, patched
+from failurelab_course.labs.checker.base import Measured, Refused, Run
+from failurelab_course.labs.checker.kinds import engine, launch, log_probs, logits, loop, node, placement, trainer
 from failurelab_course.labs.metrics import of
 
 WARNING = "None of the inputs have requires_grad=True"
-# A lab's kind and the module that measures it; a module is loaded when its kind is asked for.
+# How a lab of each kind is run, and what is measured.
 KINDS = {
-    "trainer": "trainer",
-    "loop": "loop",
-    "engine": "engine",
-    "logits": "logits",
-    "log_probs": "log_probs",
-    "placement": "placement",
-    "node": "node",
-    "launch": "launch",
+    "trainer": trainer.measure,
+    "loop": loop.measure,
+    "engine": engine.measure,
+    "logits": logits.measure,
+    "log_probs": log_probs.measure,
+    "placement": placement.measure,
+    "node": node.measure,
+    "launch": launch.measure,
 }
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-
-
-@dataclasses.dataclass
-class Measured:
-    """What came of one run.
-
-    Attributes:
-        figures: every name that `figures.of(kind)` gives; None where the run ended before.
-        refused: why this is no answer to the lab at all (another trainer, another model), or empty.
-        environment: why the question could not be asked (the stack does not import, no space), or empty.
-        traceback: of the error, or empty.
-    """
-
-    figures: dict[str, Any]
-    refused: str = ""
-    environment: str = ""
-    traceback: str = ""
-
-
-@dataclasses.dataclass
-class Run:
-    """What a kind's `measure` works with.
-
-    Attributes:
-        model_path: the folder of the model that the script is given.
-        output_dir: a folder to write to.
-        trainer_class: the lab's `trainer`, the name of a class or function; what it means is the kind's.
-        figures: to be filled in.
-        clean: the model as it was before the script was imported, in eval mode.
-        tokenizer: its tokenizer.
-        judge: scores weights in a process that the script never ran in, on the CPU whatever `device` is.
-        device: `cpu` or `cuda`, where the script must compute.
-        start: the clean model's state dict, copied.
-        save: `torch.save` as it was before the script was imported.
-        stage: where the run is; an error is reported with it. `import`, `build`, `train` or `measure`.
-    """
-
-    model_path: pathlib.Path
-    output_dir: pathlib.Path
-    trainer_class: str
-    figures: dict[str, Any]
-    clean: Any
-    tokenizer: Any
-    judge: judge.Judge
-    start: dict[str, torch.Tensor]
-    save: Callable[..., None]
-    device: str = "cpu"
-    stage: str = "import"
-
-    def function(self, module: types.ModuleType, signature: str) -> Callable[..., Any]:
-        """Return the function that a script must define, such as `build_trainer(model_path, output_dir)`.
-
-        Raises:
-            Refused: it does not.
-        """
-        found = getattr(module, signature.partition("(")[0], None)
-        if not callable(found):
-            raise Refused(f"the script defines no function {signature}")
-        return found
-
-    def must_be_there(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Make sure that tensors are on the device that the check is about.
-
-        Raises:
-            Refused: some are elsewhere; a figure of one device would be shown as another's.
-        """
-        elsewhere = sorted({tensor.device.type for tensor in tensors} - {self.device})
-        if elsewhere:
-            raise Refused(
-                f"{what} is on {' and '.join(elsewhere)}, and this check is on {self.device}: its figures would be "
-                "another device's. Next: use_cpu=not torch.cuda.is_available(), tensors on model.device, or check with "
-                f"--device {elsewhere[0]}"
-            )
-
-    def accuracy_of(self, weights: dict[str, torch.Tensor]) -> float:
-        """Return the accuracy of the clean model with these weights, as the judge finds it.
-
-        Raises:
-            Refused: they are not weights of this model.
-        """
-        self.output_dir.mkdir(parents=True, exist_ok=True)
-        path = self.output_dir / "measured-weights.pt"
-        self.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, path)
-        try:
-            return self.judge.accuracy(weights=path)
-        except judge.JudgeError as error:
-            raise Refused(str(error)) from error
-        finally:
-            path.unlink()
-
-
-class Refused(Exception):
-    """What the script hands over cannot be measured as an answer to the lab."""
 
 
 def run(
@@ -168,19 +76,19 @@ def run(
         device: `cpu` or `cuda`, where the script must compute; of the process's GPUs it is the current one.
         prepare: is called before the script is imported and after the judge was made, which must not know of a GPU.
     """
-    figures: dict[str, Any] = dict.fromkeys(of(kind))
-    figures |= {"error": "", "error_stage": "", "answer": "", "answer_claims": 0, "answer_wrong": 0}
-    figures |= {"warnings": 0} if "warnings" in figures else {}
-    made = Measured(figures)
-    measure = importlib.import_module(f"failurelab_course.labs.checker.kinds.{KINDS[kind]}").measure
+    metrics: dict[str, Any] = dict.fromkeys(of(kind))
+    metrics |= {"error": "", "error_stage": "", "answer": "", "answer_claims": 0, "answer_wrong": 0}
+    metrics |= {"warnings": 0} if "warnings" in metrics else {}
+    made = Measured(metrics)
     try:
         clean, tokenizer = models.load(str(model_path))
     except models.ModelError as error:
         made.environment = str(error)
         return made
     start = {name: tensor.clone() for name, tensor in clean.state_dict().items()}
-    with judge.start(clean, tokenizer) as scorer, _count_shown(figures):
-        work = Run(model_path, output_dir, trainer_class, figures, clean, tokenizer, scorer, start, torch.save, device)
+    save = safetensors.torch.save_file
+    with judge.start(clean, tokenizer) as scorer, _count_shown(metrics):
+        work = Run(model_path, output_dir, trainer_class, metrics, clean, tokenizer, scorer, start, save, device)
         if prepare is not None:
             prepare()
         transformers.set_seed(0)
@@ -188,8 +96,8 @@ def run(
         try:
             try:
                 module = _imported(script)
-                measure(module, work)
-                answer(module, figures)
+                KINDS[kind](module, work)
+                answer(module, metrics)
             finally:
                 changed = patched.replaced(before)
             if changed:
@@ -201,14 +109,14 @@ def run(
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a script are its outcome too
             if changed:
                 made.refused = f"the script replaced {changed[0]}, and then {work.stage} raised {_named(error)}"
-            figures["error"] = _named(error)
-            figures["error_stage"] = work.stage
+            metrics["error"] = _named(error)
+            metrics["error_stage"] = work.stage
             made.environment = _environment(error, script)
             made.traceback = "".join(traceback.format_exception(error))
     return made
 
 
-def answer(module: types.ModuleType, figures: dict[str, Any]) -> None:
+def answer(module: types.ModuleType, metrics: dict[str, Any]) -> None:
     """Compare the ANSWER that a script gives, if any, with what was measured.
 
     `ANSWER = {"verdict": "harmless", "tensors_without_gradient": 0}`: a verdict, and figures that support it. A false
@@ -224,13 +132,13 @@ def answer(module: types.ModuleType, figures: dict[str, Any]) -> None:
         raise Refused("ANSWER is a dictionary with a verdict and figures, such as {'verdict': 'broken', 'warnings': 3}")
     claims = {name: value for name, value in given.items() if name != "verdict" and value is not None}
     for name, value in claims.items():
-        if name not in figures or isinstance(figures[name], str):
+        if name not in metrics or isinstance(metrics[name], str):
             raise Refused(f"ANSWER claims {name!r}, which is no figure that this lab measures")
         if not isinstance(value, int | float):
             raise Refused(f"ANSWER claims {name} = {value!r}, which is no number")
-    figures["answer"] = str(given["verdict"] or "")
-    figures["answer_claims"] = len(claims)
-    figures["answer_wrong"] = sum(not _agree(value, figures[name]) for name, value in claims.items())
+    metrics["answer"] = str(given["verdict"] or "")
+    metrics["answer_claims"] = len(claims)
+    metrics["answer_wrong"] = sum(not _agree(value, metrics[name]) for name, value in claims.items())
 
 
 def _agree(claimed: float, measured: float | None) -> bool:
@@ -251,15 +159,15 @@ def _imported(script: pathlib.Path) -> types.ModuleType:
 
 
 @contextlib.contextmanager
-def _count_shown(figures: dict[str, Any]) -> Iterator[None]:
+def _count_shown(metrics: dict[str, Any]) -> Iterator[None]:
     """Count the warnings that a user would see: the script's own filters, set in the block, take effect."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             yield
         finally:
-            if "warnings" in figures:
-                figures["warnings"] = sum(bool(re.search(WARNING, str(warning.message))) for warning in caught)
+            if "warnings" in metrics:
+                metrics["warnings"] = sum(bool(re.search(WARNING, str(warning.message))) for warning in caught)
 
 
 def _first_line(error: BaseException) -> str:

@@ -42,6 +42,7 @@ WATCHED = (
     "bitsandbytes.functional",
     "bitsandbytes.nn.modules",
     "failurelab_course.experiments.models",
+    "failurelab_course.labs.checker.base",
     "failurelab_course.labs.checker.measure",
     "failurelab_course.labs.checker.judge",
 )

@@ -1,113 +1,118 @@
-"""What a check may use of the machine, and its end: time, memory, processes, and whatever it left behind.
+"""What runs in the process of one check: its own folder, session and end; then the measurement, and its answer."""
 
-Memory is watched as the resident memory of the check and of everything that it started, for a limit on address space
-would stop torch, which reserves far more than it uses. A process that a check sent into the background is adopted by
-the check server (it is the subreaper of its children) and is ended with the check.
-"""
-
-import contextlib
+import ctypes
+import dataclasses
+import json
+import multiprocessing
 import os
 import pathlib
+import pkgutil
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterable
 from typing import Any
 
-# As many as a DataLoader or two may want; a fork bomb is stopped before the machine is.
-PROCESSES = 32
+PARENT = 0  # of a forked check: the fork server, set by `preload`
+NEEDS = "FAILURELAB_NEEDS"  # the variable that names what the labs import, with blanks between
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-class Child:
-    """One check that runs: its order, its process, and which limit it broke, if any."""
-
-    def __init__(self, order: dict[str, Any], pid: int):
-        self.order, self.pid, self.start = order, pid, time.monotonic()
-        self.over = ""
-
-    def watch(self) -> str:
-        """Return which limit the check is over, in words, or an empty text; remember it."""
-        if not self.over and time.monotonic() - self.start > self.order["time_limit"]:
-            self.over = f"over its time limit of {self.order['time_limit']:g} s"
-        if not self.over and sys.platform == "linux":
-            family = descendants(self.pid)
-            held = sum(map(_resident, family)) // 2**20
-            if held > self.order["memory_limit"]:
-                self.over = f"over its memory limit of {self.order['memory_limit']} MiB: it held {held}"
-            elif len(family) > PROCESSES:
-                self.over = f"over its limit of {PROCESSES} processes: it had started {len(family)}"
-        return self.over
-
-    def end(self) -> None:
-        """Kill it and all that it started, and reap it."""
-        kill([*descendants(self.pid), self.pid])
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-        kill_group(self.pid)
+def import_needs() -> dict[str, str]:
+    """Import each `module.Name` or `module` that the labs need; return those that fail, with the reason."""
+    broken = {}
+    for need in os.environ.get(NEEDS, "").split():
+        try:
+            pkgutil.resolve_name(need)
+        except Exception as error:  # an import of a stack that does not fit fails in every way
+            first = next(iter(str(error).strip().splitlines()), "")
+            broken[need] = f"{type(error).__name__}: {first}"
+    return broken
 
 
-def kill(pids: Iterable[int]) -> None:
-    """End these processes, whichever of them are still there."""
-    for pid in pids:
-        _signal(os.kill, pid)
+def report_imports(path: pathlib.Path) -> None:
+    """Write which needs the fork server could not import."""
+    from failurelab_course.labs.checker import preload
+
+    path.write_text(json.dumps(preload.BROKEN))
 
 
-def kill_group(pid: int) -> None:
-    """End the process group of a check."""
-    _signal(os.killpg, pid)
+def adopt_orphans() -> None:
+    """Make this process the one to which what it started falls when its parent ends, instead of the system's first."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _signal(send: Callable[[int, int], None], pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        send(pid, signal.SIGKILL)
+def end_with_parent() -> None:
+    """Let the system end this process when its parent ends, however that happens."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def adopt() -> None:
-    """Make this process the one to which orphans of its checks fall, instead of the system's first."""
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
+        ctypes.CDLL(None).prctl(option, value)
 
 
-def end_orphans(running: Iterable[Child]) -> None:
-    """End and reap what fell to this process and belongs to no check that runs: a check may leave nothing behind."""
-    keep = {child.pid for child in running}
-    sessions = _sessions()
-    for pid, (parent, session) in sessions.items():
-        if parent == os.getpid() and pid not in keep and session not in keep:
-            kill([*descendants(pid), pid])
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+def run(order: dict[str, Any]) -> None:
+    """Do one check, and end this process with nothing of a script's own run at its end."""
+    try:
+        _settle(pathlib.Path(order["folder"]))
+        _measure(order)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
-def descendants(pid: int) -> list[int]:
-    """Return the process and everything below it that runs, by the system's table; itself where there is none."""
-    children: dict[int, list[int]] = {}
-    for each, (parent, _) in _sessions().items():
-        children.setdefault(parent, []).append(each)
-    found, rest = [], [pid]
-    while rest:
-        found.append(rest.pop())
-        rest += children.get(found[-1], [])
-    return found
+def _settle(folder: pathlib.Path) -> None:
+    """Make this process a run of its own: session, descriptors and folders."""
+    os.setsid()
+    end_with_parent()
+    if os.getppid() != (PARENT or multiprocessing.parent_process().pid):  # it ended before
+        os._exit(1)
+    adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    log = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ |= {
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "HF_HOME": str(folder / "home"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    os.chdir(folder / "work")
 
 
-def _sessions() -> dict[int, tuple[int, int]]:
-    """Return parent and session of every process of this machine that can be seen."""
-    found = {}
-    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            # "pid (name) state ppid pgrp session ...": the name may hold blanks and brackets
-            fields = path.read_text().rpartition(")")[2].split()
-            found[int(path.parent.name)] = (int(fields[1]), int(fields[3]))
-    return found
+def _measure(order: dict[str, Any]) -> None:
+    """Measure one script, and write the answer."""
+    from failurelab_course.labs.checker import measure
+
+    folder = pathlib.Path(order["folder"])
+    made = measure.run(
+        folder / "work" / "train.py",
+        folder / "model",
+        folder / "output",
+        order["trainer"],
+        order["kind"],
+        device=order["device"],
+        # A forked check has them already.
+        prepare=None if order["device"] == "cpu" else import_needs,
+    )
+    partial = folder / "answer.partial"
+    partial.write_text(json.dumps(dataclasses.asdict(made) | {"records": records(order, made)}))
+    partial.rename(folder / order["answer"])
 
 
-def _resident(pid: int) -> int:
-    """Return the resident bytes of a process; what it shares with others, as after a fork, is divided among them."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
+def records(order: dict[str, Any], made: Any) -> list[dict[str, Any]]:
+    """Make the evidence records of the run, where the order asks for them: one for each tier that it measured on."""
+    asked = order.get("record")
+    if not asked or made.environment:
+        return []
+    from failurelab_course.experiments import observe
+    from failurelab_course.labs import metrics
+
+    os.environ["FAILURELAB_SOURCE"] = asked["source"]
+    device = order["device"]
+    tier = "cpu" if device == "cpu" else "gpu"
+    return [
+        observe.record(asked["failure"], asked["state"], part, case=asked["case"], seed=0, device=device, tier=each)
+        for each, part in metrics.by_tier(order["kind"], made.metrics, tier).items()
+    ]

@@ -1,250 +1,194 @@
-"""Checks of many scripts in one era, for one import of its libraries: a process that imports once and forks for each.
+"""Checks of many scripts in one era: each is a process of its own, watched, and ended with all that it started.
 
-    python -m failurelab_course.labs.checker.server          orders on stdin, answers on stdout, one JSON object a line
+    python -m failurelab_course.labs.checker.server PIPE JOBS
 
-The first order names what the labs need: `{"imports": ["trl.GRPOTrainer"]}`; the answer says what does not import.
-Each further order is a check: `{"id", "script", "model", "folder", "kind", "trainer", "device", ...}` (`Server.check`).
-It runs in a forked child with its own folder as HOME, working and temporary directory; the answer holds what
-`measure.run` measured, or how the child ended. No child outlives its limits, or this process: at the end of stdin all
-are ended.
+Orders and answers are JSON, sent over the connection that has the descriptor PIPE. The first answer says which of the
+labs' needs do not import, `{"broken": {...}}`; then each order is a check (`client.Server.check`), and its answer holds
+what `measure.run` measured, or how the check ended. When the connection is closed, this process ends its checks and
+itself.
 
-Forking is safe here because this process computes nothing: it has one thread, and no parallel region of torch ever ran.
-It sees no GPU either. CUDA cannot be used in the fork of a process that has so much as counted GPUs, and libraries
-count them when they are imported: so a check on a GPU is a fresh Python, which pays for its imports,
+On the CPU a check is forked by the standard library's fork server, which has imported the libraries once (`preload`).
+On a GPU it is a fresh Python, which pays for its imports: CUDA cannot be used in the fork of a process that has so much
+as counted GPUs, and libraries count them when they are imported.
 
-    python -m failurelab_course.labs.checker.server --one          the order on stdin
+Memory is watched as the resident memory of a check and of everything that it started: a limit on address space would
+stop torch, which reserves far more than it uses.
 """
 
 import collections
-import ctypes
-import dataclasses
-import importlib
+import contextlib
 import json
+import multiprocessing
+import multiprocessing.connection
 import os
 import pathlib
 import secrets
-import selectors
 import shutil
 import signal
 import sys
-import threading
 import time
+import unittest.mock
+from collections.abc import Container, Iterable
 from typing import Any
 
-from failurelab_course.labs.checker.process import Child, adopt, end_orphans, kill_group
+import psutil
 
-_PR_SET_PDEATHSIG = 1
-_POLL = 0.05  # seconds
+from failurelab_course.labs.checker import process
 
-
-def import_needs(needs: list[str]) -> dict[str, str]:
-    """Import each `module.Name` or `module`; return those that fail, with the reason."""
-    broken = {}
-    for need in needs:
-        try:
-            try:
-                importlib.import_module(need)
-            except ModuleNotFoundError:
-                module, _, name = need.rpartition(".")
-                if not module:
-                    raise
-                getattr(importlib.import_module(module), name)
-        except Exception as error:  # an import of a stack that does not fit fails in every way
-            first = next(iter(str(error).strip().splitlines()), "")
-            broken[need] = f"{type(error).__name__}: {first}"
-    return broken
+POLL = 0.05  # seconds between two looks at the limits
+# As many as a DataLoader or two may want; a fork bomb is stopped before the machine is.
+PROCESSES = 32
+# By the device of a check; see the module's text.
+_START = {"cpu": "forkserver", "cuda": "spawn"}
 
 
-def serve(jobs: int, orders: int, answers: int) -> None:
-    """Read orders from the descriptor `orders` and write answers to `answers`, until the end of the orders."""
-    from failurelab_course.labs.checker import measure  # noqa: F401  torch and transformers, before the first fork
+class Check:
+    """One check that runs: its order, its process, and which limit it broke, if any."""
 
-    adopt()
-    waiting: collections.deque[dict[str, Any]] = collections.deque()
-    running: list[Child] = []
-    rest, is_open = b"", True
-    with selectors.DefaultSelector() as selector:
-        selector.register(orders, selectors.EVENT_READ)
-        try:
-            while is_open:
-                if selector.select(timeout=_POLL if running or waiting else None):
-                    data = os.read(orders, 65536)
-                    is_open = bool(data)
-                    *lines, rest = (rest + data).split(b"\n")
-                    for order in map(json.loads, lines):
-                        if "imports" in order:
-                            _answer(answers, {"broken": import_needs(order["imports"])})
-                        else:
-                            waiting.append(order)
-                while waiting and len(running) < jobs:
-                    running.append(_start(waiting.popleft(), (orders, answers)))
-                for child in [each for each in running if _ended(each, answers)]:
-                    running.remove(child)
-                    end_orphans(running)
-        finally:
-            for child in running:
-                child.end()
-            end_orphans([])
+    def __init__(self, order: dict[str, Any]):
+        self.order, self.over = order, ""
+        self.folder = pathlib.Path(order["folder"])
+        order["answer"] = f"answer-{secrets.token_hex(8)}.json"  # a script cannot write it in our place
+        for part in ("work", "home", "tmp"):
+            (self.folder / part).mkdir(parents=True)
+        shutil.copyfile(order["script"], self.folder / "work" / "train.py")
+        shutil.copytree(order["model"], self.folder / "model")
+        context = multiprocessing.get_context(_START[order["device"]])
+        self.process = context.Process(target=process.run, args=(order,))
+        self.start = time.monotonic()
+        with unittest.mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": order["visible"]}):
+            self.process.start()
 
+    def has_ended(self) -> bool:
+        """Return whether it ended by itself, or is over a limit and must be ended."""
+        if self.process.exitcode is None:
+            self.over = self._broken_limit()
+        return bool(self.over) or self.process.exitcode is not None
 
-def _start(order: dict[str, Any], private: tuple[int, ...]) -> Child:
-    folder = pathlib.Path(order["folder"])
-    order["answer"] = f"answer-{secrets.token_hex(8)}.json"  # a script cannot write it in our place
-    work = folder / "work"
-    for part in (work, folder / "home", folder / "tmp"):
-        part.mkdir(parents=True)
-    shutil.copyfile(order["script"], work / "train.py")
-    shutil.copytree(order["model"], folder / "model")
-    if threading.active_count() != 1:
-        raise RuntimeError("a forked check could hang: this process has more than one thread")
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return Child(order, pid)
-    try:
-        _settle(folder, parent, private)
-        if order["device"] == "cpu":
-            _check(order)
+    def _broken_limit(self) -> str:
+        """Return which limit it is over, in words, or an empty text."""
+        if time.monotonic() - self.start > self.order["time_limit"]:
+            return f"over its time limit of {self.order['time_limit']:g} s"
+        family = descendants(self.process.pid)
+        held = sum(map(resident, family)) // 2**20
+        if held > self.order["memory_limit"]:
+            return f"over its memory limit of {self.order['memory_limit']} MiB: it held {held}"
+        if len(family) > PROCESSES:
+            return f"over its limit of {PROCESSES} processes: it had started {len(family)}"
+        return ""
+
+    def end(self) -> None:
+        """End it and all that it started, and wait for its end."""
+        kill(descendants(self.process.pid))
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+    def answer(self) -> dict[str, Any]:
+        """Return what came of it, and remove its folder; it must have been ended."""
+        code, folder, log = self.process.exitcode, self.folder, self.folder / "output.txt"
+        answer: dict[str, Any] = {"id": self.order["id"], "seconds": time.monotonic() - self.start}
+        if self.over:
+            answer["ended"] = self.over
+        elif (folder / self.order["answer"]).is_file():
+            answer["measured"] = json.loads((folder / self.order["answer"]).read_text())
+        elif not (folder / "work").is_dir():
+            answer["ended"] = "deleted the folder that it ran in (a copy: your own files are as they were)"
+        elif code == -signal.SIGKILL:
+            answer["environment"] = "the system killed the run (signal 9), as it does when memory runs out"
+        elif code < 0:
+            answer["ended"] = f"ended by signal {-code} before it was measured"
         else:
-            _become_fresh(order)
-    finally:
-        _leave()
+            answer["ended"] = f"left by itself with status {code} before it was measured"
+        answer["output"] = log.read_text(errors="replace")[-4000:] if log.is_file() else ""
+        shutil.rmtree(folder, ignore_errors=True)
+        return answer
 
 
-def _leave() -> None:
-    """End this process with nothing of a script's own run at its end."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _check(order: dict[str, Any]) -> None:
-    """Measure one script, and write the answer."""
-    from failurelab_course.labs.checker import measure
-
-    folder = pathlib.Path(order["folder"])
-    made = measure.run(
-        folder / "work" / "train.py",
-        folder / "model",
-        folder / "output",
-        order["trainer"],
-        order["kind"],
-        device=order["device"],
-        # A forked check has them already.
-        prepare=None if order["device"] == "cpu" else lambda: import_needs(order["needs"]),
-    )
-    partial = folder / "answer.partial"
-    partial.write_text(json.dumps(dataclasses.asdict(made) | {"records": _records(order, made)}))
-    partial.rename(folder / order["answer"])
-
-
-def _become_fresh(order: dict[str, Any]) -> None:
-    """Go on as a new Python that sees the order's GPU; the order comes by a pipe, where no script finds it."""
-    inside, outside = os.pipe()
-    os.write(outside, json.dumps(order).encode())
-    os.close(outside)
-    os.dup2(inside, 0)
-    os.environ["CUDA_VISIBLE_DEVICES"] = order["visible"]
-    # -P: the learner's folder is no place to import from
-    os.execv(sys.executable, [sys.executable, "-P", "-m", "failurelab_course.labs.checker.server", "--one"])
-
-
-def _one() -> None:
-    """Do the check whose order is on stdin, in this process."""
-    order = json.load(sys.stdin)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+def descendants(pid: int) -> list[psutil.Process]:
+    """Return a process and everything below it that runs; nothing where it has ended."""
     try:
-        _check(order)
-    finally:
-        _leave()
-
-
-def _settle(folder: pathlib.Path, parent: int, private: tuple[int, ...]) -> None:
-    """Make the forked child a run of its own: session, descriptors, folders, and an end when the server ends."""
-    os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    log = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
-    for descriptor in private:
-        os.close(descriptor)
-    os.environ |= {
-        "HOME": str(folder / "home"),
-        "TMPDIR": str(folder / "tmp"),
-        "HF_HOME": str(folder / "home"),
-        "HF_HUB_OFFLINE": "1",
-    }
-    os.chdir(folder / "work")
-
-
-def _records(order: dict[str, Any], made: Any) -> list[dict[str, Any]]:
-    """Make the evidence records of the run, where the order asks for them: one for each tier that it measured on."""
-    asked = order.get("record")
-    if not asked or made.environment:
+        top = psutil.Process(pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
         return []
-    from failurelab_course.experiments import observe
-    from failurelab_course.labs import metrics as figures
-
-    os.environ["FAILURELAB_SOURCE"] = asked["source"]
-    device = order["device"]
-    tier = "cpu" if device == "cpu" else "gpu"
-    return [
-        observe.record(asked["failure"], asked["state"], part, case=asked["case"], seed=0, device=device, tier=each)
-        for each, part in figures.by_tier(order["kind"], made.figures, tier).items()
-    ]
 
 
-def _ended(child: Child, answers: int) -> bool:
-    """Answer for a child that has ended, or is over its time; return whether it is gone."""
-    pid, status = os.waitpid(child.pid, os.WNOHANG)
-    if not pid and not child.watch():
-        return False
-    if pid:
-        kill_group(child.pid)  # what it started and left behind
-    else:
-        child.end()
-    folder = pathlib.Path(child.order["folder"])
-    answer: dict[str, Any] = {"id": child.order["id"], "seconds": time.monotonic() - child.start}
-    if not pid:
-        answer["ended"] = child.over
-    elif (folder / child.order["answer"]).is_file():
-        answer["measured"] = json.loads((folder / child.order["answer"]).read_text())
-    elif not (folder / "work").is_dir():
-        answer["ended"] = "deleted the folder that it ran in (a copy: your own files are as they were)"
-    elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        answer["environment"] = "the system killed the run (signal 9), as it does when memory runs out"
-    elif os.WIFSIGNALED(status):
-        answer["ended"] = f"ended by signal {os.WTERMSIG(status)} before it was measured"
-    else:
-        answer["ended"] = f"left by itself with status {os.waitstatus_to_exitcode(status)} before it was measured"
-    log = folder / "output.txt"
-    answer["output"] = log.read_text(errors="replace")[-4000:] if log.is_file() else ""
-    shutil.rmtree(folder, ignore_errors=True)
-    _answer(answers, answer)
-    return True
+def resident(each: psutil.Process) -> int:
+    """Return the resident bytes of a process; what it shares with others, as after a fork, is divided among them."""
+    try:
+        memory = each.memory_full_info()
+    except psutil.Error:  # it has ended meanwhile
+        return 0
+    return getattr(memory, "pss", memory.uss)  # uss: where the system does not divide
 
 
-def _answer(descriptor: int, content: dict[str, Any]) -> None:
-    data = json.dumps(content).encode() + b"\n"
-    while data:
-        data = data[os.write(descriptor, data) :]
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """End these processes, whichever of them are still there."""
+    for each in processes:
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+
+
+def end_orphans(keep: Container[int]) -> None:
+    """End whatever fell to this process when its check ended: a check may leave nothing behind."""
+    while left := [each for each in psutil.Process().children() if each.pid not in keep]:
+        for each in left:
+            kill(descendants(each.pid))
+        psutil.wait_procs(left, timeout=1)
+
+
+def broken_needs(folder: pathlib.Path) -> dict[str, str]:
+    """Start the fork server, and return what its imports say."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["failurelab_course.labs.checker.preload"])
+    report = folder / "imports.json"
+    first = context.Process(target=process.report_imports, args=(report,))
+    first.start()
+    first.join()
+    if first.exitcode:
+        raise SystemExit(first.exitcode)  # why is the last that it printed
+    return json.loads(report.read_text())
+
+
+def serve(pipe: multiprocessing.connection.Connection, jobs: int) -> None:
+    """Do the orders that come over the connection, so many at once, until it is closed."""
+    process.adopt_orphans()
+    pipe.send_bytes(json.dumps({"broken": broken_needs(pathlib.Path.cwd())}).encode())
+    helpers = psutil.Process().children()  # the fork server, and the tracker that multiprocessing has with it
+    waiting: collections.deque[dict[str, Any]] = collections.deque()
+    running: list[Check] = []
+
+    def end(check: Check) -> None:
+        running.remove(check)
+        check.end()
+        end_orphans({each.pid for each in helpers} | {other.process.pid for other in running})
+
+    try:
+        while True:
+            while waiting and len(running) < jobs:
+                running.append(Check(waiting.popleft()))
+            ended = [check.process.sentinel for check in running]
+            if pipe in multiprocessing.connection.wait([pipe, *ended], POLL if running else None):
+                waiting.append(json.loads(pipe.recv_bytes()))
+            if any(each.status() == psutil.STATUS_ZOMBIE for each in helpers):
+                raise RuntimeError("the process that forks checks was ended, by a check or by the system")
+            for check in [each for each in running if each.has_ended()]:
+                end(check)
+                pipe.send_bytes(json.dumps(check.answer()).encode())
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # whoever ordered is gone, or wants no more
+    finally:
+        for check in list(running):
+            end(check)
 
 
 def main() -> None:
-    """Serve on stdin and stdout; whatever libraries print goes to stderr. With `--one`: do a single check."""
-    if sys.argv[1:] == ["--one"]:
-        _one()
-    orders, answers = os.dup(0), os.dup(1)
-    os.dup2(2, 1)
-    for descriptor in (orders, answers):
-        os.set_inheritable(descriptor, False)
+    """Serve on the connection that the command line names."""
+    descriptor, jobs = map(int, sys.argv[1:])
+    os.set_inheritable(descriptor, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve(int(sys.argv[1]) if len(sys.argv) > 1 else 1, orders, answers)
+    serve(multiprocessing.connection.Connection(descriptor), jobs)
 
 
 if __name__ == "__main__":

@@ -8,28 +8,28 @@ and not timed. At the end the parameters are gathered and compared with those be
 
 import contextlib
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import transformers
 
-from failurelab import zero3
+from failurelab import handles, zero3
 from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.kinds.trainer import is_as_given
-from failurelab_course.labs.checker.measure import Refused, Run
 
 STAGE = 3
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
-    """Build the script's trainer under ZeRO-3, train it, and fill in `run.figures`.
+    """Build the script's trainer under ZeRO-3, train it, and fill in `run.metrics`.
 
     Raises:
         Refused: another trainer, or another model.
         EngineError: no engine can be made on this machine.
     """
-    figures = run.figures
+    metrics = run.metrics
     build = run.function(script, "build_trainer(model_path, output_dir)")
     with engines.one_process(STAGE):
         run.stage = "build"
@@ -45,68 +45,63 @@ def measure(script: types.ModuleType, run: Run) -> None:
         run.stage = "measure"
         with zero3.generation_model(trainer) as model:
             now = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        figures["tensors_total"] = len(list(trainer.model.parameters()))
-        figures["tensors_changed"] = sum(
+        metrics["tensors_total"] = len(list(trainer.model.parameters()))
+        metrics["tensors_changed"] = sum(
             not torch.equal(now[name], run.start[name]) for name, _ in trainer.model.named_parameters()
         )
-        figures["finite"] = all(bool(tensor.isfinite().all()) for tensor in now.values())
+        metrics["finite"] = all(bool(tensor.isfinite().all()) for tensor in now.values())
 
 
 class _Count(transformers.TrainerCallback):
     """Counts optimizer steps, and ZeRO-3's hooks when training begins."""
 
-    def __init__(self, figures: dict[str, Any], trainer: Any):
-        self.figures, self.trainer = figures, trainer
+    def __init__(self, metrics: dict[str, Any], trainer: Any):
+        self.metrics, self.trainer = metrics, trainer
 
     def on_train_begin(self, args, state, control, **_):
-        self.figures["engine_hooks"] = zero3.hooks(self.trainer.model)
+        self.metrics["engine_hooks"] = zero3.hooks(self.trainer.model)
         engine = zero3.engine_of(self.trainer)
-        self.figures["zero_stage"] = engine.zero_optimization_stage() if engine is not None else -1
+        self.metrics["zero_stage"] = engine.zero_optimization_stage() if engine is not None else -1
 
     def on_step_end(self, args, state, control, **_):
-        self.figures["steps_done"] = state.global_step
+        self.metrics["steps_done"] = state.global_step
 
 
 def _train(trainer: Any, run: Run) -> None:
-    figures = run.figures
-    figures |= {"steps_done": 0, "generations": 0, "engine_hooks_in_generation": 0, "partitioned_in_generation": 0}
-    trainer.add_callback(_Count(figures, trainer))
-    with _watched(trainer.model, figures):
+    metrics = run.metrics
+    metrics |= {"steps_done": 0, "generations": 0, "engine_hooks_in_generation": 0, "partitioned_in_generation": 0}
+    trainer.add_callback(_Count(metrics, trainer))
+    with _watched(trainer.model, metrics):
         try:
             trainer.train()
         finally:
-            figures["engine_hooks_after"] = zero3.hooks(trainer.model)
-            figures["generates_without_hooks"] = figures["generations"] > 0 == figures["engine_hooks_in_generation"]
+            metrics["engine_hooks_after"] = zero3.hooks(trainer.model)
+            metrics["generates_without_hooks"] = metrics["generations"] > 0 == metrics["engine_hooks_in_generation"]
 
 
 @contextlib.contextmanager
-def _watched(model: Any, figures: dict[str, Any]) -> Iterator[None]:
+def _watched(model: Any, metrics: dict[str, Any]) -> Iterator[None]:
     """Look at the model whenever it generates: at its `generate`, and at each forward pass in there."""
-    original = model.generate
     inside: list[int] = []
 
-    def generate(*args: Any, **kwargs: Any) -> Any:
-        figures["generations"] += 1
-        figures["engine_hooks_in_generation"] = max(figures["engine_hooks_in_generation"], zero3.hooks(model))
+    def generate(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        metrics["generations"] += 1
+        metrics["engine_hooks_in_generation"] = max(metrics["engine_hooks_in_generation"], zero3.hooks(model))
         inside.append(0)
         try:
-            return original(*args, **kwargs)
+            return method(*args, **kwargs)
         finally:
             inside.pop()
 
     def before_forward(*_: Any) -> None:
         if inside:
             absent = sum(each.ds_status.name != "AVAILABLE" for each in zero3.partitioned(model))
-            figures["partitioned_in_generation"] = max(figures["partitioned_in_generation"], absent)
-            figures["engine_hooks_in_generation"] = max(figures["engine_hooks_in_generation"], zero3.hooks(model))
+            metrics["partitioned_in_generation"] = max(metrics["partitioned_in_generation"], absent)
+            metrics["engine_hooks_in_generation"] = max(metrics["engine_hooks_in_generation"], zero3.hooks(model))
 
-    was_replaced = "generate" in vars(model)
-    model.generate = generate
     hook = model.register_forward_pre_hook(before_forward)
     try:
-        yield
+        with handles.wrap_method(model, "generate", generate, "the checker's look at generation"):
+            yield
     finally:
         hook.remove()
-        del model.generate
-        if was_replaced:
-            model.generate = original

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
+from failurelab_course.labs.checker.base import Run
 from failurelab_course.labs.checker.kinds import logits as measure_logits
 from failurelab_course.labs.checker.kinds import placement as measure_placement
-from failurelab_course.labs.checker.measure import Run
 
 _LOADS = "load_model"
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
-    """Train what the script builds, load what its ranks load, and fill in `run.figures`.
+    """Train what the script builds, load what its ranks load, and fill in `run.metrics`.
 
     Raises:
         Refused: one of the two functions is missing, or is about another model.
@@ -32,8 +32,8 @@ def measure(script: types.ModuleType, run: Run) -> None:
     try:
         measure_logits.measure(watched, run)
     finally:
-        if run.figures["rows_made"] is None and rows.made:
-            run.figures |= {"rows_made": rows.made, "rows_needed": rows.needed}
+        if run.metrics["rows_made"] is None and rows.made:
+            run.metrics |= {"rows_made": rows.made, "rows_needed": rows.needed}
         stage = run.stage
         # last, for simulated devices are the accelerator of the whole process from then on
         measure_placement.measure(script, dataclasses.replace(run, trainer_class=_LOADS))

@@ -13,21 +13,21 @@ from typing import Any
 import torch
 
 from failurelab import _alignment as alignment
-from failurelab_course.labs.checker.measure import Refused, Run
+from failurelab_course.labs.checker.base import Refused, Run
 
 SUMS = ("3+4=7", "12+19=31", "5+13=18", "17+2=19", "8+8=16", "10+9=19")
 _SAME = 1e-4  # nats
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
-    """Ask the script's function, and fill in `run.figures`.
+    """Ask the script's function, and fill in `run.metrics`.
 
     Raises:
         Refused: there is no such function, or what it returned is no log-probability for each completion token, or is
             on another device.
     """
     log_probs = run.function(script, "log_probs(model, input_ids, attention_mask, completion_length)")
-    figures = run.figures
+    metrics = run.metrics
     ids, mask, length = _batch(run.tokenizer)
     counts = mask[:, -length:].bool()
     model, exact = copy.deepcopy(run.clean).to(run.device), copy.deepcopy(run.clean).double()
@@ -51,7 +51,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
         raise Refused(f"log_probs returned {told}, not one number for each completion token: {tuple(truth.shape)}")
     run.must_be_there("what log_probs returned", [got])
     got = got.cpu()
-    figures |= {
+    metrics |= {
         "rows_made": max(returned, default=0),
         "rows_needed": length + 1,
         "log_prob_error": _distance(got, truth, counts),
@@ -59,12 +59,12 @@ def measure(script: types.ModuleType, run: Run) -> None:
     }
     shifts = sorted(range(-1, ids.shape[1] - length), key=abs)
     off = (each for each in shifts if _distance(got, _scored(rows, ids, length, each), counts) < _SAME)
-    figures["positions_off"] = next(off, None)
-    figures["gradient_error"] = _gradient_error(model, got, exact, truth, counts)
+    metrics["positions_off"] = next(off, None)
+    metrics["gradient_error"] = _gradient_error(model, got, exact, truth, counts)
     try:
         alignment.check_alignment(log_probs, run.clean.to(run.device))
     except alignment.MisalignedLogProbs as error:
-        figures["scores_from"] = error.found or "none of the mistakes that the probe knows"
+        metrics["scores_from"] = error.found or "none of the mistakes that the probe knows"
 
 
 def _batch(tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor, int]:

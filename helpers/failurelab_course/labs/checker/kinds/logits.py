@@ -13,14 +13,14 @@ import torch
 
 from failurelab.guards.base import GuardWarning
 from failurelab.guards.logits import LogitsGuard
+from failurelab_course.labs.checker.base import Run
 from failurelab_course.labs.checker.kinds import trainer as measure_trainer
-from failurelab_course.labs.checker.measure import Run
 
 _CLOSE = 1e-3  # nats
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
-    """Build the script's trainer, train it, and fill in `run.figures`."""
+    """Build the script's trainer, train it, and fill in `run.metrics`."""
     run.stage = "build"
     trainer = measure_trainer.built(script, run)
     guard = LogitsGuard(action="warn", waste=float("inf"), growth=float("inf"))
@@ -36,9 +36,9 @@ def measure(script: types.ModuleType, run: Run) -> None:
         handle.remove()
         report = guard.report
         if report is not None and report.made:
-            run.figures |= {"rows_made": report.made, "rows_needed": report.needed}
+            run.metrics |= {"rows_made": report.made, "rows_needed": report.needed}
             if report.shift is not None and first.early is not None:
-                run.figures["positions_off"] = report.shift + first.early
+                run.metrics["positions_off"] = report.shift + first.early
     run.stage = "measure"
     measure_trainer.after(trainer, run)
 
@@ -76,6 +76,6 @@ class _First:
             self.early = next((length - made - at for at in fits), None)
             return
         truth = rows[:, -made - 1 : -1].log_softmax(-1).gather(-1, ids[:, -made:, None])
-        self.run.figures |= {"rows_made": 0, "rows_needed": 0}
+        self.run.metrics |= {"rows_made": 0, "rows_needed": 0}
         if same(logits, truth, counts[:, -made:]):
-            self.run.figures["positions_off"] = 0
+            self.run.metrics["positions_off"] = 0

@@ -14,25 +14,25 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from failurelab_course.experiments import models
+from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.kinds.trainer import Score, score, scored_rollouts
-from failurelab_course.labs.checker.measure import Refused, Run
 
 STEPS = 50
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
-    """Run the script's training loop for `STEPS` steps, and fill in `run.figures`.
+    """Run the script's training loop for `STEPS` steps, and fill in `run.metrics`.
 
     Raises:
         Refused: there is no such function, or the model came back as another, or on another device.
     """
-    figures = run.figures
+    metrics = run.metrics
     train = run.function(script, "train(model, tokenizer, steps)")
     model, tokenizer = models.load(str(run.model_path), device=run.device)
-    figures["accuracy_before"] = run.judge.accuracy()
+    metrics["accuracy_before"] = run.judge.accuracy()
     run.stage = "train"
     scores: list[Score] = []
-    with _watched(model, figures), scored_rollouts(model, tokenizer, scores, lambda: figures["steps_done"]):
+    with _watched(model, metrics), scored_rollouts(model, tokenizer, scores, lambda: metrics["steps_done"]):
         try:
             train(model, tokenizer, STEPS)
         finally:
@@ -44,7 +44,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
         raise Refused(f"the model came back as another: it has {sorted(set(now) - set(run.start))[0]}")
     run.must_be_there("the trained model", now.values())
     changed = {name for name, tensor in now.items() if not torch.equal(tensor.cpu(), run.start[name])}
-    figures |= {
+    metrics |= {
         "tensors_total": len(now),
         "tensors_trainable": len(trainable),
         "tensors_frozen": len(now) - len(trainable),
@@ -53,13 +53,13 @@ def measure(script: types.ModuleType, run: Run) -> None:
         "finite": all(bool(tensor.isfinite().all()) for tensor in now.values()),
         "accuracy_after": run.accuracy_of(model.state_dict()),
     }
-    figures["accuracy_gain"] = figures["accuracy_after"] - figures["accuracy_before"]
+    metrics["accuracy_gain"] = metrics["accuracy_after"] - metrics["accuracy_before"]
 
 
 @contextmanager
-def _watched(model: torch.nn.Module, figures: dict[str, Any]) -> Iterator[None]:
+def _watched(model: torch.nn.Module, metrics: dict[str, Any]) -> Iterator[None]:
     """Look at the model's gradients before each step of any optimizer that holds its parameters."""
-    figures |= {"steps_done": 0, "learning_rate": 0.0, "tensors_without_gradient": 0, "checkpointing": True}
+    metrics |= {"steps_done": 0, "learning_rate": 0.0, "tensors_without_gradient": 0, "checkpointing": True}
     own = {id(parameter) for parameter in model.parameters()}
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -68,17 +68,17 @@ def _watched(model: torch.nn.Module, figures: dict[str, Any]) -> Iterator[None]:
             return
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         without = sum(parameter.grad is None for parameter in trainable)
-        figures["steps_done"] += 1
-        figures["learning_rate"] = max(figures["learning_rate"], *(float(group["lr"]) for group in groups))
-        figures["tensors_without_gradient"] = max(figures["tensors_without_gradient"], without)
-        figures["tensors_zero_gradient"] = sum(
+        metrics["steps_done"] += 1
+        metrics["learning_rate"] = max(metrics["learning_rate"], *(float(group["lr"]) for group in groups))
+        metrics["tensors_without_gradient"] = max(metrics["tensors_without_gradient"], without)
+        metrics["tensors_zero_gradient"] = sum(
             parameter.grad is not None and not parameter.grad.any() for parameter in trainable
         )
-        figures["checkpointing"] &= bool(model.is_gradient_checkpointing) and model.training
+        metrics["checkpointing"] &= bool(model.is_gradient_checkpointing) and model.training
 
     handle = register_optimizer_step_pre_hook(before_step)
     try:
         yield
     finally:
         handle.remove()
-        figures["checkpointing"] &= figures["steps_done"] > 0
+        metrics["checkpointing"] &= metrics["steps_done"] > 0

@@ -15,14 +15,13 @@ that shape on fake `cuda` devices. What is said about it are the libraries' own 
 The tier is `simulated`: no number is computed.
 """
 
-import contextlib
 import importlib
 import importlib.util
 import logging
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -31,8 +30,8 @@ from torch import nn
 from failurelab.placement import report as placement
 from failurelab.placement.dtypes import quantized
 from failurelab.simulate import backend as simulate
+from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.kinds.placement import imported_again, loading
-from failurelab_course.labs.checker.measure import Refused, Run
 from failurelab_course.simulate import node as simulated_node
 
 GPUS = 2
@@ -40,7 +39,7 @@ _TOGETHER = ("need to be on the same GPU", "to be on the same device")  # bitsan
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
-    """Start the script's command on the node, and fill in `run.figures`.
+    """Start the script's command on the node, and fill in `run.metrics`.
 
     Raises:
         Refused: there is no such function or command, or it returns another model.
@@ -55,9 +54,9 @@ def measure(script: types.ModuleType, run: Run) -> None:
     for name in ("deepspeed", "bitsandbytes"):  # with GPUs at its import, a library would look for a CUDA toolkit
         if importlib.util.find_spec(name):
             importlib.import_module(name)
-    figures = run.figures
-    figures |= dict.fromkeys(figures.keys() & set(_COUNTS), 0) | {"refusal": "", "layer_refusal": ""}
-    figures["processes"] = what.count
+    metrics = run.metrics
+    metrics |= dict.fromkeys(metrics.keys() & set(_COUNTS), 0) | {"refusal": "", "layer_refusal": ""}
+    metrics["processes"] = what.count
     run.stage = "build"
     for rank in range(what.count):
         with simulated_node.process(what, rank, GPUS) as cuda, loading(torch.cuda, lambda model: _loaded(model, cuda)):
@@ -66,8 +65,8 @@ def measure(script: types.ModuleType, run: Run) -> None:
             if not isinstance(returned, tuple) or len(returned) != 2:
                 raise Refused(f"{signature} returned a {type(returned).__name__}, and not the model and the config")
             _judge(*returned, rank, run)
-            figures["devices_seen"] = max(figures["devices_seen"], cuda.device_count())
-    figures["placement_refused"] = figures["ranks_refused"] > 0
+            metrics["devices_seen"] = max(metrics["devices_seen"], cuda.device_count())
+    metrics["placement_refused"] = metrics["ranks_refused"] > 0
 
 
 _COUNTS = (
@@ -143,7 +142,7 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _judge(model: Any, config: Any, rank: int, run: Run) -> None:
     """Ask transformers, accelerate, bitsandbytes and `placement.check` about what one process has prepared."""
-    figures = run.figures
+    metrics = run.metrics
     wanted = {name for name in run.start if not name.endswith("lm_head.weight")}
     names = {name for name, _ in model.named_parameters()} if isinstance(model, nn.Module) else set()
     if not wanted <= names | {name for name, _ in getattr(model, "named_buffers", tuple)()}:
@@ -151,32 +150,32 @@ def _judge(model: Any, config: Any, rank: int, run: Run) -> None:
     if not isinstance(config, transformers.TrainingArguments):
         raise Refused(f"rank {rank} prepared a {type(config).__name__} that is no trainer's config")
     _name_devices(model)
-    figures["models_loaded"] += 1
-    figures["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
+    metrics["models_loaded"] += 1
+    metrics["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
     used = {str(parameter.device) for parameter in model.parameters()}
     trainer = transformers.Trainer(model=model, args=config)
     wrapped = trainer._wrap_model(trainer.model_wrapped)
     home = trainer.accelerator.device
     if isinstance(wrapped, nn.DataParallel):
-        figures["data_parallel"] += 1
+        metrics["data_parallel"] += 1
         copies = _replicas(wrapped)
     else:
         copies = [(model, home)]
         try:
             trainer.accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         except ValueError as error:
-            figures["ranks_refused"] += 1
-            figures["refusal"] = figures["refusal"] or str(error).splitlines()[0]
-    figures["copies"] += len(copies)
-    figures["devices_used"] = max(figures["devices_used"], len(used), len(copies))
+            metrics["ranks_refused"] += 1
+            metrics["refusal"] = metrics["refusal"] or str(error).splitlines()[0]
+    metrics["copies"] += len(copies)
+    metrics["devices_used"] = max(metrics["devices_used"], len(used), len(copies))
     for copy, device in copies:
         report = placement.check(copy, device, visible=1)
-        figures["tensors_elsewhere"] += len(report.elsewhere)
-        figures["quantization_elsewhere"] += sum(each.kind == "quantization state" for each in report.elsewhere)
+        metrics["tensors_elsewhere"] += len(report.elsewhere)
+        metrics["quantization_elsewhere"] += sum(each.kind == "quantization state" for each in report.elsewhere)
         for rows, name in ((3, "layers_refused"), (1, "layers_refused_single")):
             said = [_refused(layer, rows) for layer in copy.modules() if _in_4bit(layer)]
-            figures[name] += sum(bool(each) for each in said)
-            figures["layer_refusal"] = figures["layer_refusal"] or next((each for each in said if each), "")
+            metrics[name] += sum(bool(each) for each in said)
+            metrics["layer_refusal"] = metrics["layer_refusal"] or next((each for each in said if each), "")
 
 
 def _in_4bit(module: nn.Module) -> bool:
@@ -212,18 +211,11 @@ def _replicas(wrapped: nn.DataParallel) -> list[tuple[nn.Module, torch.device]]:
     return found
 
 
-@contextlib.contextmanager
-def _copies_are_fake() -> Iterator[None]:
-    """Let `replicate` copy fake tensors, for which there is no broadcast; attributes are lost as they always are."""
-    module = sys.modules["torch.nn.parallel.replicate"]
-    original = module._broadcast_coalesced_reshape
+def _copies_are_fake() -> Any:
+    """Let `replicate` copy fake tensors, for a block: there is no broadcast for them. Attributes are lost as ever."""
 
     def broadcast(tensors: Any, devices: Any, detach: bool = False) -> list[list[torch.Tensor]]:
         with simulate.fake():
             return [[torch.empty_like(each.detach(), device=f"cuda:{at}") for each in tensors] for at in devices]
 
-    module._broadcast_coalesced_reshape = broadcast
-    try:
-        yield
-    finally:
-        module._broadcast_coalesced_reshape = original
+    return mock.patch.object(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", broadcast)

@@ -7,12 +7,12 @@ replaced for that time: it works out the device map as transformers does, and gi
 devices, in 4 bit if asked for. What comes back is handed to accelerate's own `prepare_model`, and to `placement.check`.
 """
 
-import contextlib
 import importlib.util
 import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -20,13 +20,13 @@ import transformers
 from failurelab.placement import report as placement
 from failurelab.placement.dtypes import quantized
 from failurelab.simulate import backend as simulate
-from failurelab_course.labs.checker.measure import Refused, Run
+from failurelab_course.labs.checker.base import Refused, Run
 
 RANKS = 2
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
-    """Run the script's function as every rank, and fill in `run.figures`.
+    """Run the script's function as every rank, and fill in `run.metrics`.
 
     Raises:
         Refused: there is no such function, or it returns another model.
@@ -35,9 +35,9 @@ def measure(script: types.ModuleType, run: Run) -> None:
     run.function(script, signature)
     simulate.devices(RANKS)
     backend = getattr(torch, simulate.NAME)
-    figures = run.figures
-    figures |= {"ranks_refused": 0, "refusal": "", "tensors_elsewhere": 0, "quantization_elsewhere": 0}
-    figures |= {"devices_used": 0, "models_loaded": 0, "models_in_4bit": 0}
+    metrics = run.metrics
+    metrics |= {"ranks_refused": 0, "refusal": "", "tensors_elsewhere": 0, "quantization_elsewhere": 0}
+    metrics |= {"devices_used": 0, "models_loaded": 0, "models_in_4bit": 0}
     run.stage = "build"
     for rank in range(RANKS):
         backend.set_device(0)
@@ -49,30 +49,30 @@ def measure(script: types.ModuleType, run: Run) -> None:
                     returned = run.function(fresh, signature)(str(run.model_path), rank)
                 models = returned if isinstance(returned, tuple | list) else (returned,)
                 _judge(models, rank, accelerator, run)
-    figures["placement_refused"] = figures["ranks_refused"] > 0
+    metrics["placement_refused"] = metrics["ranks_refused"] > 0
 
 
 def _judge(models: Any, rank: int, accelerator: Any, run: Run) -> None:
     """Ask accelerate and `placement.check` about what one rank has loaded."""
-    figures, refused = run.figures, False
+    metrics, refused = run.metrics, False
     wanted = {name for name in run.start if not name.endswith("lm_head.weight")}
     for model in models:
         names = {name for name, _ in model.named_parameters()} if isinstance(model, torch.nn.Module) else set()
         if not wanted <= names | {name for name, _ in getattr(model, "named_buffers", tuple)()}:
             raise Refused(f"rank {rank} loaded a {type(model).__name__} that is not the model in model_path")
         report = placement.check(model, torch.device(simulate.NAME, rank), visible=1)
-        figures["models_loaded"] += 1
-        figures["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
-        figures["tensors_elsewhere"] += len(report.elsewhere)
-        figures["quantization_elsewhere"] += sum(each.kind == "quantization state" for each in report.elsewhere)
+        metrics["models_loaded"] += 1
+        metrics["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
+        metrics["tensors_elsewhere"] += len(report.elsewhere)
+        metrics["quantization_elsewhere"] += sum(each.kind == "quantization state" for each in report.elsewhere)
         used = {str(parameter.device) for parameter in model.parameters()}
-        figures["devices_used"] = max(figures["devices_used"], len(used))
+        metrics["devices_used"] = max(metrics["devices_used"], len(used))
         try:
             accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         except ValueError as error:
             refused = True
-            figures["refusal"] = figures["refusal"] or str(error).splitlines()[0]
-    figures["ranks_refused"] += refused
+            metrics["refusal"] = metrics["refusal"] or str(error).splitlines()[0]
+    metrics["ranks_refused"] += refused
 
 
 def imported_again(script: types.ModuleType) -> types.ModuleType:
@@ -83,25 +83,14 @@ def imported_again(script: types.ModuleType) -> types.ModuleType:
     return module
 
 
-@contextlib.contextmanager
-def _launched(rank: int) -> Iterator[None]:
-    """Set the variables that a launcher gives each process: a script may read its rank there."""
+def _launched(rank: int) -> Any:
+    """Set the variables that a launcher gives each process, for a block: a script may read its rank there."""
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update({name: str(value) for name, value in variables.items()})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return mock.patch.dict(os.environ, {name: str(value) for name, value in variables.items()})
 
 
-@contextlib.contextmanager
-def _selects_device(rank: int) -> Iterator[None]:
-    """Let the first use of accelerate's state select the rank's device, as it does in a launched process."""
+def _selects_device(rank: int) -> Any:
+    """Let the first use of accelerate's state select the rank's device, for a block, as in a launched process."""
     from accelerate import PartialState
 
     original = PartialState.__init__
@@ -110,23 +99,16 @@ def _selects_device(rank: int) -> Iterator[None]:
         original(self, *args, **kwargs)
         getattr(torch, simulate.NAME).set_device(rank)
 
-    PartialState.__init__ = made
-    try:
-        yield
-    finally:
-        PartialState.__init__ = original
+    return mock.patch.object(PartialState, "__init__", made)
 
 
-@contextlib.contextmanager
-def loading(backend: Any, finish: Callable[[torch.nn.Module], None] | None = None) -> Iterator[None]:
-    """Let `AutoModelForCausalLM.from_pretrained` load shapes on simulated devices.
+def loading(backend: Any, finish: Callable[[torch.nn.Module], None] | None = None) -> Any:
+    """Let `AutoModelForCausalLM.from_pretrained` load shapes on simulated devices, for a block.
 
     Args:
         backend: is asked for `device_count()` and `current_device()` when a model is loaded: `torch.sim`, `torch.cuda`.
         finish: is given each model before the script gets it.
     """
-    kind = transformers.AutoModelForCausalLM
-    original = vars(kind).get("from_pretrained")
 
     def from_pretrained(path: Any, *args: Any, device_map: Any = None, **options: Any) -> torch.nn.Module:
         config = options.get("quantization_config")
@@ -142,14 +124,7 @@ def loading(backend: Any, finish: Callable[[torch.nn.Module], None] | None = Non
             finish(model)
         return model
 
-    kind.from_pretrained = from_pretrained
-    try:
-        yield
-    finally:
-        if original is None:
-            del kind.from_pretrained
-        else:
-            kind.from_pretrained = original
+    return mock.patch.object(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
 
 
 def _resolved(device_map: Any, model: torch.nn.Module, in_4bit: bool, backend: Any) -> dict[str, Any]:

@@ -5,25 +5,25 @@ Measured are the gradients between the backward pass and the optimizer step, the
 of the model.
 """
 
-import contextlib
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import transformers
 
+from failurelab import handles
 from failurelab_course.experiments import models
+from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.judge import JudgeError
-from failurelab_course.labs.checker.measure import Refused, Run
 
 # Of one completion: the step it was generated for, its prompt, and 1.0 if it is right, else 0.0
 Score = tuple[int, str, float]
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
-    """Build the script's trainer, train it, and fill in `run.figures`."""
+    """Build the script's trainer, train it, and fill in `run.metrics`."""
     run.stage = "build"
     trainer = built(script, run)
     run.stage = "train"
@@ -67,69 +67,68 @@ def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
 class _Watch(transformers.TrainerCallback):
     """Looks at gradients when they are there, between the backward pass and the optimizer step."""
 
-    def __init__(self, figures: dict[str, Any]):
-        self.figures = figures
+    def __init__(self, metrics: dict[str, Any]):
+        self.metrics = metrics
 
     def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **_):
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        figures = self.figures
-        figures["tensors_trainable"] = len(trainable)
-        figures["tensors_frozen"] = figures["tensors_total"] - len(trainable)
+        metrics = self.metrics
+        metrics["tensors_trainable"] = len(trainable)
+        metrics["tensors_frozen"] = metrics["tensors_total"] - len(trainable)
         without = sum(parameter.grad is None for parameter in trainable)
-        figures["tensors_without_gradient"] = max(without, figures["tensors_without_gradient"] or 0)
+        metrics["tensors_without_gradient"] = max(without, metrics["tensors_without_gradient"] or 0)
         if state.global_step in (0, state.max_steps - 1):
-            figures["tensors_zero_gradient"] = sum(
+            metrics["tensors_zero_gradient"] = sum(
                 parameter.grad is not None and not parameter.grad.any() for parameter in trainable
             )
-            figures["checkpointing"] = bool(getattr(_unwrapped(model), "is_gradient_checkpointing", False))
+            metrics["checkpointing"] = bool(getattr(_unwrapped(model), "is_gradient_checkpointing", False))
 
     def on_step_end(self, args, state, control, optimizer=None, **_):
-        figures = self.figures
-        figures["steps_done"] = state.global_step
+        metrics = self.metrics
+        metrics["steps_done"] = state.global_step
         optimizer = getattr(optimizer, "optimizer", optimizer)
         rates = [float(group["lr"]) for group in optimizer.param_groups]
-        figures["learning_rate"] = max([*rates, figures["learning_rate"] or 0.0])
+        metrics["learning_rate"] = max([*rates, metrics["learning_rate"] or 0.0])
 
 
 def train(trainer: transformers.Trainer, run: Run) -> None:
     """Train, and fill in what shows during training; also where training ends in an error."""
-    figures = run.figures
-    figures["accuracy_before"] = run.judge.accuracy()
+    metrics = run.metrics
+    metrics["accuracy_before"] = run.judge.accuracy()
     model = trainer.model
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    figures |= {
+    metrics |= {
         "tensors_total": len(before),
         "tensors_trainable": len(trainable),
         "tensors_frozen": len(before) - len(trainable),
         "steps_done": 0,
         "learning_rate": 0.0,
     }
-    trainer.add_callback(_Watch(figures))
+    trainer.add_callback(_Watch(metrics))
     scores: list[Score] = []
     with scored_rollouts(model, run.tokenizer, scores, lambda: trainer.state.global_step):
         try:
             trainer.train()
         finally:
             changed = [name for name, now in model.named_parameters() if name in before and _differ(before[name], now)]
-            figures["tensors_changed"] = sum(name in trainable for name in changed)
-            figures["frozen_changed"] = len(changed) - figures["tensors_changed"]
+            metrics["tensors_changed"] = sum(name in trainable for name in changed)
+            metrics["frozen_changed"] = len(changed) - metrics["tensors_changed"]
             score(scores, run)
             losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
             weights = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-            figures["finite"] = weights and all(loss - loss == 0 for loss in losses)
+            metrics["finite"] = weights and all(loss - loss == 0 for loss in losses)
             if losses:
                 last = losses[-max(1, len(losses) // 4) :]
-                figures |= {"loss_first": losses[0], "loss_last": sum(last) / len(last)}
+                metrics |= {"loss_first": losses[0], "loss_last": sum(last) / len(last)}
 
 
 def _differ(before: torch.Tensor, now: torch.Tensor) -> bool:
     return not torch.equal(before.cpu(), now.detach().cpu())  # a script may have moved it
 
 
-@contextlib.contextmanager
-def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Callable[[], int]) -> Iterator[None]:
-    """Score every completion that the model generates in the block.
+def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Callable[[], int]) -> handles.Handle:
+    """Score every completion that the model generates, until the handle is removed.
 
     It stands on `generate` of the model itself, below any trainer, so that it sees what is trained on.
 
@@ -139,11 +138,10 @@ def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Calla
         scores: filled with a score for each completion.
         step: returns how many optimizer steps were done.
     """
-    original = model.generate
     answers = dict(models.sums())
 
-    def generate(*args, **kwargs):
-        out = original(*args, **kwargs)
+    def generate(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        out = method(*args, **kwargs)
         ids = kwargs.get("input_ids", args[0] if args else None)
         sequences = getattr(out, "sequences", out)
         prompts = tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -156,32 +154,25 @@ def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Calla
                 scores.append((step(), asked[0], right))
         return out
 
-    was_replaced = "generate" in vars(model)  # by the script, as a repair for instance
-    model.generate = generate
-    try:
-        yield
-    finally:
-        del model.generate
-        if was_replaced:
-            model.generate = original
+    return handles.wrap_method(model, "generate", generate, "the checker's scores of rollouts")
 
 
 def score(scores: list[Score], run: Run) -> None:
     """Work out the rewards at the start and at the end, and how far the first rollouts are below the model."""
-    figures = run.figures
-    figures["rollouts"] = len(scores)
+    metrics = run.metrics
+    metrics["rollouts"] = len(scores)
     if not scores:
         return
     steps = max(step for step, _, _ in scores) + 1
     first = [score for score in scores if score[0] < max(1, steps // 10)]
     last = [score for score in scores if score[0] >= steps - max(1, steps // 4)]
-    figures["reward_first"] = sum(score for _, _, score in first) / len(first)
-    figures["reward_last"] = sum(score for _, _, score in last) / len(last)
+    metrics["reward_first"] = sum(score for _, _, score in first) / len(first)
+    metrics["reward_last"] = sum(score for _, _, score in last) / len(last)
     # On the very prompts of these rollouts: some sums are easier than others.
     answers = dict(models.sums())
     prompts = [(prompt, answers[prompt]) for _, prompt, _ in first]
-    figures["accuracy_there"] = run.judge.accuracy(prompts=prompts, draws=1)
-    figures["rollout_gap"] = figures["accuracy_there"] - figures["reward_first"]
+    metrics["accuracy_there"] = run.judge.accuracy(prompts=prompts, draws=1)
+    metrics["rollout_gap"] = metrics["accuracy_there"] - metrics["reward_first"]
 
 
 def after(trainer: transformers.Trainer, run: Run) -> None:
@@ -190,15 +181,15 @@ def after(trainer: transformers.Trainer, run: Run) -> None:
     Raises:
         Refused: they are not weights of the model that was given, or left the device that the check is about.
     """
-    figures, trained = run.figures, trainer.model
+    metrics, trained = run.metrics, trainer.model
     run.must_be_there("the trained model", trained.parameters())
     if hasattr(trained, "get_base_model"):
         folder = run.output_dir / "measured-adapter"
         trained.save_pretrained(folder)
         try:
-            figures["accuracy_after"] = run.judge.accuracy(adapter=folder)
+            metrics["accuracy_after"] = run.judge.accuracy(adapter=folder)
         except JudgeError as error:
             raise Refused(str(error)) from error
     else:
-        figures["accuracy_after"] = run.accuracy_of(trained.state_dict())
-    figures["accuracy_gain"] = figures["accuracy_after"] - figures["accuracy_before"]
+        metrics["accuracy_after"] = run.accuracy_of(trained.state_dict())
+    metrics["accuracy_gain"] = metrics["accuracy_after"] - metrics["accuracy_before"]

@@ -1,0 +1,105 @@
+"""What every kind's `measure` works with: the run, and a refusal of what cannot be measured as an answer to the lab."""
+
+import dataclasses
+import pathlib
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from failurelab_course.labs.checker import judge
+
+
+@dataclasses.dataclass
+class Measured:
+    """What came of one run.
+
+    Attributes:
+        metrics: every name that `metrics.of(kind)` gives; None where the run ended before.
+        refused: why this is no answer to the lab at all (another trainer, another model), or empty.
+        environment: why the question could not be asked (the stack does not import, no space), or empty.
+        traceback: of the error, or empty.
+    """
+
+    metrics: dict[str, Any]
+    refused: str = ""
+    environment: str = ""
+    traceback: str = ""
+
+
+@dataclasses.dataclass
+class Run:
+    """What a kind's `measure` works with.
+
+    Attributes:
+        model_path: the folder of the model that the script is given.
+        output_dir: a folder to write to.
+        trainer_class: the lab's `trainer`, the name of a class or function; what it means is the kind's.
+        metrics: to be filled in.
+        clean: the model as it was before the script was imported, in eval mode.
+        tokenizer: its tokenizer.
+        judge: scores weights in a process that the script never ran in, on the CPU whatever `device` is.
+        device: `cpu` or `cuda`, where the script must compute.
+        start: the clean model's state dict, copied.
+        save: writes tensors as safetensors; the function as it was before the script was imported.
+        stage: where the run is; an error is reported with it. `import`, `build`, `train` or `measure`.
+    """
+
+    model_path: pathlib.Path
+    output_dir: pathlib.Path
+    trainer_class: str
+    metrics: dict[str, Any]
+    clean: Any
+    tokenizer: Any
+    judge: judge.Judge
+    start: dict[str, torch.Tensor]
+    save: Callable[..., None]
+    device: str = "cpu"
+    stage: str = "import"
+
+    def function(self, module: types.ModuleType, signature: str) -> Callable[..., Any]:
+        """Return the function that a script must define, such as `build_trainer(model_path, output_dir)`.
+
+        Raises:
+            Refused: it does not.
+        """
+        found = getattr(module, signature.partition("(")[0], None)
+        if not callable(found):
+            raise Refused(f"the script defines no function {signature}")
+        return found
+
+    def must_be_there(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Make sure that tensors are on the device that the check is about.
+
+        Raises:
+            Refused: some are elsewhere; a figure of one device would be shown as another's.
+        """
+        elsewhere = sorted({tensor.device.type for tensor in tensors} - {self.device})
+        if elsewhere:
+            raise Refused(
+                f"{what} is on {' and '.join(elsewhere)}, and this check is on {self.device}: its figures would be "
+                "another device's. Next: use_cpu=not torch.cuda.is_available(), tensors on model.device, or check with "
+                f"--device {elsewhere[0]}"
+            )
+
+    def accuracy_of(self, weights: dict[str, torch.Tensor]) -> float:
+        """Return the accuracy of the clean model with these weights, as the judge finds it.
+
+        Raises:
+            Refused: they are not weights of this model.
+        """
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        path = self.output_dir / "measured-weights.safetensors"
+        # a copy of each: tensors that share their memory cannot be saved so
+        self.save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}, path)
+        try:
+            return self.judge.accuracy(weights=path)
+        except judge.JudgeError as error:
+            raise Refused(str(error)) from error
+        finally:
+            path.unlink()
+
+
+class Refused(Exception):
+    """What the script hands over cannot be measured as an answer to the lab."""
