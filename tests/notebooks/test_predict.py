@@ -9,7 +9,7 @@ import jupyter_client
 import nbformat
 import pytest
 
-from failurelab_course.notebook import live, predict, predict_view, predictions
+from failurelab_course.notebook import predict, predict_view, predictions
 from failurelab_course.notebook.predictions import Given, PredictionError, StateError
 from failurelab_course.runs import worker as runner
 
@@ -21,7 +21,7 @@ TEXT = "How many of the `26` tensors change?"
 def fresh(monkeypatch, tmp_path):
     """A learner of one's own, in a kernel that has asked nothing yet."""
     monkeypatch.setenv("FAILURELAB_PREDICTIONS", str(tmp_path / "course" / "predictions.json"))
-    monkeypatch.delenv(live._RUN, raising=False)
+    monkeypatch.delenv(predict._RUN, raising=False)
     monkeypatch.setattr(predict, "_asked", {})
     monkeypatch.setattr(predict, "_spoken", set())
 
@@ -40,7 +40,7 @@ def shown(monkeypatch):
 @pytest.fixture
 def reader(monkeypatch):
     """Somebody looks, as in JupyterLab."""
-    monkeypatch.setattr(live, "looked_at", lambda shell: True)
+    monkeypatch.setattr(predict, "_is_interactive", lambda: True)
 
 
 def kept():
@@ -228,7 +228,7 @@ def test_where_nobody_looks_nothing_of_a_learner_is_shown_or_kept(shown, monkeyp
     """Papermill, nbval and the stored outputs: the same on every machine, whatever the learner there has said."""
     with predictions.change() as state:
         state["01-changed"] = Given("some", None)
-    monkeypatch.setenv(live._RUN, "a-run")
+    monkeypatch.setenv(predict._RUN, "a-run")
     assert ask() is None
     assert shown[-1] == f"Your prediction: {TEXT}\n  ( ) none\n  ( ) some\n  ( ) all 26"
     predict.answer("01-changed", "all 26", because="Every one.")
@@ -239,7 +239,7 @@ def test_where_nobody_looks_nothing_of_a_learner_is_shown_or_kept(shown, monkeyp
 
 def test_a_run_is_known_by_the_variable_that_it_sets():
     """The name stands in two modules, for the floors do not let one import the other."""
-    assert live._RUN == runner.TOKEN
+    assert predict._RUN == runner.TOKEN
 
 
 # The summary

@@ -14,15 +14,21 @@ A prediction may be changed until its answer is shown, and then stays, in later 
 prediction the answer is shown all the same; the question is open again when its cell is run again. Nobody is graded.
 """
 
+import contextlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from failurelab_course import eras
 from failurelab_course.notebook import display as notebook
-from failurelab_course.notebook import live, predict_view, predictions
+from failurelab_course.notebook import predict_view, predictions
 from failurelab_course.notebook.predictions import Given, PredictionError, Question
 
 _PROBLEMS = (predictions.StateError, eras.EraError)
+# Set by a Jupyter server in the kernels that it starts for a notebook or console; papermill and nbval do not set it.
+_SERVER = "JPY_SESSION_NAME"
+# Set in everything that `failurelab run` starts (`runner.TOKEN`).
+_RUN = "FAILURELAB_RUN"
 
 
 class _Asked:
@@ -72,11 +78,33 @@ _asked: dict[str, _Asked] = {}
 _spoken: set[str] = set()  # by `say`: then a person is there, though no Jupyter server says so
 
 
-def _reader() -> bool:
-    """Whether a person can answer here, or has."""
+def _is_run() -> bool:
+    """Whether `failurelab run` or `outputs` started this process."""
+    return bool(os.environ.get(_RUN))
+
+
+def _is_interactive() -> bool:
+    """Whether a person looks at this kernel: a Jupyter server started it for a notebook or a console.
+
+    A run that is started from such a notebook (`!failurelab run`, nbval) inherits the server's variable, and nobody
+    looks at its kernels: there the process that started the kernel has the variable too, which no server has.
+    """
+    if not os.environ.get(_SERVER) or _is_run():
+        return False
+    import psutil
     from IPython import get_ipython
 
-    return bool(_spoken) or live.looked_at(get_ipython())
+    with contextlib.suppress(psutil.Error, ValueError):
+        starter = psutil.Process(int(os.environ.get("JPY_PARENT_PID") or os.getppid()))
+        if starter.environ().get(_SERVER):
+            return False
+    shell = get_ipython()
+    return hasattr(shell, "kernel") and hasattr(shell.display_pub, "pub_socket")
+
+
+def _reader() -> bool:
+    """Whether a person can answer here, or has."""
+    return bool(_spoken) or _is_interactive()
 
 
 def ask(key: str, text: str, choices: Sequence[str]) -> None:
@@ -94,7 +122,7 @@ def ask(key: str, text: str, choices: Sequence[str]) -> None:
     if len(question.choices) < 2 or len(set(question.choices)) < len(question.choices):
         raise PredictionError(f"{key}: choices are two or more, all different, not {_quoted(choices)}")
     asked = _asked[key] = _Asked(question)
-    hint = "" if live.is_run() else f'Without buttons: predict.say("{key}", "...") takes your answer.'
+    hint = "" if _is_run() else f'Without buttons: predict.say("{key}", "...") takes your answer.'
     if not _reader():
         notebook._display(predict_view.question(question, hint), {})
         return
@@ -120,7 +148,7 @@ def say(key: str, choice: str) -> None:
     if choice not in asked.question.choices:
         known = _quoted(asked.question.choices)
         raise PredictionError(f"{key}: “{choice}” is none of its choices. Next: one of {known}")
-    if live.is_run():
+    if _is_run():
         print("Nobody looks at this run: nothing is kept.")
         return
     _spoken.add(key)
