@@ -7,14 +7,12 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/*.in)))
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: times hub hub-lock class class-evidence help setup course test browser lab lint rooms lock outputs evidence tables site site-lock site-test pack-test
+.PHONY: times help setup course test browser lab lint rooms lock outputs evidence tables site site-lock site-test pack-test
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
 	@echo "make test      set up what is missing, then run all tests"
 	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
-	@echo "make hub       install JupyterHub for a class on one server into .hub (docs/class_server.md)"
-	@echo "make class     hold a class: learners log in, run notebook 01 at once, and fail in five ways (as root)"
 	@echo "make lab       set up what is missing, then open JupyterLab"
 	@echo "make setup     set up only: .venv and the eras"
 	@echo "make outputs   run the notebooks and store their outputs in them"
@@ -53,25 +51,10 @@ browser: setup .browser/bin/pytest
 		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv pip install -q --python .browser/bin/python \
 		--require-hashes -r tests/browser/requirements.txt
 
-# A class on one server. As root, for each of its seats is a user; else, or without JupyterHub: exit status 3.
-hub: setup
-	@$(BIN)/python configs/hub/make_hub.py
-
-class: hub
-	@$(BIN)/python -m pytest tests/hub
-
-class-evidence: hub
-	@$(BIN)/python tests/hub/measure.py --seats 1,2,4
-	@$(BIN)/failurelab evidence tables
-
 # An hour, best while nothing else runs: in a fresh clone with empty caches.
 times: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/times.py
 	@$(BIN)/failurelab evidence tables
-
-hub-lock:
-	@cd configs/hub && ../../$(BIN)/uv pip compile requirements.in --universal --python-version 3.11 --generate-hashes \
-	  --no-header -q -o requirements.txt && npm install --package-lock-only --ignore-scripts --no-audit --no-fund
 
 lab: setup
 	@$(BIN)/jupyter lab --notebook-dir=.

@@ -19,7 +19,6 @@ from failurelab_course.ledger.tables.machines import (
 )
 from failurelab_course.ledger.tables.memory import card_log_probs, predicted
 from failurelab_course.ledger.tables.offline import offline
-from failurelab_course.ledger.tables.seats import seats
 from failurelab_course.ledger.tables.times import notebook_times, times
 from failurelab_course.ledger.tables.together import four, qlora
 from failurelab_course.ledger.tables.training import (
@@ -47,7 +46,7 @@ __all__ = [
     "write",
 ]
 # Where tables stand, from the repository's root.
-PAGES = ("README.md", "docs/measured.md", "docs/class_server.md", "docs/offline.md", "docs/prerequisites.md")
+PAGES = ("README.md", "docs/measured.md", "docs/offline.md", "docs/prerequisites.md")
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     "zero3-generation": zero3_generation,
@@ -70,7 +69,6 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "four": four,
     "qlora": qlora,
     "offline": offline,
-    "seats": seats,
     "times": times,
     "notebook-times": notebook_times,
 }
