@@ -23,7 +23,7 @@ help:
 	@echo "make site      build the course's pages from the stored outputs into .site/html; runs nothing"
 	@echo "make site-test open them in a browser: links, search, narrow screens, without JavaScript"
 	@echo "make slides    make slides from the notebooks' stored outputs into .slides; runs nothing"
-	@echo "make slides-test open them in a browser: every slide fits its page, nothing is fetched (needs Chromium)"
+	@echo "make slides-test open them in a browser: every slide can be read, nothing is fetched (needs Chromium)"
 	@echo "make lint      ruff, the contracts of imports, and what is imported against what is asked for"
 	@echo "make rooms     draw the rooms of the code into docs/architecture.md"
 	@echo "make lock      compile eras/*.in into eras/*.txt, and docs/requirements.in"
@@ -100,8 +100,11 @@ site-test:
 	@$(PYTHON) docs/make_site.py --test
 
 # The first time it installs reveal.js into .slides/reveal; after that it needs no network.
-slides: setup
+slides: setup .slides/reveal
 	@$(BIN)/failurelab slides
 
-slides-test: setup .browser/bin/pytest
+.slides/reveal: docs/slides.txt | setup
+	@rm -rf $@ && $(BIN)/uv pip install -q --no-deps --require-hashes --target $@ -r docs/slides.txt && touch $@
+
+slides-test: setup .browser/bin/pytest .slides/reveal
 	@.browser/bin/python -m pytest tests/browser/test_slides.py

@@ -280,7 +280,10 @@ def _metadata(view: _View) -> Found:
             len(kept.get("outputs", [])) == len(stored)
             and stored != [o.get("metadata") for o in kept.get("outputs", [])]
         ):
-            yield number, "it has metadata beside tags and alt texts (timings, say). Next: failurelab outputs"
+            yield (
+                number,
+                "it has metadata beside tags, slide types and alt texts (timings?). Next: failurelab outputs",
+            )
 
 
 # What a reader sees
