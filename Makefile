@@ -7,14 +7,12 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/*.in)))
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: times hub hub-lock class class-evidence help setup course test browser lab lint rooms lock outputs evidence tables site site-lock site-test pack-test
+.PHONY: times help setup course test browser lab lint rooms lock outputs evidence tables site site-lock site-test pack-test
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
 	@echo "make test      set up what is missing, then run all tests"
 	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
-	@echo "make hub       install JupyterHub for a class on one server into .hub (docs/class_server.md)"
-	@echo "make class     hold a class: learners log in, run notebook 01 at once, and fail in five ways (as root)"
 	@echo "make lab       set up what is missing, then open JupyterLab"
 	@echo "make setup     set up only: .venv and the eras"
 	@echo "make outputs   run the notebooks and store their outputs in them"
@@ -25,7 +23,7 @@ help:
 	@echo "make site      build the course's pages from the stored outputs into .site/html; runs nothing"
 	@echo "make site-test open them in a browser: links, search, narrow screens, without JavaScript"
 	@echo "make slides    make slides from the notebooks' stored outputs into .slides; runs nothing"
-	@echo "make slides-test open them in a browser: every slide fits its page, nothing is fetched (needs Chromium)"
+	@echo "make slides-test open them in a browser: every slide can be read, nothing is fetched (needs Chromium)"
 	@echo "make lint      ruff, the contracts of imports, and what is imported against what is asked for"
 	@echo "make rooms     draw the rooms of the code into docs/architecture.md"
 	@echo "make lock      compile eras/*.in into eras/*.txt, and docs/requirements.in"
@@ -53,25 +51,10 @@ browser: setup .browser/bin/pytest
 		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv pip install -q --python .browser/bin/python \
 		--require-hashes -r tests/browser/requirements.txt
 
-# A class on one server. As root, for each of its seats is a user; else, or without JupyterHub: exit status 3.
-hub: setup
-	@$(BIN)/python configs/hub/make_hub.py
-
-class: hub
-	@$(BIN)/python -m pytest tests/hub
-
-class-evidence: hub
-	@$(BIN)/python tests/hub/measure.py --seats 1,2,4
-	@$(BIN)/failurelab evidence tables
-
 # An hour, best while nothing else runs: in a fresh clone with empty caches.
 times: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/times.py
 	@$(BIN)/failurelab evidence tables
-
-hub-lock:
-	@cd configs/hub && ../../$(BIN)/uv pip compile requirements.in --universal --python-version 3.11 --generate-hashes \
-	  --no-header -q -o requirements.txt && npm install --package-lock-only --ignore-scripts --no-audit --no-fund
 
 lab: setup
 	@$(BIN)/jupyter lab --notebook-dir=.
@@ -117,8 +100,11 @@ site-test:
 	@$(PYTHON) docs/make_site.py --test
 
 # The first time it installs reveal.js into .slides/reveal; after that it needs no network.
-slides: setup
+slides: setup .slides/reveal
 	@$(BIN)/failurelab slides
 
-slides-test: setup .browser/bin/pytest
+.slides/reveal: docs/slides.txt | setup
+	@rm -rf $@ && $(BIN)/uv pip install -q --no-deps --require-hashes --target $@ -r docs/slides.txt && touch $@
+
+slides-test: setup .browser/bin/pytest .slides/reveal
 	@.browser/bin/python -m pytest tests/browser/test_slides.py

@@ -126,23 +126,6 @@ def doctor(
     raise typer.Exit(checks.exit_status(results))
 
 
-@app.command("seats")
-def count_seats(
-    wanted: Annotated[int | None, typer.Argument(help="How many learners there will be.")] = None,
-    memory: Annotated[float | None, typer.Option(help="GiB of the server; without it, what is free here.")] = None,
-    per_seat: Annotated[int | None, typer.Option(help="MiB that a seat takes, if not what was measured.")] = None,
-    notebook: Annotated[str, typer.Option(help="Only this one will be run, such as 01.")] = "",
-) -> None:
-    """Say how many seats of a class fit one server; exit status 1 if fewer than wanted."""
-    from failurelab_course.teaching import seats
-
-    need = seats.Need(per_seat * seats.MIB, 0) if per_seat else seats.measured(notebook)
-    size = seats.available() if memory is None else int(memory * 1024 * seats.MIB)
-    if wanted is not None:
-        seats.check(wanted, size, need)
-    _say(f"{seats.fit(size, need)} seats fit in {size // seats.MIB} MiB: {seats.told(need)}")
-
-
 @app.command("symptoms")
 def find_symptoms(
     log: Annotated[pathlib.Path | None, typer.Argument(help="A log; without one it is read from the input.")] = None,

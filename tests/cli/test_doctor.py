@@ -13,6 +13,7 @@ import pathlib
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from failurelab import __main__
@@ -21,10 +22,10 @@ from failurelab.failures import versions as library_versions
 from failurelab_course import doctor, eras
 from failurelab_course.experiments import devices as tiers
 from failurelab_course.notebook import kernel as era_client
-from failurelab_course.teaching import seats
 
 GB = 10**9
 Usage = collections.namedtuple("Usage", "total used free")
+Memory = collections.namedtuple("Memory", "total available")
 
 
 def by_name(checks):
@@ -46,7 +47,7 @@ def quick(monkeypatch):
             pass
 
     monkeypatch.setattr(era_client, "EraKernel", Kernel)
-    monkeypatch.setattr(seats, "available", lambda: 8 * GB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(16 * GB, 8 * GB))
     monkeypatch.setenv("PATH", os.environ["PATH"])
     return monkeypatch
 
@@ -102,9 +103,7 @@ def test_a_disk_so_full_that_no_kernel_starts(quick):
 )
 def test_little_memory(quick, total, free, said, step):
     """Too small a machine, and one that is full: different things to do."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    quick.setattr(doctor.os, "sysconf", lambda name: page if name == "SC_PAGE_SIZE" else total // page)
-    quick.setattr(seats, "available", lambda: free)
+    quick.setattr(psutil, "virtual_memory", lambda: Memory(total, free))
     memory = doctor._memory()
     assert memory.status == checking.FAIL and said in memory.detail and step in memory.next_step
 

@@ -68,3 +68,21 @@ def test_the_path_is_as_it_was(monkeypatch):
             assert os.environ["PATH"].split(os.pathsep)[0] == os.path.dirname(sys.executable)
             raise KeyError
         assert os.environ.get("PATH") == path
+
+
+def test_an_era_that_cannot_be_written(tmp_path, monkeypatch):
+    """Shared read-only: torch's lock and ninja's log of DeepSpeed's operation go into a copy at home, once."""
+    shared = tmp_path / "era" / "torch_extensions"
+    (shared / engine_build.OPERATION).mkdir(parents=True)
+    (shared / engine_build.OPERATION / "built.so").write_text("whole")
+    os.utime(shared / engine_build.OPERATION / "built.so", (1, 1))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(shared))
+    assert engine_build.extensions() == shared
+    monkeypatch.setattr(engine_build.os, "access", lambda path, mode: False)
+    own = engine_build.extensions()
+    assert own.is_relative_to(tmp_path / ".cache") and own == engine_build.extensions()
+    built = own / engine_build.OPERATION / "built.so"
+    assert built.read_text() == "whole" and built.stat().st_mtime == 1, "an older copy would be built again"
+    assert engines._surroundings()["TORCH_EXTENSIONS_DIR"] == str(own)
+    assert [path.name for path in own.parent.iterdir()] == [own.name]

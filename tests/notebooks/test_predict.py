@@ -1,27 +1,31 @@
 """Predictions: asked before a run, kept, answered after it; and nothing of a learner where nobody looks."""
 
 import contextlib
+import html
 import json
 import os
 import queue
+import types
+from unittest import mock
 
 import jupyter_client
 import nbformat
 import pytest
 
 from failurelab_course import processes
-from failurelab_course.notebook import live, predict, predict_view, predictions
-from failurelab_course.notebook.predictions import Given, PredictionError, StateError
+from failurelab_course.notebook import predict
+from failurelab_course.notebook.predict import Given, PredictionError
 
 CHOICES = ["none", "some", "all 26"]
 TEXT = "How many of the `26` tensors change?"
+BUTTONS = []
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
     """A learner of one's own, in a kernel that has asked nothing yet."""
     monkeypatch.setenv("FAILURELAB_PREDICTIONS", str(tmp_path / "course" / "predictions.json"))
-    monkeypatch.delenv(live._RUN, raising=False)
+    monkeypatch.delenv(predict._RUN, raising=False)
     monkeypatch.setattr(predict, "_asked", {})
     monkeypatch.setattr(predict, "_spoken", set())
 
@@ -30,26 +34,50 @@ def fresh(monkeypatch, tmp_path):
 def shown(monkeypatch):
     """What is put out as text, in order; buttons are made and shown nowhere, and what replaces them is put out."""
     texts = []
-    monkeypatch.setattr(predict.notebook, "_display", lambda data, metadata: texts.append(data["text/plain"]))
-    display = "IPython.display."
-    monkeypatch.setattr(display + "display", lambda data, **_: texts.append(data["text/plain"]))
-    monkeypatch.setattr(display + "update_display", lambda data, **_: texts.append("now " + data["text/plain"]))
+
+    def display(data, *_, **__):
+        texts.append(data["text/plain"])
+        return types.SimpleNamespace(update=lambda data, **_: texts.append("now " + data["text/plain"]))
+
+    monkeypatch.setattr(predict.notebook, "_display", display)
+    monkeypatch.setattr("IPython.display.display", display)
+    show = predict._show_buttons
+    monkeypatch.setattr(predict, "_show_buttons", lambda question, note: BUTTONS.append(show(question, note)))
     return texts
 
 
 @pytest.fixture
 def reader(monkeypatch):
     """Somebody looks, as in JupyterLab."""
-    monkeypatch.setattr(live, "looked_at", lambda shell: True)
+    monkeypatch.setattr(predict, "_is_interactive", lambda: True)
 
 
 def kept():
-    return {key: (given.said, given.came) for key, given in predictions.read().items()}
+    return {key: (given.said, given.came) for key, given in predict.read().items()}
 
 
 def ask(key="01-changed"):
+    """Ask; return the widgets of the choice and of the note, or None where there are none."""
+    BUTTONS.clear()
     predict.ask(key, TEXT, CHOICES)
-    return predict._asked[key].buttons
+    return BUTTONS[0] if BUTTONS else None
+
+
+def plant(folder, name, *sources):
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / f"{name}.ipynb")
+
+
+@pytest.fixture
+def planted(tmp_path, monkeypatch):
+    """Two notebooks with three questions, as they stand in files."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    plant(folder, "00_start", "x = 1", f"predict.ask('00-gain', 'Does it learn?', {CHOICES})", "%%era a\nx")
+    plant(folder, "01_two", f"predict.ask('01-a', 'A ' 'and `b`?', {CHOICES})\npredict.ask('01-c', 'C?', {CHOICES})")
+    course = predict.questions(folder)
+    monkeypatch.setattr(predict, "questions", lambda: course)
+    return course
 
 
 # A learner in JupyterLab
@@ -65,12 +93,12 @@ def ask(key="01-changed"):
 )
 def test_the_answer_stands_beside_what_was_said(reader, shown, chosen, told):
     """Chosen with a real widget's button; kept at once; the buttons go when the answer comes."""
-    buttons = ask()
-    assert buttons.choice.value is None and kept() == {}
+    choice, note = ask()
+    assert choice.value is None and kept() == {}
     if chosen:
-        buttons.choice.value = chosen
+        choice.value = chosen
         assert kept() == {"01-changed": (chosen, None)}
-        assert chosen in buttons.note.value and "may change it" in buttons.note.value
+        assert chosen in note.value and "may change it" in note.value
     changed = 26
     holds = {"none": changed == 0, "some": 0 < changed < 26, "all 26": changed == 26}
     predict.answer("01-changed", holds, because="Every one.")
@@ -81,20 +109,20 @@ def test_the_answer_stands_beside_what_was_said(reader, shown, chosen, told):
 
 def test_a_prediction_may_change_until_the_answer_is_shown(reader, shown):
     """Also after a restart of the kernel; what is clicked after the answer is not taken."""
-    ask().choice.value = "none"
+    ask()[0].value = "none"
     predict._asked.clear()  # a restart
-    buttons = ask()
-    assert buttons.choice.value == "none"
-    buttons.choice.value = "some"
+    choice, note = ask()
+    assert choice.value == "none"
+    choice.value = "some"
     predict.answer("01-changed", "all 26")
-    buttons.choice.value = "all 26"
-    assert "shown already" in buttons.note.value and "stays “some”" in buttons.note.value
+    choice.value = "all 26"
+    assert "shown already" in note.value and "stays “some”" in note.value
     assert kept() == {"01-changed": ("some", "all 26")}
 
 
 def test_a_rerun_keeps_the_first_answer_until_it_is_forgotten(reader, shown, capsys):
     """Another run may bring another answer; what was said stays, and is asked again after `forget`."""
-    ask().choice.value = "some"
+    ask()[0].value = "some"
     predict.answer("01-changed", "all 26")
     predict._asked.clear()
     assert ask() is None and "You said “some”" in shown[-1] and 'predict.forget("01-changed")' in shown[-1]
@@ -102,49 +130,37 @@ def test_a_rerun_keeps_the_first_answer_until_it_is_forgotten(reader, shown, cap
     assert "You said “some”: right." in shown[-1] and kept() == {"01-changed": ("some", "some")}
     predict.forget("01")
     assert kept() == {} and "Forgotten: 01-changed" in capsys.readouterr().out
-    assert ask().choice.value is None
+    assert ask()[0].value is None
 
 
 def test_without_a_prediction_the_question_is_open_again(reader, shown):
-    """Run All shows every answer at once; whoever reads afterwards may still predict, by running the cell."""
-    ask()
+    """Run All shows every answer at once; whoever reads afterwards may still predict, by running the cell.
+
+    A choice that the course no longer has is no prediction.
+    """
+    with predict.change() as state:
+        state["01-changed"] = Given("about half", None)
+    assert ask()[0].value is None
     predict.answer("01-changed", "some")
-    buttons = ask()
-    assert buttons.choice.value is None
-    buttons.choice.value = "some"
+    assert "No prediction was made" in shown[-1]
+    choice, _ = ask()
+    assert choice.value is None
+    choice.value = "some"
     assert kept() == {"01-changed": ("some", None)}
 
 
-def test_a_choice_that_the_course_no_longer_has_is_no_prediction(reader, shown):
-    """A question may be reworded between two visits."""
-    with predictions.change() as state:
-        state["01-changed"] = Given("about half", None)
-    assert ask().choice.value is None
-    predict.answer("01-changed", "some")
-    assert "No prediction was made" in shown[-1]
-
-
-def test_predictions_without_widgets(monkeypatch, reader, shown, capsys):
-    """An era's kernel has none: the question says how to answer, and `say` does what a button does."""
-    monkeypatch.setattr(predict_view, "Buttons", missing)
+@pytest.mark.parametrize("server", [True, False], ids=["a server's kernel", "another front end"])
+def test_predictions_without_widgets(monkeypatch, shown, capsys, server):
+    """An era's kernel has none, another front end has no server: `say` does what a button does."""
+    monkeypatch.setattr(predict, "_is_interactive", lambda: server)
+    monkeypatch.setattr(predict, "_show_buttons", mock.Mock(side_effect=ModuleNotFoundError))
     assert ask() is None and 'predict.say("01-changed", "...")' in shown[-1]
     predict.say("01-changed", "some")
     assert "You said “some”" in capsys.readouterr().out and kept() == {"01-changed": ("some", None)}
     predict.answer("01-changed", "some")
+    assert "You said “some”: right." in shown[-1]
     predict.say("01-changed", "none")
     assert "stays “some”" in capsys.readouterr().out and kept() == {"01-changed": ("some", "some")}
-
-
-def missing(*_, **__):
-    raise ModuleNotFoundError("No module named 'ipywidgets'")
-
-
-def test_whoever_says_something_is_a_reader(shown, capsys):
-    """In a front end that starts its kernels without a Jupyter server, nothing else tells that somebody looks."""
-    ask()
-    predict.say("01-changed", "some")
-    predict.answer("01-changed", "some")
-    assert "You said “some”: right." in shown[-1] and kept() == {"01-changed": ("some", "some")}
 
 
 # Slips and a broken file
@@ -178,47 +194,42 @@ BROKEN = {
     "newer": '{"schema": 2, "predictions": {}}',
     "fields": '{"schema": 1, "predictions": {"01-changed": {"when": 3}}}',
     "value": '{"schema": 1, "predictions": {"01-changed": {"said": 3}}}',
+    "no folder": None,
 }
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_a_broken_file_is_named_and_stops_nothing(reader, shown, content):
+def test_a_broken_file_is_named_and_stops_nothing(planted, reader, shown, content, capsys):
     """What is said holds in this kernel; the file is left as it is, for there may be something to save in it."""
-    path = predictions.default_path()
-    path.parent.mkdir()
-    path.write_text(content)
-    line = f"{path}: "
-    buttons = ask()
-    assert line in buttons.note.value and "Next: move it away" in buttons.note.value
-    buttons.choice.value = "some"
-    assert line in buttons.note.value
-    predict.answer("01-changed", "some", because="So it is.")
-    assert shown[-1].splitlines()[0] == "You said “some”: right." and shown[-1].count(line) == 1
-    assert path.read_text() == content
-    with pytest.raises(StateError, match="Next: move it away"):
+    path = predict.default_path()
+    if content is None:
+        path.parent.write_text("a file where the folder should be: also for root, who may write everywhere")
+    else:
+        path.parent.mkdir()
+        path.write_text(content)
+    choice, note = ask("01-a")
+    choice.value = "some"
+    assert note.value.startswith(html.escape("You said “some”", quote=False)) and f"{path}: " in note.value
+    assert "Next: " in note.value
+    predict.answer("01-a", "some", because="So it is.")
+    assert shown[-1].splitlines()[0] == "You said “some”: right." and shown[-1].count(f"{path}: ") == 1
+    predict.summary()
+    said = capsys.readouterr().out
+    assert "Right: 1 of 1" in said and f"{path}: it " in said
+    with pytest.raises(PredictionError, match="Next: "):
         predict.forget("01")
-
-
-def test_a_file_that_cannot_be_written_is_named(reader, shown):
-    """A file where the folder should be: also for root, who may write everywhere."""
-    path = predictions.default_path()
-    path.parent.write_text("a file")
-    buttons = ask()
-    buttons.choice.value = "some"
-    assert f"{path}: it cannot be" in buttons.note.value and "Next: " in buttons.note.value
-    predict.answer("01-changed", "some")
-    assert "You said “some”: right." in shown[-1]
+    assert content is None or path.read_text() == content
 
 
 def test_a_change_that_fails_leaves_the_file_whole():
     """The file is replaced by a whole one, or not at all."""
-    with predictions.change() as state:
+    with predict.change() as state:
         state["01-a"] = Given("x", "y")
-    before = predictions.default_path().read_bytes()
-    with contextlib.suppress(RuntimeError), predictions.change() as state:
+    before = predict.default_path().read_bytes()
+    with contextlib.suppress(RuntimeError), predict.change() as state:
         state["01-b"] = Given("x", "y")
         raise RuntimeError("the kernel is interrupted")
-    assert predictions.default_path().read_bytes() == before
+    assert predict.default_path().read_bytes() == before
 
 
 # Where nobody looks
@@ -226,9 +237,9 @@ def test_a_change_that_fails_leaves_the_file_whole():
 
 def test_where_nobody_looks_nothing_of_a_learner_is_shown_or_kept(shown, monkeypatch):
     """Papermill, nbval and the stored outputs: the same on every machine, whatever the learner there has said."""
-    with predictions.change() as state:
+    with predict.change() as state:
         state["01-changed"] = Given("some", None)
-    monkeypatch.setenv(live._RUN, "a-run")
+    monkeypatch.setenv(predict._RUN, "a-run")
     assert ask() is None
     assert shown[-1] == f"Your prediction: {TEXT}\n  ( ) none\n  ( ) some\n  ( ) all 26"
     predict.answer("01-changed", "all 26", because="Every one.")
@@ -239,35 +250,19 @@ def test_where_nobody_looks_nothing_of_a_learner_is_shown_or_kept(shown, monkeyp
 
 def test_a_run_is_known_by_the_variable_that_it_sets():
     """The name stands in two modules, for the floors do not let one import the other."""
-    assert live._RUN == processes.MARK
+    assert predict._RUN == processes.MARK
 
 
 # The summary
 
 
-def plant(folder, name, *sources):
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / f"{name}.ipynb")
-
-
-@pytest.fixture
-def planted(tmp_path, monkeypatch):
-    """Two notebooks with three questions, as they stand in files."""
-    folder = tmp_path / "notebooks"
-    folder.mkdir()
-    plant(folder, "00_start", "x = 1", f"predict.ask('00-gain', 'Does it learn?', {CHOICES})", "%%era a\nx")
-    plant(folder, "01_two", f"predict.ask('01-a', 'A ' 'and `b`?', {CHOICES})\npredict.ask('01-c', 'C?', {CHOICES})")
-    course = predictions.questions(folder)
-    monkeypatch.setattr(predictions, "questions", lambda: course)
-    return course
-
-
 def test_the_summary_counts_what_was_predicted_only(planted, reader, shown, capsys):
     """Asked, said, came, and the verdict for each; what was not predicted, or not run, is neither right nor wrong."""
-    with predictions.change() as state:
+    with predict.change() as state:
         state["00-gain"] = Given("some", "some")
         state["01-a"] = Given(None, "none")
         state["09-retired"] = Given("some", "none")
+        state["01-c"] = Given("a choice that the course no longer has", None)
     predict.summary()
     questions, counts = shown
     assert [line.split("  ")[0] for line in counts.splitlines()[2:]] == ["00_start", "01_two", "the course"]
@@ -279,26 +274,14 @@ def test_the_summary_counts_what_was_predicted_only(planted, reader, shown, caps
     assert "✓ right" in questions and "– no prediction" in questions and "– not run yet" in questions
     assert "A and b?" in questions and "retired" not in questions
     assert "Right: 1 of 1 predictions." in capsys.readouterr().out
-    with predictions.change() as state:
+    with predict.change() as state:
         state["01-c"] = Given("all 26", "some")
     predict.summary()
     assert "✗ another" in shown[2] and "Right: 1 of 2 predictions." in capsys.readouterr().out
 
 
-def test_the_summary_names_a_broken_file(planted, reader, shown, capsys):
-    path = predictions.default_path()
-    path.parent.mkdir()
-    path.write_text("{")
-    predict.ask("01-a", "A?", CHOICES)
-    predict._asked["01-a"].buttons.choice.value = "some"
-    predict.answer("01-a", "some")
-    predict.summary()
-    said = capsys.readouterr().out
-    assert "Right: 1 of 1" in said and f"{path}: it cannot be read" in said
-
-
 def test_the_summary_without_a_reader_has_the_questions_only(planted, shown, capsys):
-    with predictions.change() as state:
+    with predict.change() as state:
         state["00-gain"] = Given("some", "some")
     predict.summary()
     assert len(shown[0].splitlines()) == 5 and "some" not in shown[0] and "right" not in shown[0]
@@ -308,7 +291,7 @@ def test_the_summary_without_a_reader_has_the_questions_only(planted, shown, cap
 def test_a_damaged_notebook_is_named(tmp_path):
     (tmp_path / "03_bad.ipynb").write_text("{")
     with pytest.raises(ValueError, match=r"03_bad\.ipynb is no notebook"):
-        predictions.questions(tmp_path)
+        predict.questions(tmp_path)
 
 
 def test_marks_are_legible():
@@ -319,7 +302,7 @@ def test_marks_are_legible():
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
 
-    for mark in (predict_view.RIGHT, predict_view.OTHER, predict_view.NONE, predict_view.NOT_RUN):
+    for mark in (predict.RIGHT, predict.OTHER, predict.NONE, predict.NOT_RUN):
         assert (light(mark.ground) + 0.05) / (light(mark.ink) + 0.05) >= 7
         assert mark.words in mark.html
 
@@ -396,13 +379,13 @@ def test_a_button_that_is_pressed_is_kept_and_answered(kernel):
     ((kind, asked),) = learner.run(ASK)
     assert kind == "display_data" and WIDGET in asked and "( ) some" in asked["text/plain"]
     learner.press(1)
-    assert json.loads(predictions.default_path().read_text())["predictions"]["01-changed"]["said"] == "some"
+    assert json.loads(predict.default_path().read_text())["predictions"]["01-changed"]["said"] == "some"
     replaced, answered = learner.run("predict.answer('01-changed', 'all 26')")
     assert (
         replaced[0] == "update_display_data" and WIDGET not in replaced[1] and "said “some”" in replaced[1]["text/html"]
     )
     assert answered[1]["text/plain"] == "You said “some”, it is “all 26”."
-    assert predict_view.OTHER.html in answered[1]["text/html"]
+    assert predict.OTHER.html in answered[1]["text/html"]
 
 
 def test_a_run_started_from_a_notebook_has_no_reader(kernel):

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from failurelab_course import eras
 from failurelab_course.ledger.records import EvidenceError, Record
-from failurelab_course.ledger.tables import machines, memory, offline, seats, times, together, training
+from failurelab_course.ledger.tables import machines, memory, offline, times, together, training
 
 # Where tables stand, from the repository's root.
-PAGES = ("README.md", "docs/measured.md", "docs/class_server.md", "docs/offline.md", "docs/prerequisites.md")
+PAGES = ("README.md", "docs/measured.md", "docs/offline.md", "docs/prerequisites.md")
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     name.replace("_", "-"): function
-    for module in (machines, training, memory, together, offline, seats, times)
+    for module in (machines, training, memory, together, offline, times)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from failurelab_course import eras as stacks
-from failurelab_course.notebook import live
 
 STYLE = pathlib.Path(__file__).with_name("failurelab.mplstyle")
 COLUMNS = ("measured", "found", "healthy", "red flag", "verdict")
@@ -73,9 +72,6 @@ def setup(
         EraError: eras are named, and the course's repository is not there, or they have not been made.
         NotRun: `device` is a GPU, and none works; says why, and the next step.
     """
-    from IPython import get_ipython
-
-    live.watch(get_ipython())  # first, for the imports take seconds
     if eras:
         stacks.root()  # a notebook that was copied out of the course ends here, with a line that says so
     import torch

@@ -12,10 +12,10 @@ import itertools
 import pathlib
 import re
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from failurelab_course.notebook import predictions
+from failurelab_course.notebook import predict
 from failurelab_course.runs.stored import (
     CHECKED,
     KERNELSPEC,
@@ -278,7 +278,7 @@ def _metadata(view: _View) -> Found:
         tidied = [output.get("metadata") for output in kept.get("outputs", [])]
         # Where pieces of a stream were joined, the outputs cannot be compared one by one.
         if cell.metadata != kept.metadata or (len(tidied) == len(metadata) and tidied != metadata):
-            yield number, "it has metadata beside tags and alt texts (timings, say). Next: failurelab outputs"
+            yield number, "it has metadata beside tags, slide types and alt texts (timings?). Next: failurelab outputs"
 
 
 # What a reader sees
@@ -351,9 +351,58 @@ def _announced(view: _View) -> Found:
             yield number, f"{match[1][-40:]!r} announces something, and a heading follows: its cell is missing"
 
 
+def _find_slips(name: str, cells: Iterable[tuple[int, str]]) -> Found:
+    """Yield what is wrong with a notebook's questions: a cell's place (0 for the notebook), and why.
+
+    Args:
+        name: the notebook's; its number begins the key of each of its questions, so no two notebooks share one.
+        cells: the place and the source of each code cell, in order.
+    """
+    open_questions: dict[str, tuple[int, predict.Question]] = {}
+    seen: set[str] = set()
+    for place, source in cells:
+        if source.startswith("%%"):
+            if "predict." in source:
+                yield place, "a question in an era's kernel: the learner's buttons are in the course's own"
+            continue
+        if predict.find_calls(source, "say") or predict.find_calls(source, "forget"):
+            yield place, "predict.say and predict.forget are the learner's: no notebook says what is predicted"
+        for call in predict.find_calls(source, "answer"):
+            key = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+            if key not in open_questions or open_questions[key][0] == place:
+                yield place, f"predict.answer({key!r}): no cell above asks it, or it was answered already"
+                continue
+            yield from ((place, why) for why in _wrong_answer(call, open_questions.pop(key)[1]))
+        questions_here = predict.find_questions(source)
+        if len(questions_here) != len(predict.find_calls(source, "ask")):
+            yield place, "predict.ask takes a key, a text and a list of choices, all literal: the summary reads them"
+        for question in questions_here:
+            if not question.key.startswith(f"{name.partition('_')[0]}-") or question.key in seen:
+                yield place, f"the key {question.key!r} does not begin with the notebook's number, or is used twice"
+            seen.add(question.key)
+            open_questions[question.key] = (place, question)
+    for place, question in open_questions.values():
+        yield place, f"predict.ask({question.key!r}) is never answered in a cell below"
+    if len(seen) < 2:
+        yield (
+            0,
+            f"{len(seen)} questions are asked, at least 2 should be: predict.ask before a run, predict.answer after",
+        )
+
+
+def _wrong_answer(call: ast.Call, question: predict.Question) -> Iterator[str]:
+    holds = call.args[1] if len(call.args) > 1 else None
+    if holds is None or isinstance(holds, ast.Constant):
+        yield f"the answer to {question.key!r} is typed: it must come from the run's figures, or it outlives them"
+    elif isinstance(holds, ast.Dict):
+        listed = [key.value for key in holds.keys if isinstance(key, ast.Constant)]
+        if sorted(listed) != sorted(question.choices):
+            yield f"the answer to {question.key!r} judges {listed}, and the choices are {list(question.choices)}"
+
+
 @_rule
 def _questions(view: _View) -> Found:
-    yield from predictions.slips(view.name, ((number, cell.source) for number, cell in view.code))
+    yield from _find_slips(view.name, ((number, cell.source) for number, cell in view.code))
     for number, text in view.texts():
         if "You said “" in text:
             yield number, "what a learner predicted is stored. Next: failurelab outputs"

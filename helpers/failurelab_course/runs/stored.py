@@ -90,8 +90,8 @@ def checked_cells(notebook: Any) -> list[tuple[int, Any]]:
 def normalise(notebook: Any) -> Any:
     """Return a copy in the one form that is stored: without what differs from run to run or machine to machine.
 
-    Cells, sources, ids, tags and outputs stay. papermill's metadata, its injected cell, timings, the interpreter's
-    version and all output metadata but alt texts go; cells are numbered in order; adjacent streams are one.
+    Cells, sources, ids, tags, slide types and outputs stay. papermill's metadata, its injected cell, timings, the
+    interpreter's version and all output metadata but alt texts go; cells are numbered; adjacent streams are one.
     """
     notebook = nbformat.from_dict(json.loads(json.dumps(notebook)))
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE})
@@ -100,7 +100,8 @@ def normalise(notebook: Any) -> Any:
     notebook.cells = [cell for cell in notebook.cells if not injected & set(tags(cell))]
     numbers = itertools.count(1)
     for cell in notebook.cells:
-        cell.metadata = nbformat.from_dict({"tags": tags(cell)} if tags(cell) else {})
+        kept = {name: cell.metadata[name] for name in ("slideshow", "tags") if cell.metadata.get(name)}
+        cell.metadata = nbformat.from_dict(kept)
         if cell.cell_type != "code":
             continue
         if cell.execution_count is not None:

@@ -1,30 +1,47 @@
-"""`failurelab slides`: decks for a lecture, made from the notebooks' stored outputs by nbconvert and reveal.js.
+"""`failurelab slides`: a deck for a lecture from each notebook's stored outputs, by nbconvert and reveal.js.
 
-A deck is one file that fetches nothing: reveal.js, styles and pictures are in it, so that it can be carried to a room
-without a network. nbconvert's own template loads reveal.js, require.js, jQuery and MathJax from the web; the template
-`deck` in this package needs the first only, and takes it from a wheel pinned with its hash in docs/slides.txt, which is
-installed once into .slides/reveal. A wheel, because the course's set-up has an installer and an index for it already:
-npm's package would ask for a second of both, and a copy in the repository would be somebody else's code to keep.
+What becomes a slide is set in the notebooks themselves, as the slide types of JupyterLab's property inspector. The page
+of nbconvert loads reveal.js and four more libraries from the web; `PAGE` needs reveal.js alone and holds it, so that a
+deck is one file for a room without a network. `make slides` installs reveal.js from a wheel that docs/slides.txt pins.
 """
 
 import os
 import pathlib
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import nbformat
+
 from failurelab.errors import FailureLabError
 from failurelab_course import eras
-from failurelab_course.eras import install as era_install
 from failurelab_course.runs import notebooks as course
-from failurelab_course.teaching import slide_rules
 
-# What a deck holds of reveal.js, and of the speaker's view.
-_FILES = {"reveal_css": "dist/reveal.css", "reveal_js": "dist/reveal.js", "notes_js": "plugin/notes/notes.js"}
-_TEMPLATES = pathlib.Path(__file__).parent
 GUIDE = "docs/teaching.md"
+# What a deck holds of reveal.js, below the folder that `make slides` installs the wheel into.
+REVEAL = pathlib.Path(".slides", "reveal", "sphinx_revealjs", "_static", "revealjs")
+FILES = ("dist/reveal.css", "dist/reveal.js", "plugin/notes/notes.js")
+PAGE = """{% extends "index.html.j2" %}
+{% block header %}<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ resources.metadata.name | escape }}</title>
+<link rel="icon" href="data:,"><style>{{ resources.texts[0] }}</style>
+{{ resources.include_css("static/index.css") }}{{ resources.include_css("static/theme-light.css") }}
+<style>
+:root { --jp-content-font-size1: 25px; --jp-ui-font-size1: 22px; --jp-code-font-size: 20px; }
+body { background: #fff; } main { height: 100vh; } html.dark, html.dark img { filter: invert(1) hue-rotate(180deg); }
+.reveal .slides { text-align: left; } .jp-Notebook { padding: 0; } .jp-Cell { margin-bottom: 12px; }
+.reveal .slides section { box-sizing: border-box; padding: 24px 40px; height: 720px; overflow-y: auto; }
+.reveal .slides > section.stack { padding: 0; overflow: visible; }
+.reveal pre, .reveal :not(pre) > code { white-space: pre-wrap; overflow-wrap: anywhere; }
+.reveal img { width: 1100px; height: 560px; object-fit: contain; }
+.jp-RenderedHTMLCommon table { margin: 0 0 12px; table-layout: auto; }
+</style></head>{% endblock header %}
+{% block footer_js %}<script>{{ resources.texts[1] }}</script><script>{{ resources.texts[2] }}</script><script>
+Reveal.initialize({width: 1280, height: 720, margin: 0, center: false, hash: true, slideNumber: "c/t",
+  transition: "none", plugins: [RevealNotes]});
+Reveal.addKeyBinding({keyCode: 84, key: "T", description: "Light or dark"},
+  () => document.documentElement.classList.toggle("dark"));
+</script></html>{% endblock footer_js %}"""
 
 
 class SlidesError(FailureLabError):
@@ -40,118 +57,62 @@ def make(names: Iterable[str] = (), out: pathlib.Path | None = None, say: Callab
         say: is told of each file.
 
     Raises:
-        SlidesError: a notebook has no stored outputs, reveal.js cannot be installed, or the folder cannot be written.
+        SlidesError: a notebook has no stored outputs, reveal.js is not installed, or the folder cannot be written.
         course.CourseError: no notebook is called so.
     """
     chosen = course.find(names)
-    _check_outputs(chosen)
-    assets = reveal(say)
-    folder = out or eras.root() / ".slides"
-    guide = eras.root() / GUIDE
-    questions = discussion(guide.read_text(encoding="utf-8")) if guide.is_file() else {}
-    made = []
-    for notebook in chosen:
-        text, count = deck(notebook.content, questions.get(notebook.name[:2], []), assets)
-        path = folder / f"{notebook.name}.html"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(".partial")
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-        except OSError as error:
-            raise SlidesError(f"{path} cannot be written ({error.strerror}). Next: give another --out") from error
-        say(f"{os.path.relpath(path)}: {count} slides")
-        made.append(path)
-    return made
-
-
-def _check_outputs(chosen: Iterable[course.Notebook]) -> None:
-    """Raise where slides would show questions and no answers."""
     bare = [each.name for each in chosen if not any(cell.outputs for cell in each.code)]
     if bare:
         raise SlidesError(
             f"{', '.join(bare)}: no outputs are stored, and slides show what came out. "
             f"Next: git checkout notebooks/{bare[0]}.ipynb, or failurelab outputs {bare[0][:2]}"
         )
-
-
-def deck(notebook: Any, questions: list[tuple[str, str]], assets: dict[str, str]) -> tuple[str, int]:
-    """Return a notebook's deck as HTML, and how many slides it has.
-
-    Args:
-        notebook: with stored outputs.
-        questions: for its last slides; see `discussion`.
-        assets: the texts that `reveal` returns.
-    """
-    from nbconvert.exporters import SlidesExporter
-    from pygments.formatters import HtmlFormatter
-
-    slides = slide_rules.slides(notebook, questions)
-    exporter = SlidesExporter(
-        template_name="deck",
-        extra_template_basedirs=[str(_TEMPLATES)],
-        exclude_input_prompt=True,
-        exclude_output_prompt=True,
-        exclude_anchor_links=True,
-    )
-    # Without a common prefix both styles would count at once.
-    colours = {
-        "light_code": HtmlFormatter(style="xcode").get_style_defs(".light .highlight"),
-        "dark_code": HtmlFormatter(style="github-dark").get_style_defs(".dark .highlight"),
-        "deck_css": (_TEMPLATES / "deck" / "deck.css").read_text(encoding="utf-8"),
-    }
-    resources = {"metadata": {"name": slides[0].title}, "deck": assets | colours}
-    text, _ = exporter.from_notebook_node(slide_rules.notebook_of(slides), resources=resources)
-    return text, len(slides)
-
-
-def reveal(say: Callable = print) -> dict[str, str]:
-    """Return the texts of reveal.js that a deck holds; install its wheel into .slides/reveal where it is not there.
-
-    Raises:
-        SlidesError: it cannot be installed, or a file of it is missing.
-    """
-    lock = eras.root() / "docs" / "slides.txt"
-    folder = eras.root() / ".slides" / "reveal"
-    stamp = folder / "failurelab-lock"
     try:
-        wanted = lock.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SlidesError(f"{lock} is missing: it pins reveal.js. Next: git checkout docs/slides.txt") from error
-    if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted):
-        say("slides: reveal.js is installed into .slides/reveal from docs/slides.txt")
-        _install(lock, folder)
-        stamp.write_text(wanted, encoding="utf-8")
-    static = folder / "sphinx_revealjs" / "_static" / "revealjs"
-    try:
-        texts = {name: (static / path).read_text(encoding="utf-8") for name, path in _FILES.items()}
+        texts = [(eras.root() / REVEAL / path).read_text(encoding="utf-8") for path in FILES]
     except OSError as error:
         raise SlidesError(
             f"{error.filename}: this file of reveal.js is not there or cannot be read. Next: delete .slides/reveal, "
-            "and run the same command again"
+            "and run make slides, which needs a network once"
         ) from error
+    questions = discussion((eras.root() / GUIDE).read_text(encoding="utf-8"))
+    folder = out or eras.root() / ".slides"
+    paths = []
+    for notebook in chosen:
+        path = folder / f"{notebook.name}.html"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(deck(notebook.content, questions.get(notebook.name[:2], []), texts), encoding="utf-8")
+        except OSError as error:
+            raise SlidesError(f"{path} cannot be written ({error.strerror}). Next: give another --out") from error
+        say(os.path.relpath(path))
+        paths.append(path)
+    return paths
+
+
+def deck(notebook: Any, questions: list[tuple[str, str]], texts: list[str]) -> str:
+    """Return a notebook's deck as HTML.
+
+    Args:
+        notebook: with stored outputs and slide types.
+        questions: for the last slides, `(question, what a good answer holds)`.
+        texts: of the `FILES` of reveal.js.
+    """
+    from nbconvert.exporters import SlidesExporter
+
+    for cell in notebook.cells:
+        cell.source = cell.source.removeprefix("# NBVAL_CHECK_OUTPUT\n")
+        if any(output.output_type == "display_data" for output in cell.get("outputs", [])):
+            cell.metadata["transient"] = {"remove_source": True}  # a picture or a table is shown without its code
+    for question, answer in questions:
+        for text, kind in ((f"## Discuss\n\n{question}", "slide"), (answer, "notes")):
+            cell = nbformat.v4.new_markdown_cell(text, metadata={"slideshow": {"slide_type": kind}})
+            notebook.cells.append(cell)
+    hidden = {"exclude_input_prompt": True, "exclude_output_prompt": True, "exclude_anchor_links": True}
+    exporter = SlidesExporter(raw_template=PAGE, **hidden)
     # In a page's script element these letters would end it.
-    return {name: re.sub("</(?=script|style)", r"<\\/", text, flags=re.IGNORECASE) for name, text in texts.items()}
-
-
-def _install(lock: pathlib.Path, folder: pathlib.Path) -> None:
-    partial = folder.with_name("reveal.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    command = [era_install.uv(), "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--target", str(partial)]
-    try:
-        done = subprocess.run([*command, "-r", str(lock)], capture_output=True, text=True)
-        if done.returncode:
-            said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1].strip()
-            raise SlidesError(
-                f"reveal.js could not be installed ({said}): decks are made with it. Next: run the same command again "
-                "with a network, which it needs once"
-            )
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    except OSError as error:
-        raise SlidesError(f"reveal.js could not be installed into {folder} ({error}). Next: look at that") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    safe = [re.sub("</(?=script|style)", r"<\\/", text, flags=re.IGNORECASE) for text in texts]
+    title = notebook.cells[0].source.partition("\n")[0].lstrip("# ")
+    return exporter.from_notebook_node(notebook, resources={"metadata": {"name": title}, "texts": safe})[0]
 
 
 def discussion(guide: str) -> dict[str, list[tuple[str, str]]]:
