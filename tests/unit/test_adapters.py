@@ -224,6 +224,8 @@ def test_safe_generation_leaves_four_bit_weights_trainable(packs, packing, loade
     with rollouts.safe_generation(model):
         model.generate(input_ids=IDS, max_new_tokens=2)
     assert rollouts.check(model, loaded[1], ["3+4=", "12+5="], max_new_tokens=2, use_cache=False).agrees
+    states = [weight.quant_state for weight in model.parameters() if hasattr(weight, "quant_state")]
+    assert states and not any(getattr(state, "packing_format_for_cpu", False) for state in states)
     assert len(backward(model).zero_gradient) == 4
 
 
