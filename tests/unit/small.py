@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from failurelab import logits
 from failurelab._unwrap import unwrap
 
 
@@ -36,6 +37,11 @@ def checkpoint(model, reentrant: bool) -> None:
     """Switch gradient checkpointing on, and nothing else: transformers 5 sets the input hook along with it."""
     function = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=reentrant)
     unwrap(model)._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=function)
+
+
+def other_keep_argument(model) -> str:
+    """Return the name for the last rows of logits that this model does not know."""
+    return {"logits_to_keep": "num_logits_to_keep", "num_logits_to_keep": "logits_to_keep"}[logits.keep_argument(model)]
 
 
 def score(model, ids, mask, length, shift=0, temperature=1.0):
