@@ -88,38 +88,55 @@ def check_alignment(
         MisalignedLogProbs: the scores are wrong; the message says what they equal instead, if it is a known mistake.
         ValueError: right and wrong scores are the same, because the model predicts all tokens alike everywhere.
     """
-    cases = ("no padding", "padding on both sides")[: 2 if padded else 1]
-    errors, bounds, contrasts = [], [], []
+    errors, bounds, contrasts, names = [], [], [], []
     with probing(model):
-        for case in cases:
-            ids, mask = _tokens(model, padded=case != cases[0])  # (rows, tokens)
-            logits = model(input_ids=ids, attention_mask=mask).logits  # (rows, tokens, vocabulary)
-            bound = tolerance or _tolerance(logits / temperature)
-            logits, counts = logits.double() / temperature, mask[:, -_COMPLETION:].bool()
-            truth = _scores(logits.log_softmax(-1), ids[:, -_COMPLETION:], _PROMPT - 1)  # (rows, completion)
-            others = dict(_mistakes(logits, ids))
-            contrast = min(_distance(other, truth, counts) for other in others.values())
-            if contrast <= bound:
+        for name in ("no padding", "padding on both sides")[: 2 if padded else 1]:
+            case = _Case(model, name, temperature, tolerance)
+            mistakes = dict(_mistakes(case))
+            contrast = min(map(case.distance, mistakes.values()))
+            if contrast <= case.bound:
                 raise ValueError(
                     f"the probe cannot decide: right and wrong scores are {contrast:.1e} nats apart, rounding alone "
-                    f"may be {bound:.1e}. The model predicts nearly the same everywhere. Next: probe a trained "
+                    f"may be {case.bound:.1e}. The model predicts nearly the same everywhere. Next: probe a trained "
                     "model, or one in float32."
                 )
-            scores = log_prob_function(model, ids, mask, _COMPLETION)
+            scores = log_prob_function(model, case.ids, case.mask, _COMPLETION)
             _check_shape(scores)
             scores = scores.double()
-            error = _distance(scores, truth, counts)
-            if error > bound:
-                if not mask.all():
-                    unmasked = (model(input_ids=ids).logits.double() / temperature).log_softmax(-1)
-                    others["scores with padding attended to (attention_mask is ignored)"] = _scores(
-                        unmasked, ids[:, -_COMPLETION:], _PROMPT - 1
-                    )
-                raise _explain(scores, truth, logits, counts, others, error, bound, case, ids)
-            errors.append(error)
-            bounds.append(bound)
+            errors.append(case.distance(scores))
+            if errors[-1] > case.bound:
+                if not case.mask.all():
+                    unmasked = (model(input_ids=case.ids).logits.double() / temperature).log_softmax(-1)
+                    mistake = "scores with padding attended to (attention_mask is ignored)"
+                    mistakes[mistake] = _pick(unmasked, case.completion)
+                raise _explain(case, scores, mistakes)
+            bounds.append(case.bound)
             contrasts.append(contrast)
-    return Alignment(max(errors), max(bounds), min(contrasts), cases)
+            names.append(name)
+    return Alignment(max(errors), max(bounds), min(contrasts), tuple(names))
+
+
+class _Case:
+    """One input of the probe, and what is true of it.
+
+    `ids` and `mask` are (rows, tokens), `logits` and `log_probs` (rows, tokens, vocabulary) in float64 at the
+    temperature, `truth` are the right scores and `counts` which of them are compared, both (rows, completion).
+    """
+
+    def __init__(self, model: nn.Module, name: str, temperature: float, tolerance: float | None):
+        self.name = name
+        self.ids, self.mask = _tokens(model, padded=name != "no padding")
+        logits = model(input_ids=self.ids, attention_mask=self.mask).logits
+        self.bound = tolerance or _tolerance(logits / temperature)
+        self.logits = logits.double() / temperature
+        self.log_probs = self.logits.log_softmax(-1)
+        self.completion, self.counts = self.ids[:, -_COMPLETION:], self.mask[:, -_COMPLETION:].bool()
+        self.truth = _pick(self.log_probs, self.completion)
+
+    def distance(self, scores: torch.Tensor, other: torch.Tensor | None = None) -> float:
+        """Return the largest difference where it counts, by default from the truth, in nats; infinity for NaN."""
+        other = self.truth if other is None else other
+        return (scores - other).abs()[self.counts].nan_to_num(nan=torch.inf).max().item()
 
 
 def _tokens(model: nn.Module, padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,34 +171,24 @@ def _tolerance(logits: torch.Tensor) -> float:
     return max(_FLOOR.get(logits.dtype, 0.03), 8 * rounding * logits.abs().max().item())
 
 
-def _scores(log_probs: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Tensor:
-    """Score `tokens` (batch, scored) by the positions of `log_probs` (batch, tokens, vocabulary) from `first` on."""
-    positions = log_probs[:, first : first + tokens.shape[1]]
-    return positions.gather(-1, tokens[..., None])[..., 0]
+def _pick(scores: torch.Tensor, tokens: torch.Tensor, first: int = _PROMPT - 1) -> torch.Tensor:
+    """Pick `tokens` (rows, picked) at the positions of `scores` (rows, tokens, vocabulary) from `first` on.
+
+    By default those that predict the completion: position t predicts token t + 1.
+    """
+    return scores[:, first : first + tokens.shape[1]].gather(-1, tokens[..., None])[..., 0]
 
 
-def _distance(scores: torch.Tensor, truth: torch.Tensor, counts: torch.Tensor) -> float:
-    """Return the largest difference where it counts, in nats; infinity if one is not a number."""
-    return (scores - truth).abs()[counts].nan_to_num(nan=torch.inf).max().item()
-
-
-def _mistakes(logits: torch.Tensor, ids: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the known mistakes: their description, and the scores (batch, completion) that they lead to."""
-    log_probs, completion = logits.log_softmax(-1), ids[:, -_COMPLETION:]
-    right = _PROMPT - 1  # position t predicts token t + 1
-    for first in range(_PROMPT + 1):
-        if first == 0:
-            mistake = (
-                "the completion's tokens scored at the first prompt positions (all rows of logits came, not the last)"
-            )
-        elif first > right:
-            mistake = "the completion's tokens scored one position too late, each by the row that has read it"
-        else:
-            mistake = f"the completion's tokens scored too early by {right - first}"
-        if first != right:
-            yield mistake, _scores(log_probs, completion, first)
-    yield "the first prompt tokens, not the completion's", _scores(log_probs, ids[:, 1 : 1 + _COMPLETION], 0)
-    yield "logits that were never normalised (no log_softmax)", _scores(logits, completion, right)
+def _mistakes(case: _Case) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the known mistakes: their description, and the scores (rows, completion) that they lead to."""
+    tokens = "the completion's tokens scored"
+    places = {0: f"{tokens} at the first prompt positions (all rows of logits came, not the last)"}
+    places |= {first: f"{tokens} too early by {_PROMPT - 1 - first}" for first in range(1, _PROMPT - 1)}
+    places[_PROMPT] = f"{tokens} one position too late, each by the row that has read it"
+    for first, mistake in places.items():
+        yield mistake, _pick(case.log_probs, case.completion, first)
+    yield "the first prompt tokens, not the completion's", _pick(case.log_probs, case.ids[:, 1 : 1 + _COMPLETION], 0)
+    yield "logits that were never normalised (no log_softmax)", _pick(case.logits, case.completion)
 
 
 def _check_shape(scores: object) -> None:
@@ -197,58 +204,39 @@ def _check_shape(scores: object) -> None:
     )
 
 
-def _explain(
-    scores: torch.Tensor,
-    truth: torch.Tensor,
-    logits: torch.Tensor,
-    counts: torch.Tensor,
-    mistakes: Mapping[str, torch.Tensor],
-    error: float,
-    bound: float,
-    case: str,
-    ids: torch.Tensor,
-) -> MisalignedLogProbs:
-    """Return the error to raise, which says what the scores (batch, completion) equal."""
-    finite = scores[counts].isfinite()
+def _explain(case: _Case, scores: torch.Tensor, mistakes: Mapping[str, torch.Tensor]) -> MisalignedLogProbs:
+    """Return the error to raise, which says what the scores (rows, completion) equal."""
+    finite, error = scores[case.counts].isfinite(), case.distance(scores)
     if not finite.all():
-        found = f"{int((~finite).sum())} of {int(counts.sum())} scores are NaN or infinite"
+        found = f"{int((~finite).sum())} of {int(case.counts.sum())} scores are NaN or infinite"
         return MisalignedLogProbs(
-            f"log-probabilities are not finite ({case}): {found}. A loss made of them trains on nothing. "
+            f"log-probabilities are not finite ({case.name}): {found}. A loss made of them trains on nothing. "
             "Next: look for -inf logits, a row that is masked whole, or overflow in half precision.",
             found,
             error,
         )
-    equal = (mistake for mistake, other in mistakes.items() if _distance(scores, other, counts) <= bound)
-    found = next(equal, "") or _find_scale(scores, truth, logits, counts, bound, ids)
+    equal = (mistake for mistake, other in mistakes.items() if case.distance(scores, other) <= case.bound)
+    found = next(equal, "") or _find_scale(case, scores)
     equals = f"they equal {found}" if found else "they match none of the mistakes this probe knows"
     rows = " (see how many rows of logits the model returned)" if "scored" in found else ""
     return MisalignedLogProbs(
-        f"log-probabilities are not those of the completion's tokens ({case}): {equals}. Largest error {error:.3g} "
-        f"nats, tolerance {bound:.1g}. Training on them moves other probabilities than the sampled ones. Next: mend "
-        f"the function{rows}, or use failurelab.logits.completion_logps.",
+        f"log-probabilities are not those of the completion's tokens ({case.name}): {equals}. Largest error "
+        f"{error:.3g} nats, tolerance {case.bound:.1g}. Training on them moves other probabilities than the sampled "
+        f"ones. Next: mend the function{rows}, or use failurelab.logits.completion_logps.",
         found,
         error,
     )
 
 
-def _find_scale(
-    scores: torch.Tensor,
-    truth: torch.Tensor,
-    logits: torch.Tensor,
-    counts: torch.Tensor,
-    bound: float,
-    ids: torch.Tensor,
-) -> str:
+def _find_scale(case: _Case, scores: torch.Tensor) -> str:
     """Return in words what changed the scale of right scores: the sign, a missing logarithm, a temperature; or ""."""
-    if _distance(scores, -truth, counts) <= bound:
+    if case.distance(scores, -case.truth) <= case.bound:
         return "the negative log-probabilities (a loss)"
-    if _distance(scores, truth.exp(), counts) <= bound:
+    if case.distance(scores, case.truth.exp()) <= case.bound:
         return "probabilities (no logarithm)"
-    completion = ids[:, -_COMPLETION:]
 
     def distance(temperature: float) -> float:
-        other = _scores((logits / temperature).log_softmax(-1), completion, _PROMPT - 1)
-        return _distance(scores, other, counts)
+        return case.distance(scores, _pick((case.logits / temperature).log_softmax(-1), case.completion))
 
     low, high = 0.05, 20.0
     grid = [low * (high / low) ** (step / 60) for step in range(61)]
@@ -257,6 +245,6 @@ def _find_scale(
     for _ in range(60):  # the distance has one minimum, so a ternary search finds it
         left, right = low + (high - low) / 3, high - (high - low) / 3
         low, high = (low, right) if distance(left) < distance(right) else (left, high)
-    if distance(low) <= bound:
+    if distance(low) <= case.bound:
         return f"the right tokens at {low:.3g} times the temperature asked for"
     return ""

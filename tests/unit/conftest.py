@@ -1,7 +1,16 @@
-"""For every unit test: one thread. The models are tiny, and other work on the machine must not slow threads down."""
+"""For every unit test: one thread, and the course's trained model in a copy of its own.
+
+The models are tiny, and other work on the machine must not slow threads down.
+"""
+
+import copy
+import pathlib
+import sys
 
 import pytest
 import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))  # for `small`
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -10,3 +19,21 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def trained():
+    """Return the course's model and tokenizer, which nobody changes."""
+    from failurelab_course.experiments import models
+
+    return models.load("tiny")
+
+
+@pytest.fixture
+def model(trained):
+    return copy.deepcopy(trained[0])
+
+
+@pytest.fixture
+def tokenizer(trained):
+    return trained[1]

@@ -1,14 +1,15 @@
 """The PEFT path, whole: whatever the model was before, the new adapter learns; a refusal leaves the model as it was."""
 
 import copy
-import functools
 
 import pytest
 import torch
 import transformers
 from packaging.version import Version
+from small import alternate, checkpoint, lora_config
 
 from failurelab import adapters, gradients, guards, rollouts
+from failurelab.handles import keep_modes
 from failurelab_course.experiments import models, trainers
 
 peft = pytest.importorskip("peft")
@@ -16,23 +17,9 @@ installed = Version(transformers.__version__)
 IDS = torch.tensor([[21, 22, 23, 24, 25, 26]])
 
 
-def lora(**options):
-    return peft.LoraConfig(**({"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | options))
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return models.load("tiny")
-
-
-@pytest.fixture
-def model(loaded):
-    return copy.deepcopy(loaded[0])
-
-
-def trained(model, **options):
+def with_adapter(model, **options):
     """Put an adapter on that adds something, as a finished training leaves it."""
-    wrapped = peft.get_peft_model(model, lora(**options))
+    wrapped = peft.get_peft_model(model, lora_config(**options))
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
@@ -42,12 +29,8 @@ def trained(model, **options):
 
 
 def logits(model):
-    modes = [(module, module.training) for module in model.modules()]
-    with torch.no_grad():
-        found = model.eval()(input_ids=IDS, use_cache=False).logits
-    for module, mode in modes:
-        module.training = mode
-    return found
+    with torch.no_grad(), keep_modes(model):
+        return model.eval()(input_ids=IDS, use_cache=False).logits
 
 
 def backward(model):
@@ -56,21 +39,10 @@ def backward(model):
     return gradients.gradient_report(model)
 
 
-def checkpoint(model, reentrant):
-    """As a trainer of old does after the wrap: on, and no hook."""
-    func = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=reentrant)
-    model.get_base_model()._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=func)
-
-
 def state(model):
+    names = ("training", "gradient_checkpointing")
     return [
-        (
-            name,
-            type(module),
-            module.training,
-            len(module._forward_hooks),
-            getattr(module, "gradient_checkpointing", None),
-        )
+        (name, type(module), len(module._forward_hooks), *(getattr(module, each, None) for each in names))
         for name, module in model.named_modules()
     ] + [
         (name, id(p), p.requires_grad, p.detach().clone().flatten().tolist()[:50])
@@ -86,9 +58,9 @@ def state(model):
 def test_the_new_adapter_learns_and_the_function_stays(model, before, reentrant):
     """In every state the model may come in, and whether checkpointing is asked for here or switched on later."""
     if before != "plain":
-        model = trained(model, **({"modules_to_save": ["lm_head"]} if before == "modules to save" else {}))
+        model = with_adapter(model, **({"modules_to_save": ["lm_head"]} if before == "modules to save" else {}))
     if before == "two adapters":
-        model.add_adapter("second", lora(target_modules=["k_proj"]))
+        model.add_adapter("second", lora_config(target_modules=["k_proj"]))
         model.set_adapter("second")
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -96,7 +68,7 @@ def test_the_new_adapter_learns_and_the_function_stays(model, before, reentrant)
                     parameter.normal_(std=0.1)
     expected = logits(model)
     asked = None if reentrant is None else {"use_reentrant": reentrant}
-    prepared = gradients.prepare_peft(model, lora(), asked)
+    prepared = gradients.prepare_peft(model, lora_config(), asked)
     torch.testing.assert_close(logits(prepared), expected, atol=2e-4, rtol=1e-4)
     kinds = [kind for kind, _ in gradients.checkpointed(prepared)]
     if asked is None:
@@ -111,43 +83,43 @@ def test_the_new_adapter_learns_and_the_function_stays(model, before, reentrant)
 
 def test_the_config_is_not_written_into(model):
     """PEFT writes the base model's name into the config it gets: used again on another model it would be refused."""
-    config = lora()
+    config = lora_config()
     gradients.prepare_peft(model, config)
     assert config.base_model_name_or_path is None
 
 
 def test_an_adapter_that_is_switched_off_is_dropped(model):
     expected = logits(model)
-    wrapped = trained(model)
+    wrapped = with_adapter(model)
     wrapped.base_model.disable_adapter_layers()
-    torch.testing.assert_close(logits(gradients.prepare_peft(wrapped, lora())), expected)
+    torch.testing.assert_close(logits(gradients.prepare_peft(wrapped, lora_config())), expected)
 
 
 def test_something_trainable_outside_the_layers_hides_nothing(model):
     """The silent variant of "element 0": lm_head trains, the adapters in the layers do not; here all of them do."""
-    config = lora(modules_to_save=["lm_head"])
+    config = lora_config(modules_to_save=["lm_head"])
     silent = peft.get_peft_model(copy.deepcopy(model), config)
     checkpoint(silent, reentrant=True)
     report = backward(silent)
     assert len(report.without_gradient) == 8 and len(report.trainable) == 9
-    healed = gradients.prepare_peft(model, lora(modules_to_save=["lm_head"]))
+    healed = gradients.prepare_peft(model, lora_config(modules_to_save=["lm_head"]))
     checkpoint(healed, reentrant=True)
     assert backward(healed).learns
 
 
 @pytest.mark.parametrize("checkpointing", [{}, {"use_reentrant": True}, {"use_reentrant": False}])
-def test_a_trainer_trains_it(model, loaded, checkpointing):
+def test_a_trainer_trains_it(model, tokenizer, checkpointing):
     """GRPOTrainer gets the result without a peft_config; its own checkpointing comes after the wrap."""
     pytest.importorskip("trl")
-    prepared = gradients.prepare_peft(trained(model), lora())
+    prepared = gradients.prepare_peft(with_adapter(model), lora_config())
     guard = guards.GradientGuard()
     trainer = trainers.grpo(
         prepared,
-        loaded[1],
+        tokenizer,
         steps=2,
         prompts_per_step=2,
         num_generations=2,
-        reward=lambda completions, **_: [float(index % 2) for index in range(len(completions))],
+        reward=alternate,
         callbacks=[guard],
         gradient_checkpointing=True,
         gradient_checkpointing_kwargs=checkpointing or None,
@@ -189,7 +161,7 @@ def test_a_four_bit_model_learns_also_after_an_evaluation(reentrant, packs, pack
     model = four_bit().train()
     with torch.no_grad():
         expected = model(input_ids=IDS, use_cache=False).logits
-    prepared = gradients.prepare_peft(model, lora(), {"use_reentrant": reentrant})
+    prepared = gradients.prepare_peft(model, lora_config(), {"use_reentrant": reentrant})
     torch.testing.assert_close(logits(prepared), expected, atol=1e-3, rtol=1e-3)
     report = backward(prepared)
     assert report.learns and all("lora_" in name for name in report.trainable)
@@ -199,7 +171,7 @@ def test_a_four_bit_model_learns_also_after_an_evaluation(reentrant, packs, pack
 
 def test_what_is_not_quantized_is_kept_in_float32():
     """Norms and embeddings of a model in bfloat16, as k-bit training wants them."""
-    prepared = gradients.prepare_peft(four_bit(dtype=torch.bfloat16), lora())
+    prepared = gradients.prepare_peft(four_bit(dtype=torch.bfloat16), lora_config())
     assert {p.dtype for p in prepared.parameters() if p.is_floating_point()} == {torch.float32}
 
 
@@ -212,18 +184,18 @@ def test_packed_four_bit_weights_are_refused(packing):
     with pytest.raises(
         adapters.AdapterError, match=r"of model.layers.0.self_attn.q_proj are packed.*load the model anew"
     ):
-        gradients.prepare_peft(model, lora())
+        gradients.prepare_peft(model, lora_config())
 
 
 @pytest.mark.parametrize("packs", [True, False])
-def test_safe_generation_leaves_four_bit_weights_trainable(packs, packing, loaded):
+def test_safe_generation_leaves_four_bit_weights_trainable(packs, packing, tokenizer):
     """Generation between two steps, as every trainer of rollouts does it."""
     packing(packs)
-    model = peft.get_peft_model(four_bit(), lora())
+    model = peft.get_peft_model(four_bit(), lora_config())
     model.train()
     with rollouts.safe_generation(model):
         model.generate(input_ids=IDS, max_new_tokens=2)
-    assert rollouts.check(model, loaded[1], ["3+4=", "12+5="], max_new_tokens=2, use_cache=False).agrees
+    assert rollouts.check(model, tokenizer, ["3+4=", "12+5="], max_new_tokens=2, use_cache=False).agrees
     states = [weight.quant_state for weight in model.parameters() if hasattr(weight, "quant_state")]
     assert states and not any(getattr(state, "packing_format_for_cpu", False) for state in states)
     assert len(backward(model).zero_gradient) == 4
@@ -231,11 +203,11 @@ def test_safe_generation_leaves_four_bit_weights_trainable(packs, packing, loade
 
 def test_merging_into_four_bit_weights_warns_that_they_are_rounded():
     """It cannot be exact, so it is said."""
-    model = trained(four_bit())
+    model = with_adapter(four_bit())
     with torch.no_grad():
         expected = model.train()(input_ids=IDS, use_cache=False).logits
     with pytest.warns(UserWarning, match="rounds them anew"):
-        prepared = gradients.prepare_peft(model, lora())
+        prepared = gradients.prepare_peft(model, lora_config())
     assert len(backward(prepared).zero_gradient) == 4
     assert not torch.allclose(logits(prepared), expected, atol=1e-3)
 
@@ -243,23 +215,26 @@ def test_merging_into_four_bit_weights_warns_that_they_are_rounded():
 # What is refused, and the model left as it was
 
 
+def plain(model):
+    return model
+
+
 def twice(model):
-    return peft.PeftModelForCausalLM(trained(model), lora(target_modules=["k_proj"]))
+    return peft.PeftModelForCausalLM(with_adapter(model), lora_config(target_modules=["k_proj"]))
 
 
-def on_top(model):
-    inner = trained(model).base_model.model  # the wrapper is thrown away
-    return inner
+def without_wrapper(model):
+    return with_adapter(model).base_model.model
 
 
 def begun(model):
-    model = trained(model)
+    model = with_adapter(model)
     backward(model)
     return model
 
 
 def of_another_base(model):
-    model = trained(model)
+    model = with_adapter(model)
     model.peft_config["default"].base_model_name_or_path = "Qwen/Qwen2-7B"
     return model
 
@@ -271,18 +246,18 @@ def prompt_tuned(model):
 @pytest.mark.parametrize(
     "made, config, message",
     [
-        (lambda model: model, {"target_modules": ["q_prjo"]}, r"q_prjo.*Next: name some.*down_proj.*q_proj"),
-        (trained, {"target_modules": ["q_prjo"]}, r"q_prjo.*Next: name some"),
-        (trained, {"inference_mode": True}, r"nothing of Qwen2ForCausalLM would be trainable.*inference_mode=False"),
+        (plain, {"target_modules": ["q_prjo"]}, r"q_prjo.*Next: name some.*down_proj.*q_proj"),
+        (with_adapter, {"target_modules": ["q_prjo"]}, r"q_prjo.*Next: name some"),
+        (
+            with_adapter,
+            {"inference_mode": True},
+            r"nothing of Qwen2ForCausalLM would be trainable.*_mode=False",
+        ),
         (twice, {}, r"wrapped twice.*PeftModelForCausalLM at base_model"),
-        (on_top, {}, r"no PEFT wrapper that could merge them, such as at model.layers.0.self_attn.q_proj"),
+        (without_wrapper, {}, r"no PEFT wrapper that could merge them, such as at model.layers.0.self_attn.q_proj"),
         (begun, {}, r"training of this model has begun \(.*lora_.* has a gradient\).*before the trainer"),
         (of_another_base, {}, r"adapter 'default' belongs to another base model: it names 'Qwen/Qwen2-7B'"),
-        (
-            lambda model: model,
-            {"base_model_name_or_path": "Qwen/Qwen2-7B"},
-            r"adapter 'the new one' belongs to another",
-        ),
+        (plain, {"base_model_name_or_path": "Qwen/Qwen2-7B"}, r"adapter 'the new one' belongs to another"),
         (prompt_tuned, {}, r"cannot be merged: PROMPT_TUNING"),
     ],
 )
@@ -291,25 +266,25 @@ def test_what_cannot_work_is_refused_and_the_model_is_as_it_was(model, made, con
     before, expected = state(model), logits(model)
     random_state = torch.get_rng_state()
     with pytest.raises(adapters.AdapterError, match=message):
-        gradients.prepare_peft(model, lora(**config), {"use_reentrant": True})
+        gradients.prepare_peft(model, lora_config(**config), {"use_reentrant": True})
     assert state(model) == before
     assert torch.equal(logits(model), expected) and torch.equal(torch.get_rng_state(), random_state)
 
 
-def test_a_model_that_a_trainer_has_prepared_is_refused(model, loaded):
+def test_a_model_that_a_trainer_has_prepared_is_refused(model, tokenizer):
     """After training its gradients are gone; what is left is the mark of accelerate."""
     pytest.importorskip("trl")
-    trainer = trainers.grpo(trained(model), loaded[1], steps=1, prompts_per_step=2, num_generations=2)
+    trainer = trainers.grpo(with_adapter(model), tokenizer, steps=1, prompts_per_step=2, num_generations=2)
     trainer.train()
     trainer.model.zero_grad()
     with pytest.raises(adapters.AdapterError, match="a trainer has prepared it"):
-        gradients.prepare_peft(trainer.model, lora())
+        gradients.prepare_peft(trainer.model, lora_config())
 
 
 def test_checkpointing_where_there_is_none_is_refused(model):
     model.supports_gradient_checkpointing = False
     with pytest.raises(adapters.AdapterError, match="does not support gradient checkpointing"):
-        gradients.prepare_peft(model, lora(), {})
+        gradients.prepare_peft(model, lora_config(), {})
 
 
 def test_something_else_than_a_config_is_refused(model):

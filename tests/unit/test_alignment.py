@@ -1,60 +1,37 @@
 """The known-answer probe: a right function passes, a wrong one is told what it does instead."""
 
+import functools
+
 import pytest
 import torch
 import transformers
+from small import other_keep_argument, qwen2, score
 from torch import nn
 
 from failurelab import logits
 from failurelab_course.experiments import models
 from failurelab_course.experiments.observe import stopwatch
 
-
-def random_model(dtype=torch.float32, scale=0.02):
-    """A Qwen2 as it is before any training: logits of all tokens are near 0."""
-    torch.manual_seed(0)
-    return transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(
-            vocab_size=500,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            initializer_range=scale,
-        )
-    ).to(dtype)
-
-
+# A Qwen2 as it is before any training: logits of all tokens are near 0.
+random_model = functools.partial(qwen2, vocab_size=500, tie_word_embeddings=False)
 MODELS = {
     "trained": lambda: models.load("tiny")[0],
     "random": random_model,
-    "random bfloat16": lambda: random_model(torch.bfloat16),
+    "random bfloat16": lambda: random_model(dtype=torch.bfloat16),
     "trained bfloat16": lambda: models.load("tiny", dtype=torch.bfloat16)[0],
-    "random float64": lambda: random_model(torch.float64),
+    "random float64": lambda: random_model(dtype=torch.float64),
 }
-
-
-def scored(model, ids, mask, length, shift=0, temperature=1.0):
-    """What a trainer does, with its rows moved by `shift`."""
-    rows = model(input_ids=ids, attention_mask=mask).logits / temperature
-    first = ids.shape[1] - length - 1 + shift
-    rows = rows[:, first : first + length].log_softmax(-1)
-    return rows.gather(-1, ids[:, -length:, None])[..., 0]
 
 
 def swallowed(model, ids, mask, length):
     """Trl 0.14.0's function, with a name that this model does not know: all rows come, zip and gather say nothing."""
-    other = {"logits_to_keep": "num_logits_to_keep", "num_logits_to_keep": "logits_to_keep"}[
-        logits.keep_argument(model)
-    ]
-    rows = model(ids, attention_mask=mask, **{other: length + 1}).logits[:, :-1]
+    rows = model(ids, attention_mask=mask, **{other_keep_argument(model): length + 1}).logits[:, :-1]
     pairs = zip(rows, ids[:, -length:])
     return torch.stack([row.log_softmax(-1).gather(1, tokens[:, None])[:, 0] for row, tokens in pairs])
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("function", [logits.completion_logps, scored])
+@pytest.mark.parametrize("function", [logits.completion_logps, score])
 def test_right_functions_pass_on_every_model(name, function):
     """Random and trained, in three precisions, padded or not: no false alarm, and the wrong answers were far off."""
     found = logits.check_alignment(function, MODELS[name]())
@@ -71,28 +48,13 @@ def test_the_swallowed_name_is_found_on_every_model(name):
     assert caught.value.error > 0.01 and "prompt" in caught.value.found
 
 
-def late(*parts):
-    return scored(*parts, shift=1)
-
-
-def early(*parts):
-    return scored(*parts, shift=-1)
+late = functools.partial(score, shift=1)
+early = functools.partial(score, shift=-1)
+warm = functools.partial(score, temperature=0.9)
 
 
 def unmasked(model, ids, mask, length):
-    return scored(model, ids, None, length)
-
-
-def warm(*parts):
-    return scored(*parts, temperature=0.9)
-
-
-def probabilities(*parts):
-    return scored(*parts).exp()
-
-
-def loss(*parts):
-    return -scored(*parts)
+    return score(model, ids, None, length)
 
 
 def raw(model, ids, mask, length):
@@ -105,18 +67,8 @@ def prompt_tokens(model, ids, mask, length):
     return rows.gather(-1, ids[:, 1 : 1 + length, None])[..., 0]
 
 
-def a_little_off(*parts):
-    return scored(*parts) + 0.01
-
-
 def one_nan(*parts):
-    scores = scored(*parts)
-    scores[0, 2] = float("nan")
-    return scores
-
-
-def one_short(*parts):
-    return scored(*parts)[:, 1:]
+    return score(*parts).index_fill(1, torch.tensor(2), float("nan"))
 
 
 @pytest.mark.parametrize(
@@ -126,14 +78,14 @@ def one_short(*parts):
         (early, r"they equal the completion's tokens scored too early by 1\."),
         (unmasked, r"\(padding on both sides\): they equal scores with padding attended to"),
         (warm, "the right tokens at 0.9 times the temperature asked for"),
-        (probabilities, "they equal probabilities"),
-        (loss, "the negative log-probabilities"),
+        (lambda *parts: score(*parts).exp(), "they equal probabilities"),
+        (lambda *parts: -score(*parts), "the negative log-probabilities"),
         (raw, "never normalised"),
         (prompt_tokens, "the first prompt tokens, not the completion's"),
-        (a_little_off, r"they match none of the mistakes.*Largest error 0\.01 nats"),
-        (one_nan, "not finite .*1 of 32 scores are NaN or infinite"),
-        (one_short, r"returned shape \(4, 7\) for a batch of 4 and 8"),
-        (lambda *parts: (scored(*parts), None), "returned a tuple"),
+        (lambda *parts: score(*parts) + 0.01, r"they match none of the mistakes.*Largest error 0\.01 nats"),
+        (one_nan, "not finite .*4 of 32 scores are NaN or infinite"),
+        (lambda *parts: score(*parts)[:, 1:], r"returned shape \(4, 7\) for a batch of 4 and 8"),
+        (lambda *parts: (score(*parts), None), "returned a tuple"),
     ],
 )
 def test_the_error_says_where_the_scores_come_from(function, match):
@@ -149,7 +101,7 @@ def test_without_padding_a_function_may_ignore_the_mask():
 def test_a_temperature_known_to_both_is_no_mistake():
     logits.check_alignment(warm, MODELS["trained"](), temperature=0.9)
     with pytest.raises(logits.MisalignedLogProbs, match=r"1\.11 times the temperature"):
-        logits.check_alignment(scored, MODELS["trained"](), temperature=0.9)
+        logits.check_alignment(score, MODELS["trained"](), temperature=0.9)
 
 
 def test_a_model_that_cannot_tell_is_no_proof():
@@ -158,7 +110,7 @@ def test_a_model_that_cannot_tell_is_no_proof():
     with torch.no_grad():
         model.lm_head.weight.zero_()
     with pytest.raises(ValueError, match="the probe cannot decide"):
-        logits.check_alignment(scored, model)
+        logits.check_alignment(score, model)
 
 
 def test_an_error_of_the_function_is_its_own():
@@ -181,8 +133,8 @@ def test_the_probe_is_quick():
 
 def test_dropout_does_not_disturb_the_probe():
     """The model is in train mode when it is handed over; scores are compared in eval mode."""
-    model = random_model(scale=0.2).train()
+    model = random_model(initializer_range=0.2).train()
     for layer in model.model.layers:
         layer.mlp.register_forward_hook(lambda module, _, out: nn.functional.dropout(out, 0.5, module.training))
-    logits.check_alignment(scored, model)
+    logits.check_alignment(score, model)
     assert all(module.training for module in model.modules())

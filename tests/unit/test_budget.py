@@ -1,10 +1,10 @@
 """A budget: a step that does not fit is an error of memory, real on a GPU and simulated elsewhere; all is undone."""
 
-import subprocess
-import sys
+import types
 
 import pytest
 import torch
+from small import run_child
 
 from failurelab.simulate import budget
 from failurelab_course.experiments import shapes
@@ -32,40 +32,34 @@ print(all(p.grad is None for p in net.parameters()))
 
 def test_a_simulated_step_that_does_not_fit_raises_as_a_gpu_would():
     """In a child, for the simulation holds for the process."""
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    fits, refused, clean = done.stdout.strip().splitlines()
+    fits, refused, clean = run_child(CHILD).splitlines()
     assert fits == "simulated True"
     assert refused.startswith("DoesNotFit the step needs ") and refused.endswith(" GiB of 1.0 (tier: simulated)")
     assert clean == "True"
 
 
-class Card:
-    """What `budget` asks of torch.cuda, written down."""
-
-    def __init__(self, free=80, total=80):
-        self.free, self.total, self.fractions, self.emptied = free * budget.GIB, total * budget.GIB, [], 0
-
-    def set_per_process_memory_fraction(self, fraction, device):
-        self.fractions.append(fraction)
-
-    def empty_cache(self):
-        self.emptied += 1
-
-
 @pytest.fixture
 def card(monkeypatch):
-    """A card of 80 GiB, as far as a machine without one can pretend."""
-    made = Card()
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (made.free, made.total))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA Pretended")
-    for name in ("memory_reserved", "max_memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: 2 * budget.GIB)
-    for name in ("reset_peak_memory_stats", "synchronize"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    for name in ("set_per_process_memory_fraction", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, getattr(made, name))
-    return made
+    """A card of 80 GiB, as far as a machine without one can pretend; what is asked of it is written down."""
+    card = types.SimpleNamespace(free=80 * budget.GIB, total=80 * budget.GIB, fractions=[], emptied=0)
+
+    def empty():
+        card.emptied += 1
+
+    answers = {
+        "mem_get_info": lambda *_: (card.free, card.total),
+        "get_device_name": lambda *_: "NVIDIA Pretended",
+        "memory_reserved": lambda *_: 2 * budget.GIB,
+        "max_memory_allocated": lambda *_: 2 * budget.GIB,
+        "reset_peak_memory_stats": lambda *_: None,
+        "synchronize": lambda *_: None,
+        "set_per_process_memory_fraction": lambda fraction, _: card.fractions.append(fraction),
+        "empty_cache": empty,
+        "is_bf16_supported": lambda **_: True,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    return card
 
 
 def test_a_gpu_is_limited_for_the_block_and_given_back_after_an_error(card):
@@ -112,7 +106,6 @@ def test_after_out_of_memory_nothing_of_the_step_is_held(card):
 
 def test_real_models_are_real(card, monkeypatch):
     """On a GPU: bfloat16 where the card can, tokens from the vocabulary; here both are made on the CPU."""
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     build, config = budget._build, shapes.config("tiny", 1)
     monkeypatch.setattr(
         budget, "_build", lambda shape, device, *more: (device, build(shape, torch.device("cpu"), *more))

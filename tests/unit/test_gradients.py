@@ -1,7 +1,6 @@
 """Missing gradients: found by measuring, repaired by one hook, in every era. And the warning that proves nothing."""
 
 import copy
-import functools
 import inspect
 
 import pytest
@@ -10,6 +9,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
+from small import checkpoint, lora, qwen2
 
 from failurelab import gradients
 from failurelab.handles import Handle, HandleError, wrap_method
@@ -19,40 +19,22 @@ WARNING = "None of the inputs have requires_grad=True"
 installed = Version(transformers.__version__)
 
 
-def small_model(seed: int = 0) -> transformers.PreTrainedModel:
-    torch.manual_seed(seed)
-    return transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(
-            vocab_size=32,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            tie_word_embeddings=True,
-        )
-    )
+@pytest.fixture
+def model():
+    return qwen2()
 
 
-def lora(model, **options):
-    peft = pytest.importorskip("peft")
-    return peft.get_peft_model(
-        model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **options)
-    )
-
-
-def checkpoint(model, reentrant: bool) -> None:
-    """Switch checkpointing on, and nothing else: transformers 5 sets the input hook along with it."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    func = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=reentrant)
-    base._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=func)
-    model.train()
+@pytest.fixture
+def cut_off(model):
+    """A model whose embeddings are frozen, under reentrant checkpointing: its layers get no gradient."""
+    model.get_input_embeddings().requires_grad_(False)
+    checkpoint(model, reentrant=True)
+    return model.train()
 
 
 def backward(model) -> None:
     ids = torch.arange(12).reshape(2, 6) % 32
-    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    model.train()(input_ids=ids, labels=ids, use_cache=False).loss.backward()
 
 
 # The three faces of the warning
@@ -60,10 +42,9 @@ def backward(model) -> None:
 
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("repaired", [True, False])
-def test_full_fine_tuning_learns_whatever_the_warning_says(reentrant, repaired):
+def test_full_fine_tuning_learns_whatever_the_warning_says(model, reentrant, repaired):
     """The harmless face: generation warns, and all 26 tensors have a gradient."""
-    model = small_model()
-    checkpoint(model, reentrant)
+    checkpoint(model.train(), reentrant)
     if repaired:
         gradients.require_input_grads(model)
     with count_warnings(WARNING) as seen:
@@ -75,15 +56,12 @@ def test_full_fine_tuning_learns_whatever_the_warning_says(reentrant, repaired):
     assert (seen.count > 0) == reentrant  # with the repair, too: the warning is no measure
 
 
-def test_frozen_embeddings_train_the_last_norm_only():
-    """The silent face: 24 of 25 trainable tensors have no gradient, and nothing is raised."""
-    model = small_model()
-    model.get_input_embeddings().requires_grad_(False)
-    checkpoint(model, reentrant=True)
-    with count_warnings(WARNING) as seen:
-        backward(model)
-    report = gradients.gradient_report(model)
-    assert seen.count > 0
+def test_frozen_embeddings_train_the_last_norm_only(cut_off):
+    """The silent face: 24 of 25 trainable tensors have no gradient, nothing is raised, and a filter only hides it."""
+    with count_warnings(WARNING) as seen, gradients.watch(cut_off) as watched:
+        backward(cut_off)
+    report = gradients.gradient_report(cut_off)
+    assert seen.count > 0 and watched.report() == report
     assert not report.learns
     assert (len(report.trainable), len(report.without_gradient)) == (25, 24)
     assert set(report.trainable) - set(report.without_gradient) == {"model.norm.weight"}
@@ -92,9 +70,16 @@ def test_frozen_embeddings_train_the_last_norm_only():
     assert "and 21 more" in text and "require_input_grads" in text and "use_reentrant" in text
 
 
-def test_lora_ends_in_an_error():
+def test_silencing_the_warning_is_no_repair(cut_off):
+    """The popular wrong fix: a filter. The parameters are as dead as before."""
+    with pytest.warns(UserWarning, match=WARNING):
+        backward(cut_off)
+    assert len(gradients.gradient_report(cut_off).without_gradient) == 24
+
+
+def test_lora_ends_in_an_error(model):
     """The fatal face: nothing trainable lies behind the last layer, so the loss has no graph."""
-    model = lora(small_model())
+    model = lora(model)
     checkpoint(model, reentrant=True)
     with pytest.raises(RuntimeError, match="element 0 of tensors does not require grad"):
         backward(model)
@@ -102,20 +87,9 @@ def test_lora_ends_in_an_error():
         gradients.gradient_report(model)
 
 
-def test_silencing_the_warning_is_no_repair():
-    """The popular wrong fix: a filter. The parameters are as dead as before."""
-    model = small_model()
-    model.get_input_embeddings().requires_grad_(False)
-    checkpoint(model, reentrant=True)
-    with pytest.warns(UserWarning, match=WARNING):
-        backward(model)
-    assert len(gradients.gradient_report(model).without_gradient) == 24
-
-
 @pytest.mark.parametrize("when", ["before the wrap", "after the wrap"])
-def test_the_repair_heals_lora(when):
+def test_the_repair_heals_lora(model, when):
     """Every adapter tensor has a gradient; those of A are zero at the start, which is no fault."""
-    model = small_model()
     handle = gradients.require_input_grads(model) if when == "before the wrap" else None
     model = lora(model)
     handle = handle or gradients.require_input_grads(model)
@@ -128,29 +102,22 @@ def test_the_repair_heals_lora(when):
     handle.remove()
 
 
-def test_the_repair_heals_frozen_embeddings_and_keeps_the_numbers():
+def test_the_repair_heals_frozen_embeddings_and_keeps_the_numbers(cut_off):
     """With the hook, reentrant gradients equal those without checkpointing."""
-    expected = {}
-    for kind in ("off", "repaired"):
-        model = small_model()
-        model.get_input_embeddings().requires_grad_(False)
-        if kind == "repaired":
-            checkpoint(model, reentrant=True)
-            gradients.require_input_grads(model)
-        model.train()
+    plain = qwen2()
+    plain.get_input_embeddings().requires_grad_(False)
+    gradients.require_input_grads(cut_off)
+    found = []
+    for model in (plain, cut_off):
         backward(model)
-        found = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
-        expected = expected or found
-        for name, value in found.items():
-            torch.testing.assert_close(value, expected[name])
-    assert len(found) == 25
+        found.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
+    assert len(found[0]) == 25
+    torch.testing.assert_close(*found)
 
 
-def test_a_report_names_another_cause_where_checkpointing_is_off():
+def test_a_report_names_another_cause_where_checkpointing_is_off(model):
     """Advice on checkpointing is given only where checkpointing cuts."""
-    model = small_model()
-    extra = torch.nn.Linear(2, 2)
-    model.add_module("unused", extra)
+    model.add_module("unused", torch.nn.Linear(2, 2))
     backward(model)
     report = gradients.gradient_report(model)
     assert report.without_gradient == ("unused.weight", "unused.bias")
@@ -164,9 +131,8 @@ def hooks(model) -> int:
     return len(model.get_input_embeddings()._forward_hooks)
 
 
-def test_the_repair_is_idempotent_also_through_the_peft_wrapper():
+def test_the_repair_is_idempotent_also_through_the_peft_wrapper(model):
     """One hook, however often it is asked for; it goes with the last handle."""
-    model = small_model()
     first = gradients.require_input_grads(model)
     wrapped = lora(model)
     second = gradients.require_input_grads(wrapped)
@@ -177,25 +143,18 @@ def test_the_repair_is_idempotent_also_through_the_peft_wrapper():
     assert hooks(model) == 0
 
 
-def test_a_handle_removed_twice_is_an_error_that_says_what_to_do():
-    """Two owners of one change are a mistake that shows later; so it shows now."""
-    handle = gradients.require_input_grads(small_model())
-    handle.remove()
-    with pytest.raises(HandleError, match=r"removed already.*Next: remove a handle in one place only"):
-        handle.remove()
-
-
-def test_a_handle_is_a_context_manager_and_may_be_removed_inside():
-    model = small_model()
+def test_a_handle_is_removed_once_by_hand_or_at_the_end_of_a_block(model):
+    """Removed inside the block, it is not removed again. Two owners are a mistake that shows later; so it shows now."""
     with gradients.require_input_grads(model) as handle:
         assert handle.active and hooks(model) == 1
         handle.remove()
     assert not handle.active and hooks(model) == 0
+    with pytest.raises(HandleError, match=r"removed already.*Next: remove a handle in one place only"):
+        handle.remove()
 
 
-def test_the_repair_and_transformers_own_hook_leave_each_other_alone():
+def test_the_repair_and_transformers_own_hook_leave_each_other_alone(model):
     """`enable_input_require_grads` before and after, and switched off again."""
-    model = small_model()
     model.enable_input_require_grads()
     handle = gradients.require_input_grads(model)
     assert hooks(model) == 2
@@ -208,22 +167,18 @@ def test_the_repair_and_transformers_own_hook_leave_each_other_alone():
     assert hooks(model) == 0
 
 
-def test_passes_without_gradients_are_left_alone():
+def test_passes_without_gradients_are_left_alone(cut_off):
     """Under no_grad and inference_mode the embeddings' output stays as it is."""
-    model = small_model()
-    gradients.require_input_grads(model)
-    model.get_input_embeddings().requires_grad_(False)
-    ids = torch.arange(4)[None]
-    with torch.no_grad():
-        assert not model.get_input_embeddings()(ids).requires_grad
-    with torch.inference_mode():
-        assert not model.get_input_embeddings()(ids).requires_grad
-    assert model.get_input_embeddings()(ids).requires_grad
+    gradients.require_input_grads(cut_off)
+    embeddings, ids = cut_off.get_input_embeddings(), torch.arange(4)[None]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert not embeddings(ids).requires_grad
+    assert embeddings(ids).requires_grad
 
 
-def test_a_copied_model_keeps_the_repair_and_can_lose_it_alone():
+def test_a_copied_model_keeps_the_repair_and_can_lose_it_alone(model):
     """A trainer copies the policy for a reference model: the copy's hook belongs to no handle of the original."""
-    model = small_model()
     handle = gradients.require_input_grads(model)
     twin = copy.deepcopy(model)
     gradients.require_input_grads(twin).remove()
@@ -232,8 +187,7 @@ def test_a_copied_model_keeps_the_repair_and_can_lose_it_alone():
     assert hooks(model) == 0
 
 
-def test_a_wrapper_of_data_parallel_kind_is_looked_through():
-    model = small_model()
+def test_a_wrapper_of_data_parallel_kind_is_looked_through(model):
     wrapper = torch.nn.Sequential()
     wrapper.module = model
     gradients.require_input_grads(wrapper)
@@ -247,7 +201,6 @@ def test_a_model_without_input_embeddings_is_an_error():
 
 def test_four_bit_models_are_repaired():
     """The weights of the layers are frozen 4-bit numbers; the adapters behind the hook learn."""
-    peft = pytest.importorskip("peft")
     pytest.importorskip("bitsandbytes")
     if installed < Version("5"):
         pytest.skip("this transformers loads 4-bit models on a GPU only")
@@ -260,7 +213,7 @@ def test_four_bit_models_are_repaired():
     )
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    model = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    model = lora(model).train()
     checkpoint(model, reentrant=True)
     ids = torch.arange(6)[None]
     with pytest.raises(RuntimeError, match="element 0"):
@@ -273,13 +226,10 @@ def test_four_bit_models_are_repaired():
 # Asked at the wrong time, or of the wrong model
 
 
-def test_a_report_before_any_backward_pass_is_an_error():
+def test_a_report_without_a_backward_pass_is_an_error_and_not_an_alarm(model):
+    """Before any, and after zero_grad()."""
     with pytest.raises(gradients.GradientError, match=r"none of the 26.*no backward pass.*Next: loss.backward\(\)"):
-        gradients.gradient_report(small_model())
-
-
-def test_a_report_after_zero_grad_is_an_error_and_not_an_alarm():
-    model = small_model()
+        gradients.gradient_report(model)
     backward(model)
     model.zero_grad()
     with pytest.raises(gradients.GradientError, match="zero_grad"):
@@ -287,14 +237,13 @@ def test_a_report_after_zero_grad_is_an_error_and_not_an_alarm():
 
 
 @pytest.mark.parametrize("ask", [gradients.gradient_report, gradients.watch, gradients.snapshot])
-def test_a_model_with_nothing_trainable_is_an_error(ask):
+def test_a_model_with_nothing_trainable_is_an_error(model, ask):
     with pytest.raises(gradients.GradientError, match=r"nothing is trainable in this Qwen2ForCausalLM: all 26.*Next"):
-        ask(small_model().requires_grad_(False))
+        ask(model.requires_grad_(False))
 
 
-def test_partitioned_parameters_are_named_as_such():
+def test_partitioned_parameters_are_named_as_such(model):
     """ZeRO-3 keeps gradients elsewhere: an empty .grad there is no failure."""
-    model = small_model()
     model.model.norm.weight.ds_id = 0
     with pytest.raises(gradients.GradientError, match=r"ZeRO-3.*Next.*watch"):
         gradients.gradient_report(model)
@@ -303,52 +252,33 @@ def test_partitioned_parameters_are_named_as_such():
 # Watching and comparing
 
 
-def test_a_watch_survives_zero_grad_and_counts_over_steps():
-    """What a trainer has set to None since is still known."""
-    model = small_model()
+def test_a_watch_survives_zero_grad_and_may_say_that_nothing_got_a_gradient(model):
+    """What a trainer has set to None since is still known; after the block nothing is listened to."""
     with gradients.watch(model) as watched:
-        assert not watched.heard
+        assert not watched.heard and not watched.report().learns
+        assert len(watched.report().without_gradient) == 26
         backward(model)
         model.zero_grad()
     assert watched.heard and watched.report().learns
-    backward(model)  # no longer listened to
+    backward(model)
     assert all(not parameter._post_accumulate_grad_hooks for parameter in model.parameters())
 
 
-def test_a_watch_may_say_that_nothing_got_a_gradient():
-    model = small_model()
-    with gradients.watch(model) as watched:
-        pass
-    assert len(watched.report().without_gradient) == 26 and not watched.report().learns
-
-
-def test_watch_and_report_agree_on_the_silent_face():
-    model = small_model()
-    model.get_input_embeddings().requires_grad_(False)
-    checkpoint(model, reentrant=True)
-    with gradients.watch(model) as watched:
-        backward(model)
-    assert watched.report() == gradients.gradient_report(model)
-
-
-def test_a_snapshot_names_what_changed():
-    model = small_model()
-    model.get_input_embeddings().requires_grad_(False)
-    checkpoint(model, reentrant=True)
-    before = gradients.snapshot(model)
-    assert len(before) == 25 and before.changed(model) == []
-    backward(model)
-    torch.optim.SGD(model.parameters(), lr=1.0).step()
-    assert before.changed(model) == ["model.norm.weight"]
+def test_a_snapshot_names_what_changed(cut_off):
+    before = gradients.snapshot(cut_off)
+    assert len(before) == 25 and before.changed(cut_off) == []
+    backward(cut_off)
+    torch.optim.SGD(cut_off.parameters(), lr=1.0).step()
+    assert before.changed(cut_off) == ["model.norm.weight"]
     with pytest.raises(gradients.GradientError, match="wrapped since"):
-        before.changed(lora(model))
+        before.changed(lora(cut_off))
 
 
 @settings(max_examples=15, deadline=None)
 @given(frozen=st.sets(st.integers(0, 25)), reentrant=st.booleans(), repaired=st.booleans())
 def test_a_report_says_what_an_optimizer_step_then_does(frozen, reentrant, repaired):
     """Whatever is frozen: a tensor without a gradient does not move, and one with a gradient that is not zero does."""
-    model = small_model()
+    model = qwen2()
     for index, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(index not in frozen)
     checkpoint(model, reentrant)
@@ -400,24 +330,17 @@ def test_wraps_are_removed_in_any_order(order):
     assert thing.say("hi") == "a:hi"
 
 
-def test_a_wrap_of_a_copy_calls_the_copy():
+@pytest.mark.parametrize("around, answer", [([shout], "hi!"), ([shout, ask], "hi!?")])
+def test_a_wrap_of_a_copy_calls_the_copy(around, answer):
     """A reference model is a deep copy of the policy: it must not generate with the policy's weights."""
     thing = Thing("a")
-    handle = wrap_method(thing, "say", shout, "shout")
+    handles = [wrap_method(thing, "say", each, "more") for each in around]
     twin = copy.deepcopy(thing)
     twin.name = "b"
-    assert twin.say("hi") == "b:hi!"
-    handle.remove()
-    assert twin.say("hi") == "b:hi" and "say" not in vars(thing)
-
-
-def test_two_wraps_of_a_copy_call_the_copy():
-    thing = Thing("a")
-    wrap_method(thing, "say", shout, "shout")
-    wrap_method(thing, "say", ask, "ask")
-    twin = copy.deepcopy(thing)
-    twin.name = "b"
-    assert twin.say("hi") == "b:hi!?" and thing.say("hi") == "a:hi!?"
+    assert twin.say("hi") == f"b:{answer}" and thing.say("hi") == f"a:{answer}"
+    for handle in handles:
+        handle.remove()
+    assert twin.say("hi") == "b:hi" and thing.say("hi") == "a:hi"
 
 
 def test_a_wrap_shows_the_signature_of_what_it_wraps():

@@ -5,7 +5,6 @@ What a guard says is held against what the run then did, and in the known stacks
 """
 
 import dataclasses
-import functools
 import inspect
 import warnings
 from typing import ClassVar
@@ -14,6 +13,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
+from small import alternate, checkpoint, lora_config
 
 from failurelab import gradients, guards, rollouts
 from failurelab_course.experiments import models, trainers
@@ -30,10 +30,6 @@ KNOWN = installed <= Version("5.23")
 SQUARE_MASK = installed < Version("4.49")
 DROPPED_CACHE = Version("4.53") <= installed
 BARE_GENERATE_IS_WRONG = SQUARE_MASK or DROPPED_CACHE
-
-
-def lora():
-    return peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.2, task_type="CAUSAL_LM")
 
 
 def checkpointing_options(kind: str) -> dict:
@@ -64,9 +60,19 @@ def config(of: type, folder, **options):
     return of(**(common | {key: options[key] for key in options if key in names}))
 
 
-def tokens(tokenizer, text: str) -> dict:
-    ids = tokenizer(text)["input_ids"]
-    return {"input_ids": ids, "labels": ids, "attention_mask": [1] * len(ids)}
+def plain_trainer(of, model, tokenizer, folder, callbacks, **options):
+    rows = []
+    for prompt, answer in models.sums()[150:166]:
+        if len(prompt) == 4:
+            ids = tokenizer(f"{prompt}{answer:>2}")["input_ids"]
+            rows.append({"input_ids": ids, "labels": ids, "attention_mask": [1] * len(ids)})
+    return of(
+        model=model,
+        args=config(transformers.TrainingArguments, folder, **options),
+        train_dataset=rows * 4,
+        processing_class=tokenizer,
+        callbacks=callbacks,
+    )
 
 
 def make(kind, model, tokenizer, folder, callbacks, peft_config=None, **options):
@@ -74,55 +80,35 @@ def make(kind, model, tokenizer, folder, callbacks, peft_config=None, **options)
     options.setdefault("gradient_checkpointing", False)
     if kind in ("grpo", "online_dpo"):
         own = {"steps": options.pop("max_steps", 2), "prompts_per_step": 4, "learning_rate": 1e-2}
-        own |= {"num_generations": 4, "reward": alternating} if kind == "grpo" else {}
+        own |= {"num_generations": 4, "reward": alternate} if kind == "grpo" else {}
         return getattr(trainers, kind)(
             model, tokenizer, peft_config=peft_config, callbacks=callbacks, output_dir=str(folder), **own, **options
         )
     sums = models.sums()[150:166]
     if kind == "trainer":
         model = peft.get_peft_model(model, peft_config) if peft_config else model
-        rows = [tokens(tokenizer, f"{prompt}{answer:>2}") for prompt, answer in sums if len(prompt) == 4]
-        return transformers.Trainer(
-            model=model,
-            args=config(transformers.TrainingArguments, folder, **options),
-            train_dataset=rows * 4,
-            processing_class=tokenizer,
-            callbacks=callbacks,
-        )
+        return plain_trainer(transformers.Trainer, model, tokenizer, folder, callbacks, **options)
     if kind == "sft":
-        rows = datasets.Dataset.from_dict({"text": [prompt + answer for prompt, answer in sums]})
+        rows = [{"text": prompt + answer} for prompt, answer in sums]
         trainer, arguments = trl.SFTTrainer, trl.SFTConfig
     else:
-        rows = datasets.Dataset.from_dict(
-            {
-                "prompt": [prompt for prompt, _ in sums],
-                "chosen": [answer for _, answer in sums],
-                "rejected": [answer + "0" for _, answer in sums],
-            }
-        )
+        rows = [{"prompt": prompt, "chosen": answer, "rejected": answer + "0"} for prompt, answer in sums]
         trainer, arguments = trl.DPOTrainer, trl.DPOConfig
     return trainer(
         model=model,
         args=config(arguments, folder, max_seq_length=32, max_length=32, **options),
-        train_dataset=rows,
+        train_dataset=datasets.Dataset.from_list(rows),
         processing_class=tokenizer,
         peft_config=peft_config,
         callbacks=callbacks,
     )
 
 
-def alternating(completions, **_):
-    """Reward every other completion, so that no group has equal rewards and every step has a gradient."""
-    return [float(index % 2) for index in range(len(completions))]
-
-
 def needs(kind: str) -> None:
     """Skip a trainer that cannot run in this stack at all: OnlineDPOTrainer of trl 0.14 with transformers 4.52."""
     if kind == "online_dpo" and hasattr(trl, "OnlineDPOTrainer"):
-        logs = [
-            inspect.signature(each._maybe_log_save_evaluate) for each in (transformers.Trainer, trl.OnlineDPOTrainer)
-        ]
-        if len(logs[0].parameters) != len(logs[1].parameters):
+        pair = (transformers.Trainer, trl.OnlineDPOTrainer)
+        if len({len(inspect.signature(each._maybe_log_save_evaluate).parameters) for each in pair}) > 1:
             pytest.skip("this OnlineDPOTrainer overrides a method that this transformers calls with another argument")
 
 
@@ -131,22 +117,6 @@ def calm():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-@pytest.fixture(scope="module")
-def loaded():
-    return models.load("tiny")
-
-
-@pytest.fixture
-def tokenizer(loaded):
-    return loaded[1]
-
-
-@pytest.fixture
-def model(loaded):
-    model, _ = models.load("tiny")
-    return model
 
 
 def expected_without_gradient(kind: str, mode: str, checkpointing: str) -> int | str:
@@ -178,7 +148,7 @@ def test_what_the_gradient_guard_says_is_what_the_run_did(kind, mode, checkpoint
         tokenizer,
         tmp_path,
         [guard, watcher],
-        lora() if mode == "lora" else None,
+        lora_config(lora_dropout=0.2) if mode == "lora" else None,
         **checkpointing_options(checkpointing),
     )
     before = gradients.snapshot(trainer.model)
@@ -221,8 +191,7 @@ def rollouts_are_wrong(kind: str, checkpointing: str) -> bool:
 def test_the_gradient_guard_stops_before_anything_is_trained(model, tokenizer, tmp_path):
     """In every stack: reentrant checkpointing with frozen embeddings and no hook."""
     model.get_input_embeddings().requires_grad_(False)
-    func = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=True)
-    model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=func)
+    checkpoint(model, reentrant=True)
     trainer = make("trainer", model, tokenizer, tmp_path, [guards.GradientGuard()])
     before = gradients.snapshot(model)
     with pytest.raises(
@@ -281,15 +250,9 @@ class Generating(transformers.Trainer):
         return super().training_step(model, inputs, *rest)
 
 
-def generating(model, tokenizer, folder, callbacks, checkpointing="non-reentrant", **options):
-    rows = [tokens(tokenizer, f"{prompt}{answer:>2}") for prompt, answer in models.sums()[150:166] if len(prompt) == 4]
-    trainer = Generating(
-        model=model,
-        args=config(transformers.TrainingArguments, folder, **checkpointing_options(checkpointing), **options),
-        train_dataset=rows * 4,
-        processing_class=tokenizer,
-        callbacks=callbacks,
-    )
+def generating(model, tokenizer, folder, callbacks, **options):
+    options |= checkpointing_options("non-reentrant")
+    trainer = plain_trainer(Generating, model, tokenizer, folder, callbacks, **options)
     trainer.made = []
     return trainer
 
@@ -297,7 +260,7 @@ def generating(model, tokenizer, folder, callbacks, checkpointing="non-reentrant
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_the_rollout_guard_stops_before_anything_is_trained(model, tokenizer, tmp_path, wrapped):
     """Bare generate under checkpointing, in any trainer, plain or LoRA with dropout; and how it is healed."""
-    model = peft.get_peft_model(model, lora()) if wrapped else model
+    model = peft.get_peft_model(model, lora_config(lora_dropout=0.2)) if wrapped else model
     before = gradients.snapshot(model)
     guard = guards.RolloutGuard()
     trainer = generating(model, tokenizer, tmp_path, [guard])
@@ -405,12 +368,17 @@ def test_guards_can_watch_a_second_run(model, tokenizer, tmp_path):
     assert all(guard.report is not report for guard, report in zip(callbacks, first))
 
 
-@pytest.mark.parametrize("make_guard", [guards.GradientGuard, guards.RolloutGuard])
-def test_an_unknown_action_is_an_error(make_guard):
-    with pytest.raises(ValueError, match="unknown action 'explode'"):
-        make_guard("explode")
-
-
-def test_no_step_to_judge_is_an_error():
-    with pytest.raises(ValueError, match="steps=0"):
-        guards.GradientGuard(steps=0)
+@pytest.mark.parametrize(
+    "make_guard, arguments, message",
+    [
+        (guards.GradientGuard, ["explode"], "unknown action 'explode'"),
+        (guards.RolloutGuard, ["explode"], "unknown action 'explode'"),
+        (guards.LogitsGuard, ["explode"], "unknown action 'explode'"),
+        (guards.PlacementGuard, ["explode"], "unknown action 'explode'"),
+        (guards.EngineGuard, [object, "explode"], "unknown action 'explode'"),
+        (lambda: guards.GradientGuard(steps=0), [], "steps=0"),
+    ],
+)
+def test_a_guard_that_cannot_be_is_an_error(make_guard, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_guard(*arguments)

@@ -13,6 +13,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
+from small import lora, other_keep_argument, qwen2
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -25,26 +26,12 @@ OLD_NAME = installed < Version("4.49")
 VOCABULARY, PROMPT, COMPLETION = 101, 8, 6
 
 
-def small(tied: bool = True, dtype: torch.dtype = torch.float32, vocabulary: int = VOCABULARY, width: int = 32):
-    torch.manual_seed(0)
-    model = transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(
-            vocab_size=vocabulary,
-            hidden_size=width,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            tie_word_embeddings=tied,
-            initializer_range=0.2,  # as far from uniform as a trained model
-        )
-    )
-    return model.to(dtype)
+def small(tied: bool = True, dtype: torch.dtype = torch.float32, vocabulary: int = VOCABULARY):
+    """Return a Qwen2 as far from uniform as a trained model."""
+    return qwen2(dtype=dtype, vocab_size=vocabulary, tie_word_embeddings=tied, initializer_range=0.2)
 
 
-def batch(
-    rows: int = 3, prompt: int = PROMPT, completion: int = COMPLETION, left: int = 3, right: int = 2, seed: int = 1
-):
+def batch(rows=3, prompt=PROMPT, completion=COMPLETION, left=3, right=2, seed=1):
     """Ids and mask; the first row's prompt is padded on the left, the last row's completion on the right."""
     ids = torch.randint(0, VOCABULARY, (rows, prompt + completion), generator=torch.Generator().manual_seed(seed))
     mask = torch.ones_like(ids)
@@ -94,8 +81,8 @@ def test_the_argument_cuts_the_sequence_and_not_the_vocabulary():
 @pytest.mark.skipif(Version("4.49") <= installed < Version("4.52"), reason="both names work in 4.49 to 4.51")
 def test_the_other_name_is_swallowed_without_a_word():
     """The cause of both harms: **kwargs takes the name and drops it, and all rows come back."""
-    other = "logits_to_keep" if OLD_NAME else "num_logits_to_keep"
-    assert small()(torch.arange(10)[None], **{other: 4}).logits.shape == (1, 10, VOCABULARY)
+    model = small()
+    assert model(torch.arange(10)[None], **{other_keep_argument(model): 4}).logits.shape == (1, 10, VOCABULARY)
 
 
 def test_a_name_in_the_signature_that_does_nothing_is_not_believed():
@@ -114,9 +101,7 @@ def test_a_name_in_the_signature_that_does_nothing_is_not_believed():
 
 
 def test_a_wrapped_model_answers_as_the_bare_one():
-    peft = pytest.importorskip("peft")
-    wrapped = peft.get_peft_model(small(), peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    assert logits.keep_argument(wrapped) == logits.keep_argument(small())
+    assert logits.keep_argument(lora(small())) == logits.keep_argument(small())
 
 
 def test_a_probe_leaves_modes_and_the_random_state_alone():
@@ -203,10 +188,7 @@ def test_any_shape_padding_and_chunk_agree_with_the_full_path(data):
         data.draw(st.integers(1, high), label=what) for what, high in (("rows", 3), ("prompt", 6), ("completion", 6))
     )
     model = tied_models()[data.draw(st.booleans(), label="tied")]
-    ids = torch.randint(
-        0, VOCABULARY, (rows, prompt + length), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
-    )
-    mask = torch.ones_like(ids)
+    ids, mask = batch(rows, prompt, length, left=0, right=0, seed=data.draw(st.integers(0, 99)))
     for row in range(rows):
         mask[row, : data.draw(st.integers(0, prompt - 1), label="left")] = 0
         mask[row, prompt + data.draw(st.integers(1, length), label="shown") :] = 0
@@ -299,9 +281,8 @@ def test_without_gradients_nothing_is_kept():
 # completion_logps: through whatever wraps the model
 
 
-def lora_model(tied=True, **options):
-    peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(small(tied), peft.LoraConfig(r=4, task_type="CAUSAL_LM", **options))
+def lora_model(tied, **options):
+    model = lora(small(tied), r=4, **options)
     torch.manual_seed(2)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -337,13 +318,8 @@ def test_lora_anywhere_is_scored_as_the_model_scores(options, chunk_size):
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
 def test_virtual_tokens_before_the_prompt_do_not_move_the_completion(kind):
     peft = pytest.importorskip("peft")
-    config = getattr(peft, kind)
-
-    def make():
-        torch.manual_seed(0)
-        return peft.get_peft_model(small(), config(task_type="CAUSAL_LM", num_virtual_tokens=3))
-
-    agrees(make)
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    agrees(lambda: peft.get_peft_model(small(), config))
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -382,26 +358,25 @@ def test_mixed_precision_that_accelerate_puts_into_the_forward_is_kept():
 def test_a_bias_a_hook_and_a_replaced_forward_of_the_head_are_regarded():
     """Then the head makes its logits itself, some rows at a time."""
 
-    def biased():
-        model = small(tied=False)
+    def bias(model):
         model.lm_head = nn.Linear(32, VOCABULARY)
-        return model
 
-    def hooked():
-        model = small(tied=False)
+    def hook(model):
         model.lm_head.register_forward_pre_hook(lambda head, args: (args[0] * 1.5,))
-        return model
 
-    def replaced():
+    def replace(model):
         """What accelerate does to a head that is moved between devices."""
-        model = small(tied=False)
         forward = model.lm_head.forward
         model.lm_head.forward = lambda states: forward(states * 1.5)
+
+    def changed(change):
+        model = small(tied=False)
+        change(model)
         return model
 
-    for make in (biased, hooked, replaced):
-        agrees(make)
-    model = replaced()
+    for change in (bias, hook, replace):
+        agrees(functools.partial(changed, change))
+    model = changed(replace)
     theirs = model.lm_head.forward
     logits.completion_logps(model, *batch(), COMPLETION)
     assert model.lm_head.forward is theirs
@@ -412,14 +387,11 @@ def test_other_families_go_the_same_way(family):
     sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
     if family == "Llama":
         sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-    made = {"Llama": transformers.LlamaForCausalLM, "GPT2": transformers.GPT2LMHeadModel}[family]
+    config = getattr(transformers, f"{family}Config")(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, **sizes)
 
     def make():
         torch.manual_seed(0)
-        config = getattr(transformers, f"{family}Config")(
-            vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, **sizes
-        )
-        return made(config)
+        return transformers.AutoModelForCausalLM.from_config(config)
 
     agrees(make)
 
@@ -653,14 +625,12 @@ def test_a_tied_bfloat16_gradient_sums_a_token_that_is_read_often_in_float32():
 
 
 def bad(**change):
-    ids, mask = batch()
-    good = {"input_ids": ids, "attention_mask": mask, "completion_length": COMPLETION}
+    good = dict(zip(("input_ids", "attention_mask"), batch())) | {"completion_length": COMPLETION}
     return good | {key: value(good[key]) if callable(value) else value for key, value in change.items()}
 
 
 def hide(*places):
     def change(mask):
-        mask = mask.clone()
         for place in places:
             mask[place] = 0
         return mask

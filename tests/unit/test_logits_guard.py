@@ -7,12 +7,13 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
+from small import alternate, score
 
 from failurelab import guards, logits
 from failurelab.guards import GuardTripped, GuardWarning, LogitsGuard
 from failurelab_course.experiments import models, trainers
 
-pytest.importorskip("datasets")
+datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 installed = Version(transformers.__version__)
 SENDS = Version(trl.__version__) < Version("1.15")  # later releases ask for log-probabilities, not for logits
@@ -21,22 +22,9 @@ CUTS_BY_ITSELF = Version(trl.__version__) >= Version("0.15")
 
 def grpo(*callbacks, **options):
     """Two steps of GRPO on equal-length prompts, with rewards that always differ within a group."""
-    model, tokenizer = models.load("tiny")
-    import datasets
-
     rows = datasets.Dataset.from_dict({"prompt": [f"{a}+{b}=" for a in range(1, 5) for b in range(1, 5)]})
-    return trainers.grpo(
-        model,
-        tokenizer,
-        steps=2,
-        prompts_per_step=2,
-        num_generations=4,
-        beta=0.04,
-        rows=rows,
-        reward=lambda completions, **_: [float(each % 2) for each in range(len(completions))],
-        callbacks=callbacks,
-        **options,
-    )
+    own = {"steps": 2, "prompts_per_step": 2, "num_generations": 4, "beta": 0.04, "rows": rows, "reward": alternate}
+    return trainers.grpo(*models.load("tiny"), callbacks=callbacks, **own, **options)
 
 
 def sends() -> str:
@@ -76,8 +64,7 @@ def test_it_stops_before_the_optimizer_steps():
     """A log-prob function that is wrong is found on the probe, and not one weight has moved."""
 
     def misaligned(model, ids, mask, length):
-        rows = model(input_ids=ids, attention_mask=mask).logits.log_softmax(-1)
-        return rows[:, :length].gather(-1, ids[:, -length:, None])[..., 0]
+        return score(model, ids, mask, length, shift=length + 1 - ids.shape[1])
 
     trainer = grpo(LogitsGuard(log_prob_function=misaligned))
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
@@ -131,10 +118,7 @@ def scored(shift=0, length=4, weight=1.0):
     """A loss as trainers make it, with the rows of logits moved by `shift`."""
 
     def loss(model):
-        rows = model(IDS).logits.log_softmax(-1)
-        first = IDS.shape[1] - length - 1 + shift
-        picked = rows[:, first : first + length].gather(-1, IDS[:, -length:, None])[..., 0]
-        return (picked * torch.tensor([[1.0], [-2.0]]) * weight).sum()
+        return (score(model, IDS, None, length, shift) * torch.tensor([[1.0], [-2.0]]) * weight).sum()
 
     return loss
 
@@ -170,21 +154,28 @@ def test_a_step_without_gradient_is_waited_for():
         training.step(scored(-2))
 
 
-def test_losses_that_score_no_one_token_are_left_alone():
-    """A gradient that is no softmax less one token tells nothing about tokens: soft targets, a value head."""
-    training = Training(LogitsGuard(waste=9))
+@pytest.mark.parametrize(
+    "guard, loss, expected",
+    [
+        # a gradient that is no softmax less one token tells nothing about tokens: soft targets, a value head
+        ({"waste": 9}, lambda model: model(IDS).logits[:, -5:-1].square().mean(), {"shift": None, "scored": 0}),
+        # supervised training on all tokens
+        ({}, lambda model: model(input_ids=IDS, labels=IDS).loss, {"shift": 0, "made": 12}),
+        # with the cure in place there are no logits to read; the probe given beforehand stands
+        (
+            {"log_prob_function": logits.completion_logps},
+            lambda model: logits.completion_logps(model, IDS, None, 4).sum(),
+            {"made": 0, "probe": ""},
+        ),
+    ],
+    ids=["no one token", "supervised", "completion_logps"],
+)
+def test_losses_without_fault_are_left_alone(guard, loss, expected):
+    training = Training(LogitsGuard(**guard))
     with warnings.catch_warnings():
         warnings.simplefilter("error", GuardWarning)
-        training.step(lambda model: model(IDS).logits[:, -5:-1].square().mean())
-    assert training.guard.report.shift is None and training.guard.report.scored == 0
-
-
-def test_supervised_training_on_all_tokens_is_silent():
-    training = Training(LogitsGuard())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", GuardWarning)
-        training.step(lambda model: model(input_ids=IDS, labels=IDS).loss)
-    assert training.guard.report.shift == 0 and training.guard.report.made == 12
+        training.step(loss)
+    assert {name: getattr(training.guard.report, name) for name in expected} == expected
 
 
 def test_asked_to_warn_it_warns():
@@ -214,15 +205,6 @@ def test_listening_ends_with_the_run_and_starts_anew_with_the_next():
     assert guard.report is None
     guard.on_train_end(training.args, training.state, None)
     assert not training.model._forward_hooks
-
-
-def test_completion_logps_in_a_trainer_leaves_nothing_to_read():
-    """With the cure in place there are no logits, and so no alarm; the probe given beforehand stands."""
-    training = Training(LogitsGuard(log_prob_function=logits.completion_logps))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", GuardWarning)
-        training.step(lambda model: logits.completion_logps(model, IDS, None, 4).sum())
-    assert training.guard.report == guards.LogitsReport()
 
 
 def test_a_probe_that_passed_does_not_excuse_the_training_pass():

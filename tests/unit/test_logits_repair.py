@@ -4,24 +4,16 @@ import copy
 
 import pytest
 import torch
-import transformers
+from small import lora, other_keep_argument, qwen2
 
 from failurelab import logits
-from failurelab_course.experiments import models
-
-
-@pytest.fixture
-def model():
-    torch.manual_seed(0)
-    config = transformers.AutoConfig.from_pretrained(models.path("tiny"))
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
-
 
 IDS = torch.arange(3, 9)[None]
 
 
-def other_name(model):
-    return {"logits_to_keep": "num_logits_to_keep", "num_logits_to_keep": "logits_to_keep"}[logits.keep_argument(model)]
+@pytest.fixture
+def model():
+    return qwen2()
 
 
 def rows(model, **keep):
@@ -31,7 +23,7 @@ def rows(model, **keep):
 
 def test_the_swallowed_name_is_heard(model):
     """Broken: all six rows come. Repaired: two, and they are the last two."""
-    asked = {other_name(model): 2}
+    asked = {other_keep_argument(model): 2}
     every = rows(model)
     assert rows(model, **asked).shape[1] == 6
     with logits.repair(model):
@@ -47,17 +39,15 @@ def test_a_copy_is_repaired_and_computes_with_its_own_weights(model):
     twin = copy.deepcopy(model)
     with torch.no_grad():
         twin.lm_head.weight.mul_(2)
-    asked = {other_name(model): 2}
+    asked = {other_keep_argument(model): 2}
     assert rows(twin, **asked).shape[1] == 2
     assert not torch.equal(rows(twin, **asked), rows(model, **asked))
 
 
 def test_under_an_adapter(model):
     """PEFT calls the bare model's forward, and not the model."""
-    from peft import LoraConfig, get_peft_model
-
-    wrapped = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
-    asked = {other_name(wrapped): 2}
+    wrapped = lora(model)
+    asked = {other_keep_argument(wrapped): 2}
     with logits.repair(wrapped):
         assert rows(wrapped, **asked).shape[1] == 2
     assert rows(wrapped, **asked).shape[1] == 6

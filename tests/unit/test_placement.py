@@ -7,12 +7,12 @@ import types
 import pytest
 import torch
 import transformers
+from small import lora
 from torch import nn
 
 from failurelab import guards, placement, simulate
 from failurelab.placement import faults
 from failurelab.placement.dtypes import measure_precisions
-from failurelab_course.experiments import models
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 
@@ -29,9 +29,8 @@ def four_bit_linear(device="cuda:0"):
     return simulate.place(simulate.four_bit(linear, compute_dtype=torch.float32), {"": device})
 
 
-def test_a_model_at_home_is_local():
+def test_a_model_at_home_is_local(model):
     """A real model on the CPU: every tensor is counted, nothing is elsewhere, and no weight is touched."""
-    model, _ = models.load()
     report = placement.check(model, "cpu")
     assert report.local and report.first_to_fail == ""
     assert report.tensors["parameter"] == len(list(model.parameters()))
@@ -49,12 +48,9 @@ def test_every_tensor_elsewhere_is_named():
     assert not report.local and "Next:" in str(report)
 
 
-def test_adapter_weights_are_told_from_others():
+def test_adapter_weights_are_told_from_others(model):
     """An adapter that was left behind on another device is named as one."""
-    from peft import LoraConfig, get_peft_model
-
-    model, _ = models.load()
-    wrapped = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    wrapped = lora(model, target_modules=["q_proj"])
     assert placement.check(wrapped, "cpu").tensors["adapter weight"] == 4
     name = next(name for name, _ in wrapped.named_modules() if name.endswith("layers.0.self_attn.q_proj.lora_B"))
     simulate.place(wrapped.get_submodule(name), {"": 1})
@@ -103,9 +99,8 @@ def test_hooks_of_a_device_map_are_believed():
     assert report.elsewhere and report.first_to_fail == ""
 
 
-def test_a_torn_head_is_named():
+def test_a_torn_head_is_named(model):
     """Tied by the config, two tensors in fact: trained apart."""
-    model, _ = models.load()
     assert model.config.tie_word_embeddings and placement.check(model, "cpu").problems == ()
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
     (problem,) = placement.check(model, "cpu").problems
@@ -182,9 +177,8 @@ def test_mixed_precision_is_reported():
     assert "gradient scaler" in measure_precisions(half, {"lora"}, torch.float16).mixed[0]
 
 
-def test_the_checklist_is_executable():
+def test_the_checklist_is_executable(model):
     """Explicit device, one precision: each with what was found."""
-    model, _ = models.load()
     held = {question: holds for question, holds, _ in placement.check(model, "cpu").checklist()}
     assert held == {"everything on one explicit device": True, "one precision": True}
     assert not placement.check(model, "cuda:0").checklist()[0][1]
@@ -239,9 +233,8 @@ def begin(guard, model, **args):
     guard.on_train_begin(args, None, None, model=model)
 
 
-def test_the_guard_stops_before_the_first_step():
+def test_the_guard_stops_before_the_first_step(model):
     """A model elsewhere stops the run, or warns, with the report; at home it is silent."""
-    model, _ = models.load()
     guard = guards.PlacementGuard()
     begin(guard, model)
     assert guard.report.local

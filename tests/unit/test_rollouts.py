@@ -1,13 +1,13 @@
 """Garbage rollouts: generation under gradient checkpointing, measured in the installed transformers, and repaired."""
 
 import copy
-import functools
 import types
 
 import pytest
 import torch
 import transformers
 from packaging.version import Version
+from small import checkpoint, lora
 
 from failurelab import _greedy, gradients, rollouts
 from failurelab._unwrap import unwrap
@@ -25,29 +25,18 @@ RIGHT = Version("4.49") <= installed < Version("4.53")
 KNOWN = SQUARE_MASK or DROPPED_CACHE or RIGHT
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    return models.load("tiny")
+def check(model, tokenizer, prompts=MIXED, **options):
+    return rollouts.check(model, tokenizer, prompts, **{"max_new_tokens": 4} | options)
 
 
-@pytest.fixture
-def tokenizer(loaded):
-    return loaded[1]
-
-
-@pytest.fixture
-def model(loaded):
-    return copy.deepcopy(loaded[0])
-
-
-def checkpoint(model, reentrant: bool = False) -> None:
-    base = unwrap(model)
-    func = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=reentrant)
-    base._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=func)
+def generate_options(model, tokenizer) -> dict:
+    ids, mask = _greedy.encode(model, tokenizer, MIXED, 4)
+    return {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
 
 
 def state(model) -> list:
     """Everything that a generation could leave changed."""
+    config = unwrap(model).generation_config
     return [
         (
             name,
@@ -58,12 +47,7 @@ def state(model) -> list:
             len(module._forward_hooks) + len(module._forward_pre_hooks),
         )
         for name, module in model.named_modules()
-    ] + [id(unwrap(model).generation_config), str(unwrap(model).generation_config)]
-
-
-def lora(model):
-    peft = pytest.importorskip("peft")
-    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    ] + [id(config), str(config)]
 
 
 # The table
@@ -71,7 +55,7 @@ def lora(model):
 
 def test_train_mode_alone_is_no_failure(model, tokenizer):
     """Without checkpointing, train mode and eval mode give the same completions."""
-    report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    report = check(model, tokenizer)
     assert report.agrees and report.agreeing == len(MIXED) and report.error < 1e-4
     assert report.checkpointing == "off" and report.use_cache is True and report.dropout is False
     assert report.training_logp == report.evaluation_logp
@@ -82,7 +66,7 @@ def test_train_mode_alone_is_no_failure(model, tokenizer):
 def test_checkpointing_with_the_cache(model, tokenizer, reentrant):
     """The failure itself, in the versions that have it, whatever the kind of checkpointing."""
     checkpoint(model, reentrant)
-    report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    report = check(model, tokenizer)
     assert report.checkpointing == ("reentrant" if reentrant else "non-reentrant")
     assert report.use_cache is True  # generate goes on believing that there is a cache
     if KNOWN:
@@ -98,8 +82,8 @@ def test_checkpointing_with_the_cache(model, tokenizer, reentrant):
 
 def test_prompts_of_equal_length_hide_it_up_to_4_48(model, tokenizer):
     """With sdpa and no padding no mask is made, so a batch of one prompt looks healthy. Later versions break all."""
-    checkpoint(model)
-    report = rollouts.check(model, tokenizer, EVEN, max_new_tokens=4)
+    checkpoint(model, reentrant=False)
+    report = check(model, tokenizer, EVEN)
     if KNOWN:
         assert report.agrees == (SQUARE_MASK or RIGHT)
 
@@ -107,16 +91,16 @@ def test_prompts_of_equal_length_hide_it_up_to_4_48(model, tokenizer):
 def test_eager_attention_shows_it_without_padding(tokenizer):
     """Eager attention always makes the mask: the cause is the mask and not the padding."""
     model = transformers.AutoModelForCausalLM.from_pretrained(models.path("tiny"), attn_implementation="eager")
-    checkpoint(model)
-    report = rollouts.check(model, tokenizer, EVEN, max_new_tokens=4)
+    checkpoint(model, reentrant=False)
+    report = check(model, tokenizer, EVEN)
     if KNOWN:
         assert report.agrees == RIGHT
 
 
 def test_without_the_cache_it_is_right_everywhere(model, tokenizer):
     """The cure that reaches generation: use_cache=False as an argument, or in the config that is handed over."""
-    checkpoint(model)
-    report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4, use_cache=False)
+    checkpoint(model, reentrant=False)
+    report = check(model, tokenizer, use_cache=False)
     assert report.agrees and report.use_cache is False
     config = transformers.GenerationConfig(max_new_tokens=4, do_sample=True, use_cache=False)
     report = rollouts.check(model, tokenizer, MIXED, generation_config=config)
@@ -125,18 +109,18 @@ def test_without_the_cache_it_is_right_everywhere(model, tokenizer):
 
 def test_the_models_config_does_not_reach_generation(model, tokenizer):
     """A popular wrong fix: model.config.use_cache=False. generate asks its own config and tells forward otherwise."""
-    checkpoint(model)
-    broken = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    checkpoint(model, reentrant=False)
+    broken = check(model, tokenizer)
     model.config.use_cache = False
-    report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    report = check(model, tokenizer)
     assert report.use_cache is True and report == broken
 
 
 def test_the_models_generation_config_reaches_it_unless_another_is_handed_over(model, tokenizer):
     """Up to 4.48 a trainer's own config hides the model's; later ones are filled from it."""
-    checkpoint(model)
+    checkpoint(model, reentrant=False)
     model.generation_config.use_cache = False
-    assert rollouts.check(model, tokenizer, MIXED, max_new_tokens=4).agrees
+    assert check(model, tokenizer).agrees
     own = transformers.GenerationConfig(max_new_tokens=4)
     report = rollouts.check(model, tokenizer, MIXED, generation_config=own)
     if SQUARE_MASK:
@@ -151,11 +135,11 @@ def test_the_models_generation_config_reaches_it_unless_another_is_handed_over(m
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("peft", [True, False])
 def test_safe_generation_agrees_with_eval_mode_and_restores_everything(model, tokenizer, reentrant, peft):
-    ids, mask = _greedy.encode(model, tokenizer, MIXED, 4)
-    expected = model.eval().generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
+    options = generate_options(model, tokenizer)
+    expected = model.eval().generate(**options)
     if peft:
         model = lora(model)  # B starts at zero: the function is the same
-        model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=1)  # PEFT leaves an attribute of its own
+        model.generate(**options)  # PEFT leaves an attribute of its own
     checkpoint(model, reentrant)
     model.train()
     unwrap(model).model.layers[0].eval()  # a part that somebody keeps in eval mode
@@ -163,13 +147,12 @@ def test_safe_generation_agrees_with_eval_mode_and_restores_everything(model, to
     with rollouts.safe_generation(model) as safe:
         assert safe is model and not model.training
         assert not list(gradients.checkpointed(model))  # off, also for code that asks the flag and not the mode
-        found = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
-    assert torch.equal(found, expected)
+        assert torch.equal(model.generate(**options), expected)
     assert state(model) == before
 
 
 def test_safe_generation_restores_after_an_error_and_when_nested(model):
-    checkpoint(model)
+    checkpoint(model, reentrant=False)
     model.train()
     before = state(model)
     with pytest.raises(ZeroDivisionError), rollouts.safe_generation(model):
@@ -182,14 +165,14 @@ def test_safe_generation_restores_after_an_error_and_when_nested(model):
 
 def test_a_repaired_model_generates_as_in_eval_mode_until_the_handle_goes(model, tokenizer):
     """One line for a trainer that generates by itself."""
-    checkpoint(model)
-    broken = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    checkpoint(model, reentrant=False)
+    broken = check(model, tokenizer)
     before = state(model)
     handle = rollouts.repair(model)
-    assert rollouts.check(model, tokenizer, MIXED, max_new_tokens=4).agrees
+    assert check(model, tokenizer).agrees
     handle.remove()
     assert state(model) == before
-    assert rollouts.check(model, tokenizer, MIXED, max_new_tokens=4) == broken
+    assert check(model, tokenizer) == broken
     with pytest.raises(HandleError):
         handle.remove()
 
@@ -197,17 +180,16 @@ def test_a_repaired_model_generates_as_in_eval_mode_until_the_handle_goes(model,
 def test_a_model_repaired_before_peft_wraps_it_stays_repaired(model, tokenizer):
     handle = rollouts.repair(model)
     wrapped = lora(model)
-    checkpoint(wrapped)
-    assert rollouts.check(wrapped, tokenizer, MIXED, max_new_tokens=4).agrees
+    checkpoint(wrapped, reentrant=False)
+    assert check(wrapped, tokenizer).agrees
     handle.remove()
     if KNOWN:
-        assert rollouts.check(wrapped, tokenizer, MIXED, max_new_tokens=4).agrees == RIGHT
+        assert check(wrapped, tokenizer).agrees == RIGHT
 
 
 def test_a_copy_of_a_repaired_model_generates_with_its_own_weights(model, tokenizer):
     """A trainer copies the policy for the reference model after a user has repaired it."""
-    ids, mask = _greedy.encode(model, tokenizer, MIXED, 4)
-    options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    options = generate_options(model, tokenizer)
     rollouts.repair(model)
     twin = copy.deepcopy(model)
     expected = model.generate(**options)
@@ -223,15 +205,15 @@ def test_a_copy_of_a_repaired_model_generates_with_its_own_weights(model, tokeni
 
 def test_a_check_changes_nothing(model, tokenizer):
     """Modes, hooks, flags, configs and the random state are as before, also when generation raises."""
-    checkpoint(model)
+    checkpoint(model, reentrant=False)
     model.eval()
     model.model.layers[1].train()
     model.model.norm.register_forward_hook(lambda *_: torch.rand(1) and None)  # a part that draws random numbers
     before, random_state = state(model), torch.get_rng_state()
-    rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    check(model, tokenizer)
     assert state(model) == before and torch.equal(torch.get_rng_state(), random_state)
     with pytest.raises((ValueError, TypeError)):
-        rollouts.check(model, tokenizer, MIXED, max_new_tokens=4, no_such_argument=torch.ones(1))
+        check(model, tokenizer, no_such_argument=torch.ones(1))
     assert state(model) == before and torch.equal(torch.get_rng_state(), random_state)
 
 
@@ -239,25 +221,23 @@ def test_a_check_changes_nothing(model, tokenizer):
 def test_dropout_is_reported_and_held_against_nobody(model, tokenizer, where):
     """LoRA with dropout is a healthy run: train mode draws other numbers, but by no fault of generation."""
     if where == "adapter":
-        peft = pytest.importorskip("peft")
-        config = peft.LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.9, init_lora_weights=False)
-        model = peft.get_peft_model(model, config)
+        model = lora(model, lora_dropout=0.9, init_lora_weights=False)
     else:
         for layer in model.model.layers:
             layer.self_attn.attention_dropout = 0.9
-    report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    report = check(model, tokenizer)
     assert report.dropout and report.agrees
 
 
 def test_sampling_settings_are_overridden_from_either_config(model, tokenizer):
     """A published Qwen2 samples by its own generation config, and a trainer by its own."""
-    greedy = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    greedy = check(model, tokenizer)
     model.generation_config.update(do_sample=True, temperature=5.0, top_k=0, num_beams=1)
     model.generation_config.transformers_version = "4.50.0"  # from then on 4.x lets it win over a trainer's defaults
     config = transformers.GenerationConfig(max_new_tokens=4, do_sample=True, temperature=9.0, num_return_sequences=3)
     report = rollouts.check(model, tokenizer, MIXED, generation_config=config)
     assert report == greedy
-    assert rollouts.check(model, tokenizer, MIXED, max_new_tokens=4, do_sample=True, temperature=9.0) == report
+    assert check(model, tokenizer, do_sample=True, temperature=9.0) == report
     assert model.generation_config.temperature == 5.0
 
 
@@ -289,7 +269,7 @@ def test_the_same_completions_from_other_probabilities_are_a_disagreement(model,
     hook = model.register_forward_hook(
         lambda module, args, output: setattr(output, "logits", output.logits * 2) if module.training else None
     )
-    report = rollouts.check(model, tokenizer, MIXED, max_new_tokens=4)
+    report = check(model, tokenizer)
     hook.remove()
     assert report.agreeing == len(MIXED) and not report.agrees and report.mean_error > 0.01
 
@@ -298,7 +278,7 @@ def test_the_completions_are_those_of_each_prompt_alone(model, tokenizer):
     """Padding a batch, on the left whatever the tokenizer's side, changes no completion."""
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.padding_side = "right"
-    for rollout, prompt in zip(rollouts.check(model, tokenizer, MIXED, max_new_tokens=4).rollouts, MIXED):
+    for rollout, prompt in zip(check(model, tokenizer).rollouts, MIXED):
         alone = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=4, do_sample=False)[0]
         assert rollout.prompt == prompt
         assert prompt + rollout.training == tokenizer.decode(alone, skip_special_tokens=True)
@@ -314,32 +294,28 @@ def test_the_log_probability_is_that_of_the_tokens(model, tokenizer):
     assert report.evaluation_logp == pytest.approx(expected, abs=1e-4)
 
 
-def test_messages_go_through_the_chat_template(model, tokenizer):
-    report = rollouts.check(model, tokenizer, [models.as_chat("3+4="), models.as_chat("12+5=")], max_new_tokens=4)
+def test_messages_go_through_the_chat_template_and_a_plain_string_is_one_prompt(model, tokenizer):
+    report = check(model, tokenizer, [models.as_chat("3+4="), models.as_chat("12+5=")])
     assert report.agrees and len(report.rollouts) == 2 and report.rollouts[0].prompt != "3+4="
+    assert [rollout.prompt for rollout in check(model, tokenizer, "3+4=").rollouts] == ["3+4="]
 
 
 # What cannot be asked
 
 
-def test_prompts_that_do_not_fit_the_context_are_an_error(model, tokenizer):
-    context = model.config.max_position_embeddings
-    with pytest.raises(ValueError, match=rf"prompt 1 does not fit: {context} tokens and 4 new .*context of {context}"):
-        rollouts.check(model, tokenizer, ["3+4=", "1" * context], max_new_tokens=4)
-    with pytest.raises(ValueError, match="max_new_tokens="):
-        rollouts.check(model, tokenizer, ["3+4="], max_new_tokens=context)
-
-
 @pytest.mark.parametrize(
-    "prompts, message", [([], "no prompts.*Next"), (["3+4=", ""], "prompt 1 .* has no tokens.*Next")]
+    "prompts, new_tokens, message",
+    [
+        (["3+4=", "1" * 512], 4, r"prompt 1 does not fit: 512 tokens and 4 new .*context of 512"),
+        (["3+4="], 512, "max_new_tokens="),
+        ([], 4, "no prompts.*Next"),
+        (["3+4=", ""], 4, "prompt 1 .* has no tokens.*Next"),
+    ],
 )
-def test_no_prompts_and_empty_prompts_are_errors(model, tokenizer, prompts, message):
+def test_prompts_that_cannot_be_completed_are_errors(model, tokenizer, prompts, new_tokens, message):
+    assert model.config.max_position_embeddings == 512
     with pytest.raises(ValueError, match=message):
-        rollouts.check(model, tokenizer, prompts, max_new_tokens=4)
-
-
-def test_one_prompt_may_be_a_plain_string(model, tokenizer):
-    assert len(rollouts.check(model, tokenizer, "3+4=", max_new_tokens=4).rollouts) == 1
+        rollouts.check(model, tokenizer, prompts, max_new_tokens=new_tokens)
 
 
 def test_a_wrapper_without_generate_cannot_be_repaired():

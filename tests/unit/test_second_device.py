@@ -7,8 +7,8 @@ model. A laptop never sees it. On a simulated device torch checks devices as on 
 
 import ast
 import pathlib
-import subprocess
-import sys
+
+from small import run_child
 
 import failurelab
 
@@ -78,6 +78,4 @@ def test_a_tensor_without_a_device_is_found(tmp_path):
 
 def test_what_needs_no_values_runs_on_a_simulated_device():
     """In a child, for the simulation holds for the process."""
-    done = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["True", *["(3, 5) sim:0"] * 2, "True", "()", "True"]
+    assert run_child(CHILD).splitlines() == ["True", *["(3, 5) sim:0"] * 2, "True", "()", "True"]

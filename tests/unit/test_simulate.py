@@ -2,11 +2,10 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 import torch
+from small import run_child
 from torch import nn
 
 from failurelab import simulate
@@ -17,9 +16,7 @@ CHILD = pathlib.Path(__file__).with_name("simulate_child.py")
 @pytest.fixture(scope="module")
 def child():
     """All figures of one run: registering devices holds for a process, and would change the other tests'."""
-    done = subprocess.run([sys.executable, str(CHILD)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(run_child(CHILD.read_text(encoding="utf-8")).splitlines()[-1])
 
 
 def test_devices_are_registered_once(child):
@@ -113,14 +110,18 @@ def test_places_are_checked_before_anything_is_moved():
     assert tied[0].weight is tied[1].weight and str(tied[0].weight.device) == "cuda:1"
 
 
-def test_peak_memory_refuses_what_it_cannot_measure():
-    """An attention that does not exist, and a step that used no simulated tensor."""
-    with pytest.raises(ValueError, match="'fused' or 'decomposed'"):
-        simulate.peak_memory(lambda: None, attention="flash")
-    with pytest.raises(ValueError, match="block=0: allocations are rounded up"):
-        simulate.peak_memory(lambda: None, block=0)
-    with pytest.raises(ValueError, match="no memory on a simulated device"):
-        simulate.peak_memory(lambda: None)
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"attention": "flash"}, "'fused' or 'decomposed'"),
+        ({"block": 0}, "block=0: allocations are rounded up"),
+        ({}, "no memory on a simulated device"),
+    ],
+)
+def test_peak_memory_refuses_what_it_cannot_measure(options, message):
+    """An attention that does not exist, no block, and a step that used no simulated tensor."""
+    with pytest.raises(ValueError, match=message):
+        simulate.peak_memory(lambda: None, **options)
 
 
 def test_what_kernels_hold_while_they_run_is_counted(child):

@@ -50,21 +50,14 @@ class RolloutGuard(Guard):
         self._rounding: float | None = None
 
     def on_train_begin(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        model: nn.Module | None = None,
-        processing_class: Any = None,
-        tokenizer: Any = None,
-        **_: Any,
+        self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any
     ) -> None:
         """Wait for the trainer to call `generate`."""
         self._stop()
         self.report = None
         mixed = args.bf16 or args.fp16  # rounds as 16 bits do
         self._rounding = rollouts.ROUNDING[2] if mixed else None
-        tokenizer = self.tokenizer or processing_class or tokenizer
+        tokenizer = self.tokenizer or kwargs.get("processing_class") or kwargs.get("tokenizer")
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of images and text
         if tokenizer is None or not callable(getattr(model, "generate", None)):
             return  # a trainer without a tokenizer, or of a model that cannot generate, has no rollouts

@@ -1,0 +1,64 @@
+"""Small models, and what several of these test files do with them."""
+
+import functools
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+from failurelab import logits
+from failurelab._unwrap import unwrap
+
+
+def qwen2(seed: int = 0, dtype: torch.dtype = torch.float32, **config) -> transformers.PreTrainedModel:
+    """Return an untrained Qwen2 of two layers."""
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(seed)
+    return transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(**sizes | heads | {"tie_word_embeddings": True} | config)
+    ).to(dtype)
+
+
+def lora_config(**options):
+    """Return the config of an adapter on the queries and values of each layer."""
+    peft = pytest.importorskip("peft")
+    return peft.LoraConfig(**{"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | options)
+
+
+def lora(model, **options):
+    """Return the model with a new adapter."""
+    return pytest.importorskip("peft").get_peft_model(model, lora_config(**options))
+
+
+def checkpoint(model, reentrant: bool) -> None:
+    """Switch gradient checkpointing on, and nothing else: transformers 5 sets the input hook along with it."""
+    function = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=reentrant)
+    unwrap(model)._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=function)
+
+
+def other_keep_argument(model) -> str:
+    """Return the name for the last rows of logits that this model does not know."""
+    return {"logits_to_keep": "num_logits_to_keep", "num_logits_to_keep": "logits_to_keep"}[logits.keep_argument(model)]
+
+
+def score(model, ids, mask, length, shift=0, temperature=1.0):
+    """Return the log-probabilities of the last tokens, with the rows of logits moved by `shift`."""
+    rows = model(input_ids=ids, attention_mask=mask).logits / temperature
+    first = ids.shape[1] - length - 1 + shift
+    rows = rows[:, first : first + length].log_softmax(-1)
+    return rows.gather(-1, ids[:, -length:, None])[..., 0]
+
+
+def alternate(completions, **_) -> list[float]:
+    """Reward every other completion, so that no group has equal rewards and every step has a gradient."""
+    return [float(index % 2) for index in range(len(completions))]
+
+
+def run_child(code: str, *arguments: str) -> str:
+    """Run Python code in a process of its own; return what it prints. Simulated devices hold for a process."""
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
