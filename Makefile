@@ -92,12 +92,19 @@ evidence: setup
 tables:
 	@$(BIN)/failurelab evidence tables
 
-# The site has an environment of its own, .site/env: neither .venv nor an era is needed, or changed.
-site:
-	@$(PYTHON) docs/make_site.py
+# The site has an environment of its own, .site/env: neither .venv nor an era is needed, or changed. A warning of Sphinx,
+# such as a link that leads nowhere, is an error. Nothing is kept from an earlier build.
+site: .site/env/lock
+	@rm -rf .site/source .site/html .site/doctrees && .site/env/bin/python docs/site_pages.py .site/source && \
+	  .site/env/bin/sphinx-build -q -W --keep-going -c docs -d .site/doctrees .site/source .site/html && \
+	  echo "site: open .site/html/index.html"
 
-site-test:
-	@$(PYTHON) docs/make_site.py --test
+.site/env/lock: docs/requirements.txt
+	@rm -rf .site/env && $(PYTHON) -m venv .site/env && .site/env/bin/pip install -q -r $< && cp $< $@
+
+site-test: .site/env/lock
+	@test -f .site/html/index.html || $(MAKE) site
+	@.site/env/bin/python docs/check_site.py
 
 # The first time it installs reveal.js into .slides/reveal; after that it needs no network.
 slides: setup .slides/reveal

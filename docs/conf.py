@@ -1,4 +1,4 @@
-"""Sphinx's settings for the course's site. `make site` builds it from the pages that site_pages.py stages."""
+"""Sphinx's settings for the course's site. `make site` builds it from the pages that site_pages.py lays out."""
 
 from pygments.lexer import inherit
 from pygments.lexers.python import PythonLexer
@@ -10,7 +10,7 @@ copyright = "the GRPO Failure Lab developers, Apache-2.0"
 html_title = project
 language = "en"
 
-extensions = ["myst_nb"]
+extensions = ["myst_nb", "sphinx.ext.githubpages"]
 # Stored outputs are shown as they are: a page never runs a notebook, and so never disagrees with the committed one.
 nb_execution_mode = "off"
 # What a cell wrote to stdout and stderr in turns is one log for its reader.

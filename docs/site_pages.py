@@ -1,8 +1,7 @@
-"""The site's pages: what the repository holds, laid out for Sphinx.
+"""Lay out the site's pages for Sphinx: python docs/site_pages.py FOLDER
 
-A site written beside the course would soon disagree with it. So each page is the committed file, or is made from one:
-notebooks with their stored outputs, labs from lab.toml and the task at the head of the broken script, the lists from
-the notebooks' cards. Links from file to file become links from page to page. Only the standard library is needed here.
+Each page is the committed file, or is made from one: notebooks with their stored outputs, labs from lab.toml and the
+task at the head of the broken script. Links from file to file become links from page to page. Standard library alone.
 """
 
 import ast
@@ -10,6 +9,8 @@ import json
 import os
 import pathlib
 import re
+import shutil
+import sys
 
 import tomllib
 
@@ -94,69 +95,50 @@ def relink(text: str, file: str, page: str) -> str:
 
 def stage(folder: pathlib.Path) -> None:
     """Write all pages into an empty folder."""
-    for source in sorted((ROOT / "docs").glob("*.md")):
+    pages = {"notebooks.md": _list_of_notebooks(), "labs/index.md": _list_of_labs()}
+    for source in ROOT.glob("docs/*.md"):
         text = relink(source.read_text(encoding="utf-8"), f"docs/{source.name}", source.name)
         # GitHub wants an element as the target of a link, Sphinx a label of its own.
         text = re.sub(r'^<a id="([\w-]+)"></a>$', r"(\1)=", text, flags=re.MULTILINE)
-        _write(folder / source.name, text + (_contents() if source.stem == "index" else ""))
-    for picture in sorted([*(ROOT / "evidence").glob("*.png"), *(ROOT / "docs").glob("*.png")]):
-        place = folder / picture.relative_to(ROOT)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(picture.read_bytes())
-    for notebook in notebooks():
-        _write(folder / "notebooks" / notebook.name, _notebook(notebook))
-    _write(folder / "notebooks.md", _list_of_notebooks())
-    for lab in labs():
-        _write(folder / "labs" / f"{lab.name}.md", _lab(lab))
-    _write(folder / "labs" / "index.md", _list_of_labs())
+        pages[source.name] = text + (_contents() if source.stem == "index" else "")
+    pages |= {f"notebooks/{path.name}": _notebook(path) for path in notebooks()}
+    pages |= {f"labs/{path.name}.md": _lab(path) for path in labs()}
+    for name, text in pages.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    shutil.copytree(ROOT / "evidence", folder / "evidence", ignore=shutil.ignore_patterns("*.json"))
 
 
 def literal_texts() -> dict[str, list[str]]:
     """Return the registry's literal error texts by the notebook that explains them."""
     texts: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "helpers" / "failurelab" / "registry").glob("F*.toml")):
+    for path in sorted((ROOT / "helpers" / "failurelab" / "failures").glob("F*.toml")):
         failure = tomllib.loads(path.read_text(encoding="utf-8"))
         texts.setdefault(failure["notebook"], []).extend(failure.get("symptoms", []))
     return texts
 
 
-def _write(path: pathlib.Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
 def _contents() -> str:
     text = ""
     for heading, pages in CONTENTS.items():
-        listed = [line for page in pages for line in (_numbered() if page == "notebooks/*" else [page])]
+        numbered = [f"{path.name[:2]} {card(path)['title']} <notebooks/{path.stem}>" for path in notebooks()]
+        listed = [line for page in pages for line in (numbered if page == "notebooks/*" else [page])]
         text += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {heading}", "", *listed, "```", ""])
     return text
 
 
-def _numbered() -> list[str]:
-    return [f"{path.name[:2]} {card(path)['title']} <notebooks/{path.stem}>" for path in notebooks()]
-
-
 def _notebook(path: pathlib.Path) -> str:
-    """Return a notebook as it is committed, with links to pages, and with its alt texts where the renderer reads them.
-
-    Raises:
-        SystemExit: a picture has no alt text, or a cell has two pictures: the renderer knows one alt text a cell.
-    """
+    """Return a notebook as it is committed, with links to pages, and alt texts where the renderer reads them."""
     book = json.loads(path.read_text(encoding="utf-8"))
     name = f"notebooks/{path.name}"
     # In its own lexer (conf.py) a cell that begins with %%era is Python as well.
     book["metadata"]["language_info"]["pygments_lexer"] = "cell"
-    for number, cell in enumerate(book["cells"]):
+    for cell in book["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = relink("".join(cell["source"]), name, name)
-            continue
-        pictures = [output for output in cell.get("outputs", []) if "image/png" in output.get("data", {})]
-        alts = [output["metadata"].get("image/png", {}).get("alt") for output in pictures]
-        if not all(alts) or len(alts) > 1:
-            raise SystemExit(f"ERROR {name}, cell {number}: one picture with an alt text is wanted, and it has {alts}")
-        if alts:
-            cell["metadata"]["mystnb"] = {"image": {"alt": alts[0]}}
+        for output in cell.get("outputs", []):
+            for alt in output.get("metadata", {}).get("image/png", {}).values():
+                cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
     # A search for an error finds the page only if the whole text stands in it.
     texts = [f"- `` {text} ``" for text in literal_texts().get(path.stem, [])]
     if texts:
@@ -227,3 +209,7 @@ def _lab(folder: pathlib.Path) -> str:
 {after}
 ```
 """
+
+
+if __name__ == "__main__":
+    stage(pathlib.Path(sys.argv[1]))
