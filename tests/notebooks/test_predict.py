@@ -25,7 +25,7 @@ BUTTONS = []
 def fresh(monkeypatch, tmp_path):
     """A learner of one's own, in a kernel that has asked nothing yet."""
     monkeypatch.setenv("FAILURELAB_PREDICTIONS", str(tmp_path / "course" / "predictions.json"))
-    monkeypatch.delenv(predict._RUN, raising=False)
+    monkeypatch.delenv(processes.MARK, raising=False)
     monkeypatch.setattr(predict, "_asked", {})
     monkeypatch.setattr(predict, "_spoken", set())
 
@@ -239,18 +239,13 @@ def test_where_nobody_looks_nothing_of_a_learner_is_shown_or_kept(shown, monkeyp
     """Papermill, nbval and the stored outputs: the same on every machine, whatever the learner there has said."""
     with predict.change() as state:
         state["01-changed"] = Given("some", None)
-    monkeypatch.setenv(predict._RUN, "a-run")
+    monkeypatch.setenv(processes.MARK, "a-run")
     assert ask() is None
     assert shown[-1] == f"Your prediction: {TEXT}\n  ( ) none\n  ( ) some\n  ( ) all 26"
     predict.answer("01-changed", "all 26", because="Every one.")
     assert shown[-1] == "Answer: “all 26”.\nEvery one."
     predict.say("01-changed", "none")
     assert kept() == {"01-changed": ("some", None)}
-
-
-def test_a_run_is_known_by_the_variable_that_it_sets():
-    """The name stands in two modules, for the floors do not let one import the other."""
-    assert predict._RUN == processes.MARK
 
 
 # The summary

@@ -21,15 +21,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from failurelab.errors import FailureLabError
-from failurelab_course import eras, state_file
+from failurelab_course import eras, processes, state_file
 from failurelab_course.notebook import display as notebook
 
 RIGHT = notebook.Mark("✓ right", "#d5f2de", "#0b3d1c")
 OTHER = notebook.Mark("✗ another", "#fdeacb", "#4a2f00")
 NONE = notebook.Mark("– no prediction", "#e3e3e3", "#303030")
 NOT_RUN = notebook.Mark("– not run yet", "#e3e3e3", "#303030")
-# Set by a Jupyter server in the kernels of notebooks and consoles, and by `failurelab run` (`worker.TOKEN`).
-_SERVER, _RUN = "JPY_SESSION_NAME", "FAILURELAB_RUN"
+# Set by a Jupyter server in the kernels of notebooks and consoles.
+_SERVER = "JPY_SESSION_NAME"
 
 
 class PredictionError(FailureLabError):
@@ -154,7 +154,7 @@ def questions(folder: pathlib.Path | None = None) -> dict[str, list[Question]]:
 
 def _is_run() -> bool:
     """Whether `failurelab run` or `outputs` started this process."""
-    return bool(os.environ.get(_RUN))
+    return bool(os.environ.get(processes.MARK))
 
 
 def _is_interactive() -> bool:
