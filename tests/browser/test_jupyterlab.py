@@ -178,8 +178,9 @@ def test_a_lab_from_its_mistake_to_the_repair(page, lab, wait, pictures, kernel,
     """train.py beside a notebook: the check names the mistake; the edit, saved, turns it to PASS."""
     name = "lab-era" if kernel == ERA else "lab-today"
     script = lab.folder / SCRIPT
-    original = script.read_text()
-    request.addfinalizer(lambda: script.write_text(original))
+    script.unlink(missing_ok=True)  # the check makes it
+    original = script.with_name("start.py").read_text()
+    request.addfinalizer(lambda: script.unlink(missing_ok=True))
     new_notebook(page, lab, kernel)
     outputs = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-OutputArea")
     add_cell(page, "%load_ext failurelab_course\nimport trl\nprint('trl', trl.__version__)")

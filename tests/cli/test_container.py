@@ -67,6 +67,7 @@ def test_what_is_copied_is_there_and_needed_files_are_not_left_out():
     folders = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.endswith("/")]
     assert [name for name in (*folders, ".git") if not left_out(name.replace("*", "some"))] == []
     assert left_out("helpers/failurelab/__pycache__/cli.pyc")
+    assert left_out("labs/01_frozen_embeddings/train.py")
 
 
 def test_nothing_runs_as_root_and_the_token_is_asked_for():

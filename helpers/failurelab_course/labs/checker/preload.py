@@ -14,6 +14,6 @@ from failurelab_course.labs.checker import (
 
 process.PARENT = os.getpid()
 process.end_with_parent()
-BROKEN = process.import_needs()
+process.BROKEN = process.import_needs()
 if threading.active_count() != 1:
     raise RuntimeError("a forked check could hang: the fork server has more than one thread")

@@ -28,11 +28,12 @@ import signal
 import sys
 import time
 import unittest.mock
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from typing import Any
 
 import psutil
 
+from failurelab_course import processes
 from failurelab_course.labs.checker import process
 
 POLL = 0.05  # seconds between two looks at the limits
@@ -79,7 +80,7 @@ class Check:
 
     def end(self) -> None:
         """End it and all that it started, and wait for its end."""
-        kill(descendants(self.process.pid))
+        processes.end(lambda: descendants(self.process.pid))
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
@@ -123,19 +124,10 @@ def resident(each: psutil.Process) -> int:
     return getattr(memory, "pss", memory.uss)  # uss: where the system does not divide
 
 
-def kill(processes: Iterable[psutil.Process]) -> None:
-    """End these processes, whichever of them are still there."""
-    for each in processes:
-        with contextlib.suppress(psutil.Error):
-            each.kill()
-
-
 def end_orphans(keep: Container[int]) -> None:
     """End whatever fell to this process when its check ended: a check may leave nothing behind."""
-    while left := [each for each in psutil.Process().children() if each.pid not in keep]:
-        for each in left:
-            kill(descendants(each.pid))
-        psutil.wait_procs(left, timeout=1)
+    own = psutil.Process()
+    processes.end(lambda: [found for each in own.children() if each.pid not in keep for found in descendants(each.pid)])
 
 
 def broken_needs(folder: pathlib.Path) -> dict[str, str]:
