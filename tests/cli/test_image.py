@@ -82,7 +82,7 @@ def test_in_a_conda_environment_today_is_that_environment(tmp_path, monkeypatch)
     """
     for name in ("conda", "plain"):
         (tmp_path / name / "conda-meta").mkdir(parents=True)
-    (tmp_path / "conda/lib/python3.11/site-packages/failurelab-0.1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "conda/lib/python3.11/site-packages/grpo_failurelab_course-0.1.0.dist-info").mkdir(parents=True)
     course = tmp_path / "course"
     for folder in ("eras", "helpers"):
         shutil.copytree(ROOT / folder, course / folder, ignore=shutil.ignore_patterns("__pycache__"))

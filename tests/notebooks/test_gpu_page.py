@@ -14,8 +14,8 @@ def row(notebook):
     """Return the table's row for a notebook, from its code."""
     code = "\n".join(cell.source for cell in notebook.code)
     shape = re.search(r"shapes\.config\(model\b", code)
-    chosen, instead = "learners.choose(" in code, "instead=True" in code
-    trained = "tiers.learner(model)" in code or "learners.qwen2(model)" in code
+    chosen, instead = "model_choice.choose(" in code, "instead=True" in code
+    trained = "tiers.learner(model)" in code or "model_choice.require_qwen2(model)" in code
     if not (chosen or trained or shape):
         random = other = "not used"
     else:

@@ -110,8 +110,8 @@ def change() -> Iterator[dict[str, Given]]:
 
 
 def _broken(problem: str, step: str = "move it away, and it is begun anew") -> PredictionError:
-    found = f"{default_path()}: {problem}. Your predictions are kept until this kernel ends"
-    return PredictionError(f"{found}. Next: {step}")
+    found = f"{default_path()}: {problem}. Your predictions are kept until this kernel ends."
+    return PredictionError(f"{found} Next: {step}")
 
 
 def find_calls(source: str, name: str) -> list[ast.Call]:

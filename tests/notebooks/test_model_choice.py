@@ -4,7 +4,7 @@ import pytest
 
 from failurelab_course.experiments import families, models, shapes
 from failurelab_course.notebook import display as notebook
-from failurelab_course.notebook import learners
+from failurelab_course.notebook import model_choice
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +18,13 @@ def ignorant(tmp_path_factory):
 
 def test_the_small_model_is_taken_without_a_word(capsys):
     """The stored outputs are its."""
-    assert learners.choose("tiny") == "tiny"
+    assert model_choice.choose("tiny") == "tiny"
     assert capsys.readouterr().out == ""
 
 
 def test_random_weights_learn_nothing_and_that_is_said(capsys):
     """`random-0.5b` is for memory, time and placement; it is not even loaded here."""
-    assert learners.choose("random-0.5b") == "tiny"
+    assert model_choice.choose("random-0.5b") == "tiny"
     assert capsys.readouterr().out == "random-0.5b has random weights: learning is shown with the small model, tiny\n"
 
 
@@ -32,14 +32,14 @@ def test_a_model_that_can_is_taken(tmp_path):
     """A copy of the small model, as a user's own folder."""
     for part in models.load():
         part.save_pretrained(tmp_path)
-    assert learners.choose(str(tmp_path)) == str(tmp_path)
+    assert model_choice.choose(str(tmp_path)) == str(tmp_path)
 
 
 def test_a_model_that_cannot_is_not_run(ignorant, capsys):
     """A flat curve of such a model would be taken for the failure."""
     with pytest.raises(notebook.NotRun, match=r"ignorant answers 0% .* to reinforce: .* Next: --model tiny"):
-        learners.choose(ignorant)
-    assert learners.choose(ignorant, instead=True) == "tiny"
+        model_choice.choose(ignorant)
+    assert model_choice.choose(ignorant, instead=True) == "tiny"
     assert capsys.readouterr().out.startswith("ignorant answers 0% of the sums right when it samples, and GRPO needs")
 
 
@@ -47,23 +47,23 @@ def test_a_model_that_can_all_is_not_run(ignorant, monkeypatch):
     """Nothing is left to gain: the healthy run would not climb either."""
     monkeypatch.setattr(models, "accuracy", lambda *_, **__: 0.97)
     with pytest.raises(notebook.NotRun, match=r"97% .* something to gain"):
-        learners.choose(ignorant)
+        model_choice.choose(ignorant)
 
 
 def test_an_unknown_model_is_said_as_such():
     """Not as one that cannot learn."""
     with pytest.raises(models.ModelError, match="unknown model 'tinny'"):
-        learners.choose("tinny")
+        model_choice.choose("tinny")
 
 
 def test_another_family_is_not_run_where_a_qwen2_is_needed(tmp_path, ignorant):
     """Notebook 03 puts a Qwen2's weights into Llama's class; of another model there is nothing to put."""
-    assert learners.qwen2("tiny") == learners.qwen2("random-0.5b") == "tiny"
-    assert learners.qwen2(ignorant) == ignorant
+    assert model_choice.require_qwen2("tiny") == model_choice.require_qwen2("random-0.5b") == "tiny"
+    assert model_choice.require_qwen2(ignorant) == ignorant
     for name, shape in (("llama", families.small("Llama").config), ("windows", shapes.config("tiny"))):
         shape.use_sliding_window = True
         shape.save_pretrained(tmp_path / name)
     with pytest.raises(notebook.NotRun, match="llama is a llama model, and a plain Qwen2 is compared"):
-        learners.qwen2(str(tmp_path / "llama"))
+        model_choice.require_qwen2(str(tmp_path / "llama"))
     with pytest.raises(notebook.NotRun, match="windows is a Qwen2 with sliding-window attention"):
-        learners.qwen2(str(tmp_path / "windows"))
+        model_choice.require_qwen2(str(tmp_path / "windows"))

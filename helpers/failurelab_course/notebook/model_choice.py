@@ -35,22 +35,24 @@ def choose(model: str, *, device: str = "cpu", seed: int = 0, plain: bool = Fals
         print(f"{model} has random weights: learning is shown with the small model, {tiers.learner(model)}")
     if model in models.NAMES:
         return tiers.learner(model)
-    able = models.accuracy(
+    accuracy = models.accuracy(
         *models.load(model, device=device), sampled=True, seed=seed, prompts=models.sums() if plain else None
     )
-    if _LEARNS[0] <= able <= _LEARNS[1]:
+    if _LEARNS[0] <= accuracy <= _LEARNS[1]:
         return model
-    found = f"{pathlib.Path(model).name} answers {able:.0%} of the sums right when it samples, and GRPO needs something"
-    found += " to reinforce" if able < _LEARNS[0] else " to gain"
+    reason = (
+        f"{pathlib.Path(model).name} answers {accuracy:.0%} of the sums right when it samples, and GRPO needs something"
+    )
+    reason += " to reinforce" if accuracy < _LEARNS[0] else " to gain"
     if not instead:
         notebook.not_run(
-            f"{found}: learning cannot be shown with it. Next: --model tiny, or a model that gets 5% to 90% right"
+            f"{reason}: learning cannot be shown with it. Next: --model tiny, or a model that gets 5% to 90% right"
         )
-    print(f"{found}: learning is shown with the small model, tiny")
+    print(f"{reason}: learning is shown with the small model, tiny")
     return "tiny"
 
 
-def qwen2(model: str) -> str:
+def require_qwen2(model: str) -> str:
     """Return the model that is trained where nothing need be learned, for a notebook that needs a Qwen2's own layers.
 
     Raises:
@@ -58,8 +60,8 @@ def qwen2(model: str) -> str:
         NotRun: it is of another family, or has sliding-window attention, which the Llama beside it has not.
     """
     trained = tiers.learner(model)
-    found = shapes.config(trained)
-    if found.model_type != "qwen2" or getattr(found, "use_sliding_window", False):
-        kind = f"{found.model_type} model" if found.model_type != "qwen2" else "Qwen2 with sliding-window attention"
+    config = shapes.config(trained)
+    if config.model_type != "qwen2" or getattr(config, "use_sliding_window", False):
+        kind = f"{config.model_type} model" if config.model_type != "qwen2" else "Qwen2 with sliding-window attention"
         notebook.not_run(f"{pathlib.Path(model).name} is a {kind}, and a plain Qwen2 is compared with a Llama here")
     return trained
