@@ -48,7 +48,8 @@ def check_map(
         DeviceMapError: with every problem that was found.
     """
     if available is None:
-        available = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+        accelerator = getattr(torch, "accelerator", torch.cuda)  # torch before 2.6 has none
+        available = accelerator.device_count() if accelerator.is_available() else 0
     processes = int(os.environ.get("WORLD_SIZE", "1") or 1) if processes is None else processes
     if isinstance(device_map, str) and device_map in _AUTOMATIC:
         if processes > 1 and available > 1:
