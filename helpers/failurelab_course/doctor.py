@@ -211,9 +211,9 @@ def _gpu() -> Check:
     names = asked.stdout.strip().splitlines()
     if asked.returncode or not names:
         return Check("GPU", NOT_RUN, "nvidia-smi is here and shows no GPU: all runs on the CPU")
-    from failurelab_course.experiments import devices as tiers
+    from failurelab_course.experiments import devices
 
-    reason, _, step = tiers.gpu_problem().partition(" Next: ")
+    reason, _, step = devices.gpu_problem().partition(" Next: ")
     if reason:
         return Check("GPU", NOT_RUN, f"{'; '.join(names)}: {reason}", f"for the GPU: {step}")
     return Check("GPU", PASS, "; ".join(names))

@@ -20,7 +20,7 @@ from failurelab import __main__
 from failurelab import checks as checking
 from failurelab.failures import versions as library_versions
 from failurelab_course import doctor, eras
-from failurelab_course.experiments import devices as tiers
+from failurelab_course.experiments import devices
 from failurelab_course.notebook import kernel as kernels
 
 GB = 10**9
@@ -177,7 +177,7 @@ def test_a_gpu_that_does_not_work(quick, tmp_path):
     program.write_text("#!/bin/sh\necho 'Some GPU, 8192 MiB'\n")
     program.chmod(0o755)
     quick.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    quick.setattr(tiers, "gpu_problem", lambda: "the driver is too old. Next: a newer driver")
+    quick.setattr(devices, "gpu_problem", lambda: "the driver is too old. Next: a newer driver")
     checks = doctor.check_course()
     gpu = by_name(checks)["GPU"]
     assert gpu.status == checking.NOT_RUN and "the driver is too old" in gpu.detail

@@ -23,6 +23,8 @@ import time
 
 import psutil
 
+from failurelab_course import processes
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _INTERVAL = 0.05  # seconds between two looks at the kernel and the parent
 
@@ -58,7 +60,7 @@ def keep(parent: int, folder: str, command: list[str]) -> int:
     while status is None and not terminated and os.getppid() == parent:
         time.sleep(_INTERVAL)
         status = _reap().get(kernel.pid)
-    _end_descendants()
+    processes.end(lambda: psutil.Process().children(recursive=True))
     if not status:
         shutil.rmtree(folder, ignore_errors=True)  # of a crash, the notebook's kernel reads the log first
     return status or 0
@@ -71,17 +73,6 @@ def _reap() -> dict[int, int]:
         while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
             ended[found[0]] = found[1]
     return ended
-
-
-def _end_descendants() -> None:
-    """Kill all descendants until none is left: one may start another meanwhile."""
-    deadline = time.monotonic() + 20
-    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        time.sleep(0.005)
-        _reap()
 
 
 def _end_as(status: int) -> None:

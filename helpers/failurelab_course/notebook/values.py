@@ -22,9 +22,9 @@ class NotSendable(TypeError):
 
 def load_ipython_extension(shell) -> None:
     """Make a new kernel quiet, let a crash write its Python stack to the kernel's log, and let its end be quick."""
-    from failurelab_course.experiments import quiet
+    from failurelab_course.experiments.quiet import quiet
 
-    quiet.silence()
+    quiet()
     # The kernel has taken stderr over, to relay it; after a crash nobody would.
     faulthandler.enable(open(os.environ[LOG], "a"), all_threads=False)  # noqa: SIM115 (open until the end)
     atexit.register(_leave, shell)
