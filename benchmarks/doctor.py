@@ -11,8 +11,7 @@ import subprocess
 import sys
 import time
 
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import observe
+from failurelab_course.experiments import devices, observe
 
 COMMAND = [sys.executable, "-m", "failurelab", "doctor", "--json"]
 
@@ -30,7 +29,7 @@ def once() -> tuple[float, float, dict]:
 def main() -> None:
     """Ask once for the disk's cache, then twice; record the faster run, and whether this machine is ready."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.parse_args()
     runs = [once() for _ in range(3)][1:]
     seconds, processor, said = min(runs, key=lambda run: run[0])

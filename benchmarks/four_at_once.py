@@ -16,8 +16,7 @@ import sys
 import torch
 
 from failurelab import gradients, guards, logits, placement, rollouts, simulate
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import devices, models, observe, trainers
 
 STEPS = 100
 REPAIRS = ("placement", "gradients", "rollouts", "logits")
@@ -127,7 +126,7 @@ def ranks_refused(repaired: bool) -> dict:
 def main() -> None:
     """Train every state with every seed; then ask accelerate."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ranks", action="store_true", help="only ask accelerate about ranks; no GPU may be seen")
     arguments = parser.parse_args()

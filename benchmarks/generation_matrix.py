@@ -5,14 +5,13 @@ Eras: trl-0.14, trl-0.14-tf-4.52, trl-0.15, today.
 
 import argparse
 
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe
+from failurelab_course.experiments import devices, models, observe
 
 
 def main() -> None:
     """Measure every combination and record it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     even = [pair for pair in models.sums() if len(pair[0]) == 6]

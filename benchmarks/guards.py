@@ -15,8 +15,7 @@ import torch
 import transformers
 
 from failurelab import guards
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import devices, models, observe, trainers
 
 ROUNDS, STEPS = 7, 12
 KINDS = {
@@ -60,7 +59,7 @@ def run(callbacks: list, device: str) -> list[float]:
 def main() -> None:
     """Run all in turn, record and print medians over the rounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     torch.set_num_threads(1)

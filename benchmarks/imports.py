@@ -12,8 +12,7 @@ import sys
 import tempfile
 import time
 
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import observe
+from failurelab_course.experiments import devices, observe
 
 CODE = "from trl import GRPOTrainer"
 
@@ -30,7 +29,7 @@ def seconds(*options: str, **environment: str) -> tuple[float, str]:
 def main() -> None:
     """Import four times, and record the totals and the packages that cost most."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.parse_args()
     seconds()  # the disk's cache is warm after this
     warm = min(seconds()[0] for _ in range(2))

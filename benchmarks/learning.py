@@ -6,8 +6,7 @@ Eras: trl-0.14, today.
 import argparse
 import time
 
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import devices, models, observe, trainers
 
 STEPS = 120
 
@@ -15,7 +14,7 @@ STEPS = 120
 def main() -> None:
     """Train from each seed, measure before and after, and record both."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
     arguments = parser.parse_args()

@@ -48,8 +48,7 @@ from logps_ways import (
 )
 
 from failurelab import logits
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import observe
+from failurelab_course.experiments import devices, observe
 
 MIB = 2**20
 WARM_UP = {"cpu": 1, "cuda": 3}
@@ -115,7 +114,7 @@ def require_room(shape: Shape, way: Callable, device: str) -> None:
     rows = shape.batch * length if way in (full_logits, kept_logits, selective) else 0
     gradients = (1 if shape.tied else 2) * arithmetic.logits(shape.width, shape.vocabulary, element)
     needed = gradients + 2 * arithmetic.logits(rows, shape.vocabulary, element)
-    tiers.require_memory(needed / tiers.GIB, device, "this way, at the least")
+    devices.require_memory(needed / devices.GIB, device, "this way, at the least")
 
 
 def measure(shape: Shape, ways: dict[str, Callable], rounds: int, device: str) -> dict[str, dict | str]:
@@ -137,7 +136,7 @@ def measure(shape: Shape, ways: dict[str, Callable], rounds: int, device: str) -
             require_room(shape, way, device)
             for _ in range(WARM_UP[torch.device(device).type]):
                 step(way)
-        except (NotRun, tiers.TierError, torch.cuda.OutOfMemoryError) as reason:
+        except (NotRun, devices.TierError, torch.cuda.OutOfMemoryError) as reason:
             found[name] = str(reason).splitlines()[0]
         else:
             runnable[name] = way
@@ -217,7 +216,7 @@ def main() -> None:
     every = SHAPES | CARD_SHAPES
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, help="7 on a CPU, 20 on a GPU")
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--shapes", help=f"of {', '.join(every)}; by default those for the device")
     parser.add_argument("--chunks", action="store_true", help="also completion_logps at several chunk sizes")
     options = parser.parse_args()

@@ -15,8 +15,7 @@ import argparse
 import torch
 
 from failurelab import logits
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import devices, models, observe, trainers
 
 STEPS, SEEDS, BETA = 200, 5, 0.04
 
@@ -92,7 +91,7 @@ def run(seed: int, device: str, repaired: bool) -> tuple[str, dict]:
 def main() -> None:
     """Train with every seed and record each curve."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     arguments = parser.parse_args()
     observe.quiet()

@@ -18,8 +18,7 @@ import torch
 import transformers
 
 from failurelab import gradients
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import devices, models, observe, trainers
 
 STEPS = 60
 NAMES = (
@@ -227,7 +226,7 @@ def record(case: str, figures: dict, seed: int, device: str) -> None:
 def main() -> None:
     """Run every cure with every seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     observe.quiet()

@@ -9,8 +9,7 @@ import itertools
 import torch
 
 from failurelab import gradients
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import families, models, observe, trainers
+from failurelab_course.experiments import devices, models, observe, shapes, trainers
 
 DTYPES = ("float32", "bf16 autocast", "bf16 weights")
 KINDS = ("off", "reentrant", "non-reentrant")
@@ -22,7 +21,7 @@ def run(family: str, dtype: str, kind: str, trained: str, device: str) -> dict:
 
     policy, tokenizer = models.load(device=device)
     if family == "Llama":
-        policy = families.as_llama(policy)
+        policy = shapes.as_llama(policy)
     if dtype == "bf16 weights":
         policy = policy.to(torch.bfloat16)
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -52,7 +51,7 @@ def run(family: str, dtype: str, kind: str, trained: str, device: str) -> dict:
 def main() -> None:
     """Run all combinations and record each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     for family, dtype, kind, trained in itertools.product(("Qwen2", "Llama"), DTYPES, KINDS, ("full", "LoRA")):

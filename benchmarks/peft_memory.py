@@ -1,4 +1,4 @@
-"""What checkpointing saves and costs, over depth: peak memory and seconds of a training step with LoRA; and families.
+"""What checkpointing saves and costs, over depth: peak memory and seconds of a training step with LoRA; and shapes.
 
 Peak memory is what torch allocated over the start of one forward and backward pass, batch 4 of 256 tokens. Seconds are
 the median of five such passes. For each family: are the gradients with checkpointing of either kind those without?
@@ -14,8 +14,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from failurelab import gradients
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import families, observe
+from failurelab_course.experiments import devices, observe, shapes
 
 KINDS = ("off", "reentrant", "non-reentrant")
 DEPTHS = (2, 4, 8, 16)
@@ -62,7 +61,7 @@ def measured(kind: str, depth: int, device: str) -> dict:
 
 def family(name: str, device: str) -> dict:
     """Return how many tensors have a gradient, and by how much it differs from the one without checkpointing."""
-    model = families.small(name).to(device)
+    model = shapes.small(name).to(device)
     tokens = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(0)).to(device)
     found, plain = {}, {}
     for kind in KINDS:
@@ -83,7 +82,7 @@ def family(name: str, device: str) -> dict:
 def main() -> None:
     """Measure all and record each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     for depth in DEPTHS:
@@ -91,7 +90,7 @@ def main() -> None:
             found = measured(kind, depth, device)
             observe.record("F2", "measured", found, case=f"memory: {depth} layers, {kind}", seed=0, device=device)
             print(depth, kind, found, flush=True)
-    for name in families.SMALL:
+    for name in shapes.SMALL:
         found = family(name, device)
         observe.record("F2", "measured", found, case=f"family: {name}", seed=0, device=device)
         print(name, found, flush=True)

@@ -22,8 +22,7 @@ from collections.abc import Iterator
 import torch
 
 from failurelab import gradients
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import devices, models, observe, trainers
 
 KINDS = ("off", "reentrant", "non-reentrant")
 
@@ -31,7 +30,7 @@ KINDS = ("off", "reentrant", "non-reentrant")
 def main() -> None:
     """Run each combination in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--one", nargs=4, metavar=("STAGE", "KIND", "TRAINED", "REPAIR"))
     arguments = parser.parse_args()
     if arguments.one:

@@ -27,8 +27,7 @@ from predicted_steps import HALF_BILLION, Case, step, trained
 
 from failurelab import simulate
 from failurelab.placement import faults
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import observe
+from failurelab_course.experiments import devices, observe
 
 MIB = 2**20
 NOT_RUN = 4  # the exit status that `failurelab evidence record` takes for it
@@ -176,8 +175,8 @@ def not_run(case: Case, predicted: dict, device: str) -> str:
     if case.bits and (problem := faults.find_native_problem(torch.device(device))):
         return problem
     try:
-        tiers.require_memory(1.05 * (predicted["weights"] + predicted["step"]) / tiers.GIB, device, "this step")
-    except tiers.TierError as error:
+        devices.require_memory(1.05 * (predicted["weights"] + predicted["step"]) / devices.GIB, device, "this step")
+    except devices.TierError as error:
         return str(error)
     return ""
 
@@ -223,7 +222,7 @@ def show(rows: list[dict]) -> None:
 def main() -> None:
     """Predict all, then measure all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--predict", type=int, metavar="BLOCK", help="only predict cases, read as JSON")
     options = parser.parse_args()
     observe.quiet()

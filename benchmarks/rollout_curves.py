@@ -8,8 +8,7 @@ Eras: trl-0.14.
 import argparse
 
 from failurelab import gradients
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import devices, models, observe, trainers
 
 STEPS = 100
 RUNS = {
@@ -25,7 +24,7 @@ RUNS = {
 def main() -> None:
     """Train every run with every seed and record its curve."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     observe.quiet()

@@ -22,8 +22,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from failurelab_course.eras import install
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import observe
+from failurelab_course.experiments import devices, observe
 from failurelab_course.runs import benchmarks
 
 VERSIONS = ("4.45.2", "4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4", "4.57.6", "5.23.0")
@@ -71,7 +70,7 @@ def main() -> None:
     """Read the versions named on the command line, or those of the story."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("versions", nargs="*", default=VERSIONS)
-    parser.add_argument("--device", type=tiers.argument, default="cpu", help="taken and not used: nothing is computed")
+    parser.add_argument("--device", type=devices.argument, default="cpu", help="ignored: nothing is computed")
     versions = parser.parse_args().versions
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -18,8 +18,7 @@ import torch
 import transformers
 
 from failurelab import simulate
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import observe
+from failurelab_course.experiments import devices, observe
 
 ROWS, LENGTH, KEPT = 4, 1024, 257
 SHAPES = {
@@ -94,7 +93,7 @@ def measure(name: str, bits: int) -> None:
 def main() -> None:
     """Measure every shape."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu", help="taken and not used: all is simulated")
+    parser.add_argument("--device", type=devices.argument, default="cpu", help="taken and not used: all is simulated")
     parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real GPU beside simulated ones would get in the way of a backward pass
     if torch.cuda.is_initialized():  # looking for the device did that

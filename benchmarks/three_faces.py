@@ -6,8 +6,7 @@ Eras: trl-0.14, trl-0.15, today.
 import argparse
 
 from failurelab import gradients
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import devices, models, observe, trainers
 
 WARNING = "None of the inputs have requires_grad"
 
@@ -48,7 +47,7 @@ def run(make, setup: str, kind: str, cure: bool, device: str) -> dict:
 def main() -> None:
     """Run all combinations and record each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     for name, make in (("GRPO", trainers.grpo), ("Online DPO", trainers.online_dpo)):

@@ -17,9 +17,7 @@ import time
 import torch
 
 from failurelab import zero3
-from failurelab_course.experiments import deepspeed as engines
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import deepspeed, devices, models, observe, trainers
 
 ROUNDS, TOKENS = 9, 32
 PROMPTS = [prompt for prompt, _ in models.sums()[:400:50]]
@@ -58,14 +56,14 @@ def generate(trainer, device) -> tuple[float, int, list]:
 def main() -> None:
     """Measure all in turn, record and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     torch.set_num_threads(1)
     policy, tokenizer = models.load(device=device)
     plain = trainers.grpo(policy, tokenizer, steps=1)
     policy, tokenizer = models.load(device=device)
-    with engines.one_process(3) as config:
+    with deepspeed.one_process(3) as config:
         trainer = trainers.grpo(policy, tokenizer, steps=2, prompts_per_step=4, num_generations=4, deepspeed=config)
         trainer.train()
         # The weights have moved by two steps: the plain model gets them, so that all generate the same.

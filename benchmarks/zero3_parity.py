@@ -14,9 +14,7 @@ import contextlib
 import torch
 
 from failurelab import handles, zero3
-from failurelab_course.experiments import deepspeed as engines
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import deepspeed, devices, models, observe, trainers
 
 STEPS, RATE = 10, 1e-4
 
@@ -45,7 +43,7 @@ def run(stage, device) -> tuple[dict, dict]:
     """Train at a ZeRO stage, None without DeepSpeed; return parameters before and after, on the CPU."""
     policy, tokenizer = models.load(device=device)
     start = {name: tensor.detach().cpu().clone() for name, tensor in policy.named_parameters()}
-    with engines.one_process(stage) if stage is not None else contextlib.nullcontext() as config:
+    with deepspeed.one_process(stage) if stage is not None else contextlib.nullcontext() as config:
         more = {"deepspeed": config} if config else {}
         trainer = trainers.grpo(policy, tokenizer, steps=STEPS, learning_rate=RATE, prompts_per_step=8, **more)
         fix(trainer)
@@ -59,13 +57,13 @@ def run(stage, device) -> tuple[dict, dict]:
 def main() -> None:
     """Run all stages, record and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
     torch.set_num_threads(1)
     start, alone = run(None, device)
     moved = {name: float((alone[name] - start[name]).abs().max()) for name in start}
-    for stage in engines.STAGES:
+    for stage in deepspeed.STAGES:
         _, end = run(stage, device)
         apart = {name: float((alone[name] - end[name]).abs().max()) for name in start}
         figures = {

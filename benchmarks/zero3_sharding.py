@@ -17,10 +17,7 @@ import time
 import torch
 
 from failurelab import zero3
-from failurelab_course.experiments import deepspeed as engines
-from failurelab_course.experiments import deepspeed_build as engine_build
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import deepspeed, devices, models, observe, trainers
 
 PROCESSES = 2
 NOT_RUN = 4  # the exit status that `failurelab evidence record` takes for it
@@ -49,9 +46,9 @@ def child(stage: int, device: str) -> None:
     """Train two steps as one process of the group, and print what it holds."""
     observe.quiet()
     torch.set_num_threads(1)
-    with engines.ready():
+    with deepspeed.ready():
         policy, tokenizer = models.load(device=device)
-        config = engines.config(stage)
+        config = deepspeed.config(stage)
         trainer = trainers.grpo(policy, tokenizer, steps=2, prompts_per_step=4, num_generations=4, deepspeed=config)
         seen = {}
 
@@ -85,7 +82,7 @@ def child(stage: int, device: str) -> None:
 def main() -> None:
     """Start two processes for each stage, record and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=tiers.argument, default="cpu")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--stage", type=int)
     options = parser.parse_args()
     if options.stage is not None:
@@ -95,17 +92,17 @@ def main() -> None:
         # NCCL refuses two processes on one card
         print(f"NOT RUN: {PROCESSES} processes need a GPU each, and {torch.cuda.device_count()} is there")
         raise SystemExit(NOT_RUN)
-    engines.check()
+    deepspeed.check()
     whole = sum(parameter.numel() for parameter in models.load()[0].parameters())
-    for stage in engines.STAGES:
+    for stage in deepspeed.STAGES:
         start = time.perf_counter()
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(PROCESSES)),
-                *("--master_port", str(engines.free_port())),
+                *("--master_port", str(deepspeed.free_port())),
                 *(__file__, "--stage", str(stage), "--device", options.device),
             ],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(engine_build.extensions())},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": str(deepspeed.extensions())},
             capture_output=True,
             text=True,
             timeout=300,

@@ -20,8 +20,7 @@ import torch
 import transformers
 
 from failurelab import zero3
-from failurelab_course.experiments import deepspeed as engines
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import deepspeed, models, observe, trainers
 
 
 class Quiz(transformers.TrainerCallback):
@@ -54,8 +53,8 @@ def main():
     options = parser.parse_args()
     observe.quiet()
     if options.deepspeed:
-        print(f"ZeRO stage {engines.check_config(options.deepspeed)}", flush=True)
-    ready = engines.ready() if options.deepspeed or engines.launched() else contextlib.nullcontext()
+        print(f"ZeRO stage {deepspeed.check_config(options.deepspeed)}", flush=True)
+    ready = deepspeed.ready() if options.deepspeed or deepspeed.launched() else contextlib.nullcontext()
     with ready, tempfile.TemporaryDirectory() as folder:
         policy, tokenizer = models.load(options.model)
         more = {"deepspeed": str(options.deepspeed)} if options.deepspeed else {}

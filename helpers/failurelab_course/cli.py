@@ -32,9 +32,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 def _device(name: str) -> str:
-    from failurelab_course.experiments import machine as ran_on
+    from failurelab_course.experiments import machine
 
-    if not ran_on.is_device(name):
+    if not machine.is_device(name):
         raise typer.BadParameter(f"{name!r} is no device. Next: give auto, cpu, cuda, or cuda:N for GPU number N")
     return name
 

@@ -79,19 +79,19 @@ def _no_kernel(top: pathlib.Path) -> Check:
 
 def _kernel(era: str, top: pathlib.Path) -> Check:
     """Start the kernel of an era, as a notebook's cell does, and ask it for its trl; end it again."""
-    from failurelab_course.notebook import kernel as era_client
-    from failurelab_course.notebook import kernel_output as era_output
+    from failurelab_course.notebook import kernel as kernels
+    from failurelab_course.notebook.kernel_output import EraCellError
 
     name = f"Kernel of {era}"
     began = time.monotonic()
     try:
-        kernel = era_client.EraKernel(era)
+        kernel = kernels.EraKernel(era)
         try:
             code = "import trl; from trl import GRPOTrainer; answer = trl.__version__"
             answer = kernel.run(code, fetch=["answer"])["answer"]
         finally:
             kernel.stop()
-    except (eras.EraError, era_output.EraKernelDied, era_output.EraMagicError, era_output.EraCellError) as error:
+    except (eras.EraError, EraCellError) as error:
         reason = str(error).strip().splitlines()[0].partition(" Next: ")[0]
         return Check(name, FAIL, reason, f"{_program(top)} eras remove {era}, then {_program(top)} eras create {era}")
     seconds = time.monotonic() - began
@@ -211,9 +211,9 @@ def _gpu() -> Check:
     names = asked.stdout.strip().splitlines()
     if asked.returncode or not names:
         return Check("GPU", NOT_RUN, "nvidia-smi is here and shows no GPU: all runs on the CPU")
-    from failurelab_course.experiments import devices as tiers
+    from failurelab_course.experiments import devices
 
-    reason, _, step = tiers.gpu_problem().partition(" Next: ")
+    reason, _, step = devices.gpu_problem().partition(" Next: ")
     if reason:
         return Check("GPU", NOT_RUN, f"{'; '.join(names)}: {reason}", f"for the GPU: {step}")
     return Check("GPU", PASS, "; ".join(names))

@@ -10,8 +10,7 @@ import torch
 from tests.cli.benchmark_scripts import load
 
 from failurelab import logits
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import observe
+from failurelab_course.experiments import devices, observe
 from failurelab_course.ledger.tables import machines
 from failurelab_course.runs import benchmarks
 
@@ -93,7 +92,7 @@ def test_a_way_that_runs_out_of_memory_is_not_run_and_the_others_are():
 def test_a_way_that_cannot_fit_is_not_tried(monkeypatch):
     """The least that full logits need: gradients of a tied 0.5B head, and 2 x 8,192 rows twice, all in bfloat16."""
     logps, asked = load("logps"), []
-    monkeypatch.setattr(tiers, "require_memory", lambda gib, device, what: asked.append(gib))
+    monkeypatch.setattr(devices, "require_memory", lambda gib, device, what: asked.append(gib))
     shape = logps.CARD_SHAPES["0.5b-8k"]
     for way in (logps.full_logits, logits.completion_logps):
         logps.require_room(shape, way, "cuda")
@@ -156,7 +155,7 @@ def test_on_a_gpu_times_are_between_events(monkeypatch):
 def test_a_benchmark_takes_a_device_and_never_another(name, monkeypatch, capsys):
     """Asked for a GPU that is not there it ends with one line and status 3, before it computes; `auto` is resolved."""
     script, seen = load(name), []
-    monkeypatch.setattr(tiers, "gpu_problem", lambda: "there is none. Next: look for one")
+    monkeypatch.setattr(devices, "gpu_problem", lambda: "there is none. Next: look for one")
     monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", "--device", "cuda"])
     with pytest.raises(SystemExit) as ended:
         script.main()
@@ -185,7 +184,7 @@ def test_a_benchmark_takes_a_device_and_never_another(name, monkeypatch, capsys)
 def test_two_processes_are_not_put_on_one_gpu(monkeypatch, capsys):
     """NCCL refuses it; the ledger is told that it was not run, by the status that means so."""
     sharding = load("zero3_sharding")
-    monkeypatch.setattr(tiers, "resolve", lambda device: device)
+    monkeypatch.setattr(devices, "resolve", lambda device: device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(sys, "argv", ["zero3_sharding.py", "--device", "cuda"])
     with pytest.raises(SystemExit) as ended:

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from failurelab_course import eras
-from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.experiments import deepspeed
 
 ROOT = eras.root()
 CONFIGS = ROOT / "configs"
 SCRIPT = "configs/train_grpo.py"
-LAUNCHER = (*engines.LAUNCHED, "LOCAL_WORLD_SIZE")
+LAUNCHER = (*deepspeed.LAUNCHED, "LOCAL_WORLD_SIZE")
 needs_zero = pytest.mark.skipif(not eras.find(eras.TODAY).has_zero3, reason="DeepSpeed's operation is not built")
 
 
@@ -24,7 +24,7 @@ def test_deepspeed_s_configs(name):
     """Stage 3, and DeepSpeed's own model of its config takes every entry of that part."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    assert engines.check_config(CONFIGS / name) == 3
+    assert deepspeed.check_config(CONFIGS / name) == 3
     zero = json.loads((CONFIGS / name).read_text())["zero_optimization"]
     given = {key: value for key, value in zero.items() if value != "auto"}
     assert DeepSpeedZeroConfig(**given).stage == 3
@@ -35,7 +35,7 @@ def test_deepspeed_s_configs(name):
 
 
 def test_the_config_for_a_cpu_is_the_one_that_the_course_uses():
-    assert json.loads((CONFIGS / "zero3_cpu.json").read_text()) == engines.config(3)
+    assert json.loads((CONFIGS / "zero3_cpu.json").read_text()) == deepspeed.config(3)
 
 
 @pytest.mark.parametrize("name", ["accelerate_cpu.yaml", "accelerate_zero3.yaml", "accelerate_nodes.yaml"])
@@ -46,7 +46,7 @@ def test_accelerate_s_configs(name):
     loaded = load_config_from_file(str(CONFIGS / name))
     assert str(loaded.distributed_type).endswith("DEEPSPEED") and loaded.num_processes > 1
     named = loaded.deepspeed_config["deepspeed_config_file"]
-    assert engines.check_config(ROOT / named) == 3
+    assert deepspeed.check_config(ROOT / named) == 3
     assert set(loaded.deepspeed_config) <= {"deepspeed_config_file", "zero3_init_flag", "deepspeed_multinode_launcher"}
     assert (yaml.safe_load((CONFIGS / name).read_text())["num_machines"] > 1) == (name == "accelerate_nodes.yaml")
 
@@ -89,7 +89,7 @@ def test_one_script_alone_and_in_two_processes():
     binaries = pathlib.Path(eras.find(eras.TODAY).folder) / "bin"
     arguments = [SCRIPT, "--steps", "2", "--deepspeed", "configs/zero3_cpu.json"]
     alone = started([str(binaries / "python"), *arguments])
-    launcher = [str(binaries / "torchrun"), "--nproc_per_node", "2", "--master_port", str(engines.free_port())]
+    launcher = [str(binaries / "torchrun"), "--nproc_per_node", "2", "--master_port", str(deepspeed.free_port())]
     both = started([*launcher, *arguments])
     assert (alone["processes"], both["processes"]) == (1, 2)
     for found in (alone, both):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from failurelab_course.experiments import machine as ran_on
+from failurelab_course.experiments import machine
 from failurelab_course.runs import notebooks as course
 
 
@@ -43,21 +43,21 @@ def test_a_call_that_cannot_be_answered_starts_nothing(tmp_path, arguments, stat
 def test_a_device_is_described(monkeypatch):
     """`auto` without a GPU is the CPU, and says so; another word is refused here too."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert ran_on.describe("auto") == ran_on.describe("cpu")
-    with pytest.raises(ran_on.DeviceError, match="cuda is asked for"):
-        ran_on.describe("cuda")
-    found = ran_on.describe()
+    assert machine.describe("auto") == machine.describe("cpu")
+    with pytest.raises(machine.DeviceError, match="cuda is asked for"):
+        machine.describe("cuda")
+    found = machine.describe()
     assert found["device"] == "cpu" and found["driver"] == "" and found["memory_gib"] is None
     assert found["versions"]["torch"] == importlib.metadata.version("torch")
-    assert ran_on.line(found).startswith(f"tier: cpu, {found['name']}, torch {found['versions']['torch']}")
-    with pytest.raises(ran_on.DeviceError, match="unknown device 'gpu'"):
-        ran_on.describe("gpu")
+    assert machine.line(found).startswith(f"tier: cpu, {found['name']}, torch {found['versions']['torch']}")
+    with pytest.raises(machine.DeviceError, match="unknown device 'gpu'"):
+        machine.describe("gpu")
 
 
 def test_a_gpu_is_told_with_its_driver(monkeypatch):
     """As the child process would answer on a machine that has one."""
     card = {"device": "cuda", "name": "NVIDIA Pretended", "driver": "580.1.2", "cuda": "13.0", "memory_gib": 79.6}
-    monkeypatch.setattr(ran_on, "_asked", lambda device: dict(card))
-    found = ran_on.describe("auto")
-    assert ran_on.line(found).startswith("tier: gpu, NVIDIA Pretended, 80 GiB, driver 580.1.2, CUDA 13.0, torch ")
+    monkeypatch.setattr(machine, "_asked", lambda device: dict(card))
+    found = machine.describe("auto")
+    assert machine.line(found).startswith("tier: gpu, NVIDIA Pretended, 80 GiB, driver 580.1.2, CUDA 13.0, torch ")
     assert course.to_json([], found)["ran_on"] == found

@@ -20,8 +20,8 @@ from failurelab import __main__
 from failurelab import checks as checking
 from failurelab.failures import versions as library_versions
 from failurelab_course import doctor, eras
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.notebook import kernel as era_client
+from failurelab_course.experiments import devices
+from failurelab_course.notebook import kernel as kernels
 
 GB = 10**9
 Usage = collections.namedtuple("Usage", "total used free")
@@ -46,7 +46,7 @@ def quick(monkeypatch):
         def stop(self):
             pass
 
-    monkeypatch.setattr(era_client, "EraKernel", Kernel)
+    monkeypatch.setattr(kernels, "EraKernel", Kernel)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(16 * GB, 8 * GB))
     monkeypatch.setenv("PATH", os.environ["PATH"])
     return monkeypatch
@@ -90,7 +90,7 @@ def test_a_disk_so_full_that_no_kernel_starts(quick):
     def full(era):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/connection.json")
 
-    quick.setattr(era_client, "EraKernel", full)
+    quick.setattr(kernels, "EraKernel", full)
     found = by_name(doctor.check_course())
     kernel = found["Kernel of trl-0.14"]
     assert kernel.status == checking.FAIL and "No space left" in kernel.detail and "disk space" in kernel.next_step
@@ -177,7 +177,7 @@ def test_a_gpu_that_does_not_work(quick, tmp_path):
     program.write_text("#!/bin/sh\necho 'Some GPU, 8192 MiB'\n")
     program.chmod(0o755)
     quick.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    quick.setattr(tiers, "gpu_problem", lambda: "the driver is too old. Next: a newer driver")
+    quick.setattr(devices, "gpu_problem", lambda: "the driver is too old. Next: a newer driver")
     checks = doctor.check_course()
     gpu = by_name(checks)["GPU"]
     assert gpu.status == checking.NOT_RUN and "the driver is too old" in gpu.detail

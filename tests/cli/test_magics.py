@@ -2,8 +2,10 @@
 
 import base64
 import dataclasses
+import importlib.metadata
 import json
 import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -16,19 +18,18 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from failurelab_course import eras
-from failurelab_course.notebook import keeper as era_kernel
-from failurelab_course.notebook import magics
+from failurelab_course.notebook import magics, values
 from failurelab_course.notebook.kernel import EraKernel
 
 OLD = "trl-0.14"
-PATIENCE = 120  # seconds until a test gives up: a limit against hanging, which no test waits for
+PATIENCE = 300  # seconds until a test gives up: a limit against hanging, which no test waits for
 
 
 @dataclasses.dataclass
 class Output:
     """What one cell of the notebook gave back."""
 
-    status: str
+    status: str = ""
     text: str = ""
     errors: str = ""  # what was written to stderr
     messages: list = dataclasses.field(default_factory=list)  # (kind, content), streams apart
@@ -37,6 +38,11 @@ class Output:
     @property
     def kinds(self):
         return [kind for kind, _ in self.messages]
+
+    @property
+    def value(self):
+        """The value of the cell's last expression, as text."""
+        return self.messages[0][1]["data"]["text/plain"]
 
     @property
     def traceback(self):
@@ -48,56 +54,33 @@ class Notebook:
 
     def __init__(self):
         self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=PATIENCE)
-        assert (
-            self.run(
-                "%load_ext failurelab_course.notebook.magics\nfrom failurelab_course.notebook import magics"
-            ).status
-            == "ok"
-        )
+        load = "%load_ext failurelab_course.notebook.magics\nfrom failurelab_course.notebook import magics"
+        assert self.run(load).status == "ok"
 
-    def send(self, cell):
-        return self.client.execute(cell)
+    def run(self, cell, when_it_says="", do=None):
+        """Run a cell; call `do` with what it prints, once that has these words in it."""
+        output, waiting = Output(), [do] if do else []
 
-    def messages(self, request):
-        while True:
-            message = self.client.get_iopub_msg(timeout=PATIENCE)
+        def add(message):
             kind, content = message["msg_type"], message["content"]
-            if message["parent_header"].get("msg_id") != request or kind == "execute_input":
-                continue
-            if kind == "status":
-                if content["execution_state"] == "idle":
-                    return
-                continue
-            yield kind, content
-
-    def result(self, request, seen=None):
-        output = Output("")
-        for kind, content in seen or self.messages(request):
-            if kind == "stream" and content["name"] == "stdout":
-                output.text += content["text"]
-            elif kind == "stream":
-                output.errors += content["text"]
+            if kind == "stream":
+                if content["name"] == "stdout":
+                    output.text += content["text"]
+                else:
+                    output.errors += content["text"]
+                if waiting and when_it_says in output.text:
+                    waiting.pop()(output.text)
             elif kind == "error":
                 output.error = content
-            else:
+            elif kind not in ("status", "execute_input"):
                 output.messages.append((kind, content))
-        while (reply := self.client.get_shell_msg(timeout=PATIENCE))["parent_header"].get("msg_id") != request:
-            pass
+
+        reply = self.client.execute_interactive(cell, allow_stdin=False, timeout=PATIENCE, output_hook=add)
         output.status = reply["content"]["status"]
         return output
 
-    def run(self, cell):
-        return self.result(self.send(cell))
-
-    def interrupt_once_it_says(self, word, cell):
-        request = self.send(cell)
-        seen = []
-        for kind, content in self.messages(request):
-            seen.append((kind, content))
-            if kind == "stream" and word in content["text"] and word:
-                word = ""
-                self.manager.interrupt_kernel()
-        return self.result(request, seen)
+    def run_and_interrupt(self, cell):
+        return self.run(cell, "runs", lambda _: self.manager.interrupt_kernel())
 
     def end(self):
         self.client.stop_channels()
@@ -106,18 +89,14 @@ class Notebook:
         self.manager.cleanup_resources()
 
 
-@pytest.fixture(scope="module")
-def notebook():
-    made = Notebook()
-    yield made
-    made.end()
+def _notebook():
+    notebook = Notebook()
+    yield notebook
+    notebook.end()
 
 
-@pytest.fixture
-def own_notebook():
-    made = Notebook()
-    yield made
-    made.end()
+notebook = pytest.fixture(_notebook, scope="module", name="notebook")
+own_notebook = pytest.fixture(_notebook, name="own_notebook")
 
 
 def running(pid):
@@ -161,14 +140,8 @@ def test_the_kernel_lives_on_and_is_not_this_one(notebook):
         "2 False\n"
     )
     today = notebook.run("%%era today -o today\nimport os, trl; today = os.getpid(); print(trl.__version__)")
-    assert today.text == f"{eras_version('trl')}\n"
+    assert today.text == f"{importlib.metadata.version('trl')}\n"
     assert notebook.run("import os; print(len({pid, today, os.getpid()}), 'there' in dir())").text == "3 False\n"
-
-
-def eras_version(name):
-    import importlib.metadata
-
-    return importlib.metadata.version(name)
 
 
 def test_pictures_come_back_as_png(notebook):
@@ -191,21 +164,18 @@ def test_pictures_come_back_as_png(notebook):
 
 def test_what_programs_write_comes_back_as_it_comes(notebook):
     """Output of a subprocess is shown; text is not held back until the cell ends: the cell waits for our answer."""
-    request = notebook.send(
+    output = notebook.run(
         f"%%era {OLD}\n"
         "import os, pathlib, tempfile, time\n"
         "file = pathlib.Path(tempfile.mkdtemp(), 'answer')\n"
         "print(f'<{file}>')\n"
         "while not file.exists(): time.sleep(0.01)\n"
         "os.system('echo from a program')\n"
-        "time.sleep(0.3)\n"
+        "time.sleep(0.3)\n",
+        ">\n",
+        lambda text: pathlib.Path(re.search("<(.*)>", text)[1]).touch(),
     )
-    seen = []
-    for kind, content in notebook.messages(request):
-        seen.append((kind, content))
-        if found := re.search("<(.*)>", content.get("text", "")):
-            open(found[1], "w").close()
-    assert "from a program" in notebook.result(request, seen).text
+    assert "from a program" in output.text
 
 
 def test_an_error_fails_the_cell_with_the_era_s_own_traceback(notebook):
@@ -214,7 +184,7 @@ def test_an_error_fails_the_cell_with_the_era_s_own_traceback(notebook):
     assert output.status == "error" and output.error["ename"] == "EraCellError"
     assert output.error["evalue"] == f"ZeroDivisionError: division by zero (in era {OLD})"
     assert "----> 5 divide()" in output.traceback and "----> 4     1 / 0" in output.traceback
-    assert "era_client" not in output.traceback and output.traceback.count("Traceback") == 1
+    assert "notebook/kernel.py" not in output.traceback and output.traceback.count("Traceback") == 1
     assert notebook.run("never").error["ename"] == "NameError"
 
 
@@ -268,32 +238,30 @@ def test_an_interrupt_reaches_the_era_and_keeps_its_variables(notebook):
     """Stop in the notebook stops the old stack's cell, shows where it was, and costs nothing else."""
     notebook.run(f"%%era {OLD}\nkept = 7")
     loop = f"%%era {OLD}\nimport time\nprint('runs')\nwhile True: time.sleep(0.05)"
-    output = notebook.interrupt_once_it_says("runs", loop)
+    output = notebook.run_and_interrupt(loop)
     assert output.status == "error" and output.error["ename"] == "EraInterrupted"
     assert "KeyboardInterrupt" in output.traceback and "time.sleep(0.05)" in output.traceback
-    assert notebook.run(f"%%era {OLD}\nkept").messages[0][1]["data"] == {"text/plain": "7"}
+    assert notebook.run(f"%%era {OLD}\nkept").value == "7"
 
 
 def test_a_cell_that_handles_the_interrupt_goes_on(notebook):
     """A training loop that saves on Ctrl-C does so in an era too, and its variables come back."""
-    output = notebook.interrupt_once_it_says(
-        "runs",
+    output = notebook.run_and_interrupt(
         f"%%era {OLD} -o saved\nimport time\ntry:\n    print('runs')\n    while True: time.sleep(0.05)\n"
         "except KeyboardInterrupt:\n    saved = True",
     )
-    assert output.status == "ok" and notebook.run("saved").messages[0][1]["data"] == {"text/plain": "True"}
+    assert output.status == "ok" and notebook.run("saved").value == "True"
 
 
 def test_a_cell_that_cannot_be_interrupted_is_reported(notebook):
     """A cell that goes on after the interrupt gives the notebook back in bounded time; stopping the era ends it."""
-    notebook.run("from failurelab_course.notebook import kernel as era_client; era_client.INTERRUPT_SECONDS = 0.5")
-    output = notebook.interrupt_once_it_says(
-        "runs",
+    notebook.run("from failurelab_course.notebook import kernel; kernel.INTERRUPT_SECONDS = 0.5")
+    output = notebook.run_and_interrupt(
         f"%%era {OLD}\nimport os, time\nprint('runs', os.getpid())\nwhile True:\n"
         "    try: time.sleep(0.05)\n    except KeyboardInterrupt: pass",
     )
     assert output.error["ename"] == "EraInterrupted" and f"Next: %era_stop {OLD}" in output.error["evalue"]
-    assert notebook.run(f"era_client.INTERRUPT_SECONDS = 15\n%era_stop {OLD}").status == "ok"
+    assert notebook.run(f"kernel.INTERRUPT_SECONDS = 15\n%era_stop {OLD}").status == "ok"
     wait_until_gone([int(output.text.split()[1])])
 
 
@@ -308,18 +276,18 @@ def test_a_cell_that_cannot_be_interrupted_is_reported(notebook):
 def test_a_crash_names_the_era_and_the_next_cell_starts_anew(notebook, end, how):
     """However an era's kernel dies, the cell says which and how; what it had started dies too; the next one works."""
     start = f"%%era {OLD} -o child\nimport os, subprocess\nchild = subprocess.Popen(['sleep', '1000']).pid\nchild"
-    child = int(notebook.run(start).messages[0][1]["data"]["text/plain"])
+    child = int(notebook.run(start).value)
     output = notebook.run(f"%%era {OLD}\n{end}")
     assert output.status == "error" and output.error["ename"] == "EraKernelDied"
     assert output.error["evalue"].startswith(f"the kernel of era {OLD} died while this cell ran in it ({how});")
     assert ("in string_at" in output.error["evalue"]) == ("SIGSEGV" in how)
     wait_until_gone([child])
-    assert notebook.run(f"%%era {OLD}\n'child' in dir()").messages[0][1]["data"] == {"text/plain": "False"}
+    assert notebook.run(f"%%era {OLD}\n'child' in dir()").value == "False"
 
 
 def test_a_death_between_two_cells_is_told(notebook):
     """Had the next cell started a new kernel without a word, it would complain of variables that were there before."""
-    pid = int(notebook.run(f"%%era {OLD}\nimport os; os.getpid()").messages[0][1]["data"]["text/plain"])
+    pid = int(notebook.run(f"%%era {OLD}\nimport os; os.getpid()").value)
     os.kill(pid, signal.SIGKILL)
     wait_until_gone([pid])
     output = notebook.run(f"%%era {OLD}\n1")
@@ -330,7 +298,7 @@ def test_a_death_between_two_cells_is_told(notebook):
 def test_exit_in_a_cell_is_no_crash(notebook):
     """`exit()` ends the era's kernel as asked, and the next cell has a new one."""
     assert notebook.run(f"%%era {OLD}\nvalue = 1\nexit()").status == "ok"
-    assert notebook.run(f"%%era {OLD}\n'value' in dir()").messages[0][1]["data"] == {"text/plain": "False"}
+    assert notebook.run(f"%%era {OLD}\n'value' in dir()").value == "False"
 
 
 def test_a_plain_start_imports_no_torch_and_a_heavy_import_is_quiet(notebook):
@@ -344,8 +312,8 @@ def test_a_plain_start_imports_no_torch_and_a_heavy_import_is_quiet(notebook):
 def test_kernels_start_in_the_background_with_trl(notebook):
     """`%era_start` returns while the kernel starts and imports trl; the next cell finds it there, and no noise."""
     notebook.run("%era_stop")
-    output = notebook.run("%era_start today\nprint(magics.kernel('today')._starting != [])")
-    assert (output.status, output.text) == ("ok", "True\n")
+    output = notebook.run("%era_start today\nprint(magics.kernel('today')._ready)")
+    assert (output.status, output.text) == ("ok", "False\n")
     cell = notebook.run(
         "%%era today\nimport sys; print('trl.trainer.grpo_trainer' in sys.modules, 'GRPOTrainer' in dir())"
     )
@@ -366,7 +334,7 @@ pids = [os.getpid(), os.getppid(), orphan, *(child.pid for child in children)]
 )
 def test_no_process_outlives_the_notebook_s_kernel(own_notebook, how):
     """However the notebook's kernel ends, the era's kernel, its keeper and all they have started are gone."""
-    pids = json.loads(own_notebook.run(CHILDREN + "pids").messages[0][1]["data"]["text/plain"])
+    pids = json.loads(own_notebook.run(CHILDREN + "pids").value)
     assert len(pids) == 5 and all(map(running, pids))
     folder = next(word for word in psutil.Process(pids[1]).cmdline() if "failurelab-era-" in word)
     assert os.path.isdir(folder)
@@ -377,15 +345,16 @@ def test_no_process_outlives_the_notebook_s_kernel(own_notebook, how):
         own_notebook.manager.shutdown_kernel()
     else:
         if "busy" in how:
-            request = own_notebook.send(f"%%era {OLD}\nimport time\nprint('busy')\nwhile True: time.sleep(0.05)")
-            next(own_notebook.messages(request))
+            own_notebook.client.execute(f"%%era {OLD}\nprint('busy')\nwhile True: pass")
+            while own_notebook.client.get_iopub_msg(timeout=PATIENCE)["msg_type"] != "stream":
+                pass
         if "fork" in how:
             # It holds every pipe of its parent, so that an end of file alone would come too late.
             said = own_notebook.run(
                 "import os, time\nchild = os.fork()\n"
                 "if not child:\n    os.setsid(); time.sleep(1000); os._exit(0)\nchild"
             )
-            fork = int(said.messages[0][1]["data"]["text/plain"])
+            fork = int(said.value)
         own_notebook.manager.signal_kernel(signal.SIGKILL)
     try:
         wait_until_gone(pids)
@@ -444,11 +413,11 @@ def test_the_python_interface_works_without_a_notebook(capsys):
 
 def test_values_are_carried_whole_or_refused():
     """JSON alone would turn a key 1 into "1" and a list within itself into an endless recursion."""
-    values = {"a": [1, -0.5, True, None, "ü"], "b": {"c": {"d": []}}, "e": float("-inf")}
-    assert era_kernel.unpack(era_kernel.pack(values)) == values
-    assert era_kernel.unpack(era_kernel.pack({"nan": float("nan")}))["nan"] != 0
+    carried = {"a": [1, -0.5, True, None, "ü"], "b": {"c": {"d": []}}, "e": float("-inf")}
+    assert json.loads(values.pack(carried)) == carried
+    assert json.loads(values.pack({"nan": float("nan")}))["nan"] != 0
     shared, loop = [1], []
-    assert era_kernel.unpack(era_kernel.pack({"v": [shared, shared]})) == {"v": [[1], [1]]}
+    assert json.loads(values.pack({"v": [shared, shared]})) == {"v": [[1], [1]]}
     loop.append(loop)
     for value, message in [
         (loop, "contains itself"),
@@ -456,8 +425,8 @@ def test_values_are_carried_whole_or_refused():
         ([object()], "v[0] is a object"),
         ({"k": b""}, "v['k'] is a bytes"),
     ]:
-        with pytest.raises(era_kernel.NotSendable, match=re.escape(message)):
-            era_kernel.pack({"v": value})
+        with pytest.raises(values.NotSendable, match=re.escape(message)):
+            values.pack({"v": value})
 
 
 def write_notebook(path, *cells):

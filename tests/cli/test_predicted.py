@@ -91,7 +91,7 @@ def test_what_does_not_fit_or_misses_a_library_is_recorded_with_its_reason(predi
     case = predicted.Case(SHAPE, 1, 8, 4)
 
     def full(gib, device, what):
-        raise predicted.tiers.TierError(f"{what} needs {gib:.0f} GiB")
+        raise predicted.devices.TierError(f"{what} needs {gib:.0f} GiB")
 
     monkeypatch.setattr(predicted.tiers, "require_memory", full)
     (row,) = predicted.compare(case, {"weights": 2**33, "step": 2**33}, "cpu")

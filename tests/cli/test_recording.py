@@ -9,8 +9,7 @@ import types
 import pytest
 
 from failurelab_course import eras
-from failurelab_course.experiments import machine as ran_on
-from failurelab_course.experiments import observe
+from failurelab_course.experiments import machine, observe
 from failurelab_course.labs import verify as labs
 from failurelab_course.ledger.compare import compare
 from failurelab_course.ledger.records import EvidenceError, NotRun, read_ledger, read_not_run, write_ledger
@@ -32,7 +31,7 @@ def parts(monkeypatch):
     """Two benchmarks, a notebook and two labs, that run in no time; the names of what ran."""
     ran = []
     monkeypatch.setattr(benchmarks, "benchmarks", lambda: {"one": ("today",), "two": ("today", "trl-0.14")})
-    monkeypatch.setattr(ran_on, "describe", lambda device: {"device": device})
+    monkeypatch.setattr(machine, "describe", lambda device: {"device": device})
 
     def benchmark(name, era, folder, device):
         ran.append(f"{name} {era}")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from failurelab_course import eras
-from failurelab_course.experiments import machine as ran_on
+from failurelab_course.experiments import machine
 from failurelab_course.labs import cli as lab_cli
 from failurelab_course.labs import definition as lab_files
 from failurelab_course.labs import metrics
@@ -45,7 +45,7 @@ def train(model, tokenizer, steps):
 @pytest.fixture
 def card(monkeypatch):
     """A machine on which `cuda` resolves; nothing here gets as far as using it."""
-    monkeypatch.setattr(ran_on, "describe", lambda device: {"device": "cuda" if device == "auto" else device})
+    monkeypatch.setattr(machine, "describe", lambda device: {"device": "cuda" if device == "auto" else device})
 
 
 @pytest.fixture

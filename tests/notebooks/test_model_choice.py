@@ -2,7 +2,7 @@
 
 import pytest
 
-from failurelab_course.experiments import families, models, shapes
+from failurelab_course.experiments import models, shapes
 from failurelab_course.notebook import display as notebook
 from failurelab_course.notebook import model_choice
 
@@ -60,7 +60,7 @@ def test_another_family_is_not_run_where_a_qwen2_is_needed(tmp_path, ignorant):
     """Notebook 03 puts a Qwen2's weights into Llama's class; of another model there is nothing to put."""
     assert model_choice.require_qwen2("tiny") == model_choice.require_qwen2("random-0.5b") == "tiny"
     assert model_choice.require_qwen2(ignorant) == ignorant
-    for name, shape in (("llama", families.small("Llama").config), ("windows", shapes.config("tiny"))):
+    for name, shape in (("llama", shapes.small("Llama").config), ("windows", shapes.config("tiny"))):
         shape.use_sliding_window = True
         shape.save_pretrained(tmp_path / name)
     with pytest.raises(notebook.NotRun, match="llama is a llama model, and a plain Qwen2 is compared"):

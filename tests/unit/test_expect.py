@@ -13,23 +13,20 @@ def test_the_expected_failure_is_printed_and_kept(capsys):
     assert "second line" in str(caught.error)
 
 
-def test_nothing_raised_is_an_error():
-    """A failure that has gone away must not pass unseen."""
-    with pytest.raises(UnexpectedOutcome, match="nothing was raised"), expect_failure(RuntimeError):
-        pass
-
-
-def test_another_type_is_an_error():
-    """A typing error in the cell is not the failure under study."""
-    with pytest.raises(UnexpectedOutcome, match="NameError was raised") as seen, expect_failure(RuntimeError):
-        raise NameError("trainr")
-    assert isinstance(seen.value.__cause__, NameError)
-
-
-def test_another_message_is_an_error():
-    """The same type for another reason is not the failure under study."""
-    with pytest.raises(UnexpectedOutcome, match="another reason"), expect_failure(RuntimeError, match="element 0"):
-        raise RuntimeError("out of memory")
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        (None, "nothing was raised"),  # a failure that has gone away must not pass unseen
+        (NameError("trainr"), "NameError was raised"),  # a typing error in the cell
+        (RuntimeError("out of memory"), "another reason"),
+    ],
+)
+def test_another_outcome_is_an_error(raised, says):
+    """Nothing, another type, or the same type for another reason, is not the failure under study."""
+    with pytest.raises(UnexpectedOutcome, match=says) as seen, expect_failure(RuntimeError, match="element 0"):
+        if raised:
+            raise raised
+    assert seen.value.__cause__ is raised
 
 
 def test_an_interrupt_passes_through():

@@ -214,15 +214,20 @@ def broken(folder, name, change):
     return text
 
 
-def test_a_truncated_checkpoint_says_so(copy):
-    """An interrupted download."""
-    text = broken(copy, "model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:500_000]))
-    assert "corrupt" in text and "SafetensorError" in text
-
-
-def test_a_file_that_is_no_checkpoint_says_so(copy):
-    """Git LFS leaves a text pointer where the weights should be."""
-    assert "corrupt" in broken(copy, "model.safetensors", lambda path: path.write_text("version https://git-lfs"))
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("model.safetensors", lambda data: data[:500_000], "SafetensorError"),  # an interrupted download
+        ("model.safetensors", lambda data: b"version https://git-lfs", "SafetensorError"),  # Git LFS's text pointer
+        ("config.json", lambda data: b"{", ""),  # half-written
+        # a config and a checkpoint that do not belong together
+        ("config.json", lambda data: json.dumps(json.loads(data) | {"intermediate_size": 300}).encode(), ""),
+    ],
+)
+def test_a_corrupt_file_says_so(copy, name, change, says):
+    """Each is one line with the folder and the next step."""
+    text = broken(copy, name, lambda path: path.write_bytes(change(path.read_bytes())))
+    assert "corrupt" in text and says in text
 
 
 @pytest.mark.parametrize(
@@ -239,33 +244,16 @@ def test_a_missing_file_is_named(copy, name, says):
     assert says in broken(copy, name, remove)
 
 
-def test_a_config_that_is_no_json_says_so(copy):
-    """Half-written."""
-    assert "corrupt" in broken(copy, "config.json", lambda path: path.write_text("{"))
-
-
 def test_weights_that_are_not_all_there_are_an_error(copy):
     """`from_pretrained` only warns, and draws what is missing at random."""
     from safetensors.torch import load_file, save_file
 
-    def drop(path):
-        state = load_file(path)
-        del state["model.layers.1.mlp.up_proj.weight"]
-        save_file(state, path, metadata={"format": "pt"})
-
     path = copy / "model.safetensors"
-    drop(path)
+    state = load_file(path)
+    del state["model.layers.1.mlp.up_proj.weight"]
+    save_file(state, path, metadata={"format": "pt"})
     with pytest.raises(models.ModelError, match=r"incomplete: 1 parameters .* model\.layers\.1\.mlp\.up_proj\.weight"):
         models.load(str(copy))
-
-
-def test_weights_of_another_shape_are_an_error(copy):
-    """A config and a checkpoint that do not belong together."""
-
-    def widen(path):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 300}))
-
-    broken(copy, "config.json", widen)
 
 
 @pytest.mark.parametrize("name", ["tinny", "/no/such/folder", "a/b/c", "~/nothing-here"])
@@ -291,28 +279,58 @@ def test_outside_the_repository_it_says_where_to_go(tmp_path, monkeypatch):
     models.load()
 
 
-def test_a_hub_id_is_loaded_from_the_hub(tmp_path):
-    """The real path of `from_pretrained`, over the hub's own cache as a download leaves it, without a network."""
+CLOSED = "http://127.0.0.1:9"  # the port of `discard`: nothing listens there
+BY_HUB_NAME = """
+from failurelab_course.experiments import models, shapes
+name = "Lab/Tiny-Qwen2"
+model, tokenizer = models.load(name)
+print(model.num_parameters(), tokenizer.padding_side, shapes.config(name).vocab_size, models.located(name)[-8:])
+for ask in (models.load, shapes.config):
+    try:
+        ask("Qwen/Qwen2-0.5B-Instruct")
+    except models.ModelError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"), ({"HF_ENDPOINT": CLOSED}, f"{CLOSED} does not answer")],
+)
+def test_a_hub_id_is_loaded_from_the_cache(tmp_path, variables, why):
+    """As a download leaves it. A hub that does not answer is asked once: six tries take half a minute for each call."""
     entry = tmp_path / "hub" / "models--Lab--Tiny-Qwen2"
     shutil.copytree(models.path("tiny"), entry / "snapshots" / "0123abcd")
     (entry / "refs").mkdir()
     (entry / "refs" / "main").write_text("0123abcd")
-    code = (
-        "from failurelab_course.experiments import models\n"
-        "model, tokenizer = models.load('Lab/Tiny-Qwen2')\n"
-        "print(model.num_parameters(), tokenizer.padding_side)\n"
-        "try:\n    models.load('Qwen/Qwen2-0.5B-Instruct')\n"
-        "except models.ModelError as error:\n    print(error)\n"
+    environment = os.environ | {"HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", BY_HUB_NAME],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
-    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("HF_HUB_CACHE", None)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found, refused = done.stdout.strip().splitlines()
-    assert found == "329216 left"
-    assert (
-        refused.startswith("Qwen/Qwen2-0.5B-Instruct is no folder here and could not be fetched") and "Next:" in refused
-    )
+    loaded, *refused = done.stdout.strip().splitlines()
+    assert loaded == "329216 left 259 0123abcd"
+    assert len(refused) == 2
+    for line in refused:
+        assert line.startswith("Qwen/Qwen2-0.5B-Instruct is no folder here and could not be fetched from the hub: ")
+        assert why in line
+        assert "Next: check the spelling and the network; without a network use a folder, tiny or random-0.5b" in line
+    assert "Retrying" not in done.stderr
+
+
+def test_hub_names_are_told_from_folders(tmp_path, monkeypatch):
+    """A folder `org/name` below the working directory is meant, where there is one."""
+    monkeypatch.chdir(tmp_path)
+    assert models.is_hub_name("Qwen/Qwen2-0.5B-Instruct")
+    (tmp_path / "Qwen" / "Qwen2-0.5B-Instruct").mkdir(parents=True)
+    assert not models.is_hub_name("Qwen/Qwen2-0.5B-Instruct")
+    assert not any(map(models.is_hub_name, ("tiny", "/some/folder", "a/b/c", "")))
 
 
 @pytest.mark.parametrize(

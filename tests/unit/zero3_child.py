@@ -13,8 +13,7 @@ import transformers
 
 from failurelab import gradients, guards, handles, zero3
 from failurelab.rollouts import safe_generation
-from failurelab_course.experiments import deepspeed as engines
-from failurelab_course.experiments import models, observe, trainers
+from failurelab_course.experiments import deepspeed, models, observe, trainers
 
 observe.quiet()
 torch.set_num_threads(1)
@@ -50,7 +49,7 @@ def trainer_at(stage, *, peft=False, by_path=False, **options):
         from peft import LoraConfig
 
         lora = LoraConfig(**LORA)
-    with engines.one_process(stage) if stage is not None else contextlib.nullcontext() as config:
+    with deepspeed.one_process(stage) if stage is not None else contextlib.nullcontext() as config:
         options |= {"deepspeed": config} if config else {}
         yield trainers.grpo(
             str(models.path("tiny")) if by_path else policy,

@@ -5,37 +5,47 @@ config that fits. Where one is wrong it waits forever, or fails far from the cau
 notebook or a script that nobody launched, and `ready` does so only where no launcher has, so that one script runs
 alone, under `accelerate launch`, and on several nodes.
 
-    with engines.one_process(stage=3) as config:
+    with deepspeed.one_process(stage=3) as config:
         trainer = GRPOTrainer(..., args=GRPOConfig(..., deepspeed=config))
         trainer.train()
 
 A config is a DeepSpeed config: https://www.deepspeed.ai/docs/config-json/
+
+On a CPU DeepSpeed builds one small operation in C++ when an engine first starts. torch keeps it in a folder, with a
+lock that is a file: where a builder was killed, every later process would wait for it without end or a word.
 """
 
 import contextlib
 import errno
+import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
-import io
 import json
 import os
 import pathlib
 import re
+import shutil
 import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest import mock
 
+import psutil
 import torch
-
-from failurelab_course.experiments.deepspeed_build import EngineError, check_operation, extensions, load_operation
 
 STAGES = (0, 1, 2, 3)
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+OPERATION = "deepspeed_shm_comm"
 # What DeepSpeed prints whatever its logger's level is, and is no news of the run. A trace is invalid after each
 # generation, by design: https://github.com/deepspeedai/DeepSpeed/discussions/4081
 _CHATTER = re.compile(r"DeepSpeed deepspeed\.ops|Parameter Offload: |Invalidate trace cache @ ")
+
+
+class EngineError(RuntimeError):
+    """A DeepSpeed engine cannot be made here; the message says what was found, why it matters and the next step."""
 
 
 def config(stage: int = 3, **options: Any) -> dict[str, Any]:
@@ -48,7 +58,7 @@ def config(stage: int = 3, **options: Any) -> dict[str, Any]:
     Raises:
         EngineError: the stage is none of 0 to 3.
     """
-    made: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "zero_optimization": {"stage": stage},
         # torch's own AdamW: DeepSpeed's CPU optimizer would be compiled first, and rounds otherwise
         "zero_force_ds_cpu_optimizer": False,
@@ -61,12 +71,12 @@ def config(stage: int = 3, **options: Any) -> dict[str, Any]:
     }
     if stage == 3:
         # 0: partition every parameter. The default keeps those of up to 100,000 elements whole: all of a small model's.
-        made["zero_optimization"] |= {
+        settings["zero_optimization"] |= {
             "stage3_param_persistence_threshold": 0,
             "stage3_gather_16bit_weights_on_model_save": True,
         }
-    check_config(made)
-    return made | options
+    check_config(settings)
+    return settings | options
 
 
 def check_config(source: Mapping[str, Any] | str | pathlib.Path) -> int:
@@ -107,7 +117,7 @@ def check_config(source: Mapping[str, Any] | str | pathlib.Path) -> int:
 def check() -> None:
     """Find what would keep a DeepSpeed engine from being made in this process, before it is tried.
 
-    A lock that a killed build has left is removed: every later process would wait for it without end or a word.
+    A lock that a killed build has left is removed.
 
     Raises:
         EngineError: DeepSpeed is not installed, or its operation is not built and no compiler or ninja is there.
@@ -117,12 +127,25 @@ def check() -> None:
             f"DeepSpeed is not installed in {sys.prefix}: ZeRO cannot run here. Next: pip install deepspeed, or use an "
             "era that has it (trl-0.14, trl-0.15, today)."
         )
-    if os.environ.get("DS_ACCELERATOR") == "cpu" or not torch.cuda.is_available():
-        check_operation()
+    if os.environ.get("DS_ACCELERATOR") != "cpu" and torch.cuda.is_available():
+        return
+    remove_dead_locks(extensions())
+    if (extensions() / OPERATION / f"{OPERATION}.so").is_file():
+        return
+    compiler = os.environ.get("CXX") or "c++"
+    if not (shutil.which(compiler) or shutil.which("g++")):
+        raise EngineError(
+            f"no C++ compiler is found ({compiler}), and DeepSpeed builds its operation for the CPU with one. "
+            "Next: install g++ (apt-get install g++), or set CXX to your compiler."
+        )
+    if not shutil.which("ninja", path=_path()):
+        raise EngineError(
+            "ninja is not found on the path, and torch builds DeepSpeed's operation with it. Next: pip install ninja"
+        )
 
 
-class _Sieve(io.TextIOBase):
-    """A stream that lets all lines through but DeepSpeed's chatter."""
+class _Sieve:
+    """A stream that lets all lines through but DeepSpeed's chatter; for the rest the stream below it."""
 
     def __init__(self, stream: Any):
         self._stream, self._line = stream, ""
@@ -142,13 +165,8 @@ class _Sieve(io.TextIOBase):
             self._line = ""
         self._stream.flush()
 
-    def fileno(self) -> int:
-        """Return the descriptor below, for processes that are started meanwhile."""
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        """Return what the stream below says."""
-        return self._stream.isatty()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def launched() -> bool:
@@ -157,12 +175,12 @@ def launched() -> bool:
     Raises:
         EngineError: some of its variables are set and others are not: by a scheduler, an export, an old shell.
     """
-    found = [name for name in LAUNCHED if os.environ.get(name)]
-    if not found or found == ["MASTER_PORT"]:
+    present = [name for name in LAUNCHED if os.environ.get(name)]
+    if not present or present == ["MASTER_PORT"]:
         return False
-    missing = [name for name in LAUNCHED if name not in found]
+    missing = [name for name in LAUNCHED if name not in present]
     if missing:
-        given = ", ".join(f"{name}={os.environ[name]}" for name in found)
+        given = ", ".join(f"{name}={os.environ[name]}" for name in present)
         raise EngineError(
             f"{given} set by someone else, and {', '.join(missing)} not: DeepSpeed would wait for processes that "
             "nobody starts. Next: unset what is set, or start this script with accelerate launch or torchrun, which "
@@ -176,9 +194,9 @@ def launched() -> bool:
 
 def free_port() -> int:
     """Return a TCP port of this machine that nobody listens on."""
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        return asked.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def check_port(port: int) -> None:
@@ -187,10 +205,10 @@ def check_port(port: int) -> None:
     Raises:
         EngineError: another process listens on it.
     """
-    with socket.socket() as asked:
-        asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: one that was just left is free
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch does: one that was just left is free
         try:
-            asked.bind(("127.0.0.1", port))
+            listener.bind(("127.0.0.1", port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -218,15 +236,15 @@ def one_process(stage: int = 3, *, port: int | None = None, **options: Any) -> I
         EngineError: whatever `check`, `check_config`, `check_port` and `launched` find; or this process was started as
             one of several.
     """
-    made = config(stage, **options)
+    settings = config(stage, **options)
     if launched() and os.environ["WORLD_SIZE"] != "1":
         raise EngineError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set: this process would wait for the others of that group. "
-            f"Next: unset {', '.join(LAUNCHED)} to run alone; or engines.ready() in a script for launchers."
+            f"Next: unset {', '.join(LAUNCHED)} to run alone; or deepspeed.ready() in a script for launchers."
         )
-    with _variables(port), _memory(), contextlib.redirect_stdout(_Sieve(sys.stdout)):
+    with _alone(port), contextlib.redirect_stdout(_Sieve(sys.stdout)):
         load_operation()
-        yield made
+        yield settings
 
 
 @contextlib.contextmanager
@@ -241,17 +259,21 @@ def ready() -> Iterator[None]:
     if launched():
         os.environ.update(_surroundings())
         check()
-        with _group():
-            load_operation()
-            yield
+        alone = contextlib.nullcontext()
     else:
-        with _variables(None), _memory(), _group():
-            load_operation()
+        alone = _alone(None)
+    with alone:
+        load_operation()
+        try:
             yield
+        finally:  # so that no process of a group waits for one that is gone
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                torch.distributed.destroy_process_group()
 
 
 @contextlib.contextmanager
-def _variables(port: int | None) -> Iterator[None]:
+def _alone(port: int | None) -> Iterator[None]:
+    """Set what a launcher would set, and make accelerate and transformers forget DeepSpeed before and after."""
     check()
     if not torch.distributed.is_initialized():
         named = os.environ.get("MASTER_PORT", "")
@@ -259,41 +281,27 @@ def _variables(port: int | None) -> Iterator[None]:
             raise EngineError(f"MASTER_PORT={named!r} is no number. Next: unset it, and a free port is chosen.")
         port = port or (int(named) if named else free_port())
         check_port(port)
-    wanted = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     if port:
-        wanted["MASTER_PORT"] = str(port)
-    wanted |= _surroundings()
-    before = dict(os.environ)
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name in [name for name in os.environ if name in wanted or name.startswith("ACCELERATE_")]:
-            if name in before:
-                os.environ[name] = before[name]
-            else:
-                del os.environ[name]
+        variables["MASTER_PORT"] = str(port)
+    with mock.patch.dict(os.environ, variables | _surroundings()):  # with accelerate's own, all put back at the end
+        _forget()
+        try:
+            yield
+        finally:
+            _forget()
 
 
 def _surroundings() -> dict[str, str]:
     """Return what DeepSpeed should know of this machine: no GPU, and where its operation was built at set-up."""
-    found = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
+    variables = {} if torch.cuda.is_available() else {"DS_ACCELERATOR": "cpu"}
     if "TORCH_EXTENSIONS_DIR" in os.environ or (pathlib.Path(sys.prefix) / "torch_extensions").is_dir():
-        found["TORCH_EXTENSIONS_DIR"] = str(extensions())
-    return found
-
-
-@contextlib.contextmanager
-def _memory() -> Iterator[None]:
-    """Make accelerate and transformers forget DeepSpeed at the end: both keep its config for the whole process."""
-    _forget()
-    try:
-        yield
-    finally:
-        _forget()
+        variables["TORCH_EXTENSIONS_DIR"] = str(extensions())
+    return variables
 
 
 def _forget() -> None:
+    """Make accelerate and transformers forget DeepSpeed: both keep its config for the whole process."""
     if "accelerate" in sys.modules:
         from accelerate.state import AcceleratorState, GradientState
 
@@ -305,19 +313,80 @@ def _forget() -> None:
         unset_hf_deepspeed_config()
 
 
-@contextlib.contextmanager
-def _group() -> Iterator[None]:
-    """Leave the process group at the end, so that no process of a group waits for one that is gone."""
+def load_operation() -> None:
+    """Build DeepSpeed's operation for the CPU where it is not built, and load it: DeepSpeed would, with more words.
+
+    Raises:
+        EngineError: it cannot be built.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    if get_accelerator().device_name() != "cpu":
+        return
+    with contextlib.redirect_stderr(sys.__stderr__):
+        # Probes which operations could be built, and hides what the linker says by sys.stderr's own descriptor: in a
+        # notebook's kernel that is another one than the linker's.
+        _ = importlib.import_module("deepspeed.ops").__compatible_ops__
+    builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
+    if builder is None or not builder.is_compatible():
+        return  # DeepSpeed does without on such a machine
     try:
-        yield
-    finally:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+        with mock.patch.dict(os.environ, PATH=_path()):
+            builder.load(verbose=False)
+    except (RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:  # of torch's builder, of dlopen
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        reason = next((line for line in lines if "error" in line.lower() and "building" not in line), lines[0])
+        raise EngineError(
+            f"DeepSpeed's operation {OPERATION} for the CPU cannot be built in {extensions()}: {reason.strip()}. Next: "
+            "try the compiler (c++ --version), remove that folder, and run again."
+        ) from error
 
 
-def version() -> str:
-    """Return DeepSpeed's version, or an empty text where it is not installed (asked without importing it)."""
-    try:
-        return importlib.metadata.version("deepspeed")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+def _path() -> str:
+    """Return the path with this environment's ninja before one of the system.
+
+    Releases of ninja do not agree on what a command line's digest is. Two of them in turn build the operation anew each
+    time, a minute or more, though nothing has changed.
+    """
+    return os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def extensions() -> pathlib.Path:
+    """Return the folder that torch keeps compiled operations in; an environment of this course has its own.
+
+    torch writes a lock and ninja a log there, even where all is built. So where an environment is shared read-only (a
+    class on one server) it is a copy of one's own.
+    """
+    own = pathlib.Path(os.environ.get("TORCH_EXTENSIONS_DIR") or pathlib.Path(sys.prefix) / "torch_extensions")
+    if not own.is_dir() and "TORCH_EXTENSIONS_DIR" not in os.environ:
+        from torch.utils import cpp_extension
+
+        return pathlib.Path(cpp_extension._get_build_directory(OPERATION, verbose=False)).parent
+    if not own.is_dir() or os.access(own, os.W_OK):
+        return own
+    built = own / OPERATION
+    state = f"{own.resolve()} {built.stat().st_mtime_ns if built.is_dir() else 0}"  # made anew: copied anew
+    name = f"extensions-{hashlib.sha256(state.encode()).hexdigest()[:12]}"
+    copy = pathlib.Path.home() / ".cache" / "failurelab" / name
+    if not copy.is_dir():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        partial = pathlib.Path(tempfile.mkdtemp(dir=copy.parent))
+        shutil.copytree(own, partial, dirs_exist_ok=True)  # with its times, or ninja would build again
+        with contextlib.suppress(OSError):  # another process was first
+            partial.rename(copy)
+        shutil.rmtree(partial, ignore_errors=True)
+    return copy
+
+
+def remove_dead_locks(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Remove the locks that killed builds have left in a folder of compiled operations; return those removed.
+
+    torch marks a build by a file `lock`, which the builder holds open until it is done. A process that is killed leaves
+    the file. torch builds what is missing again, a half-written library included.
+    """
+    processes = psutil.process_iter(["open_files"])
+    held = {file.path for process in processes for file in process.info["open_files"] or ()}
+    dead = [lock for lock in sorted(folder.glob("*/lock")) if str(lock.resolve()) not in held]
+    for lock in dead:
+        lock.unlink(missing_ok=True)  # its builder may just have finished
+    return dead

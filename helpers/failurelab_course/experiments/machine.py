@@ -13,9 +13,10 @@ import sys
 from typing import Any
 
 from failurelab.errors import FailureLabError
+from failurelab.failures.versions import LIBRARIES
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
-_LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes", "datasets")
+_LIBRARIES = (*LIBRARIES, "datasets")
 _ASK = (
     "import json, sys; from failurelab_course.experiments import devices; "
     "print(json.dumps(devices.describe(sys.argv[1])))"

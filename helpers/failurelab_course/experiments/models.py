@@ -6,20 +6,27 @@ by the same function: a folder, a hub id, or Qwen2-0.5B's exact shape with rando
 
 What goes wrong when a model is loaded, and is an error here: weights that a checkpoint lacks are drawn at random by
 `from_pretrained`, which says so in a warning only.
+
+Without a network each call of `from_pretrained` tries for half a minute, even where the model lies in the cache since
+yesterday: HF_HUB_ETAG_TIMEOUT limits one try and not the five that follow. So the hub is asked once, shortly; where it
+does not answer, only the cache is looked at.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
+import re
+import urllib.error
+import urllib.request
 
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from failurelab.errors import FailureLabError
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import hub
+from failurelab_course.experiments import devices
 from failurelab_course.experiments.task import (
     Prompt,
     accuracy,
@@ -27,7 +34,7 @@ from failurelab_course.experiments.task import (
     as_text,
     equal_length_rows,
     form_for,
-    random_state,
+    random_weights,
     reward,
     rows,
     sums,
@@ -52,6 +59,7 @@ __all__ = [
     "sums",
 ]
 NAMES = ("tiny", "random-0.5b")
+_HUB_PATIENCE = 5.0  # seconds
 _THETA = 10000.0  # what Qwen2's config takes where nothing is said
 _TINY = pathlib.Path("models", "tiny-qwen2")
 # Qwen2-0.5B as published: https://huggingface.co/Qwen/Qwen2-0.5B-Instruct/blob/main/config.json
@@ -111,7 +119,7 @@ def load(
         ModelError: the model is unknown, not to be fetched, incomplete or corrupt.
         TierError: the device cannot be used, or has not the memory.
     """
-    dtype, device = dtype or torch.float32, tiers.resolve(device)
+    dtype, device = dtype or torch.float32, devices.resolve(device)
     if name == "random-0.5b":
         return _half_billion(torch.device(device), dtype, seed)
     where = source(name)
@@ -120,7 +128,7 @@ def load(
         tokenizer = AutoTokenizer.from_pretrained(where, padding_side="left")
         model, info = AutoModelForCausalLM.from_pretrained(where, output_loading_info=True, **{dtype_key(): dtype})
     except Exception as error:  # hub, safetensors, json and shape errors share no narrower class
-        raise ModelError(hub.why(name, where, error)) from error
+        raise loading_error(name, error) from error
     if info["missing_keys"] or info.get("mismatched_keys"):
         absent = sorted([*info["missing_keys"], *map(str, info.get("mismatched_keys", ()))])
         raise ModelError(
@@ -129,8 +137,8 @@ def load(
         )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    size = sum(each.nbytes for each in model.parameters())
-    tiers.require_memory(size / tiers.GIB, device, f"the model {name}")
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    devices.require_memory(size / devices.GIB, device, f"the model {name}")
     return model.to(device).eval(), tokenizer
 
 
@@ -140,14 +148,65 @@ def source(name: str) -> str:
     Raises:
         ModelError: the model is unknown, `random-0.5b`, which lies nowhere, or incomplete; or the hub does not answer.
     """
-    if not hub.is_name(name):
-        folder = path(name)
-        _check_folder(folder)
-        return str(folder)
+    where = located(name)
+    if not is_hub_name(name):
+        _check_folder(pathlib.Path(where))
+    return where
+
+
+def located(name: str) -> str:
+    """Return where a model's files are, which are not looked at: the folder, or as `source` says.
+
+    Raises:
+        ModelError: the model is unknown; or the hub does not answer, and the cache has nothing of that name.
+    """
+    if not is_hub_name(name):
+        return str(path(name))
+    if not hub_problem():
+        return name
+    from huggingface_hub import snapshot_download
+
     try:
-        return hub.located(name)
+        return snapshot_download(name, local_files_only=True)
     except OSError as error:
-        raise ModelError(hub.why(name, name, error)) from error
+        raise loading_error(name, error) from error
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether `name` is written as a hub name, such as `Qwen/Qwen2-0.5B-Instruct`, and is no folder here."""
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not pathlib.Path(name).expanduser().is_dir()
+
+
+@functools.cache
+def hub_problem() -> str:
+    """Return why the hub cannot be asked from this process, asked once; empty if it answers."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=_HUB_PATIENCE).close()
+    except urllib.error.HTTPError:
+        return ""  # an answer, if a strange one
+    except OSError as error:
+        return f"{constants.ENDPOINT} does not answer ({getattr(error, 'reason', error)})"
+    return ""
+
+
+def loading_error(name: str, error: Exception) -> ModelError:
+    """Return the error that says why the model of this name could not be loaded; `error` is what the library raised."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if is_hub_name(name):
+        if hub_problem():
+            reason = f"{hub_problem()}, and the cache has not what is needed."
+        return ModelError(
+            f"{name} is no folder here and could not be fetched from the hub: {reason} "
+            "Next: check the spelling and the network; without a network use a folder, tiny or random-0.5b."
+        )
+    return ModelError(
+        f"the model in {path(name)} cannot be loaded, a file is corrupt or does not fit the others: "
+        f"{type(error).__name__}: {reason} Next: get the checkpoint again (git checkout, or a new download)."
+    )
 
 
 def dtype_key() -> str:
@@ -157,8 +216,8 @@ def dtype_key() -> str:
 
 def _root() -> pathlib.Path:
     """Return the repository's root: FAILURELAB_ROOT, else above this file, else above the working directory."""
-    named = os.environ.get("FAILURELAB_ROOT")
-    starts = [pathlib.Path(named).resolve()] if named else [pathlib.Path(__file__).resolve(), pathlib.Path.cwd()]
+    root = os.environ.get("FAILURELAB_ROOT")
+    starts = [pathlib.Path(root).resolve()] if root else [pathlib.Path(__file__).resolve(), pathlib.Path.cwd()]
     for start in starts:
         for folder in (start, *start.parents):
             if (folder / "models" / "train_tiny_qwen2.py").is_file():
@@ -176,14 +235,9 @@ def _half_billion(
     config = transformers.Qwen2Config(
         **HALF_BILLION, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
-    tiers.require_memory(0.5e9 * dtype.itemsize / tiers.GIB, device, "the model random-0.5b")
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with random_state(seed), device:
-            model = transformers.Qwen2ForCausalLM(config)
-    finally:
-        torch.set_default_dtype(before)
+    devices.require_memory(0.5e9 * dtype.itemsize / devices.GIB, device, "the model random-0.5b")
+    with random_weights(seed, dtype, device):
+        model = transformers.Qwen2ForCausalLM(config)
     return model.eval(), tokenizer
 
 
@@ -204,23 +258,24 @@ def _check_folder(folder: pathlib.Path) -> None:
 
 def _check_readable(folder: pathlib.Path) -> None:
     """Find what transformers 5 has written and older ones read wrong, or not at all, in an era of theirs."""
-    said = {}
-    for name in ("config.json", "tokenizer_config.json"):
+    files = {"config.json": {}, "tokenizer_config.json": {}}
+    for name in files:
         with contextlib.suppress(OSError, ValueError):  # another error will tell
-            said[name] = json.loads((folder / name).read_text(encoding="utf-8"))
-    found, step = "", ""
-    if said.get("tokenizer_config.json", {}).get("tokenizer_class") == "TokenizersBackend":
-        found = "its tokenizer_config.json names a class that older ones do not have"
+            files[name] = json.loads((folder / name).read_text(encoding="utf-8"))
+    problem, step = "", ""
+    if files["tokenizer_config.json"].get("tokenizer_class") == "TokenizersBackend":
+        problem = "its tokenizer_config.json names a class that older ones do not have"
         step = 'write "tokenizer_class": "PreTrainedTokenizerFast" there'
-    rope = said.get("config.json", {}).get("rope_parameters") or {}
-    theta = rope.get("rope_theta", _THETA)
-    if "rope_theta" not in said.get("config.json", {}) and theta != _THETA:
-        found = f"its config.json has rope_theta in rope_parameters, where older ones do not look: they take {_THETA:g}"
+    theta = (files["config.json"].get("rope_parameters") or {}).get("rope_theta", _THETA)
+    if "rope_theta" not in files["config.json"] and theta != _THETA:
+        problem = (
+            f"its config.json has rope_theta in rope_parameters, where older ones do not look: they take {_THETA:g}"
+        )
         step = f'write "rope_theta": {theta} into config.json as well'
-    if found:
+    if problem:
         raise ModelError(
             f"{folder} was saved by transformers 5, and transformers {transformers.__version__} reads it otherwise: "
-            f"{found}. Next: {step}."
+            f"{problem}. Next: {step}."
         )
 
 

@@ -8,8 +8,10 @@ libraries that are imported later too.
 import contextlib
 import logging
 import os
+import re
 import sys
 import warnings
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 
 # Loggers of other libraries that talk at import or once a step; the course says itself what matters.
@@ -35,11 +37,11 @@ _VARIABLES = {
 }
 
 
-def silence() -> None:
+def quiet() -> None:
     """Set other libraries' loggers to ERROR, and silence progress bars, upgrade advice and Python warnings.
 
     Python warnings of the categories DeprecationWarning, FutureWarning and UserWarning are silenced for the whole
-    process. `observe.count_warnings` sees them all the same: where a warning is the subject, the course counts it.
+    process. `count_warnings` sees them all the same: where a warning is the subject, the course counts it.
     """
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
@@ -57,6 +59,12 @@ def silence() -> None:
         sys.meta_path.insert(0, _QuietDeepSpeed)
     # tqdm's advice to install widgets, of a category of its own; it falls back to text by itself.
     warnings.filterwarnings("ignore", message="IProgress not found")
+    # Those that are imported already read the variables then.
+    if "transformers" in sys.modules:
+        sys.modules["transformers"].logging.set_verbosity_error()
+        sys.modules["transformers"].logging.disable_progress_bar()
+    if "datasets" in sys.modules:
+        sys.modules["datasets"].disable_progress_bars()
 
 
 def _is_error(record: logging.LogRecord) -> bool:
@@ -84,3 +92,21 @@ class _QuietDeepSpeed:
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = _QuietLoader(spec.loader.name, spec.loader.path)
         return spec
+
+
+class SeenWarnings:
+    """How often the warning was issued; filled in while `count_warnings` runs."""
+
+    count: int = 0
+
+
+@contextlib.contextmanager
+def count_warnings(match: str) -> Iterator[SeenWarnings]:
+    """Count the Python warnings whose text `match` finds, every one, and show none of them meanwhile."""
+    seen = SeenWarnings()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            yield seen
+        finally:
+            seen.count = sum(bool(re.search(match, str(warning.message))) for warning in caught)

@@ -69,8 +69,6 @@ _RENAMED = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
-
-
 _LARGE = 10_000_000  # parameters
 
 
@@ -136,15 +134,14 @@ def grpo(
         **IMPLIED,
         **config,
     }
-    transformers.set_seed(seed)  # an adapter's weights are drawn before old trainers seed
-    return _built(
+    return _make_trainer(
         GRPOTrainer,
         GRPOConfig,
         options,
         output_dir,
+        tokenizer,
+        rows,
         model=model,
-        processing_class=tokenizer,
-        train_dataset=models.rows(form=models.form_for(tokenizer)) if rows is None else rows,
         reward_funcs=reward or models.reward,
         peft_config=peft_config,
         callbacks=[_Seeded(seed), *callbacks],
@@ -181,7 +178,7 @@ def online_dpo(
         from trl import OnlineDPOConfig, OnlineDPOTrainer
 
     scores = _Scores()
-    prefers = (
+    preference = (
         {"judge": _SumJudge(scores)}
         if "judge" in inspect.signature(OnlineDPOTrainer.__init__).parameters
         else {"reward_funcs": scores.reward}
@@ -195,18 +192,17 @@ def online_dpo(
         **{key: IMPLIED[key] for key in ("top_k", "top_p", "gradient_checkpointing_kwargs")},
         **config,
     }
-    transformers.set_seed(seed)
-    return _built(
+    return _make_trainer(
         OnlineDPOTrainer,
         OnlineDPOConfig,
         options,
         output_dir,
+        tokenizer,
+        rows,
         model=model,
-        processing_class=tokenizer,
-        train_dataset=models.rows(form=models.form_for(tokenizer)) if rows is None else rows,
         peft_config=peft_config,
         callbacks=[_Seeded(seed), scores, *callbacks],
-        **prefers,
+        **preference,
     )
 
 
@@ -246,15 +242,15 @@ def differing_defaults() -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(output_dir=folder, use_cpu=not torch.cuda.is_available())
-    found = {name: getattr(config, name, "-") for name in COMPARED}
-    found = {
-        name: value if isinstance(value, int | float | type(None)) else str(value) for name, value in found.items()
+    values = {name: getattr(config, name, "-") for name in COMPARED}
+    defaults = {
+        name: value if isinstance(value, int | float | type(None)) else str(value) for name, value in values.items()
     }
     prompts = _counts_prompts(GRPOTrainer)
     batch = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    found["batch counts"] = "prompts" if prompts else "completions"
-    found["completions per optimizer step"] = batch * config.num_generations if prompts else batch
-    return found
+    defaults["batch counts"] = "prompts" if prompts else "completions"
+    defaults["completions per optimizer step"] = batch * config.num_generations if prompts else batch
+    return defaults
 
 
 def _counts_prompts(trainer_class: type) -> bool:
@@ -291,28 +287,42 @@ def _common(model: Any, steps: int, seed: int, learning_rate: float) -> dict[str
     }
 
 
-def _config(kind: type, options: dict[str, Any], folder: str) -> Any:
-    """Make the config in the words that this release knows."""
-    known = {each.name for each in dataclasses.fields(kind) if each.init}
+def _make_config(config_class: type, options: dict[str, Any], folder: str) -> Any:
+    """Return the config, in the words that this release knows."""
+    known = {field.name for field in dataclasses.fields(config_class) if field.init}
     renamed = {_RENAMED[key] if _RENAMED.get(key) in known else key: value for key, value in options.items()}
     for key in [key for key in renamed if key not in known]:
         value = renamed.pop(key)
         if key not in IMPLIED or value != IMPLIED[key]:
             raise OptionError(
-                f"{kind.__name__} of trl {importlib.metadata.version('trl')} (era {observe.era()}) has no option "
-                f"{key!r}, so {key}={value!r} would do nothing. Next: leave it out, or use another era."
+                f"{config_class.__name__} of trl {importlib.metadata.version('trl')} (era {observe.era()}) has no "
+                f"option {key!r}, so {key}={value!r} would do nothing. Next: leave it out, or use another era."
             )
-    config = kind(output_dir=folder, **renamed)
+    config = config_class(output_dir=folder, **renamed)
     if config.n_gpu > 1:  # else transformers' Trainer would wrap the model in nn.DataParallel, or trl refuse
         config._n_gpu = 1
     return config
 
 
-def _built(trainer_class: type, config_class: type, options: dict[str, Any], folder: str | None, **parts: Any) -> Any:
-    """Make the trainer, keep it from printing, and have its temporary folder removed with it."""
+def _make_trainer(
+    trainer_class: type,
+    config_class: type,
+    options: dict[str, Any],
+    folder: str | None,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    rows: Any,
+    **parts: Any,
+) -> Any:
+    """Return the trainer, which prints nothing, and whose temporary folder is removed with it."""
     temporary = None if folder else tempfile.mkdtemp(prefix="failurelab-")
+    transformers.set_seed(options["seed"])  # an adapter's weights are drawn before old trainers seed
     try:
-        trainer = trainer_class(args=_config(config_class, options, folder or temporary), **parts)
+        trainer = trainer_class(
+            args=_make_config(config_class, options, folder or temporary),
+            processing_class=tokenizer,
+            train_dataset=models.rows(form=models.form_for(tokenizer)) if rows is None else rows,
+            **parts,
+        )
     except BaseException:
         if temporary:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -340,9 +350,9 @@ class _Scores(transformers.TrainerCallback):
         self.seen: list[float] = []
 
     def reward(self, completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
-        found = models.reward(completions, answer)
-        self.seen += found
-        return found
+        rewards = models.reward(completions, answer)
+        self.seen += rewards
+        return rewards
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.seen and state.log_history:
@@ -363,6 +373,6 @@ class _SumJudge:
             first, second = re.findall(r"\d+", prompt)[-2:]
             # Messages come rendered as "Assistant: 7", by the trainer's own plain template.
             texts = [text.removeprefix("Assistant:").strip() for text in pair]
-            found = self.scores.reward(texts, [str(int(first) + int(second))] * 2)
-            better.append(int(found[1] > found[0]))
+            scores = self.scores.reward(texts, [str(int(first) + int(second))] * 2)
+            better.append(int(scores[1] > scores[0]))
         return better

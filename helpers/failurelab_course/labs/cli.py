@@ -17,7 +17,7 @@ from rich.text import Text
 
 from failurelab import failures as registry
 from failurelab_course import eras
-from failurelab_course.experiments import machine as ran_on
+from failurelab_course.experiments import machine
 from failurelab_course.labs import definition as lab_files
 from failurelab_course.labs import exercise as lab_work
 from failurelab_course.labs import progress as lab_state
@@ -248,7 +248,7 @@ def lab_magic(line: str) -> None:
         app(words, prog_name="%lab", standalone_mode=False)
     except typer.Exit:
         pass  # the verdict was printed; a cell has no exit status
-    except (labs.LabError, lab_state.StateError, eras.EraError, ran_on.DeviceError) as error:
+    except (labs.LabError, lab_state.StateError, eras.EraError, machine.DeviceError) as error:
         print(f"ERROR {error}")
     except Exception as error:
         if not hasattr(error, "format_message"):  # of a wrong call, as click says it

@@ -15,7 +15,7 @@ from typing import Any
 
 from failurelab.failures import predicates
 from failurelab_course import eras, outcomes
-from failurelab_course.experiments import machine as ran_on
+from failurelab_course.experiments import machine
 from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import client as check_client
 from failurelab_course.labs.definition import (
@@ -106,7 +106,7 @@ def resolved(device: str, lab: Lab | None = None) -> str:
     """
     if device == "cpu" or (device == "auto" and lab is not None and lab.devices == ("cpu",)):
         return "cpu"
-    return ran_on.describe(device)["device"]
+    return machine.describe(device)["device"]
 
 
 def check(lab: Lab, script: pathlib.Path | None = None, *, time_limit: float | None = None, device: str = "cpu") -> Row:

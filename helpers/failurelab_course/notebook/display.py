@@ -76,8 +76,7 @@ def setup(
         stacks.root()  # a notebook that was copied out of the course ends here, with a line that says so
     import torch
 
-    from failurelab_course.experiments import devices as tiers
-    from failurelab_course.experiments import observe
+    from failurelab_course.experiments import devices, observe
 
     observe.quiet()
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -92,8 +91,8 @@ def setup(
     if one_gpu:
         device = _only(device)
     try:
-        device = tiers.resolve(device)
-    except tiers.TierError as error:
+        device = devices.resolve(device)
+    except devices.TierError as error:
         not_run(str(error))
     if observe.era() == "today":
         from failurelab_course.notebook import magics
@@ -122,7 +121,7 @@ def _only(device: str) -> str:
     elif place < len(visible):
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[place]
     else:
-        return device  # hidden, or not so many: said by tiers.resolve
+        return device  # hidden, or not so many: said by devices.resolve
     return "cuda" if number else device
 
 

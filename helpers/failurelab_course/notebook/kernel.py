@@ -1,11 +1,15 @@
 """The notebook's side of an era's kernel: start it, run code in it, interrupt it, end it.
 
-The kernel runs under a keeper, which ends it when the notebook's own kernel is gone: see `era_kernel`. What can go
-wrong on the way has an exception of its own (`era_output`) that says it in a line.
+The kernel runs under a keeper, which ends it when the notebook's own kernel is gone: see `keeper`. What can go wrong on
+the way has an exception of its own (`kernel_output`) that says it in a line.
+
+Messages are read here, and not by jupyter_client's `execute_interactive`: that one waits without end for a kernel that
+dies during the cell, and after an interrupt in a notebook it goes on reading, in a thread, what the next cell needs.
 """
 
 import ast
 import contextlib
+import json
 import os
 import pathlib
 import shutil
@@ -15,7 +19,6 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Iterable, Mapping
 from queue import Empty
 from typing import Any
@@ -23,15 +26,16 @@ from typing import Any
 import zmq
 from IPython.core import page
 from jupyter_client import BlockingKernelClient
-from jupyter_client.connect import write_connection_file
 
 from failurelab_course import eras
-from failurelab_course.notebook import keeper as era_kernel
+from failurelab_course.notebook import keeper, values
 from failurelab_course.notebook.kernel_output import EraCellError, EraInterrupted, EraKernelDied, EraMagicError, show
 
-# Seconds for a new kernel's first answer (a cold disk is slow), and for a cell to end after an interrupt.
-START_SECONDS = 180.0
+# Seconds for a new kernel's first answer, after trl's import (a cold disk is slow), and for a cell to end after an
+# interrupt.
+START_SECONDS = 600.0
 INTERRUPT_SECONDS = 15.0
+_FOREVER = float("inf")
 
 
 class EraKernel:
@@ -45,12 +49,10 @@ class EraKernel:
         """
         self.era = eras.find(name)
         self._lock = threading.RLock()
-        self._process: subprocess.Popen | None = None  # the keeper, see `era_kernel`
+        self._process: subprocess.Popen | None = None  # the keeper
         self._client: BlockingKernelClient | None = None
         self._folder: pathlib.Path | None = None
-        self._ready = False
-        self._starting: list[str] = []  # requests of the start that have not been answered yet
-        self._preloaded = False
+        self._ready = False  # it has answered
         self._cells: set[str] = set()  # requests whose output is shown
         self._log_shown = 0  # bytes of the log that belong to cells before this one
 
@@ -68,22 +70,21 @@ class EraKernel:
         with self._lock:
             if self._process is not None and not self.alive:
                 had_variables = bool(self._cells)
-                message = self._died("ended after its last cell")
+                error = self._end_of_kernel("ended after its last cell")
                 if had_variables:
-                    raise EraKernelDied(message)
+                    raise error
             if self._process is None:
                 self._launch()
-            if preload and not self._preloaded:
+            if preload:
                 # Should an import fail, the cell that needs it says so itself.
-                self._starting.append(self._request("preload()"))
-                self._preloaded = True
+                self._request("preload()")
 
     def run(self, code: str, send: Mapping[str, Any] | None = None, fetch: Iterable[str] = ()) -> dict[str, Any]:
         """Run code in the kernel, show its output as it comes, and return the variables named in `fetch`.
 
         Args:
             code: what IPython accepts as a cell.
-            send: variables to set there first, as JSON can hold them (see `era_kernel.pack`).
+            send: variables to set there first, as JSON can hold them (see `values.pack`).
             fetch: names of the variables to bring back.
 
         Raises:
@@ -94,16 +95,16 @@ class EraKernel:
         """
         names = list(fetch)
         try:
-            values = era_kernel.pack(send or {})
-        except era_kernel.NotSendable as error:
+            packed = values.pack(send or {})
+        except values.NotSendable as error:
             raise EraMagicError(f"-i: {error}") from None
         with self._lock:
             self.start()
-            self._wait_until_started()
+            self._wait_until_free()
             if send:
-                self._ask(f"load({values!r})", "-i")
+                self._ask(f"load({packed!r})", "-i")
             self._run_cell(code)
-            return era_kernel.unpack(self._ask(f"dump({names!r})", "-o")) if names else {}
+            return json.loads(self._ask(f"dump({names!r})", "-o")) if names else {}
 
     def interrupt(self) -> None:
         """Interrupt what runs in the kernel, and the processes it has started, as Ctrl-C would."""
@@ -117,7 +118,7 @@ class EraKernel:
             self._process.terminate()
             return
         try:
-            if self.alive and self._ready and not self._starting:
+            if self.alive and self._ready:
                 # Politely, so that open files are written; one that is busy does not answer.
                 self._client.shutdown()
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -133,46 +134,43 @@ class EraKernel:
         place = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="failurelab-era-", dir=place))
         connection, log = self._folder / "connection.json", self._folder / "log"
-        key = uuid.uuid4().hex.encode()
-        _, info = write_connection_file(str(connection), transport="ipc", ip=str(self._folder / "socket"), key=key)
+        context = zmq.Context()
+        context.rcvhwm = 0  # no output is dropped while another is shown
+        self._client = BlockingKernelClient(
+            context=context, transport="ipc", ip=str(self._folder / "socket"), connection_file=str(connection)
+        )
+        self._client.write_connection_file()
         environment = eras.environment(self.era) | {
-            era_kernel.LOG: str(log),
+            values.LOG: str(log),
             "MPLBACKEND": "module://matplotlib_inline.backend_inline",
         }
         # Inside a test, ipykernel would not relay what subprocesses and C code write.
         environment.pop("PYTEST_CURRENT_TEST", None)
-        keeper = [sys.executable, "-I", "-S", era_kernel.__file__, str(os.getpid()), str(self._folder)]
         kernel = [str(self.era.python), "-m", "ipykernel_launcher", "-f", str(connection)]
+        kernel += ["--HistoryManager.enabled=False", f"--IPKernelApp.extensions={values.__name__}"]
+        kernel += ["--IPKernelApp.reraise_ipython_extension_failures=True"]
         with open(log, "wb") as output:
             self._process = subprocess.Popen(
-                [*keeper, *kernel, "--HistoryManager.enabled=False"],
-                stdin=subprocess.PIPE,
+                [sys.executable, "-I", keeper.__file__, str(os.getpid()), str(self._folder), *kernel],
+                stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
             )
-        context = zmq.Context()
-        context.rcvhwm = 0  # no output is dropped while another is shown
-        self._client = BlockingKernelClient(context=context)
-        self._client.load_connection_info(info)
         self._client.start_channels(hb=False, stdin=False)
-        self._ready = self._preloaded = False
-        self._cells, self._log_shown = set(), 0
-        self._starting = [self._request("prepare()")]
+        self._ready, self._cells, self._log_shown = False, set(), 0
 
-    def _discard(self) -> tuple[int, list[str]]:
-        """Forget the kernel, ending it if it still runs; return its exit status and the last lines of its log."""
+    def _discard(self) -> int:
+        """Forget the kernel, ending it if it still runs; return its exit status."""
         if self.alive:
             self._process.terminate()  # the keeper ends the kernel, all its descendants, and then itself
         code = self._process.wait()
-        self._process.stdin.close()
-        lines = self._last_words()
         self._client.stop_channels()
         self._client.context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
         self._process = self._client = self._folder = None
-        return code, lines
+        return code
 
     def _last_words(self) -> list[str]:
         """Return what the kernel's process wrote since the cell began: the stack of a crash, or the last lines."""
@@ -184,11 +182,11 @@ class EraKernel:
         crash = next((n for n, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
         return lines[-12:] if crash is None else lines[crash : crash + 8]
 
-    def _died(self, how: str) -> str:
-        """Discard the kernel; return what to say of one that ended by itself, or has to be ended."""
-        alive, ran = self.alive, bool(self._cells)
-        code, lines = self._discard()
-        if alive:
+    def _end_of_kernel(self, how: str) -> EraKernelDied:
+        """Discard the kernel; return the error that says `how` it ended, by itself or because it has to be ended."""
+        was_alive, ran, last_words = self.alive, bool(self._cells), self._last_words()
+        code = self._discard()
+        if was_alive:
             why = "it was ended"
         elif code < 0:
             why = f"killed by {signal.Signals(-code).name}"
@@ -201,26 +199,26 @@ class EraKernel:
         else:
             next_step = f"nothing was run. Next: failurelab eras remove {name}, failurelab eras create {name}."
         text = f"the kernel of era {name} {how} ({why}); {next_step}"
-        return "\n".join([text, *(["Its last words:", *lines] if lines else [])])
+        return EraKernelDied("\n".join([text, *(["Its last words:", *last_words] if last_words else [])]))
 
     def _check_alive(self, how: str) -> None:
         if not self.alive:
-            raise EraKernelDied(self._died(how))
+            raise self._end_of_kernel(how)
 
     def _request(self, call: str) -> str:
-        """Ask for a call of a function of `era_kernel` in the kernel, without waiting; return the request's id."""
-        expression = f"__import__('failurelab_course.notebook.keeper', fromlist=['_']).{call}"
+        """Ask for a call of a function of `values` in the kernel, without waiting; return the request's id."""
+        expression = f"__import__({values.__name__!r}, fromlist=['_']).{call}"
         return self._client.execute("", silent=True, user_expressions={"answer": expression}, stop_on_error=False)
 
     def _ask(self, call: str, option: str) -> Any:
-        """Call a function of `era_kernel` in the kernel and return its answer."""
+        """Call a function of `values` in the kernel and return its answer."""
         reply = self._reply(self._request(call), f"died while values were carried ({option})")
         answer = reply["user_expressions"]["answer"]
         if answer["status"] == "error":
             raise EraMagicError(f"{option} (era {self.era.name}): {answer['evalue']}")
         return ast.literal_eval(answer["data"]["text/plain"])
 
-    def _reply(self, request: str, how: str, seconds: float = float("inf")) -> dict[str, Any]:
+    def _reply(self, request: str, how: str, seconds: float = _FOREVER) -> dict[str, Any]:
         """Wait for the reply to a request; `how` describes the kernel's end, should it end now.
 
         Raises:
@@ -238,26 +236,17 @@ class EraKernel:
                 return message["content"]
         raise TimeoutError
 
-    def _wait_until_started(self) -> None:
-        """Wait for the replies to the requests of the start. An interrupt here leaves them going on there."""
-        if not self._ready:
-            how = "did not start"
-            try:
-                reply = self._reply(self._starting[0], how, START_SECONDS)
-            except TimeoutError:
-                raise EraKernelDied(self._died(f"did not answer within {START_SECONDS:.0f} s")) from None
-            answer = reply["user_expressions"].get("answer", reply)
-            if answer["status"] == "error":
-                raise EraKernelDied(self._died(f"cannot import failurelab: {answer['ename']}: {answer['evalue']}"))
-            while not self._client.iopub_channel.msg_ready():  # connected only once something was heard
-                self._client.kernel_info()
-                self._client.iopub_channel.socket.poll(500)
-                self._check_alive(how)
-            self._ready = True
-            del self._starting[0]
-        while self._starting:
-            self._reply(self._starting[0], "died while it imported libraries")
-            del self._starting[0]
+    def _wait_until_free(self) -> None:
+        """Wait until the kernel has started and imported what was asked for. An interrupt here leaves that going on."""
+        how = "did not start"
+        try:
+            self._reply(self._client.kernel_info(), how, START_SECONDS)
+        except TimeoutError:
+            raise self._end_of_kernel(f"did not answer within {START_SECONDS:.0f} s") from None
+        while not self._ready:  # its output is heard only some time after the connection
+            self._client.kernel_info()
+            self._ready = bool(self._client.iopub_channel.socket.poll(500))
+            self._check_alive(how)
 
     def _run_cell(self, code: str) -> None:
         self._log_shown = (self._folder / "log").stat().st_size
@@ -266,7 +255,7 @@ class EraKernel:
         self._cells.add(request)
         interrupted, errors = self._show_output(request)
         try:
-            reply = self._reply(request, "died", 5.0 if interrupted else float("inf"))
+            reply = self._reply(request, "died", 5.0 if interrupted else _FOREVER)
         except TimeoutError:
             raise EraInterrupted(self.era.name, "interrupted") from None
         for payload in reply.get("payload", []):
@@ -290,21 +279,13 @@ class EraKernel:
         """
         running = asked = passed = False
         errors: list[dict[str, Any]] = []
-        deadline = float("inf")
-        while True:
+        deadline = _FOREVER
+        while time.monotonic() < deadline:
             try:
                 if asked and running and not passed:
                     self.interrupt()
                     passed = True
-                if time.monotonic() > deadline:
-                    name = self.era.name
-                    text = f"the cell still runs {INTERRUPT_SECONDS:.0f} s after the interrupt. Next: %era_stop {name}"
-                    raise EraInterrupted(name, text)
-                try:
-                    message = self._client.iopub_channel.get_msg(timeout=0.2)
-                except Empty:
-                    self._check_alive("died while this cell ran in it")
-                    continue
+                message = self._client.iopub_channel.get_msg(timeout=0.2)
                 kind, content = message["header"]["msg_type"], message["content"]
                 sender = message["parent_header"].get("msg_id")
                 if sender == request and kind == "execute_input":
@@ -315,7 +296,9 @@ class EraKernel:
                     return asked, errors
                 elif sender in self._cells:  # of this cell, or of a thread that an earlier one left running
                     show(kind, content)
-            except EraInterrupted:
-                raise
+            except Empty:
+                self._check_alive("died while this cell ran in it")
             except KeyboardInterrupt:
                 asked, passed, deadline = True, False, time.monotonic() + INTERRUPT_SECONDS
+        text = f"the cell still runs {INTERRUPT_SECONDS:.0f} s after the interrupt. Next: %era_stop {self.era.name}"
+        raise EraInterrupted(self.era.name, text)

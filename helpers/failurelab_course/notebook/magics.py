@@ -10,7 +10,7 @@ alive between cells, and its text, results, pictures and errors come back as if 
     ...
 
 `%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that takes
-seconds; `%era_stop NAME ...` ends them. No kernel outlives the notebook's own, however that ends: see `era_kernel`.
+seconds; `%era_stop NAME ...` ends them. No kernel outlives the notebook's own, however that ends: see `keeper`.
 An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it.
 """
 
@@ -49,28 +49,42 @@ def kernel(name: str) -> EraKernel:
     """Return this process's kernel of an era, which starts at its first use.
 
     Raises:
-        eras.EraError: there is no such era, or it has not been made.
+        EraMagicError: there is no such era, or it has not been made.
     """
     key = (os.getpid(), name)
     if key not in _kernels:
-        _kernels[key] = EraKernel(name)
+        try:
+            _kernels[key] = EraKernel(name)
+        except eras.EraError as error:
+            raise EraMagicError(str(error)) from None
     return _kernels[key]
 
 
 def start(*names: str) -> None:
-    """Start kernels of these eras in the background, and import trl's GRPOTrainer there; return at once."""
-    for each in [kernel(name) for name in names]:
-        each.start(preload=True)
+    """Start kernels of these eras in the background, and import trl's GRPOTrainer there; return at once.
+
+    Raises:
+        EraMagicError: as for `kernel`; none is started then.
+    """
+    for era_kernel in [kernel(name) for name in names]:
+        era_kernel.start(preload=True)
 
 
 @atexit.register
 def stop(*names: str) -> None:
-    """End the kernels of these eras, of all eras without a name."""
+    """End the kernels of these eras, of all eras without a name; their variables are lost.
+
+    Raises:
+        EraMagicError: there is no such era.
+    """
     for name in names:
-        eras.find(name, ready=False)
-    for (process, name), each in list(_kernels.items()):
+        try:
+            eras.find(name, ready=False)
+        except eras.EraError as error:
+            raise EraMagicError(str(error)) from None
+    for (process, name), era_kernel in list(_kernels.items()):
         if process == os.getpid() and (not names or name in names):
-            each.stop()
+            era_kernel.stop()
 
 
 @magics_class
@@ -89,35 +103,31 @@ class EraMagics(Magics):
         Values travel as JSON: numbers (NaN and infinities too), strings, booleans, None, lists and dictionaries of
         these with strings as keys; a tuple becomes a list.
         """
-        asked = _parse(self.era, line)
+        options = _parse(self.era, line)
         variables = self.shell.user_ns | (local_ns or {})
-        send = {name: variables.get(name) for name in _names("-i", asked.input)}
-        fetch = _names("-o", asked.output)
+        send = {name: variables.get(name) for name in _names("-i", options.input)}
+        fetch = _names("-o", options.output)
         for name in send:
             if name not in variables:
                 raise EraMagicError(f"-i: {name} does not exist here. Next: assign it in a cell before this one.")
         # Lines are counted as in the notebook's cell, so that a traceback names the line that its reader sees. A magic
         # must stay first.
         code = cell if cell.lstrip().startswith("%%") else f"# %%era {line}\n{cell}"
-        self.shell.push(_kernel(asked.name).run(code, send, fetch))
+        self.shell.push(kernel(options.name).run(code, send, fetch))
 
     @magic_arguments()
     @argument("names", nargs="+", help="eras whose kernels are started")
     @line_magic
     def era_start(self, line: str) -> None:
         """Start kernels in the background, and import trl's GRPOTrainer there while the notebook goes on."""
-        for each in [_kernel(name) for name in _parse(self.era_start, line).names]:
-            each.start(preload=True)
+        start(*_parse(self.era_start, line).names)
 
     @magic_arguments()
     @argument("names", nargs="*", help="eras whose kernels are ended; all, if none is named")
     @line_magic
     def era_stop(self, line: str) -> None:
         """End kernels of eras and every process they have started; their variables are lost."""
-        try:
-            stop(*_parse(self.era_stop, line).names)
-        except eras.EraError as error:
-            raise EraMagicError(str(error)) from None
+        stop(*_parse(self.era_stop, line).names)
 
 
 def _parse(magic, line: str):
@@ -125,20 +135,13 @@ def _parse(magic, line: str):
     try:
         return parse_argstring(magic, line)
     except UsageError as error:
-        names = ", ".join(each.name for each in eras.known())
+        names = ", ".join(era.name for era in eras.known())
         raise EraMagicError(f"{error}. The eras are {names}; for the options: %{magic.__name__}?") from None
 
 
-def _kernel(name: str) -> EraKernel:
-    try:
-        return kernel(name)
-    except eras.EraError as error:
-        raise EraMagicError(str(error)) from None
-
-
-def _names(option: str, given: Iterable[str]) -> list[str]:
+def _names(option: str, values: Iterable[str]) -> list[str]:
     """Split the values of -i or -o at their commas."""
-    names = [name for value in given for name in value.split(",") if name]
+    names = [name for value in values for name in value.split(",") if name]
     for name in names:
         if not name.isidentifier():
             raise EraMagicError(

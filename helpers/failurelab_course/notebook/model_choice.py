@@ -6,8 +6,7 @@ trained, and a notebook does not pass by curves of a model that could not have l
 
 import pathlib
 
-from failurelab_course.experiments import devices as tiers
-from failurelab_course.experiments import models, shapes
+from failurelab_course.experiments import devices, models, shapes
 from failurelab_course.notebook import display as notebook
 
 _LEARNS = (0.05, 0.9)  # sampled accuracy on the sums; below, most groups of eight completions have no reward at all
@@ -31,10 +30,10 @@ def choose(model: str, *, device: str = "cpu", seed: int = 0, plain: bool = Fals
         ModelError: the model cannot be loaded.
         NotRun: it cannot learn this task, and `instead` is False.
     """
-    if tiers.learner(model) != model:
-        print(f"{model} has random weights: learning is shown with the small model, {tiers.learner(model)}")
+    if devices.learner(model) != model:
+        print(f"{model} has random weights: learning is shown with the small model, {devices.learner(model)}")
     if model in models.NAMES:
-        return tiers.learner(model)
+        return devices.learner(model)
     accuracy = models.accuracy(
         *models.load(model, device=device), sampled=True, seed=seed, prompts=models.sums() if plain else None
     )
@@ -59,7 +58,7 @@ def require_qwen2(model: str) -> str:
         ModelError: the model is unknown or cannot be read.
         NotRun: it is of another family, or has sliding-window attention, which the Llama beside it has not.
     """
-    trained = tiers.learner(model)
+    trained = devices.learner(model)
     config = shapes.config(trained)
     if config.model_type != "qwen2" or getattr(config, "use_sliding_window", False):
         kind = f"{config.model_type} model" if config.model_type != "qwen2" else "Qwen2 with sliding-window attention"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from failurelab_course import eras
-from failurelab_course.experiments import machine as ran_on
+from failurelab_course.experiments import machine
 from failurelab_course.labs import verify as labs
 from failurelab_course.ledger import records as evidence
 from failurelab_course.ledger.records import NotRun
@@ -66,7 +66,7 @@ def record(
     if not out.resolve().parent.is_dir():
         raise evidence.EvidenceError(f"{out.parent} is no folder, so no ledger can be written. Next: make it first")
     parts_of = _choose(only)
-    device = ran_on.describe(device)["device"]
+    device = machine.describe(device)["device"]
     failed: list[str] = []
     not_run: list[NotRun] = []
     with tempfile.TemporaryDirectory(prefix="failurelab-evidence-") as folder:

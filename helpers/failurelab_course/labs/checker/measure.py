@@ -33,8 +33,7 @@ import safetensors.torch
 import torch
 import transformers
 
-from failurelab_course.experiments import deepspeed as engines
-from failurelab_course.experiments import models
+from failurelab_course.experiments import deepspeed, models
 from failurelab_course.labs.checker import judge, patched
 from failurelab_course.labs.checker.base import Measured, Refused, Run
 from failurelab_course.labs.checker.kinds import engine, launch, log_probs, logits, loop, node, placement, trainer
@@ -181,7 +180,7 @@ def _environment(error: BaseException, script: pathlib.Path) -> str:
         return "this machine has not enough memory for the run"
     if isinstance(error, torch.OutOfMemoryError):
         return f"the GPU has not enough free memory for the run: {_first_line(error)}"
-    if isinstance(error, engines.EngineError):
+    if isinstance(error, deepspeed.EngineError):
         return str(error)  # no DeepSpeed, no compiler: raised before the script's own function is called
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return f"this machine has no room for the run: {os.strerror(error.errno)}"

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from failurelab import handles, zero3
-from failurelab_course.experiments import deepspeed as engines
+from failurelab_course.experiments import deepspeed
 from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.kinds.trainer import is_as_given
 
@@ -31,7 +31,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
     """
     metrics = run.metrics
     build = run.function(script, "build_trainer(model_path, output_dir)")
-    with engines.one_process(STAGE):
+    with deepspeed.one_process(STAGE):
         run.stage = "build"
         trainer = build(str(run.model_path), str(run.output_dir))
         names = [each.__name__ for each in type(trainer).__mro__]

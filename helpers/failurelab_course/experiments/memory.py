@@ -1,0 +1,111 @@
+"""What a step costs: the peak of memory and what stays held, exact on a CPU; seconds; how busy the machine was."""
+
+import contextlib
+import gc
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> int:
+    """Return the peak of memory allocated by torch while `step()` runs, in bytes over what was held at its start.
+
+    On a CPU it adds up every allocation and release that torch's profiler saw, so that it is exact and independent of
+    the process's own memory. On a GPU it is `torch.cuda.max_memory_allocated` over the start, of that one GPU, after
+    all earlier work on it is done; torch's own peak statistics of that GPU are reset by it. There blocks are rounded
+    up, and cuBLAS allocates a workspace at its first call and keeps it: let a step run once before, not to count that.
+
+    Raises:
+        ValueError: a device whose memory is not counted here, a simulated one or an Apple GPU.
+    """
+    device = _counted(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        start = torch.cuda.memory_allocated(device)
+        step()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - start
+    held = peak = 0
+    for size in _allocations(step):
+        held += size
+        peak = max(peak, held)
+    return peak
+
+
+def held_memory(make: Callable[[], Any], device: str | torch.device = "cpu") -> tuple[Any, int]:
+    """Return what `make()` returns, and the bytes that torch holds for it afterwards, counted as in `peak_memory`."""
+    device = _counted(device)
+    results = []
+
+    def keep() -> None:
+        results.append(make())
+        gc.collect()
+
+    if device.type == "cuda":
+        start = torch.cuda.memory_allocated(device)
+        keep()
+        held = torch.cuda.memory_allocated(device) - start
+    else:
+        held = sum(_allocations(keep))
+    return results[0], held
+
+
+def _counted(device: str | torch.device) -> torch.device:
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"the memory of a {device.type} device is not counted: torch's CPU profiler and torch.cuda do not see it. "
+            "Next: a device cpu or cuda; for simulated devices simulate.peak_memory"
+        )
+    gc.collect()  # what an earlier run left in cycles must not be freed, and counted as freed, during this one
+    return device
+
+
+def _allocations(step: Callable[[], Any]) -> list[int]:
+    """Run `step` on a CPU; return the bytes of every allocation and, negative, release, in the order of time."""
+    # The profiler's C++ log writes when it starts and stops, to stderr, unless its level is above the last one.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    changes = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in profile.profiler.kineto_results.events()
+        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+    )
+    return [size for _, size in changes]
+
+
+@contextlib.contextmanager
+def stopwatch(device: str | torch.device = "cpu") -> Iterator[Callable[[], float]]:
+    """Measure wall-clock seconds: the yielded function returns those since the start, or the total once ended.
+
+    Args:
+        device: a GPU's work is waited for at the start and at the end; it is only handed over when a call returns.
+    """
+    wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda _: None
+    wait(device)
+    start = time.perf_counter()
+    total: list[float] = []
+    try:
+        yield lambda: total[0] if total else time.perf_counter() - start
+    finally:
+        wait(device)
+        total.append(time.perf_counter() - start)
+
+
+def machine_seconds() -> tuple[float, float]:
+    """Return the processor seconds that this machine has worked, and those that it could have, since its start.
+
+    Two readings tell how busy it was between them, with whatever work. On Linux: from `/proc/stat`.
+
+    Raises:
+        OSError: the system has no `/proc/stat`.
+    """
+    fields = [int(field) for field in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (sum(fields) - fields[3] - fields[4]) / ticks, sum(fields) / ticks

@@ -1,0 +1,108 @@
+"""What runs inside an era's kernel: its quiet start, its quick end, and the values that it exchanges.
+
+It is loaded there as an IPython extension, before the first cell. Without torch, so that a kernel starts in a second.
+"""
+
+import atexit
+import faulthandler
+import gc
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from IPython import get_ipython
+
+LOG = "FAILURELAB_KERNEL_LOG"  # the environment variable that names the kernel's log
+
+
+class NotSendable(TypeError):
+    """A value that JSON cannot carry between two kernels; the message says which and what to do."""
+
+
+def load_ipython_extension(shell) -> None:
+    """Make a new kernel quiet, let a crash write its Python stack to the kernel's log, and let its end be quick."""
+    from failurelab_course.experiments.quiet import quiet
+
+    quiet()
+    # The kernel has taken stderr over, to relay it; after a crash nobody would.
+    faulthandler.enable(open(os.environ[LOG], "a"), all_threads=False)  # noqa: SIM115 (open until the end)
+    atexit.register(_leave, shell)
+
+
+def _leave(shell) -> None:
+    """End the process after all that was registered with atexit since the start: to take torch down takes 2 s more."""
+    shell.user_ns.clear()  # files left open are written
+    gc.collect()
+    os._exit(0)
+
+
+def preload() -> None:
+    """Import what takes long, so that a cell need not wait: torch, transformers, trl's GRPOTrainer, matplotlib."""
+    import matplotlib.pyplot  # noqa: F401
+    from trl import GRPOConfig, GRPOTrainer  # noqa: F401
+
+    import failurelab_course.experiments.observe  # noqa: F401
+
+
+def pack(values: Mapping[str, Any]) -> str:
+    """Return named values as JSON text.
+
+    NaN and infinities travel as they are, for a failing run has such figures to report; a tuple becomes a list.
+
+    Raises:
+        NotSendable: a value, or something within it, is no number, string, boolean, None, list or dictionary of these.
+    """
+    for name, value in values.items():
+        _check(name, value, ())
+    return json.dumps(dict(values))
+
+
+def _check(path: str, value: Any, within: tuple[int, ...]) -> None:
+    if value is None or isinstance(value, str | int | float):
+        return
+    if id(value) in within:
+        raise NotSendable(f"{path} contains itself, which JSON cannot carry.")
+    if isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            _check(f"{path}[{index}]", part, (*within, id(value)))
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                raise NotSendable(
+                    f"{path} is a dict with a key of type {type(key).__name__} ({key!r}), and JSON's keys are strings. "
+                    f"Next: convert the keys with str(), or carry list({path}.items())."
+                )
+            _check(f"{path}[{key!r}]", part, (*within, id(value)))
+    else:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        raise NotSendable(f"{path} is a {kind}, which JSON cannot carry. Next: {_advice(path, value)}.")
+
+
+def _advice(path: str, value: Any) -> str:
+    if hasattr(value, "tolist"):
+        return f"carry {path}.tolist()"
+    if isinstance(value, set | frozenset | range) or type(value).__name__.startswith("dict_"):
+        return f"carry list({path})"
+    if isinstance(value, os.PathLike):
+        return f"carry str({path})"
+    return "carry the numbers, strings or lists that you need of it"
+
+
+def load(text: str) -> None:
+    """Set variables of this kernel from the JSON text of `pack`."""
+    get_ipython().push(json.loads(text))
+
+
+def dump(names: Iterable[str]) -> str:
+    """Return variables of this kernel as JSON text, as `pack` does.
+
+    Raises:
+        NotSendable: a value that JSON cannot carry.
+        NameError: there is no such variable.
+    """
+    variables = get_ipython().user_ns
+    for name in names:
+        if name not in variables:
+            raise NameError(f"{name} does not exist there after the cell. Next: assign it in the cell")
+    return pack({name: variables[name] for name in names})
