@@ -39,10 +39,9 @@ def choose(model: str, *, device: str = "cpu", seed: int = 0, plain: bool = Fals
     )
     if _LEARNS[0] <= accuracy <= _LEARNS[1]:
         return model
-    reason = (
-        f"{pathlib.Path(model).name} answers {accuracy:.0%} of the sums right when it samples, and GRPO needs something"
-    )
-    reason += " to reinforce" if accuracy < _LEARNS[0] else " to gain"
+    lacks = "to reinforce" if accuracy < _LEARNS[0] else "to gain"
+    right = f"{accuracy:.0%} of the sums right when it samples"
+    reason = f"{pathlib.Path(model).name} answers {right}, and GRPO needs something {lacks}"
     if not instead:
         notebook.not_run(
             f"{reason}: learning cannot be shown with it. Next: --model tiny, or a model that gets 5% to 90% right"
