@@ -93,7 +93,7 @@ def test_what_does_not_fit_or_misses_a_library_is_recorded_with_its_reason(predi
     def full(gib, device, what):
         raise predicted.devices.TierError(f"{what} needs {gib:.0f} GiB")
 
-    monkeypatch.setattr(predicted.tiers, "require_memory", full)
+    monkeypatch.setattr(predicted.devices, "require_memory", full)
     (row,) = predicted.compare(case, {"weights": 2**33, "step": 2**33}, "cpu")
     assert row["not_run"] == "this step needs 17 GiB" and "measured_mib" not in row and "ratio" not in row
     monkeypatch.setattr(predicted.faults, "find_native_problem", lambda device: "no native library")
