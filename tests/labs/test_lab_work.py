@@ -366,7 +366,7 @@ def test_the_magic_in_a_cell(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FAILURELAB_STATE", str(tmp_path / "state.json"))
     shell = InteractiveShell.instance()
     try:
-        shell.run_line_magic("load_ext", "failurelab")
+        shell.run_line_magic("load_ext", "failurelab_course")
         shell.run_line_magic("lab", "hint 01")
         assert "Hint 1 of 3 for lab 01" in capsys.readouterr().out
         for line, message in (

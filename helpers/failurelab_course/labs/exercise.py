@@ -197,19 +197,3 @@ def check(lab: Lab, device: str = "cpu") -> labs.Row:
 def exit_status(row: labs.Row) -> int:
     """Return 0 for a PASS, 1 for a FAIL, 3 where the question was not asked: ENVIRONMENT, or NOT RUN."""
     return {labs.PASS: 0, labs.FAIL: 1}.get(row.result, 3)
-
-
-__all__ = [
-    "check",
-    "code_parts",
-    "exit_status",
-    "find_wrong_fix",
-    "hint",
-    "judged",
-    "next_lab",
-    "reset",
-    "solution",
-    "watch",
-    "write",
-    "wrong_fix",
-]

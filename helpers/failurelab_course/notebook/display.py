@@ -100,7 +100,7 @@ def setup(
         magics.register()
         shell = magics.get_ipython()
         if shell is not None:
-            shell.extension_manager.load_extension("failurelab")  # %lab
+            shell.extension_manager.load_extension("failurelab_course")  # %lab
         if eras:
             magics.start(*eras)
     return device

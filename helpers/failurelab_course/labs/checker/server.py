@@ -36,7 +36,7 @@ import psutil
 from failurelab_course import processes
 from failurelab_course.labs.checker import process
 
-POLL = 0.05  # seconds between two looks at the limits
+POLL = 0.2  # seconds between two looks at the limits; an end is known at once
 # As many as a DataLoader or two may want; a fork bomb is stopped before the machine is.
 PROCESSES = 32
 # By the device of a check; see the module's text.
