@@ -44,16 +44,14 @@ def safe_generation(model: nn.Module) -> Iterator[nn.Module]:
     function and its arguments are never touched, so what comes back is what was there. May be nested. For plain models,
     PEFT's and other wrappers; parameters that are partitioned (ZeRO-3) still have to be gathered by the caller.
     """
-    # Layers of bitsandbytes have no dropout, and in eval mode they may pack 4-bit weights for inference, for good; no
-    # gradient passes packed weights (bitsandbytes 0.50, Linear4bit.forward, on some processors).
-    quantized = [module for module in model.modules() if type(module).__module__.startswith("bitsandbytes")]
-    modes = [module.training for module in quantized]
     with keep_modes(model), contextlib.ExitStack() as stack:
         for _, module in list(gradients.checkpointed(model)):
             stack.enter_context(mock.patch.object(module, "gradient_checkpointing", False))
-        model.eval()
-        for module, training in zip(quantized, modes):
-            module.training = training
+        for module in model.modules():
+            # Layers of bitsandbytes have no dropout, and in eval mode they may pack 4-bit weights for inference, for
+            # good; no gradient passes packed weights (bitsandbytes 0.50, Linear4bit.forward, on some processors).
+            if not type(module).__module__.startswith("bitsandbytes"):
+                module.training = False
         yield model
 
 

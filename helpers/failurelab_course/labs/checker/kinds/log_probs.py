@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from failurelab import _alignment as alignment
+from failurelab import logits
 from failurelab_course.labs.checker.base import Refused, Run
 
 SUMS = ("3+4=7", "12+19=31", "5+13=18", "17+2=19", "8+8=16", "10+9=19")
@@ -62,8 +62,8 @@ def measure(script: types.ModuleType, run: Run) -> None:
     metrics["positions_off"] = next(off, None)
     metrics["gradient_error"] = _gradient_error(model, got, exact, truth, counts)
     try:
-        alignment.check_alignment(log_probs, run.clean.to(run.device))
-    except alignment.MisalignedLogProbs as error:
+        logits.check_alignment(log_probs, run.clean.to(run.device))
+    except logits.MisalignedLogProbs as error:
         metrics["scores_from"] = error.found or "none of the mistakes that the probe knows"
 
 

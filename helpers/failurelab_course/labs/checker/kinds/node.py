@@ -27,9 +27,8 @@ import torch
 import transformers
 from torch import nn
 
-from failurelab.placement import report as placement
+from failurelab import placement, simulate
 from failurelab.placement.dtypes import quantized
-from failurelab.simulate import backend as simulate
 from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.kinds.placement import imported_again, loading
 from failurelab_course.simulate import node as simulated_node

@@ -17,9 +17,8 @@ from unittest import mock
 import torch
 import transformers
 
-from failurelab.placement import report as placement
+from failurelab import placement, simulate
 from failurelab.placement.dtypes import quantized
-from failurelab.simulate import backend as simulate
 from failurelab_course.labs.checker.base import Refused, Run
 
 RANKS = 2
