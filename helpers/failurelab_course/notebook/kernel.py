@@ -23,7 +23,6 @@ from collections.abc import Iterable, Mapping
 from queue import Empty
 from typing import Any
 
-import zmq
 from IPython.core import page
 from jupyter_client import BlockingKernelClient
 
@@ -134,11 +133,10 @@ class EraKernel:
         place = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
         self._folder = pathlib.Path(tempfile.mkdtemp(prefix="failurelab-era-", dir=place))
         connection, log = self._folder / "connection.json", self._folder / "log"
-        context = zmq.Context()
-        context.rcvhwm = 0  # no output is dropped while another is shown
         self._client = BlockingKernelClient(
-            context=context, transport="ipc", ip=str(self._folder / "socket"), connection_file=str(connection)
+            transport="ipc", ip=str(self._folder / "socket"), connection_file=str(connection)
         )
+        self._client.context.rcvhwm = 0  # no output is dropped while another is shown
         self._client.write_connection_file()
         environment = eras.environment(self.era) | {
             values.LOG: str(log),
