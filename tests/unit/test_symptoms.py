@@ -73,10 +73,12 @@ def test_a_text_that_healthy_runs_print_is_no_verdict(text, decides):
 def test_rewards_without_a_spread_lead_to_their_guard():
     """Zeros everywhere are no sign of a missing gradient: there is nothing to learn from."""
     flat = "{'loss': 0.0, 'grad_norm': 0.0, 'reward': 0.0, 'reward_std': 0.0}\n"
-    assert "guards.RewardGuard()" in symptoms.describe([flat] * 3)
+    assert "guards.RewardGuard(trainer)" in symptoms.describe([flat] * 3)
     partly = flat.replace("'reward_std': 0.0", "'reward_std': 0.1").replace("'grad_norm': 0.0", "'grad_norm': 0.2")
-    assert "guards.RewardGuard()" not in symptoms.describe([flat, partly])
-    assert "guards.RewardGuard()" in symptoms.describe(["{'loss': '0', 'grad_norm': '0', 'frac_reward_zero_std': '1'}"])
+    assert "guards.RewardGuard(trainer)" not in symptoms.describe([flat, partly])
+    assert "guards.RewardGuard(trainer)" in symptoms.describe(
+        ["{'loss': '0', 'grad_norm': '0', 'frac_reward_zero_std': '1'}"]
+    )
 
 
 @pytest.mark.parametrize("failure", failures.all(), ids=lambda failure: failure.id)

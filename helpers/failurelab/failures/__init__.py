@@ -1,7 +1,7 @@
 """The registry: one small file for each failure, and what is asked of them.
 
 A failure has an id that is never used again, the texts a learner would paste, its cause, a signature over measured
-figures, the versions that have it, and the claims on trial. Notebook cards, labs, the index by symptom and `doctor` are
+figures, the versions that have it, and the claims on trial. Labs, the index by symptom, `symptoms` and `doctor` are
 made from these files, so that a fact about a failure stands in one place.
 """
 
@@ -23,8 +23,6 @@ __all__ = [
     "Thread",
     "affected",
     "all",
-    "card",
-    "claims_table",
     "get",
     "upgrades",
 ]
@@ -139,44 +137,3 @@ def _changes(package: str) -> list[str]:
         if name == package
     ]
     return sorted({version for text in texts for version in re.findall(r"[\d.]+", text)}, key=Version)
-
-
-def card(id: str, *, difficulty: str = "", minutes: float | None = None, hardware: str = "") -> str:
-    """Return the card at the top of a notebook, in Markdown.
-
-    Args:
-        id: the failure's.
-        difficulty: of the notebook, in a word.
-        minutes: that it takes, measured.
-        hardware: what it needs.
-    """
-    failure = get(id)
-    rows = [
-        ("What breaks", failure.what_breaks),
-        ("Symptoms", "<br>".join(f"`` {symptom} ``" for symptom in failure.symptoms)),
-        ("Seen as", "; ".join(failure.seen_as)),
-        ("Signature", ", ".join(f"`{predicate}`" for predicate in failure.signature)),
-        ("Difficulty", difficulty),
-        ("Minutes", "" if minutes is None else f"{minutes:g}"),
-        ("Hardware", hardware),
-        ("Eras", ", ".join(f"`{era}`" for era in failure.eras)),
-        ("Affected", "<br>".join(f"{stack}: {stack.what}" for stack in failure.affected)),
-        ("Fixed", "<br>".join(f"{stack}: {stack.what}" for stack in failure.fixed)),
-        ("Helper", f"`{failure.helper}`" if failure.helper else ""),
-        ("Threads", "<br>".join(f"[{each.thread}]({each.url}) {each.what}" for each in failure.threads)),
-    ]
-    table = "\n".join(f"| {name} | {_cell(text)} |" for name, text in rows if text)
-    return f"**{failure.id}: {failure.title}**\n\n| | |\n|---|---|\n{table}\n"
-
-
-def claims_table(id: str) -> str:
-    """Return the claims on trial of one failure and their verdicts, as a Markdown table."""
-    rows = [
-        f"| {claim.number} | {_cell(claim.claim)} | **{claim.verdict}** | {_cell(claim.because)} | {claim.known_by} |"
-        for claim in get(id).claims
-    ]
-    return "\n".join(["| # | claim | verdict | because | known by |", "|---|---|---|---|---|", *rows]) + "\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

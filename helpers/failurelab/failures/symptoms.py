@@ -132,8 +132,8 @@ def describe(lines: Iterable[str]) -> str:
     if _is_flat(metrics):
         parts.append(
             "Loss, grad_norm and the spread of the rewards are 0 in every line: the rewards of each group are equal, "
-            "so there is nothing to learn from.\n  decides: guards.RewardGuard() tells whether they are all at the "
-            "floor, all at the ceiling, or constant"
+            "so there is nothing to learn from.\n  decides: guards.RewardGuard(trainer) tells whether they are all at "
+            "the floor, all at the ceiling, or constant"
         )
     if parts:
         return "\n\n".join(parts)

@@ -12,7 +12,6 @@ Upstream: TRL #2770 (swallowed argument), #2773 (all rows made, then cut).
 """
 
 import dataclasses
-import resource
 import statistics
 import sys
 from collections.abc import Callable
@@ -225,5 +224,7 @@ def peak_so_far() -> int:
     """Return the peak memory of this process so far, in bytes: allocated on the GPU, or else resident."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
+    import resource  # Windows has none
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # kibibytes, but on macOS bytes

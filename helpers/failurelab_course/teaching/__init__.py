@@ -1,1 +1,1 @@
-"""For a teacher: slides, and a class on one server."""
+"""For a teacher: slides made of the notebooks."""
