@@ -132,21 +132,37 @@ def test_float32_is_within_1e_5_of_float64_and_so_are_gradients(tied, chunk_size
     assert worst(gradients, true_gradients) <= 1e-5
 
 
+def squared_error(found: dict, truth: dict) -> float:
+    """The sum over all gradients."""
+    return sum((found[name] - truth[name]).square().sum() for name in truth).item()
+
+
+def mean_ratio(ours: list[float], theirs: list[float]) -> float:
+    """The geometric mean of the ratios of two functions' errors, batch by batch.
+
+    The layers below turn one rounding into another error, larger or smaller by chance, and on every processor another:
+    by about 7% of a batch of 12 rows. The mean of 24 strays by 1.5%, so that a bound of 1.05 sees a loss of 10%.
+    """
+    return (torch.tensor(ours) / torch.tensor(theirs)).log().mean().exp().item()
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_bfloat16_is_no_worse_than_the_full_logits_path(tied):
     """Against float64 with the same rounded weights; the full path is given a float32 softmax, which trl's had not."""
     model, exact = small(tied, torch.bfloat16), small(tied, torch.bfloat16).double()
     trl = functools.partial(full, wide=False)
-    errors = {function: torch.zeros(2, dtype=torch.float64) for function in (logits.completion_logps, full, trl)}
-    for seed in range(24):  # the layers below turn one rounding into another error, larger or smaller by chance
-        ids, mask = batch(seed=seed)
+    functions = (logits.completion_logps, full, trl)
+    of_scores, of_gradients = ({function: [] for function in functions} for _ in range(2))
+    for seed in range(24):
+        ids, mask = batch(rows=12, seed=seed)
         truth, true_gradients = gradients_of(exact, full, ids, mask)
-        for function, error in errors.items():
+        for function in functions:
             scores, gradients = gradients_of(model, function, ids, mask)
-            error[0] += (scores - truth).square().sum()
-            error[1] += sum((gradients[name] - true_gradients[name]).square().sum() for name in gradients)
-    assert (errors[logits.completion_logps] <= errors[full] * torch.tensor([1.01, 1.05])).all()
-    assert errors[logits.completion_logps][0] < 0.9 * errors[trl][0]
+            of_scores[function].append((scores - truth).square().sum())
+            of_gradients[function].append(squared_error(gradients, true_gradients))
+    assert sum(of_scores[logits.completion_logps]) <= 1.01 * sum(of_scores[full])
+    assert sum(of_scores[logits.completion_logps]) < 0.9 * sum(of_scores[trl])
+    assert mean_ratio(of_gradients[logits.completion_logps], of_gradients[full]) <= 1.05
 
 
 @pytest.mark.parametrize("confident", [False, True])
@@ -334,12 +350,18 @@ def test_gradient_checkpointing_stays_on(reentrant):
 
 def test_under_autocast_it_multiplies_as_autocast_would():
     """Scores equal the full path's; gradients are as near the truth, which is float64 of the float32 weights."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        theirs, their_gradients = gradients_of(small(), full, *batch())
-        ours, our_gradients = gradients_of(small(), logits.completion_logps, *batch())
-    _, true_gradients = gradients_of(small(dtype=torch.float64), full, *batch())
-    assert (ours - theirs).abs().max() <= 1e-3
-    assert worst(our_gradients, true_gradients) <= worst(their_gradients, true_gradients) * 1.1
+    model, exact = small(), small(dtype=torch.float64)
+    errors = {full: [], logits.completion_logps: []}
+    for seed in range(24):
+        inputs = batch(rows=12, seed=seed)
+        _, true_gradients = gradients_of(exact, full, *inputs)
+        scores = {}
+        for function, of_gradients in errors.items():
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                scores[function], gradients = gradients_of(model, function, *inputs)
+            of_gradients.append(squared_error(gradients, true_gradients))
+        assert (scores[logits.completion_logps] - scores[full]).abs().max() <= 1e-3
+    assert mean_ratio(errors[logits.completion_logps], errors[full]) <= 1.05
 
 
 def test_mixed_precision_that_accelerate_puts_into_the_forward_is_kept():
