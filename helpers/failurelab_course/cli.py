@@ -80,6 +80,15 @@ def outputs(names: Names = None) -> None:
     raise typer.Exit(course.exit_status(course.regenerate(names or [])))
 
 
+@app.command("notebooks")
+def copy_notebooks() -> None:
+    """Copy the notebooks, without their outputs, to my_notebooks/ for you to run and edit; what you changed stays."""
+    from failurelab_course.runs import copies
+
+    for line in copies.refresh():
+        _say(line)
+
+
 @app.command("slides")
 def make_slides(
     names: Names = None,

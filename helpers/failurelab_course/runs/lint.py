@@ -35,8 +35,7 @@ IMAGE_BYTES = 200_000
 STORY = 35
 # The last line of the first cell: what a reader needs to choose a notebook. docs/site_pages.py reads it too.
 OPENING = re.compile(
-    r"^\*Reads in (?P<reads>\d+) minutes, runs in (?P<runs>\d+ (?:seconds|minutes?)) on (?P<hardware>[^.]+)\. "
-    r"Library stacks: (?P<eras>[^.]+(?:\.\d[^.]*)*)\..*\*$"
+    r"^\*Reads in \d+ minutes, runs in \d+ (?:seconds|minutes?) on [^.]+\. Library stacks: .+?\.(?: .*)?\*$"
 )
 # What is no part of the story: who reads it in a cell has to ask whether it matters.
 BOOKKEEPING = re.compile(r"\b(predict|observe)\.\w+\(|\bnotebook\.(setup|model_path)\(|\brecord\(")
