@@ -181,8 +181,8 @@ def eras_create(
     """Make eras that are missing, half-made or of another lock."""
     from failurelab_course.eras import install
 
-    for name in names or [era.name for era in eras.known() if era.name != eras.TODAY]:
-        install.create(name, say=_say, wheels=wheels)
+    chosen = names or [era.name for era in eras.known() if era.name != eras.TODAY]
+    install.create_all(chosen, say=_say, wheels=wheels)
 
 
 @eras_app.command("remove")

@@ -34,9 +34,7 @@ def compare(path, executed, request, monkeypatch):
     differences = []
     for item, cell in zip(items, cells):
         if item.options["check"] and item.cell.execution_count is not None and item.cell.outputs:
-            same = item.compare_outputs(
-                nbval.coalesce_streams(cell.outputs), nbval.coalesce_streams(item.cell.outputs)
-            )
+            same = item.compare_outputs(nbval.coalesce_streams(cell.outputs), nbval.coalesce_streams(item.cell.outputs))
             differences.append("" if same else "\n".join(item.comparison_traceback))
     return differences
 
@@ -84,6 +82,7 @@ def test_every_notebook_has_its_figures_asserted():
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_the_figures_tell_the_story(ran, name):
     """Every cell runs, and what was recorded is what the notebook says."""
     check_figures(ran[name], contract.DEFAULTS["seed"])
@@ -97,6 +96,7 @@ def test_another_seed_measures_the_same_story(ran_again, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_the_stored_verdicts_come_out_again(ran, name, request, monkeypatch):
     """Each marked cell is compared, and none differs; so many as are marked, and not none."""
     if ran[name].status == "NOT RUN":
