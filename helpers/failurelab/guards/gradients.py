@@ -3,12 +3,14 @@
     trainer = GRPOTrainer(..., callbacks=[GradientGuard()])
 
 Nothing is raised where gradients are missing (see `failurelab.gradients`). The guard listens to the backward passes,
-and changes nothing in the run.
+and changes nothing in the run. Where reentrant checkpointing leaves nothing to go backward through, as under LoRA, it
+says so after the forward pass: backward() would end in torch's "element 0 of tensors does not require grad".
 """
 
 import re
 from typing import Any
 
+import torch
 from torch import nn
 
 from failurelab import gradients
@@ -19,7 +21,7 @@ class GradientGuard(Guard):
     """Stop or warn when trainable parameters have got no gradient in the first step, before the optimizer's step.
 
     A gradient of all zeros is no alarm: LoRA's A starts with one. `report` is a `gradients.GradientReport` after the
-    step.
+    step, or before the first backward pass where that one cannot run.
 
     Args:
         action: `stop` raises GuardTripped before the optimizer's step, `warn` issues a GuardWarning.
@@ -41,6 +43,19 @@ class GradientGuard(Guard):
         self._stop()
         self.report, self._steps_seen = None, 0
         self._watch = self._listening.enter_context(gradients.watch(model))
+        hook = model.register_forward_hook(lambda module, _, output: self._check(self._look_ahead, module, output))
+        self._listening.callback(hook.remove)
+
+    def _look_ahead(self, model: nn.Module, output: Any) -> None:
+        """Tell, before the first backward pass, of a training pass that has nothing to go back through."""
+        if self.report is not None or not (torch.is_grad_enabled() and model.training):
+            return
+        values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else [output]
+        results = [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
+        reentrant = any(kind == "reentrant" for kind, _ in gradients.checkpointed(model))
+        if reentrant and results and not any(result.requires_grad for result in results):
+            self.report = self._watch.report()
+            self._trip(f"the first backward pass will end in \"element 0 ...\": {self.report}", self.report)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Judge what the backward passes have reached."""
@@ -52,3 +67,5 @@ class GradientGuard(Guard):
         names = self.report.without_gradient
         if any(not (self.ignore and re.search(self.ignore, name)) for name in names):
             self._trip(f"after step {state.global_step + 1}, {self.report}", self.report)
+        else:
+            self._held(f"after step {state.global_step + 1}, {self.report}")
