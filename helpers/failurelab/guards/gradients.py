@@ -8,6 +8,7 @@ says so after the forward pass: backward() would end in torch's "element 0 of te
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,17 @@ from torch import nn
 
 from failurelab import gradients
 from failurelab.guards.base import Guard
+
+
+class _Watch(gradients.GradientWatch):
+    """Listens inside the guard's `_check`, so that an error while it listens does not end the backward pass."""
+
+    def __init__(self, model: nn.Module, check: Callable[..., None]):
+        self._check = check
+        super().__init__(model)
+
+    def _record(self, name: str, parameter: torch.Tensor) -> None:
+        self._check(super()._record, name, parameter)
 
 
 class GradientGuard(Guard):
@@ -42,7 +54,7 @@ class GradientGuard(Guard):
         """Start to listen."""
         self._stop()
         self.report, self._steps_seen = None, 0
-        self._watch = self._listening.enter_context(gradients.watch(model))
+        self._watch = self._listening.enter_context(_Watch(model, self._check))
         hook = model.register_forward_hook(lambda module, _, output: self._check(self._look_ahead, module, output))
         self._listening.callback(hook.remove)
 
@@ -60,8 +72,8 @@ class GradientGuard(Guard):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Judge what the backward passes have reached."""
         self._steps_seen += 1
-        if self._watch is None or self._steps_seen < self.steps:
-            return
+        if self._watch is None or self._steps_seen < self.steps or self._failed:
+            return  # a watch that has failed once may have missed a gradient
         self.report, self._watch = self._watch.report(), None
         self._stop()
         names = self.report.without_gradient
