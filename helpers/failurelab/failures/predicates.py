@@ -104,13 +104,13 @@ class Predicate:
             "!=": left != right,
         }[self.op]
 
-    def told(self, figures: Mapping[str, Value]) -> str:
+    def describe(self, figures: Mapping[str, Value]) -> str:
         """Return in words how it stands: its own text for the outcome, else the predicate and the measured values."""
         text = self.when_holds if self.holds(figures) else self.when_fails
         if text:
             return fill(text, figures)
-        found = ", ".join(f"{name} is {shown(figures[name])}" for name in dict.fromkeys(self.names))
-        return f"{found} ({'as' if self.holds(figures) else 'not'} {self})"
+        values = ", ".join(f"{name} is {shown(figures[name])}" for name in dict.fromkeys(self.names))
+        return f"{values} ({'as' if self.holds(figures) else 'not'} {self})"
 
 
 def parse(source: str | Mapping[str, str] | Predicate) -> Predicate:

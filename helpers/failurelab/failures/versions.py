@@ -49,12 +49,12 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
     missing = (
         "" if "trl" in versions else "; trl is not installed: its trainers cannot be at fault, code of your own can"
     )
-    found = {failure.id: failures.affected(failure, versions) for failure in failures.all()}
+    exposures = {failure.id: failures.affected(failure, versions) for failure in failures.all()}
     checks = [Check("Libraries", PASS, listed + missing)]
-    if any(found.values()):
+    if any(exposures.values()):
         checks.append(Check("What these versions do", FAIL, _MEANING, _healthy_stack()))
     for failure in failures.all():
-        hit = found[failure.id]
+        hit = exposures[failure.id]
         status = FAIL if hit else IF_YOURS if hit.own_code else PASS
         repair = "" if status == PASS else _repair(failure, versions)
         checks.append(Check(f"{failure.id} {failure.title}", status, hit.reason, repair, failure.id))
@@ -77,8 +77,8 @@ def _ask(python: str | pathlib.Path, code: str) -> dict[str, str]:
             "Next: give the path that `which python` prints where you train."
         ) from error
     try:
-        found = json.loads(asked.stdout.strip().splitlines()[-1])
-        return {name: version for name, version in found.items() if version}
+        versions = json.loads(asked.stdout.strip().splitlines()[-1])
+        return {name: version for name, version in versions.items() if version}
     except (ValueError, IndexError, AttributeError) as error:
         said = (asked.stderr.strip() or asked.stdout.strip() or "nothing").splitlines()[-1][:200]
         raise VersionsError(

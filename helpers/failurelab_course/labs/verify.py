@@ -166,10 +166,10 @@ def verify(
         DeviceError: the device cannot be used.
     """
     tasks, matrix = [], []
-    found = find(names, folder)
+    chosen = find(names, folder)
     best = resolved(device)
     with tempfile.TemporaryDirectory(prefix="failurelab-verify-") as scripts:
-        for lab in found:
+        for lab in chosen:
             here = "cpu" if device == "auto" and lab.devices == ("cpu",) else best
             problems = broken_rules(lab)
             form = Row(lab.name, FORM, "lab.toml", FAIL if problems else PASS, "; ".join(problems))
@@ -301,7 +301,8 @@ def _judge(task: _Task, answer: dict[str, Any]) -> None:
     wrong = _wrong(lab, row.metrics, measured["refused"])
     if task.declared is None:
         row.result = FAIL if wrong else PASS
-        row.reason = wrong or "; ".join(each.told(row.metrics) for each in lab.healthy if each.when_holds)
+        said = [predicate.describe(row.metrics) for predicate in lab.healthy if predicate.when_holds]
+        row.reason = wrong or "; ".join(said)
     else:
         row.result, row.reason = _judge_declared(task.declared, row, wrong, measured["refused"])
 
@@ -321,8 +322,8 @@ def _wrong(lab: Lab, metrics: dict[str, Any], refused: str) -> str:
     unmet = predicates.failing(lab.healthy, metrics)
     if not unmet:
         return ""
-    seems_right = [note.told(metrics) for note in lab.notes if note.holds(metrics)]
-    wrong = "; ".join(each.told(metrics) for each in unmet[:TOLD])
+    seems_right = [note.describe(metrics) for note in lab.notes if note.holds(metrics)]
+    wrong = "; ".join(predicate.describe(metrics) for predicate in unmet[:TOLD])
     return f"{' and '.join(seems_right)}, but {wrong}" if seems_right else wrong
 
 
@@ -334,7 +335,7 @@ def _judge_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tup
     about_error = any(predicate.figure == "error" for predicate in declared.signature)
     unmet = [] if refused else predicates.failing(declared.signature, row.metrics)
     if refused or unmet or (row.metrics["error"] and not about_error):
-        not_so = ", ".join(f"{each} ({predicates.shown(row.metrics[each.figure])})" for each in unmet)
+        not_so = ", ".join(f"{predicate} ({predicates.shown(row.metrics[predicate.figure])})" for predicate in unmet)
         return FAIL, f"fails for another reason than declared: {wrong}. Declared, and not so: {not_so or 'no error'}"
     return PASS, f"fails as declared: {wrong}. {declared.reason}"
 
@@ -370,7 +371,7 @@ def to_json(matrix: Iterable[Row]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return a figure as strict JSON holds it: NaN and infinities as text."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
@@ -396,13 +397,13 @@ def render(matrix: Iterable[Row]) -> Any:
     matrix = list(matrix)
     words = {FORM: "form", BROKEN: "broken", WRONG_FIX: "wrong fix", RIGHT_FIX: "right fix", CHECK: "check"}
     table = Table("state", "script", "result", "seconds")
-    told = []
+    reasons = []
     for name in dict.fromkeys(row.lab for row in matrix):
         table.add_section()
         table.add_row("", Text(name, "bold"))
-        for row in (each for each in matrix if each.lab == name):
+        for row in (row for row in matrix if row.lab == name):
             seconds = f"{row.seconds:.0f}" if row.seconds else "-"
             table.add_row(words[row.state], row.script, Text(row.result, outcomes.STYLES[row.result]), seconds)
             if row.reason:
-                told.append(Text.assemble((f"{name[:2]} {row.script} ", "bold"), row.reason))
-    return Group(table, *told, Text(summary(matrix), "bold"))
+                reasons.append(Text.assemble((f"{name[:2]} {row.script} ", "bold"), row.reason))
+    return Group(table, *reasons, Text(summary(matrix), "bold"))
