@@ -117,4 +117,4 @@ def by_tier(kind: str, measured: Mapping[str, Any], tier: str) -> dict[str, dict
         tier: {name: value for name, value in measured.items() if name not in simulated},
         "simulated": {name: value for name, value in measured.items() if name in simulated},
     }
-    return {each: part for each, part in parts.items() if part}
+    return {name: part for name, part in parts.items() if part}

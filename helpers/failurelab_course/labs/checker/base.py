@@ -64,10 +64,10 @@ class Run:
         Raises:
             Refused: it does not.
         """
-        found = getattr(module, signature.partition("(")[0], None)
-        if not callable(found):
+        function = getattr(module, signature.partition("(")[0], None)
+        if not callable(function):
             raise Refused(f"the script defines no function {signature}")
-        return found
+        return function
 
     def must_be_there(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
         """Make sure that tensors are on the device that the check is about.

@@ -78,12 +78,12 @@ def run(
     metrics: dict[str, Any] = dict.fromkeys(of(kind))
     metrics |= {"error": "", "error_stage": "", "answer": "", "answer_claims": 0, "answer_wrong": 0}
     metrics |= {"warnings": 0} if "warnings" in metrics else {}
-    made = Measured(metrics)
+    measured = Measured(metrics)
     try:
         clean, tokenizer = models.load(str(model_path))
     except models.ModelError as error:
-        made.environment = str(error)
-        return made
+        measured.environment = str(error)
+        return measured
     start = {name: tensor.clone() for name, tensor in clean.state_dict().items()}
     save = safetensors.torch.save_file
     with judge.start(clean, tokenizer) as scorer, _count_shown(metrics):
@@ -104,15 +104,15 @@ def run(
                     f"the script replaced {changed[0]} for the whole process: a lab is repaired in its own script"
                 )
         except Refused as error:
-            made.refused = str(error)
+            measured.refused = str(error)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a script are its outcome too
             if changed:
-                made.refused = f"the script replaced {changed[0]}, and then {work.stage} raised {_named(error)}"
+                measured.refused = f"the script replaced {changed[0]}, and then {work.stage} raised {_named(error)}"
             metrics["error"] = _named(error)
             metrics["error_stage"] = work.stage
-            made.environment = _environment(error, script)
-            made.traceback = "".join(traceback.format_exception(error))
-    return made
+            measured.environment = _environment(error, script)
+            measured.traceback = "".join(traceback.format_exception(error))
+    return measured
 
 
 def answer(module: types.ModuleType, metrics: dict[str, Any]) -> None:

@@ -65,18 +65,18 @@ class _Watched:
         self._script, self._rows = script, rows
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._script, name)
+        attribute = getattr(self._script, name)
         if name != "build_trainer":
-            return found
+            return attribute
 
         def build_trainer(*args: Any, **kwargs: Any) -> Any:
-            trainer = found(*args, **kwargs)
+            trainer = attribute(*args, **kwargs)
             model = getattr(trainer, "model", None)
             if isinstance(model, torch.nn.Module):
                 # generate calls the base model; training calls PEFT's, which calls the base model's forward unheard
                 base = model.get_base_model() if hasattr(model, "get_base_model") else model
-                for each in {model, base}:
-                    each.register_forward_hook(self._rows, with_kwargs=True)
+                for module in {model, base}:
+                    module.register_forward_hook(self._rows, with_kwargs=True)
             return trainer
 
         return build_trainer

@@ -109,23 +109,23 @@ def _loaded(model: nn.Module, cuda: simulated_node.Cuda) -> None:
 
 def _name_devices(model: nn.Module) -> None:
     """Write the device map in names: on a machine without GPUs torch takes a bare number for nothing."""
-    found = getattr(model, "hf_device_map", None)
-    if isinstance(found, dict):
-        model.hf_device_map = {name: f"cuda:{at}" if isinstance(at, int) else at for name, at in found.items()}
+    device_map = getattr(model, "hf_device_map", None)
+    if isinstance(device_map, dict):
+        model.hf_device_map = {name: f"cuda:{at}" if isinstance(at, int) else at for name, at in device_map.items()}
 
 
 def _move(model: nn.Module, device: torch.device) -> None:
     """Move a model as its layers do: of a 4-bit weight, bitsandbytes moves what its own `QuantState.to` moves."""
-    made: dict[int, torch.Tensor] = {}
+    moved: dict[int, torch.Tensor] = {}
     with simulate.fake():
         for module in model.modules():
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
                     if tensor is None:
                         continue
-                    if id(tensor) not in made:
-                        made[id(tensor)] = _moved(tensor, device)
-                    table[name] = made[id(tensor)]
+                    if id(tensor) not in moved:
+                        moved[id(tensor)] = _moved(tensor, device)
+                    table[name] = moved[id(tensor)]
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -170,11 +170,11 @@ def _judge(model: Any, config: Any, rank: int, run: Run) -> None:
     for copy, device in copies:
         report = placement.check(copy, device, visible=1)
         metrics["tensors_elsewhere"] += len(report.elsewhere)
-        metrics["quantization_elsewhere"] += sum(each.kind == "quantization state" for each in report.elsewhere)
+        metrics["quantization_elsewhere"] += sum(tensor.kind == "quantization state" for tensor in report.elsewhere)
         for rows, name in ((3, "layers_refused"), (1, "layers_refused_single")):
             said = [_refused(layer, rows) for layer in copy.modules() if _in_4bit(layer)]
-            metrics[name] += sum(bool(each) for each in said)
-            metrics["layer_refusal"] = metrics["layer_refusal"] or next((each for each in said if each), "")
+            metrics[name] += sum(bool(refusal) for refusal in said)
+            metrics["layer_refusal"] = metrics["layer_refusal"] or next((refusal for refusal in said if refusal), "")
 
 
 def _in_4bit(module: nn.Module) -> bool:
@@ -197,7 +197,7 @@ def _replicas(wrapped: nn.DataParallel) -> list[tuple[nn.Module, torch.device]]:
     """Return DataParallel's copies and their devices, made by torch's `replicate` of fake tensors."""
     with _copies_are_fake():
         copies = wrapped.replicate(wrapped.module, wrapped.device_ids)
-    found = []
+    replicas = []
     for copy, index in zip(copies, wrapped.device_ids):
         for module in copy.modules():
             for name, tensor in module._former_parameters.items():
@@ -206,8 +206,8 @@ def _replicas(wrapped: nn.DataParallel) -> list[tuple[nn.Module, torch.device]]:
                 # what bitsandbytes does first in a forward pass: the lost state is taken from the module
                 if name == "weight" and tensor.dtype == torch.uint8 and hasattr(module, "quant_state"):
                     parameter.quant_state = module.quant_state
-        found.append((copy, torch.device("cuda", index)))
-    return found
+        replicas.append((copy, torch.device("cuda", index)))
+    return replicas
 
 
 def _copies_are_fake() -> Any:
@@ -215,6 +215,6 @@ def _copies_are_fake() -> Any:
 
     def broadcast(tensors: Any, devices: Any, detach: bool = False) -> list[list[torch.Tensor]]:
         with simulate.fake():
-            return [[torch.empty_like(each.detach(), device=f"cuda:{at}") for each in tensors] for at in devices]
+            return [[torch.empty_like(tensor.detach(), device=f"cuda:{at}") for tensor in tensors] for at in devices]
 
     return mock.patch.object(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", broadcast)

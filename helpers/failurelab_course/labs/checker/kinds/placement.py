@@ -63,7 +63,7 @@ def _judge(models: Any, rank: int, accelerator: Any, run: Run) -> None:
         metrics["models_loaded"] += 1
         metrics["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
         metrics["tensors_elsewhere"] += len(report.elsewhere)
-        metrics["quantization_elsewhere"] += sum(each.kind == "quantization state" for each in report.elsewhere)
+        metrics["quantization_elsewhere"] += sum(tensor.kind == "quantization state" for tensor in report.elsewhere)
         used = {str(parameter.device) for parameter in model.parameters()}
         metrics["devices_used"] = max(metrics["devices_used"], len(used))
         try:
@@ -94,11 +94,11 @@ def _selects_device(rank: int) -> Any:
 
     original = PartialState.__init__
 
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         getattr(torch, simulate.NAME).set_device(rank)
 
-    return mock.patch.object(PartialState, "__init__", made)
+    return mock.patch.object(PartialState, "__init__", init)
 
 
 def loading(backend: Any, finish: Callable[[torch.nn.Module], None] | None = None) -> Any:
@@ -115,10 +115,10 @@ def loading(backend: Any, finish: Callable[[torch.nn.Module], None] | None = Non
         model = simulate.model(str(path))
         if in_4bit:
             simulate.four_bit(model)
-        made = _resolved(device_map, model, in_4bit, backend)
-        simulate.place(model, made)
+        places = _resolved(device_map, model, in_4bit, backend)
+        simulate.place(model, places)
         if device_map is not None or in_4bit:
-            model.hf_device_map = made
+            model.hf_device_map = places
         if finish is not None:
             finish(model)
         return model
@@ -136,8 +136,8 @@ def _resolved(device_map: Any, model: torch.nn.Module, in_4bit: bool, backend: A
         count = backend.device_count()
         if count < 2:
             return {"": 0}
-        size = sum(each.numel() * each.element_size() for each in model.parameters())
+        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         room = dict.fromkeys(range(count), int(size * 0.7))
-        found = infer_auto_device_map(model, max_memory=room, no_split_module_classes=["Qwen2DecoderLayer"])
-        return {name: place if isinstance(place, int) else count - 1 for name, place in found.items()}
+        inferred = infer_auto_device_map(model, max_memory=room, no_split_module_classes=["Qwen2DecoderLayer"])
+        return {name: place if isinstance(place, int) else count - 1 for name, place in inferred.items()}
     return dict(device_map) if isinstance(device_map, dict) else {"": device_map}
