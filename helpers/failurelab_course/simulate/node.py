@@ -65,10 +65,10 @@ def started(command: str, gpus: int) -> Started:
     for launcher, parse in _LAUNCHERS.items():
         if words[: len(launcher)] == list(launcher):
             try:
-                found = parse(words[len(launcher) :], seen)
+                processes = parse(words[len(launcher) :], seen)
             except SystemExit as error:
                 raise CommandError(f"{' '.join(launcher)} does not take the command {command!r}") from error
-            return dataclasses.replace(found, variables=variables | found.variables)
+            return dataclasses.replace(processes, variables=variables | processes.variables)
     if words and os.path.basename(words[0]) in _PYTHON and "-m" not in words[:-1] and words[-1].endswith(".py"):
         return Started(1, False, variables)
     raise CommandError(
