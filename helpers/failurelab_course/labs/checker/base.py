@@ -1,7 +1,9 @@
 """What every kind's `measure` works with: the run, and a refusal of what cannot be measured as an answer to the lab."""
 
 import dataclasses
+import importlib.util
 import pathlib
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -103,3 +105,12 @@ class Run:
 
 class Refused(Exception):
     """What the script hands over cannot be measured as an answer to the lab."""
+
+
+def import_script(path: str | pathlib.Path) -> types.ModuleType:
+    """Return the script as a module, run from its file: once more at each call, as another process would."""
+    spec = importlib.util.spec_from_file_location("lab_script", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -27,10 +27,11 @@ import torch
 import transformers
 from torch import nn
 
-from failurelab import placement, simulate
+from failurelab import simulate
 from failurelab.placement.dtypes import quantized
-from failurelab_course.labs.checker.base import Refused, Run
-from failurelab_course.labs.checker.kinds.placement import imported_again, loading
+from failurelab_course.labs.checker.base import Refused, Run, import_script
+from failurelab_course.labs.checker.kinds.placement import count_elsewhere, count_loaded, loading
+from failurelab_course.labs.metrics import NODE, PLACEMENT
 from failurelab_course.simulate import node as simulated_node
 
 GPUS = 2
@@ -54,34 +55,18 @@ def measure(script: types.ModuleType, run: Run) -> None:
         if importlib.util.find_spec(name):
             importlib.import_module(name)
     metrics = run.metrics
-    metrics |= dict.fromkeys(metrics.keys() & set(_COUNTS), 0) | {"refusal": "", "layer_refusal": ""}
+    metrics |= dict.fromkeys([*PLACEMENT, *NODE], 0) | {"refusal": "", "layer_refusal": "", "placement_refused": None}
     metrics["processes"] = what.count
     run.stage = "build"
     for rank in range(what.count):
         with simulated_node.process(what, rank, GPUS) as cuda, loading(torch.cuda, lambda model: _loaded(model, cuda)):
-            fresh = imported_again(script)
+            fresh = import_script(script.__file__)
             returned = run.function(fresh, signature)(str(run.model_path), str(run.output_dir))
             if not isinstance(returned, tuple) or len(returned) != 2:
                 raise Refused(f"{signature} returned a {type(returned).__name__}, and not the model and the config")
             _judge(*returned, rank, run)
             metrics["devices_seen"] = max(metrics["devices_seen"], cuda.device_count())
     metrics["placement_refused"] = metrics["ranks_refused"] > 0
-
-
-_COUNTS = (
-    "processes",
-    "devices_seen",
-    "data_parallel",
-    "copies",
-    "layers_refused",
-    "layers_refused_single",
-    "ranks_refused",
-    "tensors_elsewhere",
-    "quantization_elsewhere",
-    "devices_used",
-    "models_loaded",
-    "models_in_4bit",
-)
 
 
 def _loaded(model: nn.Module, cuda: simulated_node.Cuda) -> None:
@@ -142,16 +127,10 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def _judge(model: Any, config: Any, rank: int, run: Run) -> None:
     """Ask transformers, accelerate, bitsandbytes and `placement.check` about what one process has prepared."""
     metrics = run.metrics
-    wanted = {name for name in run.start if not name.endswith("lm_head.weight")}
-    names = {name for name, _ in model.named_parameters()} if isinstance(model, nn.Module) else set()
-    if not wanted <= names | {name for name, _ in getattr(model, "named_buffers", tuple)()}:
-        raise Refused(f"rank {rank} prepared a {type(model).__name__} that is not the model in model_path")
+    used = count_loaded(model, f"rank {rank} prepared", run)
     if not isinstance(config, transformers.TrainingArguments):
         raise Refused(f"rank {rank} prepared a {type(config).__name__} that is no trainer's config")
     _name_devices(model)
-    metrics["models_loaded"] += 1
-    metrics["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
-    used = {str(parameter.device) for parameter in model.parameters()}
     trainer = transformers.Trainer(model=model, args=config)
     wrapped = trainer._wrap_model(trainer.model_wrapped)
     home = trainer.accelerator.device
@@ -166,11 +145,9 @@ def _judge(model: Any, config: Any, rank: int, run: Run) -> None:
             metrics["ranks_refused"] += 1
             metrics["refusal"] = metrics["refusal"] or str(error).splitlines()[0]
     metrics["copies"] += len(copies)
-    metrics["devices_used"] = max(metrics["devices_used"], len(used), len(copies))
+    metrics["devices_used"] = max(metrics["devices_used"], used, len(copies))
     for copy, device in copies:
-        report = placement.check(copy, device, visible=1)
-        metrics["tensors_elsewhere"] += len(report.elsewhere)
-        metrics["quantization_elsewhere"] += sum(tensor.kind == "quantization state" for tensor in report.elsewhere)
+        count_elsewhere(copy, device, metrics)
         for rows, name in ((3, "layers_refused"), (1, "layers_refused_single")):
             said = [_refused(layer, rows) for layer in copy.modules() if _in_4bit(layer)]
             metrics[name] += sum(bool(refusal) for refusal in said)

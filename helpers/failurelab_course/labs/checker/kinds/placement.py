@@ -7,7 +7,6 @@ replaced for that time: it works out the device map as transformers does, and gi
 devices, in 4 bit if asked for. What comes back is handed to accelerate's own `prepare_model`, and to `placement.check`.
 """
 
-import importlib.util
 import os
 import types
 from collections.abc import Callable
@@ -19,7 +18,8 @@ import transformers
 
 from failurelab import placement, simulate
 from failurelab.placement.dtypes import quantized
-from failurelab_course.labs.checker.base import Refused, Run
+from failurelab_course.labs.checker.base import Refused, Run, import_script
+from failurelab_course.labs.metrics import PLACEMENT
 
 RANKS = 2
 
@@ -35,13 +35,12 @@ def measure(script: types.ModuleType, run: Run) -> None:
     simulate.devices(RANKS)
     backend = getattr(torch, simulate.NAME)
     metrics = run.metrics
-    metrics |= {"ranks_refused": 0, "refusal": "", "tensors_elsewhere": 0, "quantization_elsewhere": 0}
-    metrics |= {"devices_used": 0, "models_loaded": 0, "models_in_4bit": 0}
+    metrics |= dict.fromkeys(PLACEMENT, 0) | {"refusal": "", "placement_refused": None}
     run.stage = "build"
     for rank in range(RANKS):
         backend.set_device(0)
         with loading(backend):
-            fresh = imported_again(script)
+            fresh = import_script(script.__file__)
             with simulate.ranks(RANKS, rank) as accelerator:
                 backend.set_device(0)
                 with _selects_device(rank), _launched(rank):
@@ -54,18 +53,9 @@ def measure(script: types.ModuleType, run: Run) -> None:
 def _judge(models: Any, rank: int, accelerator: Any, run: Run) -> None:
     """Ask accelerate and `placement.check` about what one rank has loaded."""
     metrics, refused = run.metrics, False
-    wanted = {name for name in run.start if not name.endswith("lm_head.weight")}
     for model in models:
-        names = {name for name, _ in model.named_parameters()} if isinstance(model, torch.nn.Module) else set()
-        if not wanted <= names | {name for name, _ in getattr(model, "named_buffers", tuple)()}:
-            raise Refused(f"rank {rank} loaded a {type(model).__name__} that is not the model in model_path")
-        report = placement.check(model, torch.device(simulate.NAME, rank), visible=1)
-        metrics["models_loaded"] += 1
-        metrics["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
-        metrics["tensors_elsewhere"] += len(report.elsewhere)
-        metrics["quantization_elsewhere"] += sum(tensor.kind == "quantization state" for tensor in report.elsewhere)
-        used = {str(parameter.device) for parameter in model.parameters()}
-        metrics["devices_used"] = max(metrics["devices_used"], len(used))
+        metrics["devices_used"] = max(metrics["devices_used"], count_loaded(model, f"rank {rank} loaded", run))
+        count_elsewhere(model, torch.device(simulate.NAME, rank), metrics)
         try:
             accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         except ValueError as error:
@@ -74,12 +64,26 @@ def _judge(models: Any, rank: int, accelerator: Any, run: Run) -> None:
     metrics["ranks_refused"] += refused
 
 
-def imported_again(script: types.ModuleType) -> types.ModuleType:
-    """Return the script, run once more from its file, as another process would."""
-    spec = importlib.util.spec_from_file_location("lab_rank", script.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def count_loaded(model: Any, who: str, run: Run) -> int:
+    """Count a model that a rank has loaded; return on how many devices it is.
+
+    Raises:
+        Refused: it is not the model that the script was given; says `who` has loaded it.
+    """
+    wanted = {name for name in run.start if not name.endswith("lm_head.weight")}
+    names = {name for name, _ in model.named_parameters()} if isinstance(model, torch.nn.Module) else set()
+    if not wanted <= names | {name for name, _ in getattr(model, "named_buffers", tuple)()}:
+        raise Refused(f"{who} a {type(model).__name__} that is not the model in model_path")
+    run.metrics["models_loaded"] += 1
+    run.metrics["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
+    return len({str(parameter.device) for parameter in model.parameters()})
+
+
+def count_elsewhere(model: torch.nn.Module, device: torch.device, metrics: dict[str, Any]) -> None:
+    """Count what of a rank's model is not on its device."""
+    elsewhere = placement.check(model, device, visible=1).elsewhere
+    metrics["tensors_elsewhere"] += len(elsewhere)
+    metrics["quantization_elsewhere"] += sum(tensor.kind == "quantization state" for tensor in elsewhere)
 
 
 def _launched(rank: int) -> Any:
