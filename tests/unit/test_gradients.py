@@ -70,13 +70,6 @@ def test_frozen_embeddings_train_the_last_norm_only(cut_off):
     assert "and 21 more" in text and "require_input_grads" in text and "use_reentrant" in text
 
 
-def test_silencing_the_warning_is_no_repair(cut_off):
-    """The popular wrong fix: a filter. The parameters are as dead as before."""
-    with pytest.warns(UserWarning, match=WARNING):
-        backward(cut_off)
-    assert len(gradients.gradient_report(cut_off).without_gradient) == 24
-
-
 def test_lora_ends_in_an_error(model):
     """The fatal face: nothing trainable lies behind the last layer, so the loss has no graph."""
     model = lora(model)

@@ -12,9 +12,9 @@ import subprocess
 from failurelab import failures
 from failurelab.checks import FAIL, IF_YOURS, PASS, Check
 from failurelab.errors import FailureLabError
+from failurelab.failures.loader import PACKAGES as LIBRARIES
 from failurelab.failures.toml_table import read_toml
 
-LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
 _HEALTHY = pathlib.Path(__file__).with_name("healthy.toml")
 _MEANING = (
     "EXPOSED tells what they do to a run of the kind that its line names; IF YOURS, what they do to code of your own "

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from failurelab import failures as registry
-from failurelab_course import eras
+from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine
 from failurelab_course.labs import definition as lab_files
 from failurelab_course.labs import exercise as lab_work
@@ -93,7 +93,7 @@ def check(name: Name = None, device: Device = "cpu", as_json: Json = False) -> N
         print(json.dumps(labs.to_json([row]), indent=1))
     else:
         _show(lab, row)
-    raise typer.Exit(lab_work.exit_status(row))
+    raise typer.Exit(outcomes.exit_status([row.result]))
 
 
 @app.command()

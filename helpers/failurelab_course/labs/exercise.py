@@ -192,8 +192,3 @@ def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator
 def check(lab: Lab, device: str = "cpu") -> labs.Row:
     """Check the learner's script once, and keep what came of it."""
     return judged(lab, labs.check(lab, device=device))
-
-
-def exit_status(row: labs.Row) -> int:
-    """Return 0 for a PASS, 1 for a FAIL, 3 where the question was not asked: ENVIRONMENT, or NOT RUN."""
-    return {labs.PASS: 0, labs.FAIL: 1}.get(row.result, 3)

@@ -18,38 +18,10 @@ from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine
 from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import client as check_client
-from failurelab_course.labs.definition import (
-    Broken,
-    Lab,
-    LabError,
-    broken_rules,
-    find,
-    known,
-    learner_script,
-    load,
-    signature,
-)
+from failurelab_course.labs.definition import Broken, Lab, LabError, broken_rules, find, learner_script, signature
+from failurelab_course.labs.definition import known as known
+from failurelab_course.labs.definition import load as load
 
-__all__ = [
-    "Broken",
-    "Lab",
-    "LabError",
-    "Row",
-    "cannot_run",
-    "check",
-    "check_all",
-    "checker",
-    "exit_status",
-    "find",
-    "known",
-    "load",
-    "records",
-    "render",
-    "resolved",
-    "summary",
-    "to_json",
-    "verify",
-]
 PASS, FAIL, ENVIRONMENT, NOT_RUN = outcomes.Outcome
 # Causes stand first in lab.toml; what follows from them need not all be said.
 TOLD = 3
@@ -204,8 +176,10 @@ def _run(tasks: Sequence[_Task], jobs: int, done: Callable[[Row], None]) -> None
     for era, device in dict.fromkeys((task.lab.era, task.row.device) for task in able):
         here = [task for task in able if (task.lab.era, task.row.device) == (era, device)]
         waiting = dict(enumerate(here))
+        needs = sorted({need for task in here for need in task.lab.needs})
         try:
-            _run_in_era(era, device, waiting, jobs, done)
+            with check_client.start(era, needs, jobs, device=device) as server:
+                _ask(server, waiting, done)
         except check_client.EnvironmentBroken as error:
             for task in waiting.values():
                 task.row.result, task.row.reason = ENVIRONMENT, str(error)
@@ -220,14 +194,8 @@ def cannot_run(lab: Lab, device: str) -> str:
     return f"lab {lab.number} is checked on the CPU alone: {why}. Next: --device cpu, or auto"
 
 
-def _run_in_era(era: str, device: str, waiting: dict[int, _Task], jobs: int, done: Callable[[Row], None]) -> None:
-    """Run the tasks in `waiting`, by number, and take each out when it is judged."""
-    needs = sorted({need for task in waiting.values() for need in task.lab.needs})
-    with check_client.start(era, needs, jobs, device=device) as server:
-        _ask(server, waiting, done)
-
-
 def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[[Row], None]) -> None:
+    """Run the tasks in `waiting`, by number, and take each out when it is judged."""
     model = eras.root() / "models" / "tiny-qwen2"
     for number, task in list(waiting.items()):
         lab = task.lab

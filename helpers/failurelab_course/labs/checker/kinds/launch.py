@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from failurelab._unwrap import unwrap
 from failurelab_course.labs.checker.base import Run
 from failurelab_course.labs.checker.kinds import logits as measure_logits
 from failurelab_course.labs.checker.kinds import placement as measure_placement
@@ -74,8 +75,7 @@ class _Watched:
             model = getattr(trainer, "model", None)
             if isinstance(model, torch.nn.Module):
                 # generate calls the base model; training calls PEFT's, which calls the base model's forward unheard
-                base = model.get_base_model() if hasattr(model, "get_base_model") else model
-                for module in {model, base}:
+                for module in {model, unwrap(model)}:
                     module.register_forward_hook(self._rows, with_kwargs=True)
             return trainer
 

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from failurelab import handles
+from failurelab._unwrap import unwrap
 from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.judge import JudgeError
@@ -54,15 +55,11 @@ def built(script: types.ModuleType, run: Run) -> transformers.Trainer:
 
 def is_as_given(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> bool:
     """Whether a model's weights are those of `start`; adapters rename the layers that they wrap, the others must be."""
-    weights = {name: tensor for name, tensor in _unwrapped(model).state_dict().items() if name in start}
+    weights = {name: tensor for name, tensor in unwrap(model).state_dict().items() if name in start}
     return bool(weights) and all(
         tensor.shape == start[name].shape and torch.equal(tensor.float().cpu(), start[name])
         for name, tensor in weights.items()
     )
-
-
-def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class _Watch(transformers.TrainerCallback):
@@ -82,7 +79,7 @@ class _Watch(transformers.TrainerCallback):
             metrics["tensors_zero_gradient"] = sum(
                 parameter.grad is not None and not parameter.grad.any() for parameter in trainable
             )
-            metrics["checkpointing"] = bool(getattr(_unwrapped(model), "is_gradient_checkpointing", False))
+            metrics["checkpointing"] = bool(getattr(unwrap(model), "is_gradient_checkpointing", False))
 
     def on_step_end(self, args, state, control, optimizer=None, **_):
         metrics = self.metrics
