@@ -57,9 +57,9 @@ def notebooks(clone: pathlib.Path) -> dict:
     """Return the names, seconds and largest processes (MiB) of the notebooks that ran last."""
     ran = json.loads((clone / ".course" / "runs" / "latest" / "results.json").read_text())["results"]
     return {
-        "notebooks": [each["name"] for each in ran],
-        "seconds": [round(each["seconds"]) for each in ran],
-        "peak_mib": [round(each["peak_bytes"] / 2**20) for each in ran],
+        "notebooks": [run["name"] for run in ran],
+        "seconds": [round(run["seconds"]) for run in ran],
+        "peak_mib": [round(run["peak_bytes"] / 2**20) for run in ran],
     }
 
 
@@ -80,12 +80,12 @@ def of_junit(path: pathlib.Path) -> dict:
     return {"minutes": minutes, "tests": counts["tests"], "skipped": counts["skipped"], "cores": os.cpu_count()}
 
 
-def keep(part: str, figures: dict, out: pathlib.Path) -> None:
-    """Put the figures of a part into the ledger, beside those of other parts, and print them."""
-    made = observe.record("ground", "measured", figures, case=f"how long: {part}")
+def keep(part: str, metrics: dict, out: pathlib.Path) -> None:
+    """Put the metrics of a part into the ledger, beside those of other parts, and print them."""
+    new = observe.record("ground", "measured", metrics, case=f"how long: {part}")
     old = read_ledger(out) if out.exists() else []
-    write_ledger(out, [*(record for record in old if key(record) != key(made)), made])
-    print(part, json.dumps(figures), flush=True)
+    write_ledger(out, [*(record for record in old if key(record) != key(new)), new])
+    print(part, json.dumps(metrics), flush=True)
 
 
 def main() -> None:
@@ -107,8 +107,8 @@ def main() -> None:
         if parts[0] != "set-up":
             timed(CALLS["set-up"], clone, caches)  # what the parts need, and no figure
         for part in parts:
-            figures = timed(CALLS[part], clone, caches) | (notebooks(clone) if part == "course" else {})
-            keep(part, figures, asked.out)
+            metrics = timed(CALLS[part], clone, caches) | (notebooks(clone) if part == "course" else {})
+            keep(part, metrics, asked.out)
 
 
 if __name__ == "__main__":
