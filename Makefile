@@ -6,7 +6,7 @@
 PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python || echo python3)
 ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/*.in)))
 BIN := .venv/bin
-LAB ?= $(BIN)/jupyter lab --notebook-dir=.
+LAB ?= $(BIN)/failurelab notebooks --open
 .DEFAULT_GOAL := help
 .PHONY: times help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables site site-lock site-test pack-test
 

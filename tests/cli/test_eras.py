@@ -226,7 +226,7 @@ def more_eras(course):
     (course / "eras" / "a_last.txt").write_text("six==1.14.0\n")
     (course / "notebooks").mkdir()
     for name, needed in (("00_one", "today, old"), ("01_two", "older, today")):
-        (course / "notebooks" / f"{name}.ipynb").write_text(f'["| **Eras** | {needed} |\\n"]')
+        (course / "notebooks" / f"{name}.ipynb").write_text(f'["Library stacks: {needed}.*"]')
     (course / ".venv" / "bin" / "python").symlink_to(sys.executable)
     install.mark(eras.find("today", ready=False), course / ".venv", zero3=False)
 

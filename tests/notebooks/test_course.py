@@ -227,7 +227,7 @@ def test_each_run_has_its_folder_and_latest_leads_to_the_newest(plant, tmp_path,
 def test_a_log_says_at_which_cell_a_notebook_is(plant, tmp_path, monkeypatch, capsys):
     """In a pipe nobody sees a bar; and the last lines say what to open."""
     os.mkfifo(tmp_path / "pipe")
-    plant("00_one", f"# | **Eras** | today, trl-0.14 |\nopen({str(tmp_path / 'pipe')!r}).read()", "print(1)")
+    plant("00_one", f"# Library stacks: today, trl-0.14. \nopen({str(tmp_path / 'pipe')!r}).read()", "print(1)")
     say = supervise._Display.sign_of_life
 
     def answered(display):
@@ -253,7 +253,7 @@ def test_notebooks_whose_eras_are_there_run_first(plant, tmp_path, monkeypatch, 
         name, setup_line = "old", "98 packages"
         is_being_made = property(lambda self: next(looks, False))
 
-    plant("00_needs", "# | **Eras** | old |"), plant("01_passes", "print(1)")
+    plant("00_needs", "# Library stacks: old. "), plant("01_passes", "print(1)")
     monkeypatch.setattr(supervise.eras, "known", lambda: [Era()])
     monkeypatch.setattr(supervise, "LOOK_EVERY", 0.01)
     found = course.run(folder=plant.folder, out=tmp_path / "run", jobs=1, time_limit=300)

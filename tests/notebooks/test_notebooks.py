@@ -7,6 +7,7 @@ seed. `make nightly` lets nbval execute the notebooks too.
 """
 
 import importlib.util
+import json
 import pathlib
 
 import pytest
@@ -109,7 +110,10 @@ def test_the_stored_verdicts_come_out_again(ran, name, request, monkeypatch):
 
 def test_a_verdict_that_changed_is_found(plant, tmp_path, request, monkeypatch):
     """The comparison is alive: a stored verdict that no longer comes out fails, an unmarked output may differ."""
-    path = plant("00_one", "# NBVAL_CHECK_OUTPUT\nprint('healthy')", "print('unmarked')")
+    path = plant("00_one", "print('healthy')", "print('unmarked')")
+    planted = json.loads(path.read_text())
+    planted["cells"][2]["metadata"]["tags"] = [stored.CHECKED]
+    path.write_text(json.dumps(planted))
     (result,) = course.regenerate(folder=plant.folder, out=tmp_path / "run", progress=False, time_limit=300)
     assert compare(path, result.copy, request, monkeypatch) == [""]
     path.write_text(path.read_text().replace('"unmarked\\n"', '"something else\\n"'))

@@ -170,9 +170,9 @@ def _folder(top: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def named_by(notebook: pathlib.Path) -> list[str]:
-    """Return the eras that the card at a notebook's top names, as they stand there; none without such a line."""
-    card = re.search(r"\*\*Eras\*\* *\|([^|]+)\|", notebook.read_text(encoding="utf-8"))
-    return [name.strip() for name in card[1].split(",")] if card else []
+    """Return the eras that a notebook's opening names, as they stand there; none without such a line."""
+    line = re.search(r"Library stacks: (.+?)\.[ *]", notebook.read_text(encoding="utf-8"))
+    return [name.strip() for name in line[1].split(",")] if line else []
 
 
 def by_need() -> tuple[list[Era], list[Era]]:
