@@ -21,9 +21,7 @@ from failurelab import guards, logits
 from failurelab_course.experiments import faults
 
 # Where no error is caught, a guard only hands on: to its own check, or to what the run has called.
-HANDS_ON = re.compile(
-    r"self\._check\(|return (await )?(generate|unwrap)\(|rewards = (await )?function\(|return rewards"
-)
+HANDS_ON = re.compile(r"self\._check\(|return (await )?(generate|unwrap)\(|rewards = (await )?function\(|return rewards")
 
 
 @pytest.mark.parametrize("name", faults.GUARDS)
