@@ -228,9 +228,9 @@ def test_a_prediction_is_chosen_and_kept(page, lab, wait, pictures):
             break
         panel.locator(".jp-WindowedPanel-outer").evaluate("panel => panel.scrollBy(0, 400)")
         page.wait_for_timeout(100)
-    asks.locator(".jp-OutputPrompt").first.click()
+    asks.locator(".jp-OutputArea-output").first.click()
     choose(page, "Run", "Run All Above Selected Cell")
-    asks.locator(".jp-OutputPrompt").first.click()
+    asks.locator(".jp-OutputArea-output").first.click()
     choose(page, "Run", "Run Selected Cell and Do not Advance")
     buttons = asks.locator(".widget-toggle-button")
     buttons.first.wait_for(timeout=180_000)  # an old stack is imported meanwhile
