@@ -81,12 +81,16 @@ def outputs(names: Names = None) -> None:
 
 
 @app.command("notebooks")
-def copy_notebooks() -> None:
+def copy_notebooks(
+    open_them: Annotated[bool, typer.Option("--open", help="Then open JupyterLab on the first.")] = False,
+) -> None:
     """Copy the notebooks, without their outputs, to my_notebooks/ for you to run and edit; what you changed stays."""
     from failurelab_course.runs import copies
 
     for line in copies.refresh():
         _say(line)
+    if open_them:
+        copies.open_lab()
 
 
 @app.command("contract")
@@ -208,8 +212,8 @@ def eras_create(
     """Make eras that are missing, half-made or of another lock."""
     from failurelab_course.eras import install
 
-    for name in names or [era.name for era in eras.known() if era.name != eras.TODAY]:
-        install.create(name, say=_say, wheels=wheels)
+    chosen = names or [era.name for era in eras.known() if era.name != eras.TODAY]
+    install.create_all(chosen, say=_say, wheels=wheels)
 
 
 @eras_app.command("remove")

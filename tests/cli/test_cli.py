@@ -153,6 +153,18 @@ def test_doctor_of_an_environment_without_transformers(planted):
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("metadata", [None, "Metadata-Ver", "Metadata-Version: 2.1\nName: trl\nVersion: 0.1x4\n"])
+def test_doctor_of_half_an_installation(planted, metadata):
+    """An installation that was cut short must not count as one without trl, whose failures it may have."""
+    python = planted({"torch": "2.13.0", "transformers": "4.48.3", "trl": "0.14.0"})
+    (file,) = python.parent.glob("**/trl-0.14.0.dist-info/METADATA")
+    file.unlink() if metadata is None else file.write_text(metadata)
+    done = failurelab("doctor", "--python", str(python))
+    assert done.returncode == 1
+    assert "does not say its version: trl." in done.stderr and "install trl there again" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_doctor_of_a_broken_python(tmp_path):
     """It starts and fails: what it said last, and what to do, in one line."""
     broken = tmp_path / "python"

@@ -12,6 +12,8 @@ import pytest
 
 from failurelab_course import eras
 
+pytestmark = pytest.mark.slow
+
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 UNIT = eras.root() / "tests" / "unit"
 

@@ -278,7 +278,7 @@ def test_the_form_is_measured(tmp_path):
     assert contract.form(path) == {
         "code cells in view": 5,
         "folded": 6,
-        "words": len(OPENING.split()) + len("## Predict Will it learn? ## The diff".split()),
+        "words": len(OPENING.split()) + 8,
         "bookkeeping in view": 0,
         "script in code cell": 1,
         "compared cells": 1,

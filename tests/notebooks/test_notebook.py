@@ -53,6 +53,7 @@ def outputs(result):
     return [cell.outputs for cell in cells if cell.cell_type == "code"][2:]
 
 
+@pytest.mark.slow
 def test_the_first_cell_is_quiet_and_makes_runs_repeat(executed):
     """Two runs with one seed draw the same numbers and put out the same bytes; the set-up itself says nothing."""
     first, again, _ = executed
@@ -134,7 +135,7 @@ def test_outside_a_notebook_the_text_is_printed(capsys):
     assert capsys.readouterr().out.splitlines()[2] == "learns    ✓ healthy"
 
 
-@pytest.mark.era
+@pytest.mark.slow
 def test_the_set_up_works_in_an_era():
     """In an era's kernel the same line makes it quiet and seeds it, and starts no era of its own."""
     era = eras.find("trl-0.14")

@@ -5,6 +5,8 @@ import pytest
 
 from failurelab_course.runs import notebooks as course
 
+pytestmark = pytest.mark.slow
+
 LEARNING = ["00_start_here", "02_garbage_rollouts", "05_silent_misalignment", "08_everything_together"]
 
 

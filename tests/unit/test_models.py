@@ -297,6 +297,7 @@ for ask in (models.load, shapes.config):
     ("variables", "why"),
     [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"), ({"HF_ENDPOINT": CLOSED}, f"{CLOSED} does not answer")],
 )
+@pytest.mark.slow
 def test_a_hub_id_is_loaded_from_the_cache(tmp_path, variables, why):
     """As a download leaves it. A hub that does not answer is asked once: six tries take half a minute for each call."""
     entry = tmp_path / "hub" / "models--Lab--Tiny-Qwen2"

@@ -9,6 +9,8 @@ import os
 import pathlib
 import subprocess
 
+from packaging.version import InvalidVersion, Version
+
 from failurelab import failures
 from failurelab.checks import FAIL, IF_YOURS, PASS, Check
 from failurelab.errors import FailureLabError
@@ -35,12 +37,19 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
     code = (
         "import importlib.metadata as m, json\n"
         "def v(n):\n"
-        "    try: return m.version(n)\n"
+        "    try: return m.version(n) or 'damaged'\n"
         "    except m.PackageNotFoundError: return None\n"
+        "    except Exception: return 'damaged'\n"
         f"print(json.dumps({{n: v(n) for n in {LIBRARIES!r}}}))"
     )
     versions = _ask(python, code)
     listed = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none of the libraries under study"
+    damaged = [name for name, version in versions.items() if not _is_version(version)]
+    if damaged:
+        raise VersionsError(
+            f"what is installed for {python} does not say its version: {', '.join(damaged)}. Half of its files may be "
+            f"gone, and no failure can be told by it. Next: install {' '.join(damaged)} there again."
+        )
     if "transformers" not in versions:
         raise VersionsError(
             f"transformers is not installed for {python} ({listed}): none of the course's failures can happen there. "
@@ -59,6 +68,13 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
         repair = "" if status == PASS else _repair(failure, versions)
         checks.append(Check(f"{failure.id} {failure.title}", status, hit.reason, repair, failure.id))
     return checks
+
+
+def _is_version(text: str) -> bool:
+    try:
+        return bool(Version(text))
+    except InvalidVersion:
+        return False
 
 
 def _ask(python: str | pathlib.Path, code: str) -> dict[str, str]:

@@ -7,7 +7,9 @@ would read the answers before the questions. And what a reader writes into a fil
 
 import hashlib
 import json
+import os
 import pathlib
+import sys
 
 from failurelab_course import eras, state_file
 from failurelab_course.runs import notebooks as course
@@ -44,6 +46,14 @@ def refresh(folder: pathlib.Path | None = None) -> list[str]:
                 written[path.name] = source
         state_file.write(list_of_copies, json.dumps(written, indent=1) + "\n")
     return kept
+
+
+def open_lab() -> None:
+    """Become JupyterLab, open on the first copy; .jupyter/ of the repository switches off its question about news."""
+    root = eras.root()
+    first = f"{FOLDER}/{course.notebooks()[0].path.name}"
+    variables = os.environ | {"JUPYTER_CONFIG_PATH": str(root / ".jupyter")}
+    os.execve(sys.executable, [sys.executable, "-m", "jupyterlab", f"--notebook-dir={root}", first], variables)
 
 
 def _read(path: pathlib.Path) -> dict[str, str]:
