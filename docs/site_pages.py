@@ -85,10 +85,10 @@ def relink(text: str, file: str, page: str) -> str:
             return match[0]
         path, _, anchor = target.partition("#")
         there = os.path.normpath(os.path.join(os.path.dirname(file), path))
-        found = page_of(there)
-        if found is None:
+        destination = page_of(there)
+        if destination is None:
             return f"{label}({web}{there})" if web else label[1:-1]
-        link = os.path.relpath(found, os.path.dirname(page) or ".")
+        link = os.path.relpath(destination, os.path.dirname(page) or ".")
         return f"{label}({link}{'#' + anchor if anchor else ''})"
 
     lines, fenced = [], False
@@ -187,9 +187,9 @@ def _list_of_labs() -> str:
     head, _, rest = readme.partition("\n## ")
     lines = ["", "| lab | difficulty | minutes | era |", "| --- | --- | --- | --- |"]
     for lab in labs():
-        told = tomllib.loads((lab / "lab.toml").read_text(encoding="utf-8"))
-        link = f"[{lab.name[:2]} {told['title']}]({lab.name}.md)"
-        lines.append(f"| {link} | {told['difficulty']} | {told['minutes']} | {told['era']} |")
+        card = tomllib.loads((lab / "lab.toml").read_text(encoding="utf-8"))
+        link = f"[{lab.name[:2]} {card['title']}]({lab.name}.md)"
+        lines.append(f"| {link} | {card['difficulty']} | {card['minutes']} | {card['era']} |")
     listed = "\n".join(lines)
     pages = "\n".join(lab.name for lab in labs())
     contents = f"\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
@@ -198,20 +198,20 @@ def _list_of_labs() -> str:
 
 def _lab(folder: pathlib.Path) -> str:
     """Return a lab's page: its task and the broken script. Hints and solution stay with the commands."""
-    told = tomllib.loads((folder / "lab.toml").read_text(encoding="utf-8"))
+    card = tomllib.loads((folder / "lab.toml").read_text(encoding="utf-8"))
     script = (folder / "start.py").read_text(encoding="utf-8")
     module = ast.parse(script)
     _, _, task = (ast.get_docstring(module) or "").partition("\n\n")
     after = "\n".join(script.splitlines()[module.body[0].end_lineno :]).strip("\n")
     number = folder.name[:2]
-    return f"""# Lab {number}: {told["title"]}
+    return f"""# Lab {number}: {card["title"]}
 
 | | |
 | --- | --- |
-| **Difficulty** | {told["difficulty"]} |
-| **Minutes** | {told["minutes"]} |
-| **Era** | {told["era"]} |
-| **Measured** | {told["measured"]} |
+| **Difficulty** | {card["difficulty"]} |
+| **Minutes** | {card["minutes"]} |
+| **Era** | {card["era"]} |
+| **Measured** | {card["measured"]} |
 
 {task}
 

@@ -219,9 +219,9 @@ def test_a_script_that_hangs_or_dies_is_ended_and_named(server, tmp_path, gone):
         script = tmp_path / f"{number}.py"
         script.write_text(code)
         # the one that hangs must have begun before it is ended, also where a start takes long
-        server.check(number, script, MODEL, "Trainer", time_limit=400 if number else 30)
+        server.check(number, script, MODEL, "Trainer", time_limit=400 if number else 15)
     answers = {answer["id"]: answer for answer in (server.answer(120) for _ in range(4))}
-    assert answers[0]["ended"] == "over its time limit of 30 s"
+    assert answers[0]["ended"] == "over its time limit of 15 s"
     assert answers[1]["ended"] == "left by itself with status 7 before it was measured"
     assert answers[2]["ended"] == f"ended by signal {int(signal.SIGABRT)} before it was measured"
     assert "memory runs out" in answers[3]["environment"]

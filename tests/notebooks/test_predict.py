@@ -289,19 +289,6 @@ def test_a_damaged_notebook_is_named(tmp_path):
         predict.questions(tmp_path)
 
 
-def test_marks_are_legible():
-    """As a verdict table's: each brings its own ground, with a contrast of at least 7 to 1."""
-
-    def light(colour):
-        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
-
-    for mark in (predict.RIGHT, predict.OTHER, predict.NONE, predict.NOT_RUN):
-        assert (light(mark.ground) + 0.05) / (light(mark.ink) + 0.05) >= 7
-        assert mark.words in mark.html
-
-
 # A real kernel, as a Jupyter server starts one
 
 

@@ -21,7 +21,9 @@ from failurelab import guards, logits
 from failurelab_course.experiments import faults
 
 # Where no error is caught, a guard only hands on: to its own check, or to what the run has called.
-HANDS_ON = re.compile(r"self\._check\(|return (await )?(generate|unwrap)\(|rewards = (await )?function\(|return rewards")
+HANDS_ON = re.compile(
+    r"self\._check\(|return (await )?(generate|unwrap)\(|rewards = (await )?function\(|return rewards"
+)
 
 
 @pytest.mark.parametrize("name", faults.GUARDS)
@@ -90,19 +92,18 @@ def break_guard(name, **attributes):
         (break_guard("RolloutGuard", tokenizer=Hostile()), 1),
         (break_guard("RolloutGuard", prompts=[7]), 1),
         (break_guard("LogitsGuard", log_prob_function=Hostile()), 1),
-        (break_guard("LogitsGuard", memory=Hostile()), 2),  # before the first step, and at each one's end
+        (break_guard("LogitsGuard", memory=Hostile()), 1),
         (break_guard("PlacementGuard", device="no such device"), 1),
         (break_guard("EngineGuard", _trainer=Hostile()), 1),
         (break_guard("RewardGuard", _trainer=Hostile()), 1),
         (break_guard("GradientGuard", ignore="("), 0),  # is asked for only where something is missing
-        (lambda trainer: setattr(trainer.model, "hf_device_map", Hostile()), 1),
     ],
-    ids="tokenizer prompts function memory device engine reward pattern map".split(),
+    ids="tokenizer prompts function memory device engine reward pattern".split(),
 )
 def test_what_a_guard_asks_raises(trained, change, reasons):
     messages = train(*trained, before=change)
     assert all("could not check: " in message for message in messages), messages
-    assert len(messages) == len(set(messages)) == reasons or (reasons == 2 and len(messages) == 1)
+    assert len(messages) == reasons
 
 
 def test_a_forward_that_sends_the_argument_itself_trains_under_the_guard(trained):
@@ -159,7 +160,7 @@ def test_a_trainer_of_ones_own_trains_under_every_guard(trained, patched):
     assert train(*trained, build=overriding(faults._grpo), before=before) == []
 
 
-def test_vllm_is_told_once_and_judges_nothing(trained, caplog):
+def test_vllm_is_told_once_and_judges_nothing(trained):
     guard = guards.RolloutGuard()
     arguments = types.SimpleNamespace(use_vllm=True, bf16=False, fp16=False)
     with pytest.warns(guards.GuardWarning, match="RolloutGuard: could not check: with use_vllm") as said:

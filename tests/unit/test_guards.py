@@ -159,10 +159,12 @@ def test_what_the_gradient_guard_says_is_what_the_run_did(kind, mode, checkpoint
             trainer.train()
         except RuntimeError as raised:
             error = str(raised)
-    assert not error or (error.startswith("element 0") and guard.report is None)
     alarms = [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
     gradient_alarms = [text for text in alarms if text.startswith("GradientGuard")]
-    if not error:
+    if error:  # told beforehand: nothing would get a gradient
+        assert error.startswith("element 0") and guard.report.without_gradient == tuple(before.values)
+        assert len(gradient_alarms) == 1 and "the first backward pass will end in" in gradient_alarms[0]
+    else:
         still = set(before.values) - set(before.changed(trainer.model))
         assert set(guard.report.without_gradient) == still
         assert len(gradient_alarms) == bool(still)
@@ -205,6 +207,27 @@ def test_the_gradient_guard_stops_before_anything_is_trained(model, tokenizer, t
     healed = guards.GradientGuard()
     make("trainer", model, tokenizer, tmp_path, [healed]).train()
     assert healed.report.learns and len(before.changed(model)) == 25
+
+
+@pytest.mark.parametrize("action", ["stop", "warn"])
+def test_lora_is_told_before_the_first_backward_pass(model, tokenizer, tmp_path, action):
+    """In every stack: torch's bare "element 0" comes after the guard's word, or not at all."""
+    model = peft.get_peft_model(model, lora_config())
+    checkpoint(model, reentrant=True)
+    guard = guards.GradientGuard(action)
+    trainer = make("trainer", model, tokenizer, tmp_path, [guard])
+    message = "GradientGuard: the first backward pass will end in .element 0.*8 of 8 .*enable_input_require_grads"
+    if action == "stop":
+        with pytest.raises(guards.GuardTripped, match=message):
+            trainer.train()
+    else:
+        with pytest.raises(RuntimeError, match="element 0"), pytest.warns(guards.GuardWarning, match=message):
+            trainer.train()
+    assert guard.report.without_gradient == tuple(gradients.snapshot(model).values)
+    gradients.require_input_grads(model)
+    healed = guards.GradientGuard()
+    make("trainer", model, tokenizer, tmp_path, [healed]).train()
+    assert healed.report.learns
 
 
 class Sometimes(torch.nn.Module):

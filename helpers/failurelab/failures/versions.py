@@ -14,9 +14,9 @@ from packaging.version import InvalidVersion, Version
 from failurelab import failures
 from failurelab.checks import FAIL, IF_YOURS, PASS, Check
 from failurelab.errors import FailureLabError
+from failurelab.failures.loader import PACKAGES as LIBRARIES
 from failurelab.failures.toml_table import read_toml
 
-LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
 _HEALTHY = pathlib.Path(__file__).with_name("healthy.toml")
 _MEANING = (
     "EXPOSED tells what they do to a run of the kind that its line names; IF YOURS, what they do to code of your own "
@@ -58,12 +58,12 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
     missing = (
         "" if "trl" in versions else "; trl is not installed: its trainers cannot be at fault, code of your own can"
     )
-    found = {failure.id: failures.affected(failure, versions) for failure in failures.all()}
+    exposures = {failure.id: failures.affected(failure, versions) for failure in failures.all()}
     checks = [Check("Libraries", PASS, listed + missing)]
-    if any(found.values()):
+    if any(exposures.values()):
         checks.append(Check("What these versions do", FAIL, _MEANING, _healthy_stack()))
     for failure in failures.all():
-        hit = found[failure.id]
+        hit = exposures[failure.id]
         status = FAIL if hit else IF_YOURS if hit.own_code else PASS
         repair = "" if status == PASS else _repair(failure, versions)
         checks.append(Check(f"{failure.id} {failure.title}", status, hit.reason, repair, failure.id))
@@ -93,8 +93,8 @@ def _ask(python: str | pathlib.Path, code: str) -> dict[str, str]:
             "Next: give the path that `which python` prints where you train."
         ) from error
     try:
-        found = json.loads(asked.stdout.strip().splitlines()[-1])
-        return {name: version for name, version in found.items() if version}
+        versions = json.loads(asked.stdout.strip().splitlines()[-1])
+        return {name: version for name, version in versions.items() if version}
     except (ValueError, IndexError, AttributeError) as error:
         said = (asked.stderr.strip() or asked.stdout.strip() or "nothing").splitlines()[-1][:200]
         raise VersionsError(

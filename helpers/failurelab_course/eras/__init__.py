@@ -205,9 +205,9 @@ def find(name: str, *, ready: bool = True, wait=None) -> Era:
         said = line
         time.sleep(0.5)
     if ready and found.status != "ready" and not (name == TODAY and _is_own(found)):
-        how = f" Its last set-up said: {found.setup_line}." if found.setup_line else ""
+        how = f"; its last set-up said: {found.setup_line}" if found.setup_line else ""
         raise EraError(
-            f"era {name} is {found.status} ({found.folder}): its library stack cannot be imported.{how} "
+            f"era {name} is {found.status} ({found.folder}{how}): its library stack cannot be imported. "
             f"Next: failurelab eras create {name}"
         )
     return found

@@ -40,7 +40,7 @@ class EnvironmentBroken(Exception):
 def one_gpu(device: str) -> str:
     """Return the CUDA_VISIBLE_DEVICES that shows `cuda:N` alone: the N-th that this process may see."""
     number = int(device.partition(":")[2] or 0)
-    named = [each.strip() for each in os.environ.get(VISIBLE, "").split(",") if each.strip()]
+    named = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
     return named[number] if named else str(number)
 
 
