@@ -9,8 +9,9 @@ alive between cells, and its text, results, pictures and errors come back as if 
     %%era trl-0.14 -i steps -o rewards
     ...
 
-`%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that takes
-seconds; `%era_stop NAME ...` ends them. `%era_again NAME` runs the last `%%era` cell in another era. No kernel outlives the notebook's own, however that ends: see `keeper`.
+`%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that
+takes seconds; `%era_stop NAME ...` ends them. `%era_again NAME` runs the last `%%era` cell in another era. No kernel
+outlives the notebook's own, however that ends: see `keeper`.
 An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it.
 """
 

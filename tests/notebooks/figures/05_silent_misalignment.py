@@ -1,4 +1,4 @@
-"""Notebook 05: scores at prompt positions, a first loss and KL of 0, a reward that goes the other way, a KL that runs."""
+"""Notebook 05: scores at prompt positions, first loss and KL of 0, a reward that falls, a KL that runs away."""
 
 
 def check(result):
