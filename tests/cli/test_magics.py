@@ -137,6 +137,21 @@ def test_the_kernel_lives_on_and_is_not_this_one(notebook):
     assert notebook.run("import os; print(len({pid, today, os.getpid()}), 'there' in dir())").text == "3 False\n"
 
 
+def test_the_last_cell_runs_again_in_another_era(notebook):
+    """`%era_again` is the same code with the same -i and -o in another stack, in a loop as well."""
+    notebook.run("start, stacks = 2, []")
+    cell = "import os\ncame = [start + 1, os.environ['FAILURELAB_ERA']]"
+    assert notebook.run(f"%%era {OLD} -i start -o came\n{cell}").status == "ok"
+    again = notebook.run("for era in ['today']:\n    %era_again {era}\n    stacks.append(came)\nstacks")
+    assert again.value == "[[3, 'today']]"
+
+
+def test_nothing_runs_again_where_nothing_ran(own_notebook):
+    """A reader who runs cells out of order is told which cell comes first."""
+    output = own_notebook.run("%era_again today")
+    assert output.error["ename"] == "EraMagicError" and "Next: run the cell above" in output.error["evalue"]
+
+
 def test_pictures_come_back_as_png(notebook):
     """Pictures of matplotlib are inline, without a magic; other displays, updates and clearing come back in order."""
     output = notebook.run(

@@ -9,8 +9,9 @@ alive between cells, and its text, results, pictures and errors come back as if 
     %%era trl-0.14 -i steps -o rewards
     ...
 
-`%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that takes
-seconds; `%era_stop NAME ...` ends them. No kernel outlives the notebook's own, however that ends: see `keeper`.
+`%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that
+takes seconds; `%era_stop NAME ...` ends them. `%era_again NAME` runs the last `%%era` cell in another era. No kernel
+outlives the notebook's own, however that ends: see `keeper`.
 An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it.
 """
 
@@ -92,7 +93,9 @@ def stop(*names: str) -> None:
 
 @magics_class
 class EraMagics(Magics):
-    """`%%era`, `%era_start` and `%era_stop`."""
+    """`%%era`, `%era_again`, `%era_start` and `%era_stop`."""
+
+    _last: tuple[str, str] | None = None  # what the last `%%era` cell wrote after the era's name, and its body
 
     @magic_arguments()
     @argument("name", help="the era: a pinned library stack, as `failurelab eras list` names them")
@@ -107,6 +110,7 @@ class EraMagics(Magics):
         these with strings as keys; a tuple becomes a list.
         """
         options = _parse(self.era, line)
+        self._last = (line.replace(options.name, "", 1).strip(), cell)
         variables = self.shell.user_ns | (local_ns or {})
         send = {name: variables.get(name) for name in _names("-i", options.input)}
         fetch = _names("-o", options.output)
@@ -117,6 +121,18 @@ class EraMagics(Magics):
         # must stay first.
         code = cell if cell.lstrip().startswith("%%") else f"# %%era {line}\n{cell}"
         self.shell.push(kernel(options.name).run(code, send, fetch))
+
+    @magic_arguments()
+    @argument("name", help="the era in which the last `%%era` cell is run once more, with the same -i and -o")
+    @needs_local_scope
+    @line_magic
+    def era_again(self, line: str, local_ns: dict | None = None) -> None:
+        """Run the last `%%era` cell once more, in another era: the same code in two library stacks."""
+        name = _parse(self.era_again, line).name
+        if self._last is None:
+            raise EraMagicError("no %%era cell has run in this notebook yet. Next: run the cell above this one first.")
+        options, cell = self._last
+        self.era(f"{name} {options}", cell, local_ns)
 
     @magic_arguments()
     @argument("names", nargs="+", help="eras whose kernels are started")
