@@ -67,7 +67,7 @@ class GradientGuard(Guard):
         reentrant = any(kind == "reentrant" for kind, _ in gradients.checkpointed(model))
         if reentrant and results and not any(result.requires_grad for result in results):
             self.report = self._watch.report()
-            self._trip(f"the first backward pass will end in \"element 0 ...\": {self.report}", self.report)
+            self._trip(f'the first backward pass will end in "element 0 ...": {self.report}', self.report)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Judge what the backward passes have reached."""
