@@ -23,10 +23,10 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in faults.GUARDS:
         result = faults.inject(name, every=arguments.every)
-        figures = {key: getattr(result, key) for key in ("lines", "faults", "went_on", "told")}
+        metrics = {key: getattr(result, key) for key in ("lines", "faults", "went_on", "told")}
         state = "healthy" if result.went_on == result.told == result.faults else "broken"
-        observe.record("ground", state, figures, case=f"faults in guards: {name}")
-        print(f"{name:14s}", *(f"{key} {value}" for key, value in figures.items()), *result.others.items(), sep="  ")
+        observe.record("ground", state, metrics, case=f"faults in guards: {name}")
+        print(f"{name:14s}", *(f"{key} {value}" for key, value in metrics.items()), *result.others.items(), sep="  ")
 
 
 if __name__ == "__main__":

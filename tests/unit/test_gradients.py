@@ -93,13 +93,6 @@ def test_the_advice_is_what_heals_in_the_installed_trl(cut_off, monkeypatch, trl
     assert "require_input_grads" in text
 
 
-def test_silencing_the_warning_is_no_repair(cut_off):
-    """The popular wrong fix: a filter. The parameters are as dead as before."""
-    with pytest.warns(UserWarning, match=WARNING):
-        backward(cut_off)
-    assert len(gradients.gradient_report(cut_off).without_gradient) == 24
-
-
 def test_lora_ends_in_an_error(model):
     """The fatal face: nothing trainable lies behind the last layer, so the loss has no graph."""
     model = lora(model)

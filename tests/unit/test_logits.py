@@ -486,6 +486,7 @@ os._exit(0)  # gloo's threads now and then abort a process that ends in the usua
 """
 
 
+@pytest.mark.slow
 def test_two_processes_average_their_gradients_as_with_full_logits(tmp_path):
     """DDP and FSDP2 join gradients only for a pass through their own forward, which is what runs here."""
     script = WRAPPERS.format(folder=str(pathlib.Path(__file__).parent))
@@ -529,6 +530,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_zero3_gathers_the_head_for_it():
     """Under ZeRO-3 the head has no weight but while its own forward runs, which is where scores are made."""
     pytest.importorskip("deepspeed")

@@ -95,12 +95,14 @@ def setup(
     except devices.TierError as error:
         not_run(str(error))
     if observe.era() == "today":
-        from failurelab_course.notebook import magics
+        from failurelab_course.notebook import log_lines, magics, order
 
         magics.register()
         shell = magics.get_ipython()
         if shell is not None:
             shell.extension_manager.load_extension("failurelab_course")  # %lab
+            order.install(shell)
+            log_lines.install()
         if eras:
             magics.start(*eras)
     return device
@@ -114,7 +116,7 @@ def _only(device: str) -> str:
     number = str(device).removeprefix("cuda").removeprefix(":")
     if device != "auto" and not (str(device).startswith("cuda") and (not number or number.isdigit())):
         return device
-    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     place = int(number) if number.isdigit() else 0
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(place)

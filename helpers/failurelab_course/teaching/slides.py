@@ -16,6 +16,7 @@ import nbformat
 from failurelab.errors import FailureLabError
 from failurelab_course import eras
 from failurelab_course.runs import notebooks as course
+from failurelab_course.runs import stored
 
 GUIDE = "docs/teaching.md"
 # What a deck holds of reveal.js, below the folder that `make slides` installs the wheel into.
@@ -61,7 +62,7 @@ def make(names: Iterable[str] = (), out: pathlib.Path | None = None, say: Callab
         course.CourseError: no notebook is called so.
     """
     chosen = course.find(names)
-    bare = [each.name for each in chosen if not any(cell.outputs for cell in each.code)]
+    bare = [notebook.name for notebook in chosen if not any(cell.outputs for cell in notebook.code)]
     if bare:
         raise SlidesError(
             f"{', '.join(bare)}: no outputs are stored, and slides show what came out. "
@@ -100,9 +101,9 @@ def deck(notebook: Any, questions: list[tuple[str, str]], texts: list[str]) -> s
     from nbconvert.exporters import SlidesExporter
 
     for cell in notebook.cells:
-        cell.source = cell.source.removeprefix("# NBVAL_CHECK_OUTPUT\n")
-        if any(output.output_type == "display_data" for output in cell.get("outputs", [])):
-            cell.metadata["transient"] = {"remove_source": True}  # a picture or a table is shown without its code
+        # What is folded in the notebook, a picture and a table are shown without their code.
+        if stored.is_folded(cell) or any(output.output_type == "display_data" for output in cell.get("outputs", [])):
+            cell.metadata["transient"] = {"remove_source": True}
     for question, answer in questions:
         for text, kind in ((f"## Discuss\n\n{question}", "slide"), (answer, "notes")):
             cell = nbformat.v4.new_markdown_cell(text, metadata={"slideshow": {"slide_type": kind}})
@@ -121,9 +122,9 @@ def discussion(guide: str) -> dict[str, list[tuple[str, str]]]:
     In the guide a notebook's questions stand under a heading such as `### 01 The requires_grad warning`, each an item
     `1. **Question?** What a good answer holds.`
     """
-    found = {}
+    questions = {}
     for part in re.split(r"^### (?=\d\d )", guide, flags=re.MULTILINE)[1:]:
         text = re.split(r"^##+ ", part, flags=re.MULTILINE)[0]
         items = re.findall(r"^\d+\. \*\*(.+?)\*\*\s+(.+?)(?=^\d+\. |\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
-        found[part[:2]] = [(" ".join(question.split()), " ".join(answer.split())) for question, answer in items]
-    return found
+        questions[part[:2]] = [(" ".join(question.split()), " ".join(answer.split())) for question, answer in items]
+    return questions
