@@ -1,7 +1,5 @@
 """The tables about gradients, rollouts and learning: failures F1, F2 and F7, and the healthy ground."""
 
-import pandas
-
 from failurelab_course.ledger import tables
 from failurelab_course.ledger.records import Record
 from failurelab_course.ledger.tables import count, grid, group_runs, list_runs, median, select_runs, spread, table
@@ -140,9 +138,8 @@ def imports(records: list[Record]) -> str:
 
 def guards(records: list[Record]) -> str:
     """What guards cost: milliseconds added to the first step, which they judge, and the share added to later ones."""
-    pattern = "overhead of guards: (?P<guard>GradientGuard|RolloutGuard|both)"
-    runs = pandas.concat([select_runs(records, failure, pattern) for failure in ("F1", "F7")])
-    runs = runs.drop_duplicates(["guard", "era"]).sort_values(["guard", "era"])
+    runs = select_runs(records, "ground", "overhead of guards: (?P<guard>.+Guard|all four)")
+    runs = runs.sort_values(["guard", "era"], key=lambda column: column.replace("all four", "zzz"))
     body = [
         [
             run["guard"],
@@ -154,3 +151,14 @@ def guards(records: list[Record]) -> str:
         for run in runs.to_dict("records")
     ]
     return tables.markdown(["guard", "era", "first step, ms", "of which added, ms", "added to later steps"], body)
+
+
+def guard_faults(records: list[Record]) -> str:
+    """Errors raised inside each guard, and the runs that went on all the same."""
+    runs = select_runs(records, "ground", "faults in guards: (?P<guard>.+)").sort_values(["guard", "era"])
+    head = ["guard", "era", "lines it runs", "of which raised an error", "runs that went on", "said in one warning"]
+    body = [
+        [run[name] for name in ("guard", "era", "lines", "faults", "went_on", "told")]
+        for run in runs.to_dict("records")
+    ]
+    return tables.markdown(head, body)
