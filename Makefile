@@ -1,23 +1,26 @@
 # make course   set up, then run the course's notebooks
-# make test     set up, then run all tests
+# make test     set up, then run all tests; make test-fast, the quick ones
 # make lab      set up, then open JupyterLab
 # make help     the rest
 # A .venv that works is asked first, so that another python3 on the path changes nothing once all is there.
 PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python || echo python3)
 ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/*.in)))
 BIN := .venv/bin
+LAB ?= $(BIN)/failurelab notebooks --open
 .DEFAULT_GOAL := help
-.PHONY: times help setup course test browser lab lint rooms lock outputs evidence tables site site-lock site-test pack-test
+.PHONY: times help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables site site-lock site-test pack-test
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
 	@echo "make test      set up what is missing, then run all tests"
+	@echo "make test-fast while you change something: without what runs notebooks, labs, trainings or other eras"
+	@echo "make nightly   run the notebooks again: with another seed, with other models, and by nbval"
 	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
-	@echo "make lab       set up what is missing, then open JupyterLab"
+	@echo "make lab       set up what the first notebook needs, then open JupyterLab; the rest is made meanwhile"
 	@echo "make setup     set up only: .venv and the eras"
 	@echo "make outputs   run the notebooks and store their outputs in them"
 	@echo "make evidence  measure everything again into evidence/cpu.json, and the README's tables from it"
-	@echo "make times     measure set-up, course, labs and tests as a whole, in a fresh clone (an hour)"
+	@echo "make times     measure set-up, course, labs and tests as a whole, in fresh clones, and the budgets (an hour)"
 	@echo "make tables    write the README's tables from evidence/cpu.json"
 	@echo "make pack-test pack the course for a room without a network, install it with the network cut, use it"
 	@echo "make site      build the course's pages from the stored outputs into .site/html; runs nothing"
@@ -29,18 +32,32 @@ help:
 	@echo "make lock      compile eras/*.in into eras/*.txt, and docs/requirements.in"
 
 # Does nothing, and needs no network, once all is there.
-setup:
-	@test -f eras/torch.txt || { echo "ERROR run make in the repository's root: eras/torch.txt is not here" >&2; exit 1; }
+setup: here
 	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras create $(ERAS)
 
-course: setup
-	@$(BIN)/failurelab run
+here:
+	@test -f eras/torch.txt || { echo "ERROR run make in the repository's root: eras/torch.txt is not here" >&2; exit 1; }
+
+# What runs once the first notebook's eras are there, while the others are made.
+course: here
+	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin --finish $(BIN)/failurelab run
 
 # One thread a process: as fast for small models, and two processes at once do not slow each other down. Two files of
 # tests at a time, each in its order: a file's tests share what was run once. Files in their order too: by default those
 # with few tests come last, and here these take longest, so that a core would have nothing to do at the end.
 test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
+# At most three minutes on two idle cores.
+test-fast: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder \
+		-m "not slow and not nightly"
+
+# Hosted CI runs it by a schedule. A notebook is run by papermill in the test, and by nbval in the second command.
+nightly: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m nightly
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --nbval-lax --nbval-current-env \
+		--nbval-cell-timeout=900 --nbval-kernel-startup-timeout=180 notebooks
 
 # In an environment of its own, so that the course's locks hold no browser driver. Without a Chromium: exit status 3.
 browser: setup .browser/bin/pytest
@@ -55,9 +72,10 @@ browser: setup .browser/bin/pytest
 times: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/times.py
 	@$(BIN)/failurelab evidence tables
+	@$(BIN)/python benchmarks/times.py --budget
 
-lab: setup
-	@$(BIN)/jupyter lab --notebook-dir=.
+lab: here
+	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin $(LAB)
 
 # As root, with the network for packing; installing has none. LEDGER=evidence/cpu.json keeps what was measured.
 pack-test: setup

@@ -67,8 +67,8 @@ def layer_activations(sizes: Sizes, tokens: int) -> int:
 
 def kept_by_layers(sizes: Sizes, tokens: int, checkpointing: bool) -> int:
     """Return what all layers keep until backward: everything, or under checkpointing the input of each."""
-    each = tokens * sizes.width * sizes.element if checkpointing else layer_activations(sizes, tokens)
-    return sizes.layers * each
+    layer = tokens * sizes.width * sizes.element if checkpointing else layer_activations(sizes, tokens)
+    return sizes.layers * layer
 
 
 def logits(rows: int, vocabulary: int, element: int = FLOAT) -> int:
@@ -89,8 +89,8 @@ def head(sizes: Sizes, batch: int, prompt: int, completion: int, way: str, chunk
         return weight + logits(chunk, sizes.vocabulary) + half
     scored = logits(batch * completion, sizes.vocabulary)
     returned = batch * (prompt + completion if way == "full" else completion + 1)
-    made = logits(returned, sizes.vocabulary, sizes.element)
-    return max(made + 2 * scored, 3 * scored, made + weight)
+    whole = logits(returned, sizes.vocabulary, sizes.element)
+    return max(whole + 2 * scored, 3 * scored, whole + weight)
 
 
 def step(
@@ -110,11 +110,11 @@ def step(
     tokens = batch * (prompt + completion)
     kept = kept_by_layers(sizes, tokens, checkpointing)
     end = sizes.vocabulary * sizes.width * sizes.element
-    each = kept // sizes.layers
+    layer = kept // sizes.layers
     again = layer_activations(sizes, tokens) if checkpointing else 0
     running = again + 2 * tokens * sizes.intermediate * sizes.element  # the MLP's two gradients
     of_layer = layer_weights(sizes) * sizes.element
     last = kept + end + running
-    first = each + weights(sizes) - of_layer + running
+    first = layer + weights(sizes) - of_layer + running
     second = end if sizes.tied and way != "chunked" else 0
     return max(kept + head(sizes, batch, prompt, completion, way, chunk), last, first, weights(sizes) + second)

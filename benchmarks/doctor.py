@@ -33,10 +33,10 @@ def main() -> None:
     parser.parse_args()
     runs = [once() for _ in range(3)][1:]
     seconds, processor, said = min(runs, key=lambda run: run[0])
-    figures = {"seconds": round(seconds, 1), "processor_seconds": round(processor, 1)}
-    figures |= {"checks": len(said["checks"]), "ready": said["exit_status"] == 0}
-    observe.record("ground", "measured", figures, case="failurelab doctor, warm")
-    print(figures)
+    metrics = {"seconds": round(seconds, 1), "processor_seconds": round(processor, 1)}
+    metrics |= {"checks": len(said["checks"]), "ready": said["exit_status"] == 0}
+    observe.record("ground", "measured", metrics, case="failurelab doctor, warm")
+    print(metrics)
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ class Rows:
 
     def __init__(self, model):
         self.prompt = self.made = self.needed = 0
-        for each in (model, model.get_base_model()):  # PEFT calls the base model's forward, which no hook hears
-            each.register_forward_hook(self, with_kwargs=True)
+        for module in (model, model.get_base_model()):  # PEFT calls the base model's forward, which no hook hears
+            module.register_forward_hook(self, with_kwargs=True)
 
     def __call__(self, module, args, kwargs, output):
         """Note the shapes of the first pass of generation, and of the first training pass."""
@@ -88,16 +88,16 @@ def rehearse(repairs, seed: int, device: str) -> dict:
 
 
 def run(repairs, seed: int, device: str) -> dict:
-    """Rehearse, then train where that is possible; return figures."""
-    found = rehearse(repairs, seed, device)
-    if found["error"]:
-        return found
+    """Rehearse, then train where that is possible; return metrics."""
+    metrics = rehearse(repairs, seed, device)
+    if metrics["error"]:
+        return metrics
     trainer, tokenizer = build(repairs, seed, device, steps=STEPS, learning_rate=1e-3)
     able = models.accuracy(trainer.model, tokenizer, sampled=True, seed=seed)
     before = gradients.snapshot(trainer.model)
     trainer.train()
     steps, rewards = trainers.curve(trainer)
-    return found | {
+    return metrics | {
         "accuracy_before": able,
         "accuracy_after": models.accuracy(trainer.model, tokenizer, sampled=True, seed=seed),
         "changed": len(before.changed(trainer.model)),
@@ -136,14 +136,14 @@ def main() -> None:
         return
     for seed in range(arguments.seeds):
         for count in range(len(REPAIRS) + 1):
-            found = run(REPAIRS[:count], seed, arguments.device)
+            metrics = run(REPAIRS[:count], seed, arguments.device)
             name = REPAIRS[count - 1] if count else "broken"
             state = "right_fix" if count == len(REPAIRS) else "wrong_fix" if count else "broken"
             case = f"four at once: {name}"
             observe.record(
-                "F2" if found["error"] else "F7", state, found, case=case, seed=seed, device=arguments.device
+                "F2" if metrics["error"] else "F7", state, metrics, case=case, seed=seed, device=arguments.device
             )
-            print(seed, name, {key: value for key, value in found.items() if key != "steps"}, flush=True)
+            print(seed, name, {key: value for key, value in metrics.items() if key != "steps"}, flush=True)
     # Simulated devices hold for a process, and a real GPU must not be in it.
     subprocess.run([sys.executable, __file__, "--ranks"], env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=True)
 
@@ -151,10 +151,10 @@ def main() -> None:
 def ask() -> None:
     """Ask accelerate about a map that the script made, and one that each rank made."""
     for repaired in (False, True):
-        found = ranks_refused(repaired)
+        metrics = ranks_refused(repaired)
         case = f"four at once: placement {'as each rank makes it' if repaired else 'as the script makes it'}"
-        observe.record("F5", "right_fix" if repaired else "broken", found, case=case, seed=0, tier="simulated")
-        print(case, found, flush=True)
+        observe.record("F5", "right_fix" if repaired else "broken", metrics, case=case, seed=0, tier="simulated")
+        print(case, metrics, flush=True)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def main() -> None:
     first = {kind: [steps[0] for steps in runs] for kind, runs in seconds.items()}
     later = {kind: [statistics.median(steps[1:]) for steps in runs] for kind, runs in seconds.items()}
     for kind in KINDS:
-        figures = {
+        metrics = {
             "first_step_seconds": statistics.median(first[kind]),
             "first_step_added_seconds": statistics.median(a - b for a, b in zip(first[kind], first["none"])),
             "later_step_seconds": statistics.median(later[kind]),
@@ -80,11 +80,11 @@ def main() -> None:
             "steps": STEPS,
         }
         for failure in ("F1",) * (kind != "RolloutGuard") + ("F7",) * (kind != "GradientGuard"):
-            observe.record(failure, "measured", figures, case=f"overhead of guards: {kind}", device=device)
+            observe.record(failure, "measured", metrics, case=f"overhead of guards: {kind}", device=device)
         print(
-            f"{kind:14s} first step {figures['first_step_seconds']:.4f} s (added "
-            f"{figures['first_step_added_seconds']:+.4f}), later steps {figures['later_step_seconds']:.4f} s "
-            f"({figures['later_step_added_share']:+.1%})"
+            f"{kind:14s} first step {metrics['first_step_seconds']:.4f} s (added "
+            f"{metrics['first_step_added_seconds']:+.4f}), later steps {metrics['later_step_seconds']:.4f} s "
+            f"({metrics['later_step_added_share']:+.1%})"
         )
 
 

@@ -37,14 +37,14 @@ def main() -> None:
         cold = seconds(PYTHONPYCACHEPREFIX=empty)[0]
     spent: dict[str, float] = collections.defaultdict(float)
     for line in seconds("-X", "importtime")[1].splitlines():
-        found = re.match(r"import time:\s+(\d+) \|\s+\d+ \|\s*(\w+)", line)
-        if found:
-            spent[found.group(2)] += int(found.group(1)) / 1e6
-    most = sorted(spent.items(), key=lambda each: -each[1])[:4]
-    figures = {"seconds": round(warm, 1), "seconds_without_byte_code": round(cold, 1)}
-    figures |= {f"of which {name}": round(value, 1) for name, value in most}
-    observe.record("ground", "measured", figures, case="import GRPOTrainer")
-    print(figures)
+        match = re.match(r"import time:\s+(\d+) \|\s+\d+ \|\s*(\w+)", line)
+        if match:
+            spent[match.group(2)] += int(match.group(1)) / 1e6
+    most = sorted(spent.items(), key=lambda item: -item[1])[:4]
+    metrics = {"seconds": round(warm, 1), "seconds_without_byte_code": round(cold, 1)}
+    metrics |= {f"of which {name}": round(value, 1) for name, value in most}
+    observe.record("ground", "measured", metrics, case="import GRPOTrainer")
+    print(metrics)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def main() -> None:
         after = accuracies(policy, tokenizer)
         steps, rewards = trainers.curve(trainer)
         gains.append(after[0] - before[0])
-        figures = {
+        metrics = {
             "optimizer_steps": arguments.steps,
             "sampled_before": round(before[0], 4),
             "sampled_after": round(after[0], 4),
@@ -40,10 +40,10 @@ def main() -> None:
             "seconds": round(time.perf_counter() - wall, 1),
             "processor_seconds": round(time.process_time() - processor, 1),
         }
-        observe.record("ground", "healthy", figures, case="GRPO learns sums", seed=seed, device=arguments.device)
+        observe.record("ground", "healthy", metrics, case="GRPO learns sums", seed=seed, device=arguments.device)
         print(
             f"{observe.era()} seed {seed}: sampled {before[0]:.3f} -> {after[0]:.3f}, greedy {before[1]:.3f} -> "
-            f"{after[1]:.3f}, {figures['seconds']} s, {figures['processor_seconds']} s of processor time",
+            f"{after[1]:.3f}, {metrics['seconds']} s, {metrics['processor_seconds']} s of processor time",
             flush=True,
         )
     print(f"sampled accuracy up by at least {min(gains):.3f}")

@@ -72,20 +72,20 @@ def errors(shape: Shape, ways: dict[str, Callable], device: str) -> dict[str, di
         net.zero_grad(set_to_none=True)
         scores = way(net, ids, mask, 16)
         scores.double().mean().backward()
-        return scores.detach().double(), [each.grad.double() for each in net.parameters()]
+        return scores.detach().double(), [parameter.grad.double() for parameter in net.parameters()]
 
     truths = {False: scored(exact, full_logits), True: scored(exact, lambda *args: grpo_loss(full_logits(*args)))}
-    found = {}
+    metrics = {}
     for name, way in ways.items():
         got, grown = scored(model, way)
         truth, slopes = truths[way in LOSSES]
         error = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(grown, slopes))
         if way in LOSSES and error > WRONG:
             raise ValueError(f"{name}: gradients are {error:.2g} from those of GRPO's loss; it is another function")
-        found[name] = {"gradient_error": error}
+        metrics[name] = {"gradient_error": error}
         if way not in LOSSES:  # GRPO's loss at a batch's first step is its advantages' mean, whatever was scored
-            found[name]["score_error"] = (got - truth).abs().max().item()
-    return found
+            metrics[name]["score_error"] = (got - truth).abs().max().item()
+    return metrics
 
 
 def seconds(step: Callable[[], None], device: str) -> float:
@@ -118,7 +118,7 @@ def require_room(shape: Shape, way: Callable, device: str) -> None:
 
 
 def measure(shape: Shape, ways: dict[str, Callable], rounds: int, device: str) -> dict[str, dict | str]:
-    """Return figures by way, or why it was not run."""
+    """Return metrics by way, or why it was not run."""
     model = shape.model(device).train()
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, shape.vocabulary, (shape.batch, shape.prompt + shape.completion), generator=generator)
@@ -129,7 +129,7 @@ def measure(shape: Shape, ways: dict[str, Callable], rounds: int, device: str) -
         model.zero_grad(set_to_none=True)
         way(model, ids, mask, shape.completion).mean().backward()
 
-    found: dict[str, dict | str] = {}
+    rows: dict[str, dict | str] = {}
     runnable: dict[str, Callable] = {}
     for name, way in ways.items():
         try:
@@ -137,7 +137,7 @@ def measure(shape: Shape, ways: dict[str, Callable], rounds: int, device: str) -
             for _ in range(WARM_UP[torch.device(device).type]):
                 step(way)
         except (NotRun, devices.TierError, torch.cuda.OutOfMemoryError) as reason:
-            found[name] = str(reason).splitlines()[0]
+            rows[name] = str(reason).splitlines()[0]
         else:
             runnable[name] = way
             if way not in LOSSES:
@@ -145,23 +145,23 @@ def measure(shape: Shape, ways: dict[str, Callable], rounds: int, device: str) -
         model.zero_grad(set_to_none=True)
         free(device)
     if KEPT not in runnable:
-        return {name: found.get(name, f"{KEPT}, which all are compared with, was not run") for name in ways}
+        return {name: rows.get(name, f"{KEPT}, which all are compared with, was not run") for name in ways}
     wrong = _errors_where_they_fit(shape, runnable, device)
-    gradients = sum(each.numel() * each.element_size() for each in model.parameters())
+    gradients = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     all_times = [{name: seconds(lambda way=way: step(way), device) for name, way in runnable.items()}]
     # What takes four times as long as another is slow, however often it is timed.
     quick = {name: way for name, way in runnable.items() if all_times[0][name] < 4 * all_times[0][KEPT]}
     for _ in range(rounds - 1):
         all_times.append({name: seconds(lambda way=way: step(way), device) for name, way in quick.items()})
     for name, way in runnable.items():
-        times = [each for each in all_times if name in each]
+        times = [timed for timed in all_times if name in timed]
         model.zero_grad(set_to_none=True)
         peak = observe.peak_memory(lambda way=way: step(way), device)
-        found[name] = {
-            "seconds": statistics.median(each[name] for each in times),
-            "time_to_kept": statistics.median(each[name] / each[KEPT] for each in times),
-            "fastest_seconds": min(each[name] for each in times),
-            "fastest_to_kept": min(each[name] for each in times) / min(each[KEPT] for each in times),
+        rows[name] = {
+            "seconds": statistics.median(timed[name] for timed in times),
+            "time_to_kept": statistics.median(timed[name] / timed[KEPT] for timed in times),
+            "fastest_seconds": min(timed[name] for timed in times),
+            "fastest_to_kept": min(timed[name] for timed in times) / min(timed[KEPT] for timed in times),
             "peak_mib": peak / MIB,
             "gradients_mib": gradients / MIB,
             "beyond_gradients_mib": (peak - gradients) / MIB,
@@ -169,10 +169,10 @@ def measure(shape: Shape, ways: dict[str, Callable], rounds: int, device: str) -
             "load": os.getloadavg()[0],
             **wrong.get(name, {}),
         }
-    for figures in found.values():
-        if isinstance(figures, dict):
-            figures["memory_to_kept"] = figures["beyond_gradients_mib"] / found[KEPT]["beyond_gradients_mib"]
-    return found
+    for row in rows.values():
+        if isinstance(row, dict):
+            row["memory_to_kept"] = row["beyond_gradients_mib"] / rows[KEPT]["beyond_gradients_mib"]
+    return rows
 
 
 def _errors_where_they_fit(shape: Shape, ways: dict[str, Callable], device: str) -> dict[str, dict[str, float]]:
@@ -191,12 +191,12 @@ def free(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def show(shape: Shape, found: dict[str, dict | str], device: str) -> None:
+def show(shape: Shape, rows: dict[str, dict | str], device: str) -> None:
     """Print the table of one shape, and write its records."""
     print(f"\n{shape}; {observe.device_name(device)}\n")
     print("| way | median, ms | to kept | fastest, ms | to kept | peak, MiB | beyond gradients | to kept | error |")
     print("|" + "---|" * 9)
-    for name, row in found.items():
+    for name, row in rows.items():
         case = f"log-probs: {name}, {shape}"
         if isinstance(row, str):
             print(f"| {name} | NOT RUN: {row} | | | | | | | |")

@@ -63,7 +63,7 @@ def answers(model, tokenizer, rows) -> dict:
 
 
 def run(seed: int, device: str, repaired: bool) -> tuple[str, dict]:
-    """Train once; return the record's state and its figures."""
+    """Train once; return the record's state and its metrics."""
     policy, tokenizer = models.load(device=device)
     rows = models.equal_length_rows(models.rows(), 4)
     if repaired:
@@ -74,7 +74,7 @@ def run(seed: int, device: str, repaired: bool) -> tuple[str, dict]:
     after = answers(policy, tokenizer, rows)
     steps, rewards = trainers.curve(trainer)
     log = [row for row in trainer.state.log_history if "reward" in row]
-    figures = {
+    metrics = {
         "steps": steps,
         "rewards": [round(reward, 4) for reward in rewards],
         "first_loss": log[0]["loss"],
@@ -84,8 +84,8 @@ def run(seed: int, device: str, repaired: bool) -> tuple[str, dict]:
         "answers_in_place_after": after["answers_in_place"],
         "answers_at_prompt_after": after["answers_at_prompt"],
     }
-    right = figures["largest_error"] < 1e-3
-    return "right_fix" if repaired else "healthy" if right else "broken", figures
+    right = metrics["largest_error"] < 1e-3
+    return "right_fix" if repaired else "healthy" if right else "broken", metrics
 
 
 def main() -> None:
@@ -100,10 +100,10 @@ def main() -> None:
         kinds["argument passed on"] = True
     for seed in range(arguments.seeds):
         for name, repaired in kinds.items():
-            state, figures = run(seed, arguments.device, repaired)
-            observe.record("F3b", state, figures, case=f"misalignment: {name}", seed=seed, device=arguments.device)
-            ends = f"{figures['rewards'][0]:.2f} -> {figures['rewards'][-1]:.2f}"
-            print(seed, name, state, ends, f"largest error {figures['largest_error']:.2g} nats", flush=True)
+            state, metrics = run(seed, arguments.device, repaired)
+            observe.record("F3b", state, metrics, case=f"misalignment: {name}", seed=seed, device=arguments.device)
+            ends = f"{metrics['rewards'][0]:.2f} -> {metrics['rewards'][-1]:.2f}"
+            print(seed, name, state, ends, f"largest error {metrics['largest_error']:.2g} nats", flush=True)
 
 
 if __name__ == "__main__":

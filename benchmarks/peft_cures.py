@@ -69,7 +69,7 @@ def cures() -> dict[str, Cure]:
         model.gradient_checkpointing_enable()
         return model
 
-    made = (
+    recipes = (
         Cure(kind="off"),
         Cure(),
         Cure(before),
@@ -79,7 +79,7 @@ def cures() -> dict[str, Cure]:
         Cure(kind="non-reentrant"),
         Cure(lambda model: gradients.prepare_peft(model, lora())),
     )
-    return dict(zip(NAMES, made, strict=True))
+    return dict(zip(NAMES, recipes, strict=True))
 
 
 def trainer_of(cure: Cure, policy: Any, tokenizer: Any, seed: int, repair: bool, **more: Any) -> Any:
@@ -122,7 +122,7 @@ def curve(name: str, cure: Cure, repair: bool, seed: int, device: str) -> None:
     trainer = trainer_of(cure, policy, tokenizer, seed, repair, steps=STEPS)
     report, error, seconds = trained(trainer)
     steps, rewards = trainers.curve(trainer)
-    figures = {
+    metrics = {
         "reached": len(report.trainable) - len(report.without_gradient),
         "trainable": len(report.trainable),
         "error": error,
@@ -132,7 +132,7 @@ def curve(name: str, cure: Cure, repair: bool, seed: int, device: str) -> None:
         "steps": steps,
         "rewards": [round(reward, 4) for reward in rewards],
     }
-    record(f"cure: {name}{', rollouts repaired' if repair else ''}", figures, seed, device)
+    record(f"cure: {name}{', rollouts repaired' if repair else ''}", metrics, seed, device)
 
 
 def deep(device: str) -> tuple[Any, Any]:
@@ -183,9 +183,9 @@ def dpo(policy: Any, tokenizer: Any, pairs: list, kind: str, seed: int, **more: 
         **more,
     )
     rows = Dataset.from_list(pairs)
-    made = DPOTrainer(policy, args=config, train_dataset=rows, processing_class=tokenizer, peft_config=lora())
-    made.remove_callback(transformers.PrinterCallback)
-    return made
+    trainer = DPOTrainer(policy, args=config, train_dataset=rows, processing_class=tokenizer, peft_config=lora())
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
 
 
 def dpo_runs(seed: int, device: str) -> None:
@@ -196,7 +196,7 @@ def dpo_runs(seed: int, device: str) -> None:
         pairs = [{"prompt": p, "chosen": a, "rejected": f"{int(a) + 1}"} for p, a in models.sums()]
         trainer = dpo(policy, tokenizer, pairs, kind, seed, max_steps=STEPS, per_device_train_batch_size=16)
         report, error, seconds = trained(trainer)
-        figures = {
+        metrics = {
             "reached": len(report.trainable) - len(report.without_gradient),
             "trainable": len(report.trainable),
             "error": error,
@@ -204,7 +204,7 @@ def dpo_runs(seed: int, device: str) -> None:
             "accuracy_before": before,
             "accuracy_after": models.accuracy(trainer.model.eval(), tokenizer, sampled=True),
         }
-        record(f"cure: DPOTrainer, {kind}", figures, seed, device)
+        record(f"cure: DPOTrainer, {kind}", metrics, seed, device)
         policy, tokenizer = deep(device)
         pairs = [{"prompt": "12+13=", "chosen": "12" * 32, "rejected": "34" * 32} for _ in range(8)]
         trainer = dpo(policy, tokenizer, pairs, kind, seed, max_steps=1, per_device_train_batch_size=8)
@@ -212,15 +212,15 @@ def dpo_runs(seed: int, device: str) -> None:
         record(f"one step: DPOTrainer, {kind}", {"peak_mib": peak}, seed, device)
 
 
-def record(case: str, figures: dict, seed: int, device: str) -> None:
-    """Record, with the state that the figures show."""
+def record(case: str, metrics: dict, seed: int, device: str) -> None:
+    """Record, with the state that the metrics show."""
     state = "measured"  # of DPOTrainer too, which learns from fixed pairs and has no rollouts
-    if "rewards" in figures:
-        whole = figures["reached"] == figures["trainable"]
-        sane = bool(figures["rewards"]) and figures["rewards"][0] > figures["accuracy_before"] - 0.08
+    if "rewards" in metrics:
+        whole = metrics["reached"] == metrics["trainable"]
+        sane = bool(metrics["rewards"]) and metrics["rewards"][0] > metrics["accuracy_before"] - 0.08
         state = "broken" if not whole else "right_fix" if sane else "wrong_fix"
-    observe.record("F2", state, figures, case=case, seed=seed, device=device)
-    print(seed, case, state, {key: value for key, value in figures.items() if key != "steps"}, flush=True)
+    observe.record("F2", state, metrics, case=case, seed=seed, device=device)
+    print(seed, case, state, {key: value for key, value in metrics.items() if key != "steps"}, flush=True)
 
 
 def main() -> None:

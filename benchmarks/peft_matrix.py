@@ -55,11 +55,11 @@ def main() -> None:
     device = parser.parse_args().device
     observe.quiet()
     for family, dtype, kind, trained in itertools.product(("Qwen2", "Llama"), DTYPES, KINDS, ("full", "LoRA")):
-        found = run(family, dtype, kind, trained, device)
-        state = "healthy" if found["reached"] == found["trainable"] else "broken"
+        metrics = run(family, dtype, kind, trained, device)
+        state = "healthy" if metrics["reached"] == metrics["trainable"] else "broken"
         case = f"matrix: {family}, {dtype}, {kind}, {trained}"
-        observe.record("F2", state, found, case=case, seed=0, device=device)
-        print(case, found, flush=True)
+        observe.record("F2", state, metrics, case=case, seed=0, device=device)
+        print(case, metrics, flush=True)
 
 
 if __name__ == "__main__":

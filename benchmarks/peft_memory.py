@@ -63,7 +63,7 @@ def family(name: str, device: str) -> dict:
     """Return how many tensors have a gradient, and by how much it differs from the one without checkpointing."""
     model = shapes.small(name).to(device)
     tokens = torch.randint(1, 64, (2, 7), generator=torch.Generator().manual_seed(0)).to(device)
-    found, plain = {}, {}
+    metrics, plain = {}, {}
     for kind in KINDS:
         if kind != "off":
             asked = {"use_reentrant": kind == "reentrant"}
@@ -72,11 +72,11 @@ def family(name: str, device: str) -> dict:
         torch.manual_seed(1)  # for dropout
         options = {} if name == "Mamba" else {"use_cache": False}
         model(input_ids=tokens, labels=tokens, **options).loss.backward()
-        grads = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+        grads = {name: tensor.grad.clone() for name, tensor in model.named_parameters() if tensor.grad is not None}
         plain = plain or grads
-        found[kind] = len(grads)
-        found[f"{kind}_error"] = max((grads[each] - plain[each]).abs().max().item() for each in plain)
-    return found
+        metrics[kind] = len(grads)
+        metrics[f"{kind}_error"] = max((grads[key] - plain[key]).abs().max().item() for key in plain)
+    return metrics
 
 
 def main() -> None:
@@ -87,13 +87,13 @@ def main() -> None:
     observe.quiet()
     for depth in DEPTHS:
         for kind in KINDS:
-            found = measured(kind, depth, device)
-            observe.record("F2", "measured", found, case=f"memory: {depth} layers, {kind}", seed=0, device=device)
-            print(depth, kind, found, flush=True)
+            metrics = measured(kind, depth, device)
+            observe.record("F2", "measured", metrics, case=f"memory: {depth} layers, {kind}", seed=0, device=device)
+            print(depth, kind, metrics, flush=True)
     for name in shapes.SMALL:
-        found = family(name, device)
-        observe.record("F2", "measured", found, case=f"family: {name}", seed=0, device=device)
-        print(name, found, flush=True)
+        metrics = family(name, device)
+        observe.record("F2", "measured", metrics, case=f"family: {name}", seed=0, device=device)
+        print(name, metrics, flush=True)
 
 
 if __name__ == "__main__":

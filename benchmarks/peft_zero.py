@@ -100,17 +100,17 @@ def one(stage: int, kind: str, trained: str, repair: str, device: str) -> None:
             # own bookkeeping of modules ends in the second where it loses count
             error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
     report = watched.report()
-    found = {
+    metrics = {
         "reached": len(report.trainable) - len(report.without_gradient),
         "trainable": len(report.trainable),
         "error": error,
-        "checkpointing": sorted({each for each, _ in gradients.checkpointed(trainer.model)}),
+        "checkpointing": sorted({name for name, _ in gradients.checkpointed(trainer.model)}),
         "trl_forced_reentrant": forced,
     }
-    state = "healthy" if found["reached"] == found["trainable"] and not error else "broken"
+    state = "healthy" if metrics["reached"] == metrics["trainable"] and not error else "broken"
     case = f"ZeRO-{stage}, {kind}, {trained}" + ("" if repair == "as released" else f", {repair}")
-    observe.record("F2", state, found, case=case, seed=0, device=device)
-    print(found)
+    observe.record("F2", state, metrics, case=case, seed=0, device=device)
+    print(metrics)
 
 
 @contextlib.contextmanager

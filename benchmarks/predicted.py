@@ -148,14 +148,14 @@ def quantized(model, dtype: torch.dtype):
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is torch.nn.Linear and name != "lm_head":
-                made = Linear4bit(
+                layer = Linear4bit(
                     child.in_features, child.out_features, child.bias is not None, dtype, False, quant_type="nf4"
                 )
-                made.weight = Params4bit(
+                layer.weight = Params4bit(
                     child.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=False
                 )
-                made.bias = child.bias
-                setattr(module, name, made)
+                layer.bias = child.bias
+                setattr(module, name, layer)
     model.is_loaded_in_4bit = True
     return model.requires_grad_(False)
 
@@ -182,12 +182,12 @@ def not_run(case: Case, predicted: dict, device: str) -> str:
 
 
 def compare(case: Case, predicted: dict, device: str) -> list[dict]:
-    """Measure a case; record and return its figures, for its step and, with adapters, for its weights."""
-    hand, found = by_hand(case), {}
+    """Measure a case; record and return its metrics, for its step and, with adapters, for its weights."""
+    hand, measured = by_hand(case), {}
     reason = not_run(case, predicted, device)
     if not reason:
         try:
-            found = measure(case, device)
+            measured = measure(case, device)
         except torch.cuda.OutOfMemoryError as error:
             reason = str(error).splitlines()[0]
     gc.collect()
@@ -195,28 +195,28 @@ def compare(case: Case, predicted: dict, device: str) -> list[dict]:
         torch.cuda.empty_cache()
     rows = []
     for what in ("weights", "step") if case.adapters else ("step",):
-        figures = {
+        metrics = {
             "arithmetic_mib": None if hand[what] is None else hand[what] / MIB,
             "predicted_mib": predicted[what] / MIB,
         }
-        if found:
-            figures["measured_mib"] = found[what] / MIB
-            figures["ratio"] = predicted[what] / found[what]
+        if measured:
+            metrics["measured_mib"] = measured[what] / MIB
+            metrics["ratio"] = predicted[what] / measured[what]
             if hand[what] is not None:
-                figures["arithmetic_ratio"] = hand[what] / found[what]
+                metrics["arithmetic_ratio"] = hand[what] / measured[what]
         else:
-            figures["not_run"] = reason
+            metrics["not_run"] = reason
         about = "weights of " if what == "weights" else ""
-        observe.record("F3a", "measured", figures, case=f"predicted: {about}{case}", seed=0, device=device)
-        rows.append(figures | {"what": f"{about}{case}"})
+        observe.record("F3a", "measured", metrics, case=f"predicted: {about}{case}", seed=0, device=device)
+        rows.append(metrics | {"what": f"{about}{case}"})
     return rows
 
 
 def show(rows: list[dict]) -> None:
     """Print the rows, one a line."""
     for row in rows:
-        figures = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
-        print(row["what"], row.get("not_run", ""), figures, sep="; ", flush=True)
+        metrics = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
+        print(row["what"], row.get("not_run", ""), metrics, sep="; ", flush=True)
 
 
 def main() -> None:

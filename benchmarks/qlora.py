@@ -51,12 +51,13 @@ def with_adapter(policy, seed: int = 0):
 
 def quantized(policy) -> dict:
     """Return the 4-bit weights by name."""
-    return {name: each for name, each in policy.named_parameters() if hasattr(each, "quant_state")}
+    return {name: weight for name, weight in policy.named_parameters() if hasattr(weight, "quant_state")}
 
 
 def bits(policy) -> dict:
     """Return copies of the 4-bit weights and of their scales, that say what the weights stand for."""
-    return {name: (each.data.clone(), each.quant_state.absmax.clone()) for name, each in quantized(policy).items()}
+    weights = quantized(policy)
+    return {name: (weight.data.clone(), weight.quant_state.absmax.clone()) for name, weight in weights.items()}
 
 
 def unchanged(before: dict, policy) -> int:
@@ -71,12 +72,12 @@ def unchanged(before: dict, policy) -> int:
 def adapter_gradients(policy, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return each adapter weight's gradient after one backward pass, B made different from 0 first."""
     generator = torch.Generator().manual_seed(0)
-    for name, each in policy.named_parameters():
+    for name, parameter in policy.named_parameters():
         if "lora_B" in name:
-            each.data.copy_(torch.randn(each.shape, generator=generator) * 0.02)
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
     policy.train()
     policy(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-    return {name: each.grad.clone() for name, each in policy.named_parameters() if each.requires_grad}
+    return {name: parameter.grad.clone() for name, parameter in policy.named_parameters() if parameter.requires_grad}
 
 
 def largest_difference(got: dict, wanted: dict) -> float:
@@ -92,28 +93,28 @@ def against_dequantized(device: str) -> dict:
     plain, _ = load(False, device)
     original, _ = load(False, device)
     weights = dict(plain.named_parameters())
-    for name, each in quantized(four).items():
-        weights[name].data.copy_(dequantize_4bit(each.data, each.quant_state).float())
-    four, plain, original = (with_adapter(each) for each in (four, plain, original))
+    for name, weight in quantized(four).items():
+        weights[name].data.copy_(dequantize_4bit(weight.data, weight.quant_state).float())
+    four, plain, original = (with_adapter(model) for model in (four, plain, original))
     ids = tokenizer([prompt + answer for prompt, answer in models.sums()[210:216]], return_tensors="pt").input_ids
-    got, wanted, other = (adapter_gradients(each, ids.to(device)) for each in (four, plain, original))
+    got, wanted, other = (adapter_gradients(model, ids.to(device)) for model in (four, plain, original))
     weights = quantized(four)
     return {
         "quantized": len(weights),
-        "require_grad": sum(each.requires_grad for each in weights.values()),
-        "with_gradient": sum(each.grad is not None for each in weights.values()),
+        "require_grad": sum(weight.requires_grad for weight in weights.values()),
+        "with_gradient": sum(weight.grad is not None for weight in weights.values()),
         "adapters": len(got),
-        "adapters_with_gradient": sum(bool(each.any()) for each in got.values()),
+        "adapters_with_gradient": sum(bool(gradient.any()) for gradient in got.values()),
         "difference_to_dequantized": largest_difference(got, wanted),
         "difference_to_original": largest_difference(got, other),
-        "bytes_in_4_bit": sum(each.data.numel() for each in weights.values()),
-        "bytes_in_float32": 4 * sum(each.quant_state.shape.numel() for each in weights.values()),
-        "trainable_dtypes": sorted({str(each.dtype) for each in four.parameters() if each.requires_grad}),
+        "bytes_in_4_bit": sum(weight.data.numel() for weight in weights.values()),
+        "bytes_in_float32": 4 * sum(weight.quant_state.shape.numel() for weight in weights.values()),
+        "trainable_dtypes": sorted({str(tensor.dtype) for tensor in four.parameters() if tensor.requires_grad}),
     }
 
 
 def run(four_bit: bool, rate: float, seed: int, device: str) -> dict:
-    """Train once; return figures."""
+    """Train once; return metrics."""
     policy, tokenizer = load(four_bit, device)
     policy = with_adapter(policy, seed)
     before = bits(policy)
@@ -143,8 +144,8 @@ def run(four_bit: bool, rate: float, seed: int, device: str) -> dict:
         "rewards": [round(reward, 4) for reward in rewards],
         "quantized": len(before),
         "quantized_unchanged": unchanged(before, policy),
-        "quantized_require_grad": sum(each.requires_grad for each in quantized(policy).values()),
-        "quantized_with_gradient": sum(each.grad is not None for each in quantized(policy).values()),
+        "quantized_require_grad": sum(weight.requires_grad for weight in quantized(policy).values()),
+        "quantized_with_gradient": sum(weight.grad is not None for weight in quantized(policy).values()),
         "adapters": len(adapters),
         "adapters_changed": len(adapters.changed(trainer.model)),
         "checkpointing": sorted({kind for kind, _ in gradients.checkpointed(trainer.model)}),
@@ -167,11 +168,11 @@ def main() -> None:
     kinds = {"4 bit": (True, RATE), "float32": (False, RATE), "4 bit, learning rate 0": (True, 0.0)}
     for seed in range(arguments.seeds):
         for name, (four_bit, rate) in kinds.items():
-            found = run(four_bit, rate, seed, device)
+            metrics = run(four_bit, rate, seed, device)
             state = "healthy" if rate else "measured"
-            observe.record("ground", state, found, case=f"QLoRA: {name}", seed=seed, device=device)
-            print(seed, name, f"{found['sampled_before']:.2f} -> {found['sampled_after']:.2f}", found["rewards"])
-            print("  ", {k: v for k, v in found.items() if k not in ("rewards", "steps")}, flush=True)
+            observe.record("ground", state, metrics, case=f"QLoRA: {name}", seed=seed, device=device)
+            print(seed, name, f"{metrics['sampled_before']:.2f} -> {metrics['sampled_after']:.2f}", metrics["rewards"])
+            print("  ", {k: v for k, v in metrics.items() if k not in ("rewards", "steps")}, flush=True)
 
 
 if __name__ == "__main__":

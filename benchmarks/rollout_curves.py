@@ -47,14 +47,14 @@ def main() -> None:
                 trainer.generation_config.use_cache = False
             trainer.train()
             steps, rewards = trainers.curve(trainer)
-            figures = {
+            metrics = {
                 "accuracy_before": before,
                 "accuracy_after": models.accuracy(policy, tokenizer, sampled=True),
                 "steps": steps,
                 "rewards": [round(reward, 4) for reward in rewards],
             }
-            observe.record("F7", state, figures, case=f"curve: {name}", seed=seed, device=arguments.device)
-            print(seed, name, f"{before:.2f} -> {figures['accuracy_after']:.2f}", figures["rewards"], flush=True)
+            observe.record("F7", state, metrics, case=f"curve: {name}", seed=seed, device=arguments.device)
+            print(seed, name, f"{before:.2f} -> {metrics['accuracy_after']:.2f}", metrics["rewards"], flush=True)
 
 
 if __name__ == "__main__":

@@ -45,20 +45,20 @@ def download(version: str, folder: str) -> Path:
 
 def forward_of(source: str) -> ast.FunctionDef:
     """Find Qwen2ForCausalLM.forward."""
-    model = next(each for each in ast.parse(source).body if getattr(each, "name", "") == "Qwen2ForCausalLM")
-    return next(each for each in model.body if getattr(each, "name", "") == "forward")
+    model = next(node for node in ast.parse(source).body if getattr(node, "name", "") == "Qwen2ForCausalLM")
+    return next(node for node in model.body if getattr(node, "name", "") == "forward")
 
 
 def judge(version: str, forward: ast.FunctionDef) -> tuple[str, str]:
     """Return the name taken, and what becomes of the other: TypeError, renamed (with a warning or not) or swallowed."""
-    taken = [each.arg for each in forward.args.args + forward.args.kwonlyargs if each.arg in NAMES]
+    taken = [argument.arg for argument in forward.args.args + forward.args.kwonlyargs if argument.arg in NAMES]
     if len(taken) != 1:
         return " and ".join(taken) or "neither", "?"
     other = next(name for name in NAMES if name != taken[0])
     for decorator in forward.decorator_list:
         if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "deprecate_kwarg":
             first = decorator.args[0].value if decorator.args else None
-            options = {each.arg: getattr(each.value, "value", None) for each in decorator.keywords}
+            options = {keyword.arg: getattr(keyword.value, "value", None) for keyword in decorator.keywords}
             if first == other and options.get("new_name") == taken[0]:
                 # It warns before the version named there; from that version on it renames without a word.
                 warns = Version(version) < Version(options["version"])

@@ -73,7 +73,7 @@ def measure(name: str, bits: int) -> None:
         peaks[attention] = simulate.peak_memory(step, model, attention=attention)
     _, _, layers, heads, _, _, _ = SHAPES[name]
     fused, decomposed = peaks["fused"], peaks["decomposed"]
-    figures = {
+    metrics = {
         "peak_bytes": fused.total,
         "weights_bytes": fused.kinds["Parameter"],
         "weights_by_hand": 2 * counted(name) if bits == 16 else None,
@@ -85,9 +85,9 @@ def measure(name: str, bits: int) -> None:
         "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     case = f"simulated step: {name}, {'bf16' if bits == 16 else '4 bit and LoRA'}"
-    observe.record("F5", "measured", figures, case=case, tier="simulated")
-    print(case, {key: round(value / 2**30, 2) for key, value in figures.items() if value and "seconds" not in key})
-    print("  seconds", round(figures["seconds"], 1))
+    observe.record("F5", "measured", metrics, case=case, tier="simulated")
+    print(case, {key: round(value / 2**30, 2) for key, value in metrics.items() if value and "seconds" not in key})
+    print("  seconds", round(metrics["seconds"], 1))
 
 
 def main() -> None:

@@ -54,12 +54,12 @@ def main() -> None:
         for setup in ("full", "embeddings frozen", "LoRA"):
             for kind in ("off", "reentrant", "non-reentrant"):
                 for cure in (False, True) if kind == "reentrant" else (False,):
-                    found = run(make, setup, kind, cure, device)
-                    healthy = found["changed"] == found["trainable"]
+                    metrics = run(make, setup, kind, cure, device)
+                    healthy = metrics["changed"] == metrics["trainable"]
                     state = "right_fix" if cure else "healthy" if healthy else "broken"
                     case = f"{name}, {setup}, {kind}{', require_input_grads' if cure else ''}"
-                    observe.record("F1", state, found, case=case, seed=0, device=device)
-                    print(case, found)
+                    observe.record("F1", state, metrics, case=case, seed=0, device=device)
+                    print(case, metrics)
 
 
 if __name__ == "__main__":

@@ -43,14 +43,14 @@ def generate(trainer, device) -> tuple[float, int, list]:
     batch = tokenizer(PROMPTS, return_tensors="pt", padding=True, padding_side="left").to(device)
     options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
     start = time.perf_counter()
-    made = model.generate(
+    ids = model.generate(
         input_ids=batch["input_ids"],
         attention_mask=batch["attention_mask"],
         pad_token_id=tokenizer.pad_token_id,
         **options,
     )
-    made = made.tolist()  # waits for the device
-    return time.perf_counter() - start, zero3.hooks(model), made
+    ids = ids.tolist()  # waits for the device
+    return time.perf_counter() - start, zero3.hooks(model), ids
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def main() -> None:
                 seconds[name].append(took)
     base = statistics.median(seconds["engine handed over, hooks off"][1:])  # the first round warms up
     for name, all_of_it in seconds.items():
-        figures = {
+        metrics = {
             "seconds": statistics.median(all_of_it[1:]),
             "least": min(all_of_it[1:]),
             "ratio": statistics.median(all_of_it[1:]) / base,
@@ -92,8 +92,8 @@ def main() -> None:
             "completions": len(PROMPTS),
         }
         state = "broken" if hooks[name] else "healthy"
-        observe.record("F4", state, figures, case=f"generation: {name}", seed=0, device=device)
-        print(f"{name:34s} {figures['seconds']:.3f} s, {figures['ratio']:.2f} times, {hooks[name]} hooks")
+        observe.record("F4", state, metrics, case=f"generation: {name}", seed=0, device=device)
+        print(f"{name:34s} {metrics['seconds']:.3f} s, {metrics['ratio']:.2f} times, {hooks[name]} hooks")
 
 
 if __name__ == "__main__":

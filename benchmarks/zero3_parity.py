@@ -24,9 +24,9 @@ def fix(trainer) -> handles.Handle:
     tokenizer, answers = trainer.processing_class, dict(models.sums())
 
     def around(generate, *args, **kwargs):
-        made = generate(*args, **kwargs)
+        sequences = generate(*args, **kwargs)
         prompts = kwargs.get("input_ids", args[0] if args else None)
-        prompts = prompts.repeat_interleave(len(made) // len(prompts), 0)  # once for each completion, in trl 0.14
+        prompts = prompts.repeat_interleave(len(sequences) // len(prompts), 0)  # once for each completion, in trl 0.14
         texts = tokenizer.batch_decode(prompts, skip_special_tokens=True)
         ends = [
             [*tokenizer(answers[text] if row % 2 else "0")["input_ids"], tokenizer.eos_token_id]
@@ -66,7 +66,7 @@ def main() -> None:
     for stage in deepspeed.STAGES:
         _, end = run(stage, device)
         apart = {name: float((alone[name] - end[name]).abs().max()) for name in start}
-        figures = {
+        metrics = {
             "largest_change": max(moved.values()),
             "largest_difference": max(apart.values()),
             "where": max(apart, key=apart.get),
@@ -77,12 +77,12 @@ def main() -> None:
         observe.record(
             "F4",
             "right_fix" if stage == 3 else "healthy",
-            figures,
+            metrics,
             case=f"parity: stage {stage}",
             seed=0,
             device=device,
         )
-        print(f"stage {stage}: {figures['largest_difference']:.1e} apart, {figures['largest_change']:.1e} moved")
+        print(f"stage {stage}: {metrics['largest_difference']:.1e} apart, {metrics['largest_change']:.1e} moved")
 
 
 if __name__ == "__main__":

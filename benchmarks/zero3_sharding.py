@@ -27,17 +27,17 @@ def held(engine) -> dict[str, int]:
     """Return how many elements this process holds, each storage counted once."""
     optimizer, parameters = engine.optimizer, list(engine.module.parameters())
     averaged = getattr(optimizer, "averaged_gradients", None) or {}
-    kept = [each for group in averaged.values() for each in (group or [])]
-    gradients = [each for each in [*(parameter.grad for parameter in parameters), *kept] if each is not None]
+    kept = [gradient for group in averaged.values() for gradient in (group or [])]
+    gradients = [grad for grad in [*(parameter.grad for parameter in parameters), *kept] if grad is not None]
     state = getattr(optimizer, "optimizer", optimizer).state
     return {
-        "parameters": sum(getattr(each, "ds_tensor", each).numel() for each in parameters),
-        "gradients": sum({each.data_ptr(): each.numel() for each in gradients}.values()),
+        "parameters": sum(getattr(parameter, "ds_tensor", parameter).numel() for parameter in parameters),
+        "gradients": sum({gradient.data_ptr(): gradient.numel() for gradient in gradients}.values()),
         "state": sum(
-            each.numel()
+            tensor.numel()
             for row in state.values()
-            for each in row.values()
-            if torch.is_tensor(each) and each.numel() > 1
+            for tensor in row.values()
+            if torch.is_tensor(tensor) and tensor.numel() > 1
         ),
     }
 
@@ -58,9 +58,9 @@ def child(stage: int, device: str) -> None:
 
             def counted(*args, **kwargs):
                 gradients = held(engine)["gradients"]
-                made = step(*args, **kwargs)
+                output = step(*args, **kwargs)
                 seen.update(held(engine), gradients=gradients)
-                return made
+                return output
 
             engine.optimizer.step = counted
 
@@ -110,12 +110,12 @@ def main() -> None:
         lines = [line for line in done.stdout.splitlines() if line.startswith("HELD ")]
         if done.returncode or not lines:
             raise SystemExit(f"stage {stage} failed:\n{done.stderr[-2000:]}")
-        figures = json.loads(lines[0].removeprefix("HELD "))
-        figures |= {"whole_model": whole, "processes": PROCESSES}
+        metrics = json.loads(lines[0].removeprefix("HELD "))
+        metrics |= {"whole_model": whole, "processes": PROCESSES}
         observe.record(
-            "F4", "measured", figures, case=f"held by one of two: stage {stage}", seed=0, device=options.device
+            "F4", "measured", metrics, case=f"held by one of two: stage {stage}", seed=0, device=options.device
         )
-        print(f"stage {stage}: {figures}, {time.perf_counter() - start:.0f} s")
+        print(f"stage {stage}: {metrics}, {time.perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

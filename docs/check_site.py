@@ -54,9 +54,9 @@ class Visit:
         self.browser, self.address = browser, address
         self.wrong: dict[str, list[str]] = {}
 
-    def note(self, check: str, found: list[str]) -> None:
+    def note(self, check: str, problems: list[str]) -> None:
         """Keep what a check found; nothing is found where all is well."""
-        self.wrong.setdefault(check, []).extend(found)
+        self.wrong.setdefault(check, []).extend(problems)
 
     def open(self, **options):
         """Return a page of a new context whose errors and foreign requests are noted."""
@@ -78,9 +78,9 @@ class Visit:
                 page.goto(self.address + name)
             shot = SHOTS / f"{name.replace('/', '-').removesuffix('.html')}.png"
             wide.screenshot(path=shot)
-            self.note("pictures have an alt text", [f"{name}: {each}" for each in wide.evaluate(MUTE)])
+            self.note("pictures have an alt text", [f"{name}: {problem}" for problem in wide.evaluate(MUTE)])
             sideways = narrow.evaluate(TOO_WIDE, NARROW["width"])
-            self.note("a narrow screen does not scroll sideways", [f"{name}: {each}" for each in sideways])
+            self.note("a narrow screen does not scroll sideways", [f"{name}: {problem}" for problem in sideways])
             read, without = (len(page.locator("article").inner_text()) for page in (wide, bare))
             empty = name != "search.html" and without < 0.98 * read
             self.note("readable without JavaScript", [f"{name}: {without} characters of {read}"] if empty else [])
@@ -99,8 +99,8 @@ class Visit:
             page.wait_for_function(f"{summary}.match(/found|did not match/)")
             # Each page that was found is fetched for its summary: leaving before would break that off.
             page.wait_for_load_state("networkidle")
-            found = page.eval_on_selector_all("#search-results li a", "all => all.map(each => each.href)")
-            pages = {urllib.parse.urlsplit(each).path.lstrip("/") for each in found}
+            links = page.eval_on_selector_all("#search-results li a", "all => all.map(each => each.href)")
+            pages = {urllib.parse.urlsplit(link).path.lstrip("/") for link in links}
             missing = sorted({"symptoms.html", target} - pages)
             self.note("the search finds each literal symptom", [f"{text}: not {missing}"] if missing else [])
 

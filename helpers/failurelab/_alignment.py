@@ -208,22 +208,22 @@ def _explain(case: _Case, scores: torch.Tensor, mistakes: Mapping[str, torch.Ten
     """Return the error to raise, which says what the scores (rows, completion) equal."""
     finite, error = scores[case.counts].isfinite(), case.distance(scores)
     if not finite.all():
-        found = f"{int((~finite).sum())} of {int(case.counts.sum())} scores are NaN or infinite"
+        diagnosis = f"{int((~finite).sum())} of {int(case.counts.sum())} scores are NaN or infinite"
         return MisalignedLogProbs(
-            f"log-probabilities are not finite ({case.name}): {found}. A loss made of them trains on nothing. "
+            f"log-probabilities are not finite ({case.name}): {diagnosis}. A loss made of them trains on nothing. "
             "Next: look for -inf logits, a row that is masked whole, or overflow in half precision.",
-            found,
+            diagnosis,
             error,
         )
     equal = (mistake for mistake, other in mistakes.items() if case.distance(scores, other) <= case.bound)
-    found = next(equal, "") or _find_scale(case, scores)
-    equals = f"they equal {found}" if found else "they match none of the mistakes this probe knows"
-    rows = " (see how many rows of logits the model returned)" if "scored" in found else ""
+    diagnosis = next(equal, "") or _find_scale(case, scores)
+    equals = f"they equal {diagnosis}" if diagnosis else "they match none of the mistakes this probe knows"
+    rows = " (see how many rows of logits the model returned)" if "scored" in diagnosis else ""
     return MisalignedLogProbs(
         f"log-probabilities are not those of the completion's tokens ({case.name}): {equals}. Largest error "
         f"{error:.3g} nats, tolerance {case.bound:.1g}. Training on them moves other probabilities than the sampled "
         f"ones. Next: mend the function{rows}, or use failurelab.logits.completion_logps.",
-        found,
+        diagnosis,
         error,
     )
 

@@ -53,12 +53,12 @@ def verdict(checks: list[Check]) -> str:
     """Return one line that says what came of it all."""
     failures = [check for check in checks if check.failure]
     if failures:
-        found = [check.failure for check in failures if check.status == FAIL]
+        affected = [check.failure for check in failures if check.status == FAIL]
         yours = [check.failure for check in failures if check.status == IF_YOURS]
         also = f" Code of your own may meet {', '.join(yours)}." if yours else ""
-        if not found:
+        if not affected:
             return f"These versions have none of the {len(failures)} failures.{also}"
-        listed = f"{len(found)} of the {len(failures)} failures of this course: {', '.join(found)}"
+        listed = f"{len(affected)} of the {len(failures)} failures of this course: {', '.join(affected)}"
         return f"These versions have {listed}.{also}"
     todo = steps(checks) or [check.name for check in checks if check.status == FAIL]
     if todo:
@@ -69,12 +69,12 @@ def verdict(checks: list[Check]) -> str:
 
 def to_json(checks: list[Check]) -> dict[str, Any]:
     """Return the checks as JSON can hold them."""
-    told = {"verdict": verdict(checks), "next": steps(checks)}
     return {
         "schema": 1,
         "exit_status": exit_status(checks),
-        **told,
-        "checks": [dataclasses.asdict(each) for each in checks],
+        "verdict": verdict(checks),
+        "next": steps(checks),
+        "checks": [dataclasses.asdict(check) for check in checks],
     }
 
 

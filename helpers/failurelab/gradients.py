@@ -14,9 +14,12 @@ in https://github.com/huggingface/trl/pull/2848.
 
 import dataclasses
 import functools
+import importlib.metadata
+import importlib.util
 from collections.abc import Iterable, Iterator
 
 import torch
+from packaging.version import Version
 from torch import nn
 
 from failurelab._inputs import GradientError, input_embeddings, require_input_grads
@@ -212,11 +215,21 @@ def _has_nonzero(gradient: torch.Tensor) -> bool:
 
 def _advice(model: nn.Module) -> str:
     if any(kind == "reentrant" for kind, _ in checkpointed(model)):
-        return (
+        text = (
             "reentrant gradient checkpointing is on, and cuts layers off whose input needs no gradient: "
-            "gradients.require_input_grads(model) before training, or gradient_checkpointing_kwargs="
-            "{'use_reentrant': False}."
+            "gradients.require_input_grads(model) or model.enable_input_require_grads() before training"
         )
+        other = "gradient_checkpointing_kwargs={'use_reentrant': False}"
+        trl = importlib.metadata.version("trl") if importlib.util.find_spec("trl") else "1"
+        if Version("0.22") <= Version(trl) < Version("0.26"):
+            # checkpointing comes back from each generation without its arguments
+            return f"{text}; {other} alone does not last, for trl {trl} loses it at the first generation."
+        if Version(trl) < Version("0.22"):
+            other += (
+                f". If the trainer generates, rollouts.repair(model) too: trl {trl} leaves checkpointing on meanwhile, "
+                "and rollouts may be garbage"
+            )
+        return f"{text}, or {other}."
     return "look whether the forward pass uses these parameters, and whether something detaches before them."
 
 

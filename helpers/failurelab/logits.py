@@ -14,6 +14,7 @@ Upstream: TRL #2683, #2770, #2773; transformers #35757, #37149.
 So it runs through the model's own forward, with whatever wraps it (autocast, PEFT, DDP, checkpointing).
 """
 
+import contextlib
 import inspect
 import math
 import weakref
@@ -42,21 +43,27 @@ def keep_argument(model: nn.Module) -> str | None:
     """Return the name by which this model is asked for its last rows of logits only.
 
     The name is read from the signature of the model's forward, never from a version. Some versions accept the keyword
-    and ignore it, so a probe of two tokens confirms it: one row must come back. The answer is cached for each model.
+    and ignore it, so a probe of two tokens confirms it: one row must come back. A forward that was replaced by one that
+    sends the argument itself refuses it (TypeError). The answer is cached for each model.
 
     Args:
         model: a causal language model, bare or wrapped (PEFT, DDP).
 
     Returns:
-        `"logits_to_keep"`, `"num_logits_to_keep"`, or None if neither has an effect.
+        `"logits_to_keep"`, `"num_logits_to_keep"`, or None if neither has an effect or can be sent.
     """
     base = unwrap(model)
     if base not in _keeps:
         parameters = inspect.signature(type(base).forward).parameters
         names = [name for name in _NAMES if name in parameters]
         ids = torch.zeros(1, 2, dtype=torch.long, device=input_device(base))
-        with probing(model):
-            _keeps[base] = next((name for name in names if model(ids, **{name: 1}).logits.shape[1] == 1), None)
+
+        def obeys(name: str) -> bool:
+            with contextlib.suppress(TypeError), probing(model):
+                return model(ids, **{name: 1}).logits.shape[1] == 1
+            return False
+
+        _keeps[base] = next(filter(obeys, names), None)
     return _keeps[base]
 
 
@@ -107,7 +114,8 @@ def completion_logps(
             head), DDP, FSDP, a ZeRO-3 engine, accelerate's mixed precision and gradient checkpointing work as they do.
         input_ids: prompts, then completions, `(batch, sequence)`; prompts padded on the left.
         attention_mask: of the same shape, 1 for a token, 0 for padding; None without padding. Tokens after a
-            completion's end may be masked. They get a score too, which the caller's own mask has to leave out.
+            completion's end may be masked, or all of them, as trl does with `mask_truncated_completions`. They get a
+            score too, a finite one, which the caller's own mask has to leave out.
         completion_length: how many of the last columns are completion.
         temperature: what the logits are divided by.
         chunk_size: how many rows of logits, one vocabulary wide, are held at once, in backward too. The default follows
@@ -220,9 +228,9 @@ def _check_arguments(
         return
     hides = torch.zeros(shape[0], dtype=torch.bool, device=input_ids.device)  # (batch)
     if attention_mask is not None:
-        # The token before the completion and its first token must be 1, and every column before another 1.
+        # From the last prompt column on, no 1 after a 0. A completion of nothing but 0 is one that trl leaves out.
         shown = attention_mask.bool()[:, -completion_length - 1 :]  # (batch, completion + 1)
-        hides = (~shown[:, :2].all(1) | (shown[:, 1:] & ~shown[:, :-1]).any(1)).to(input_ids.device)
+        hides = (shown[:, 1:] & ~shown[:, :-1]).any(1).to(input_ids.device)
     # one question to a GPU, not three
     lowest, highest, hiding = torch.stack([input_ids.min(), input_ids.max(), hides.sum()]).tolist()
     if lowest < 0 or highest >= vocabulary_size(model):
@@ -234,7 +242,7 @@ def _check_arguments(
         raise ValueError(
             f"attention_mask: of shape {shape}, hides completion tokens in {hiding} of {shape[0]} rows, first in row "
             f"{hides.nonzero()[0].item()}: the last prompt column and the completion from its first token to its end "
-            "must be 1. Next: pad prompts on the left, completions on the right, and drop empty completions."
+            "must be 1, or the whole completion 0. Next: pad prompts on the left, completions on the right."
         )
 
 

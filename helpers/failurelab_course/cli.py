@@ -80,6 +80,37 @@ def outputs(names: Names = None) -> None:
     raise typer.Exit(course.exit_status(course.regenerate(names or [])))
 
 
+@app.command("notebooks")
+def copy_notebooks(
+    open_them: Annotated[bool, typer.Option("--open", help="Then open JupyterLab on the first.")] = False,
+) -> None:
+    """Copy the notebooks, without their outputs, to my_notebooks/ for you to run and edit; what you changed stays."""
+    from failurelab_course.runs import copies
+
+    for line in copies.refresh():
+        _say(line)
+    if open_them:
+        copies.open_lab()
+
+
+@app.command("contract")
+def check_contract(names: Names = None) -> None:
+    """Measure the form of notebooks without running them, and say what breaks their contract."""
+    from failurelab_course.runs import lint
+    from failurelab_course.runs import notebooks as course
+
+    chosen = course.find(names or [])
+    rows = [{"notebook": notebook.name[:2]} | lint.form(notebook.path) for notebook in chosen]
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    console.print(table)
+    broken = [f"{notebook.name}: {violation}" for notebook in chosen for violation in lint.check(notebook.path)]
+    for line in broken:
+        _say(line)
+    raise typer.Exit(bool(broken))
+
+
 @app.command("slides")
 def make_slides(
     names: Names = None,
@@ -181,8 +212,8 @@ def eras_create(
     """Make eras that are missing, half-made or of another lock."""
     from failurelab_course.eras import install
 
-    for name in names or [era.name for era in eras.known() if era.name != eras.TODAY]:
-        install.create(name, say=_say, wheels=wheels)
+    chosen = names or [era.name for era in eras.known() if era.name != eras.TODAY]
+    install.create_all(chosen, say=_say, wheels=wheels)
 
 
 @eras_app.command("remove")
@@ -217,14 +248,15 @@ def evidence_show(
     """Print a ledger's records."""
     from failurelab_course.ledger import records as evidence
 
-    table = Table("failure", "case", "state", "era", "seed", "tier", "figures")
-    for made in evidence.read_ledger(ledger or eras.root() / "evidence" / "cpu.json"):
-        if not failure or made["failure"] == failure:
-            figures = ", ".join(f"{name} {_short(value)}" for name, value in made["figures"].items())
-            table.add_row(*(str(made.get(k, "")) for k in ("failure", "case", "state", "era", "seed", "tier")), figures)
+    columns = ("failure", "case", "state", "era", "seed", "tier")
+    table = Table(*columns, "figures")
+    for record in evidence.read_ledger(ledger or eras.root() / "evidence" / "cpu.json"):
+        if not failure or record["failure"] == failure:
+            metrics = ", ".join(f"{name} {_short(value)}" for name, value in record["figures"].items())
+            table.add_row(*(str(record.get(key, "")) for key in columns), metrics)
     console.print(table)
-    for each in evidence.read_not_run(ledger or eras.root() / "evidence" / "cpu.json"):
-        _say(str(each))
+    for part in evidence.read_not_run(ledger or eras.root() / "evidence" / "cpu.json"):
+        _say(str(part))
 
 
 @evidence_app.command("compare")
@@ -240,30 +272,30 @@ def evidence_compare(
     from failurelab_course.ledger.compare import compare
     from failurelab_course.ledger.records import read_ledger, read_not_run
 
-    found = compare(read_ledger(old), read_ledger(new), tolerance, read_not_run(new))
+    comparison = compare(read_ledger(old), read_ledger(new), tolerance, read_not_run(new))
     if as_json:
-        print(json.dumps(dataclasses.asdict(found) | {"holds": found.holds}, indent=1))
-        raise typer.Exit(int(not found.holds))
+        print(json.dumps(dataclasses.asdict(comparison) | {"holds": comparison.holds}, indent=1))
+        raise typer.Exit(int(not comparison.holds))
     for title, lines in (
-        (f"only in {old}", found.only_old),
-        (f"only in {new}", found.only_new),
-        (f"NOT RUN in {new}", found.not_run),
-        ("versions", found.versions),
-        ("verdicts", [f"{each.where}: {each.figure} {each.old} -> {each.new}" for each in found.verdicts]),
+        (f"only in {old}", comparison.only_old),
+        (f"only in {new}", comparison.only_new),
+        (f"NOT RUN in {new}", comparison.not_run),
+        ("versions", comparison.versions),
+        ("verdicts", [f"{one.where}: {one.figure} {one.old} -> {one.new}" for one in comparison.verdicts]),
     ):
         if lines:
             console.print(f"{len(lines)} {title}", style="bold")
             print("\n".join(f"  {line}" for line in lines))
-    if found.magnitudes:
+    if comparison.magnitudes:
         table = Table("measurement", "figure", "old", "new", "ratio", title=f"differ by more than {tolerance:.0%}")
-        for each in found.magnitudes:
-            ratio = "-" if each.ratio is None else f"{each.ratio:.2f}"
-            table.add_row(each.where, each.figure, _short(each.old), _short(each.new), ratio)
+        for change in comparison.magnitudes:
+            ratio = "-" if change.ratio is None else f"{change.ratio:.2f}"
+            table.add_row(change.where, change.figure, _short(change.old), _short(change.new), ratio)
         console.print(table)
-    console.print(f"{old}: {found.machines[0]}; {new}: {found.machines[1]}", highlight=False, soft_wrap=True)
-    differ = f"{len(found.verdicts)} verdicts and {len(found.magnitudes)} magnitudes differ"
-    console.print(f"{found.same} measurements in both; {differ}", style="bold", highlight=False)
-    raise typer.Exit(int(not found.holds))
+    console.print(f"{old}: {comparison.machines[0]}; {new}: {comparison.machines[1]}", highlight=False, soft_wrap=True)
+    differ = f"{len(comparison.verdicts)} verdicts and {len(comparison.magnitudes)} magnitudes differ"
+    console.print(f"{comparison.same} measurements in both; {differ}", style="bold", highlight=False)
+    raise typer.Exit(int(not comparison.holds))
 
 
 @evidence_app.command("tables")

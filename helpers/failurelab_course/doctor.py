@@ -35,12 +35,12 @@ def check_course() -> list[Check]:
         EraError: this is not the course's repository.
     """
     top = eras.root()
-    made = _eras(top)
-    ready = [each.name.removeprefix("Era ") for each in made if each.status == PASS]
+    era_checks = _eras(top)
+    ready = [check.name.removeprefix("Era ") for check in era_checks if check.status == PASS]
     return [
         _guarded("Python", _python),
         _guarded("Packages", _packages),
-        *made,
+        *era_checks,
         _guarded(f"Kernel of {ready[0]}", lambda: _kernel(ready[0], top)) if ready else _no_kernel(top),
         _guarded("Small Qwen2", lambda: _model(top)),
         _guarded("C++ compiler", _compiler),
@@ -128,15 +128,15 @@ def _packages() -> Check:
 
 
 def _eras(top: pathlib.Path) -> list[Check]:
-    made = []
+    checks = []
     for era in eras.known():
         if era.name == eras.TODAY:
             continue
         ready = era.status == "ready"
         detail = era.title if ready else f"{era.title}: {era.status}"
         step = "" if ready else _made_by(top, era.name)
-        made.append(Check(f"Era {era.name}", PASS if ready else FAIL, detail, step))
-    return made
+        checks.append(Check(f"Era {era.name}", PASS if ready else FAIL, detail, step))
+    return checks
 
 
 def _model(top: pathlib.Path) -> Check:
@@ -147,9 +147,9 @@ def _model(top: pathlib.Path) -> Check:
 
 
 def _compiler() -> Check:
-    found = shutil.which("g++") or shutil.which("c++")
-    if found:
-        return Check("C++ compiler", PASS, pathlib.Path(found).name)
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler:
+        return Check("C++ compiler", PASS, pathlib.Path(compiler).name)
     step = "for notebook 06 (ZeRO-3): install g++, then make the eras again"
     return Check("C++ compiler", NOT_RUN, "none found: ZeRO-3 cannot run on the CPU, all else can", step)
 
@@ -159,12 +159,12 @@ def _memory() -> Check:
 
     memory = psutil.virtual_memory()
     size, free = memory.total, memory.available
-    told = f"{size / _GB:.1f} GB, {free / _GB:.1f} GB of it free"
+    room = f"{size / _GB:.1f} GB, {free / _GB:.1f} GB of it free"
     if size < MEMORY:
-        return Check("Memory", FAIL, f"{told}; the course takes 4 GB", "use a larger machine, or work with a neighbour")
+        return Check("Memory", FAIL, f"{room}; the course takes 4 GB", "use a larger machine, or work with a neighbour")
     if free < FREE_MEMORY:
-        return Check("Memory", FAIL, f"{told}; one notebook takes 1.5 GB or more", "close what takes memory")
-    return Check("Memory", PASS, told)
+        return Check("Memory", FAIL, f"{room}; one notebook takes 1.5 GB or more", "close what takes memory")
+    return Check("Memory", PASS, room)
 
 
 def _disk(top: pathlib.Path) -> Check:
@@ -172,11 +172,11 @@ def _disk(top: pathlib.Path) -> Check:
     places = {top: DISK, pathlib.Path(tempfile.gettempdir()): TEMPORARY}
     free = {place: shutil.disk_usage(place).free for place in places}
     short = [place for place, need in places.items() if free[place] < need]
-    told = ", ".join(f"{free[place] / _GB:.1f} GB free in {place}" for place in (short or [top]))
+    sizes = ", ".join(f"{free[place] / _GB:.1f} GB free in {place}" for place in (short or [top]))
     if not short:
-        return Check("Disk", PASS, told)
+        return Check("Disk", PASS, sizes)
     steps = [f"{places[place] / _GB:g} GB in {place}" for place in short]
-    return Check("Disk", FAIL, told, f"free {' and '.join(steps)}")
+    return Check("Disk", FAIL, sizes, f"free {' and '.join(steps)}")
 
 
 def _progress() -> Check:
@@ -187,14 +187,14 @@ def _progress() -> Check:
     try:
         state = lab_state.read(path)
     except lab_state.StateError as error:
-        found, _, step = str(error).partition(" Next: ")
-        return Check("Your progress", FAIL, found, step)
-    folder = next(each for each in path.parents if each.exists())
+        problem, _, step = str(error).partition(" Next: ")
+        return Check("Your progress", FAIL, problem, step)
+    folder = next(parent for parent in path.parents if parent.exists())
     if not os.access(folder, os.W_OK):
         return Check(
             "Your progress", FAIL, f"{folder} cannot be written", f"make {folder} writable, or set FAILURELAB_STATE"
         )
-    solved = sum(bool(each.solved) for each in state.values())
+    solved = sum(bool(progress.solved) for progress in state.values())
     return Check("Your progress", PASS, f"{solved} labs solved" if state else "no lab was begun yet")
 
 

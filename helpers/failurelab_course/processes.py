@@ -18,13 +18,13 @@ MARK = "FAILURELAB_RUN"
 
 def marked(mark: str) -> list[psutil.Process]:
     """Return the processes that carry `mark` in their environment and have not ended; never the caller itself."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             others = process.pid != os.getpid() and process.environ().get(MARK) == mark
             if others and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def end(find: Callable[[], Iterable[psutil.Process]], patience: float = 0.0) -> None:

@@ -35,7 +35,7 @@ def _section(failure: failures.Failure) -> list[str]:
     listed = ", ".join(f"[{lab.number} {lab.title}](../labs/{lab.name}/start.py)" for lab in exercises)
     affected = "<br>".join(f"{stack}: {stack.what}" for stack in failure.affected)
     fixed = "<br>".join(f"{stack}: {stack.what}" for stack in failure.fixed)
-    threads = "<br>".join(f"[{each.thread}]({each.url}) {each.what}" for each in failure.threads)
+    threads = "<br>".join(f"[{thread.thread}]({thread.url}) {thread.what}" for thread in failure.threads)
     rows = [
         ("Notebook", notebook),
         ("Labs", listed),

@@ -14,6 +14,8 @@ from failurelab_course.experiments import devices, observe
 from failurelab_course.ledger.tables import machines
 from failurelab_course.runs import benchmarks
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """
 class Qwen2Model:
     def forward(self, input_ids): ...

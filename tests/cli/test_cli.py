@@ -16,36 +16,22 @@ def failurelab(*arguments, **options):
     return subprocess.run([sys.executable, "-m", "failurelab", *arguments], capture_output=True, text=True, **options)
 
 
-def test_unknown_era_is_one_line():
-    """No traceback for a typing error, the known ones listed, exit status 1."""
-    done = failurelab("eras", "create", "trl-0.13")
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (["eras", "create", "trl-0.13"], "ERROR unknown era 'trl-0.13': the eras are today, trl-0.14"),
+        (["run", "99"], "00_start_here"),
+        (["verify", "99"], "01_"),
+        (["evidence", "show", "none.json"], "failurelab evidence record"),
+        (["doctor", "--python", "."], "which python"),
+    ],
+)
+def test_a_slip_in_a_call_is_one_line(call, said):
+    """No traceback: what is wrong, and what there is, or the command that makes it; exit status 1."""
+    done = failurelab(*call)
     assert done.returncode == 1
-    assert done.stderr.startswith("ERROR unknown era 'trl-0.13': the eras are today, trl-0.14")
+    assert done.stderr.startswith("ERROR ") and said in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_unknown_notebook_is_one_line():
-    """The known notebooks are listed."""
-    done = failurelab("run", "99")
-    assert done.returncode == 1
-    assert "00_start_here" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_unknown_lab_is_one_line():
-    """The known labs are listed."""
-    done = failurelab("verify", "99")
-    assert done.returncode == 1
-    assert "01_" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_missing_ledger_is_one_line(tmp_path):
-    """What is missing, and the command that makes it."""
-    done = failurelab("evidence", "show", str(tmp_path / "none.json"))
-    assert done.returncode == 1
-    assert "failurelab evidence record" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_wrong_call_is_exit_status_2():
@@ -70,14 +56,6 @@ def test_doctor_of_another_python_names_its_failures():
         assert f"EXPOSED  {failure}" in done.stdout
         assert registry.get(failure).title in done.stdout
     assert "Next:" in done.stdout and "FAIL" not in done.stdout
-
-
-def test_doctor_of_something_that_is_no_python(tmp_path):
-    """A path that is no interpreter is one line with what to give instead."""
-    done = failurelab("doctor", "--python", str(tmp_path))
-    assert done.returncode == 1
-    assert "which python" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("status", [checking.PASS, checking.FAIL, checking.NOT_RUN])
@@ -150,6 +128,18 @@ def test_doctor_of_an_environment_without_transformers(planted):
     done = failurelab("doctor", "--python", str(planted({"torch": "2.5.1"})))
     assert done.returncode == 1
     assert "transformers is not installed" in done.stderr and "torch 2.5.1" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("metadata", [None, "Metadata-Ver", "Metadata-Version: 2.1\nName: trl\nVersion: 0.1x4\n"])
+def test_doctor_of_half_an_installation(planted, metadata):
+    """An installation that was cut short must not count as one without trl, whose failures it may have."""
+    python = planted({"torch": "2.13.0", "transformers": "4.48.3", "trl": "0.14.0"})
+    (file,) = python.parent.glob("**/trl-0.14.0.dist-info/METADATA")
+    file.unlink() if metadata is None else file.write_text(metadata)
+    done = failurelab("doctor", "--python", str(python))
+    assert done.returncode == 1
+    assert "does not say its version: trl." in done.stderr and "install trl there again" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -84,6 +84,7 @@ def started(command):
 
 
 @needs_zero
+@pytest.mark.slow
 def test_one_script_alone_and_in_two_processes():
     """The same file: in one process, and in two that torchrun starts over gloo; each generates in its callback."""
     binaries = pathlib.Path(eras.find(eras.TODAY).folder) / "bin"
@@ -97,6 +98,7 @@ def test_one_script_alone_and_in_two_processes():
         assert [text.split("=")[0] for text in found["answers"]] == ["3+4", "7+8"]
 
 
+@pytest.mark.slow
 def test_a_config_with_a_wrong_stage_ends_the_script_before_it_starts(tmp_path):
     """Before the model is loaded, in words, and not as a traceback of pydantic's."""
     wrong = tmp_path / "zero.json"

@@ -10,6 +10,8 @@ import pytest
 
 from failurelab_course import eras
 
+pytestmark = pytest.mark.slow
+
 ROOT = eras.root()
 SCRIPT = pathlib.Path("configs", "train_qlora_grpo.py")
 STARTS = {

@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
+from failurelab_course.eras import install
 from failurelab_course.experiments import deepspeed
+
+pytestmark = pytest.mark.slow
 
 START = """
 from failurelab_course.experiments import deepspeed
@@ -35,12 +38,17 @@ def start(**environment):
 
 @needs_compiler
 def test_a_half_done_build_is_recovered(tmp_path):
-    """A killed build leaves a lock, on which every later process waits for good, and half a library."""
+    """A killed build leaves a lock, on which every later process waits for good, and half a library.
+
+    What set-up has compiled is copied when it is built again: not the compiler is asked here.
+    """
     folder = tmp_path / deepspeed.OPERATION
     folder.mkdir()
     (folder / "lock").touch()
     (folder / f"{deepspeed.OPERATION}.so").write_bytes(b"\x7fELF")
-    done = start(TORCH_EXTENSIONS_DIR=str(tmp_path))
+    (tmp_path / "compiler").mkdir()
+    copies = install.copying_compiler(tmp_path / "compiler", deepspeed.extensions() / deepspeed.OPERATION)
+    done = start(TORCH_EXTENSIONS_DIR=str(tmp_path), **copies)
     assert "READY" in done.stdout, done.stdout + done.stderr
     assert not (folder / "lock").exists()
     assert (folder / f"{deepspeed.OPERATION}.so").stat().st_size > 10_000

@@ -6,12 +6,14 @@ import pathlib
 import re
 import subprocess
 import sys
+import unittest.mock
 import zipfile
 
 import pytest
 
 from failurelab_course import eras
 from failurelab_course.eras import install
+from failurelab_course.notebook import magics
 
 ROOT = eras.root()
 
@@ -33,13 +35,16 @@ def course(tmp_path, monkeypatch):
         'echo "$@" >> "$FAKE_UV_LOG"\n'
         'case "$1" in venv) shift; for last; do :; done; rm -rf "$last"\n'
         f'  mkdir -p "$last/bin" && ln -s {sys.executable} "$last/bin/python";;\n'
-        'pip) case "$*" in *"$FAKE_UV_FAILS_AT"*) echo "$FAKE_UV_SAYS" >&2; exit 1;; esac;;\n'
+        'pip) case "$*" in *"$FAKE_UV_WAITS_AT"*) cat "$FAKE_UV_PIPE";; esac\n'
+        '  case "$*" in *"$FAKE_UV_FAILS_AT"*) echo "$FAKE_UV_SAYS" >&2; exit 1;; esac;;\n'
         "esac\n"
     )
     uv.chmod(0o755)
     monkeypatch.setenv("FAILURELAB_ROOT", str(tmp_path))
     monkeypatch.setenv("FAKE_UV_LOG", str(tmp_path / "uv.log"))
     monkeypatch.setenv("FAKE_UV_FAILS_AT", "nothing-fails")
+    monkeypatch.setenv("FAKE_UV_WAITS_AT", "nothing-waits")
+    monkeypatch.setenv("FAKE_UV_PIPE", str(tmp_path / "pipe"))
     monkeypatch.setenv("FAKE_UV_SAYS", "")
     return tmp_path
 
@@ -182,6 +187,140 @@ def test_a_build_that_was_broken_off_does_not_hold_the_next_one(course, monkeypa
     said = []
     install.finish(era, said.append)
     assert held == [False] and era.status == "broken" and "ZeRO-3 is NOT RUN: no such header" in said[1]
+
+
+def test_the_operation_of_one_deepspeed_is_built_once(course, monkeypatch):
+    """Another era with the same DeepSpeed copies what the first has compiled; what is not there is compiled."""
+    more_eras(course)
+    first, second = eras.find("old", ready=False), eras.find("older", ready=False)
+    for era in (first, second):
+        era.lock.write_text(f"deepspeed==0.1\n# {era.name}\n")
+    monkeypatch.setattr(install.shutil, "which", lambda name: "/bin/echo")
+    compiled = []
+
+    def build(era, arguments, env, **_):
+        folder = era.folder / "torch_extensions" / "op"
+        folder.mkdir(parents=True)
+        for name in ("a.o", "op.so", "new.o"):
+            path = os.pathsep.join([env.get("PATH", ""), os.environ["PATH"]])
+            command = ["c++" if env else "/bin/echo", "-o", name]
+            if subprocess.check_output(command, cwd=folder, env=os.environ | env | {"PATH": path}):
+                compiled.append((era.name, name))
+                if era.name == "old" and name != "new.o":
+                    (folder / name).write_text(f"{name} of {era.name}")
+        return subprocess.CompletedProcess([], 0, "", "")
+
+    monkeypatch.setattr(install, "run", build)
+    for era in (first, second):
+        install.create(era.name, say=str)
+        assert era.is_finished and era.has_zero3
+    assert compiled == [("old", "a.o"), ("old", "op.so"), ("old", "new.o"), ("older", "new.o")]
+    assert (second.folder / "torch_extensions" / "op" / "op.so").read_text() == "op.so of old"
+
+
+def more_eras(course):
+    """Let the course's `today` be ready, and add an era and notebooks: the first needs `old`, the second `older`."""
+    (course / "eras" / "older.in").write_text("# title: older times\nsix==1.15.0\n")
+    (course / "eras" / "older.txt").write_text("six==1.15.0\n")
+    (course / "eras" / "a_last.in").write_text("# title: needed by none\n")
+    (course / "eras" / "a_last.txt").write_text("six==1.14.0\n")
+    (course / "notebooks").mkdir()
+    for name, needed in (("00_one", "today, old"), ("01_two", "older, today")):
+        (course / "notebooks" / f"{name}.ipynb").write_text(f'["Library stacks: {needed}.*"]')
+    (course / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    install.mark(eras.find("today", ready=False), course / ".venv", zero3=False)
+
+
+def begin(code, *options):
+    """Begin as `make lab` does, with a command that runs this code instead of JupyterLab."""
+    code = f"from failurelab_course import eras\n{code}"
+    return subprocess.run(
+        [sys.executable, "-m", "failurelab_course.eras", "begin", *options, sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "helpers")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def left(course):
+    """Return what stands in .eras, without the locks."""
+    return sorted(path.name for path in (course / ".eras").iterdir() if not path.name.endswith(".lock"))
+
+
+def test_the_first_notebook_opens_while_the_other_eras_are_made(course, monkeypatch):
+    """The command runs when `old` is there; a cell that asks for `older` sees how far it is, and waits."""
+    more_eras(course)
+    os.mkfifo(course / "pipe")
+    monkeypatch.setenv("FAKE_UV_WAITS_AT", "older.txt")
+    done = begin(
+        "print([(era.name, era.status, era.is_being_made) for era in eras.known()])\n"
+        "def say(line):\n    print('cell:', line)\n    if 'packages' in line: open('pipe', 'w').close()\n"
+        f"import os; os.chdir({str(course)!r})\n"
+        "print(eras.find('older', wait=say).status)\n"
+        "eras.find('a_last', wait=str); raise SystemExit(7)"
+    )
+    assert done.returncode == 7, done.stderr
+    lines = done.stdout.splitlines()
+    assert "[('today', 'ready', False), ('a_last', 'missing', True), ('old', 'ready', False), ('older'" in done.stdout
+    behind = next(line for line in lines if line.startswith("in the background: era older, a_last"))
+    assert lines.index("era old: ready") < lines.index(behind) < lines.index("cell: era older: 1 packages")
+    assert lines.index("cell: era older: 1 packages") < lines.index("ready")
+    assert left(course) == ["a_last", "old", "older"]
+    assert begin("print('again')").stdout.splitlines() == ["era today: ready", "era old: ready", "again"]
+
+
+def test_a_set_up_in_the_background_ends_with_the_command_and_is_resumed(course, monkeypatch):
+    """JupyterLab is left, with Ctrl-C for instance: nothing half-made stays, it is told, the next start goes on."""
+    more_eras(course)
+    os.mkfifo(course / "pipe")
+    monkeypatch.setenv("FAKE_UV_WAITS_AT", "older.txt")
+    with open(course / "pipe", "r+b", buffering=0):  # the installer reads from it, and comes to no end
+        done = begin(
+            "import os, signal\n"
+            "def leave(line):\n    if 'packages' in line: os.kill(os.getppid(), signal.SIGINT); raise SystemExit\n"
+            "eras.find('older', wait=leave)"
+        )
+    assert done.returncode == 0 and "set-up interrupted: what is done already is kept" in done.stderr
+    assert left(course) == ["old"]
+    for name in ("older", "a_last"):
+        with pytest.raises(eras.EraError, match=rf"{name} is missing .*said: it was interrupted.*Next: "):
+            eras.find(name, wait=str)
+    monkeypatch.setenv("FAKE_UV_WAITS_AT", "nothing-waits")
+    assert begin("raise SystemExit(1)", "--finish").returncode == 1
+    assert left(course) == ["a_last", "old", "older"]
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [("error: dns error", "the package index was not reached"), ("error: No space left", "no space is left")],
+)
+def test_a_set_up_that_fails_in_the_background_is_told_where_an_era_is_asked_for(course, monkeypatch, says, told):
+    """The command goes on; its cells say why, also those that ask for an era whose turn did not come."""
+    more_eras(course)
+    monkeypatch.setenv("FAKE_UV_FAILS_AT", "older.txt")
+    monkeypatch.setenv("FAKE_UV_SAYS", says)
+    done = begin(
+        "for name in ('older', 'a_last'):\n"
+        "    try: eras.find(name, wait=str)\n"
+        "    except eras.EraError as error: print('cell:', error)"
+    )
+    assert done.returncode == 0 and "ERROR era older: " in done.stderr and told in done.stderr
+    first, second = (line for line in done.stdout.splitlines() if line.startswith("cell:"))
+    assert "era older is missing" in first and told in first and "era a_last is missing" in second and told in second
+    assert left(course) == ["old"]
+
+
+def test_a_notebook_goes_on_while_its_kernels_era_is_made(course, monkeypatch):
+    """What is started in the background does not wait for it: the first cell that needs it does."""
+    more_eras(course)
+    asked = []
+    monkeypatch.setattr(magics, "kernel", lambda name: asked.append(name) or unittest.mock.Mock())
+    (course / ".eras").mkdir()
+    with install._Lock(eras.find("older", ready=False), str):
+        magics.start("today", "older")
+    magics.start("older")
+    assert asked == ["today", "older"]
 
 
 @pytest.fixture

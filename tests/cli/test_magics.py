@@ -5,12 +5,10 @@ import dataclasses
 import importlib.metadata
 import json
 import os
-import pathlib
 import re
 import signal
 import subprocess
 import sys
-import time
 
 import nbformat
 import psutil
@@ -20,6 +18,8 @@ from jupyter_client.manager import start_new_kernel
 from failurelab_course import eras
 from failurelab_course.notebook import magics, values
 from failurelab_course.notebook.kernel import EraKernel
+
+pytestmark = pytest.mark.slow
 
 OLD = "trl-0.14"
 PATIENCE = 300  # seconds until a test gives up: a limit against hanging, which no test waits for
@@ -106,13 +106,6 @@ def running(pid):
         return False
 
 
-def wait_until_gone(pids):
-    deadline = time.monotonic() + PATIENCE
-    while left := [pid for pid in pids if running(pid)]:
-        assert time.monotonic() < deadline, f"still there: {left}"
-        time.sleep(0.02)
-
-
 def test_text_values_and_the_result_come_back(notebook):
     """A cell runs in the old stack with variables from here, and its prints, result and variables are here after."""
     assert notebook.run("a, b, c = [1, 2.5], {'x': None}, 'é'").status == "ok"
@@ -162,20 +155,16 @@ def test_pictures_come_back_as_png(notebook):
     assert base64.b64decode(output.messages[-1][1]["data"]["image/png"]).startswith(b"\x89PNG")
 
 
-def test_what_programs_write_comes_back_as_it_comes(notebook):
-    """Output of a subprocess is shown; text is not held back until the cell ends: the cell waits for our answer."""
+def test_what_programs_write_comes_back_as_it_comes(notebook, tmp_path):
+    """Output of a subprocess is shown, and not held back until the cell ends: the cell waits for our answer."""
+    answer = tmp_path / "answer"
+    os.mkfifo(answer)
     output = notebook.run(
-        f"%%era {OLD}\n"
-        "import os, pathlib, tempfile, time\n"
-        "file = pathlib.Path(tempfile.mkdtemp(), 'answer')\n"
-        "print(f'<{file}>')\n"
-        "while not file.exists(): time.sleep(0.01)\n"
-        "os.system('echo from a program')\n"
-        "time.sleep(0.3)\n",
-        ">\n",
-        lambda text: pathlib.Path(re.search("<(.*)>", text)[1]).touch(),
+        f"%%era {OLD}\nimport os\nos.system('echo from a program')\nprint(open({str(answer)!r}).read())",
+        "from a program",
+        lambda text: answer.write_text("answered"),
     )
-    assert "from a program" in output.text
+    assert output.text.split("\n")[:2] == ["from a program", "answered"]
 
 
 def test_an_error_fails_the_cell_with_the_era_s_own_traceback(notebook):
@@ -263,7 +252,7 @@ def test_a_cell_that_handles_the_interrupt_goes_on(notebook):
     assert output.status == "ok" and notebook.run("saved").value == "True"
 
 
-def test_a_cell_that_cannot_be_interrupted_is_reported(notebook):
+def test_a_cell_that_cannot_be_interrupted_is_reported(notebook, gone):
     """A cell that goes on after the interrupt gives the notebook back in bounded time; stopping the era ends it."""
     notebook.run("from failurelab_course.notebook import kernel; kernel.INTERRUPT_SECONDS = 0.5")
     output = notebook.run_and_interrupt(
@@ -272,7 +261,7 @@ def test_a_cell_that_cannot_be_interrupted_is_reported(notebook):
     )
     assert output.error["ename"] == "EraInterrupted" and f"Next: %era_stop {OLD}" in output.error["evalue"]
     assert notebook.run(f"kernel.INTERRUPT_SECONDS = 15\n%era_stop {OLD}").status == "ok"
-    wait_until_gone([int(output.text.split()[1])])
+    assert gone([int(output.text.split()[1])]) == []
 
 
 @pytest.mark.parametrize(
@@ -283,7 +272,7 @@ def test_a_cell_that_cannot_be_interrupted_is_reported(notebook):
         ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
     ],
 )
-def test_a_crash_names_the_era_and_the_next_cell_starts_anew(notebook, end, how):
+def test_a_crash_names_the_era_and_the_next_cell_starts_anew(notebook, gone, end, how):
     """However an era's kernel dies, the cell says which and how; what it had started dies too; the next one works."""
     start = f"%%era {OLD} -o child\nimport os, subprocess\nchild = subprocess.Popen(['sleep', '1000']).pid\nchild"
     child = int(notebook.run(start).value)
@@ -291,15 +280,15 @@ def test_a_crash_names_the_era_and_the_next_cell_starts_anew(notebook, end, how)
     assert output.status == "error" and output.error["ename"] == "EraKernelDied"
     assert output.error["evalue"].startswith(f"the kernel of era {OLD} died while this cell ran in it ({how});")
     assert ("in string_at" in output.error["evalue"]) == ("SIGSEGV" in how)
-    wait_until_gone([child])
+    assert gone([child]) == []
     assert notebook.run(f"%%era {OLD}\n'child' in dir()").value == "False"
 
 
-def test_a_death_between_two_cells_is_told(notebook):
+def test_a_death_between_two_cells_is_told(notebook, gone):
     """Had the next cell started a new kernel without a word, it would complain of variables that were there before."""
     pid = int(notebook.run(f"%%era {OLD}\nimport os; os.getpid()").value)
     os.kill(pid, signal.SIGKILL)
-    wait_until_gone([pid])
+    assert gone([pid]) == []
     output = notebook.run(f"%%era {OLD}\n1")
     assert output.error["ename"] == "EraKernelDied" and "variables are lost" in output.error["evalue"]
     assert notebook.run(f"%%era {OLD}\n1").status == "ok"
@@ -342,7 +331,7 @@ pids = [os.getpid(), os.getppid(), orphan, *(child.pid for child in children)]
 @pytest.mark.parametrize(
     "how", ["restart", "shutdown", "SIGKILL", "SIGKILL while busy", "SIGKILL, but a fork lives on"]
 )
-def test_no_process_outlives_the_notebook_s_kernel(own_notebook, how):
+def test_no_process_outlives_the_notebook_s_kernel(own_notebook, gone, how):
     """However the notebook's kernel ends, the era's kernel, its keeper and all they have started are gone."""
     pids = json.loads(own_notebook.run(CHILDREN + "pids").value)
     assert len(pids) == 5 and all(map(running, pids))
@@ -367,7 +356,7 @@ def test_no_process_outlives_the_notebook_s_kernel(own_notebook, how):
             fork = int(said.value)
         own_notebook.manager.signal_kernel(signal.SIGKILL)
     try:
-        wait_until_gone(pids)
+        assert gone(pids) == []
         assert not os.path.exists(folder)
         assert fork is None or running(fork), "the fork was to live on"
     finally:

@@ -12,6 +12,8 @@ from tests.cli.benchmark_scripts import load
 
 from failurelab_course.runs import benchmarks
 
+pytestmark = pytest.mark.slow
+
 SHAPE = {
     "vocab_size": 30_000,
     "hidden_size": 64,

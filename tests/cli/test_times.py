@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from failurelab_course import eras
+from failurelab_course import eras, outcomes
 from failurelab_course.experiments import observe
 from failurelab_course.ledger.records import read_ledger
 from failurelab_course.ledger.tables.times import SOURCE, notebook_times, times
@@ -22,8 +22,8 @@ def test_the_table_says_minutes_and_what_else_the_machine_did():
     """Minutes near zero are not rounded away."""
     proof = record("proof", minutes=5.26, processor_minutes=9.98, others_share=0.034)
     lines = times([proof, record("again", minutes=0.012, processor_minutes=0.001, others_share=0.0)]).splitlines()
-    assert lines[3].endswith("| 0.01 | under 0.01 | 0% |")
-    assert lines[-2] == "| the proof of the labs (`failurelab verify`) | 5.3 | 10.0 | 3% |"
+    assert lines[4].endswith("| 0.01 | under 0.01 | 0% |")
+    assert lines[-3] == "| the proof of the labs (`failurelab verify`) | 5.3 | 10.0 | 3% |"
     assert lines[-1] == "| `make test`, once set up | not recorded |  |  |"
 
 
@@ -57,10 +57,14 @@ def test_the_tests_minutes_come_from_what_they_wrote(tmp_path):
     """A run with failures, or a file that is none, gives no figure."""
     of_junit = runpy.run_path(SCRIPT)["of_junit"]
     path = tmp_path / "tests.xml"
-    suite = '<testsuites><testsuite tests="12" failures="{}" errors="0" skipped="1" time="90.0"/></testsuites>'
+    suite = '<testsuites><testsuite tests="12" failures="{}" errors="0" skipped="1" time="90.0">'
+    for name, seconds in (("cli.test_a", 1), ("labs.test_b", 50.2), ("cli.test_a", 2)):
+        suite += f'<testcase classname="tests.{name}" time="{seconds}"/>'
+    suite += "</testsuite></testsuites>"
     path.write_text(suite.format(0))
     took = of_junit(path)
     assert (took["minutes"], took["tests"], took["skipped"]) == (1.5, 12, 1)
+    assert (took["files"], took["file_seconds"]) == (["test_b", "test_a"], [50, 3])
     assert "| `make test`, once set up | 1.5 | - | - |" in times([record("tests", **took)])
     path.write_text(suite.format(2))
     with pytest.raises(SystemExit, match="2 failures, 0 errors: no time is recorded"):
@@ -78,14 +82,34 @@ def test_a_part_is_kept_beside_the_others(tmp_path, monkeypatch, capsys):
         keep(part, {"minutes": minutes}, out)
     assert len(read_ledger(out)) == 2
     lines = times(read_ledger(out)).splitlines()
-    assert [line.split(" | ")[1] for line in (lines[2], lines[-1])] == ["5.0", "40.0"]
+    assert [line.split(" | ")[1] for line in (lines[3], lines[-2], lines[-1])] == ["5.0", "40.0", "45.0"]
+
+
+def test_what_takes_longer_than_its_budget_is_named(tmp_path, monkeypatch, capsys):
+    """A lab's seconds are those of all its scripts, from what `failurelab verify --junit` wrote."""
+    monkeypatch.setenv("FAILURELAB_SOURCE", SOURCE)
+    script, out = runpy.run_path(SCRIPT), tmp_path / "ledger.json"
+    cases = [outcomes.Case(lab, name, "PASS", "", 8.0) for lab, name in (("01_a", "x"), ("02_b", "x"), ("02_b", "y"))]
+    (tmp_path / ".course").mkdir()
+    outcomes.write_junit(tmp_path / ".course" / "labs.xml", [*cases, cases[2]], "labs")
+    assert script["labs"](tmp_path) == {"labs": ["01_a", "02_b"], "seconds": [8, 24]}
+    script["keep"]("proof", {"minutes": 1.0} | script["labs"](tmp_path), out)
+    script["keep"]("course", {"notebooks": ["00_c", "01_d"], "seconds": [40, 41]}, out)
+    assert sorted(script["over_budget"](out)) == [
+        "01_d: 41 s, its budget is 40 s",
+        "02_b: 24 s, its budget is 20 s",
+    ]
+    monkeypatch.setattr(sys, "argv", ["times.py", "--budget", "--out", str(out)])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(SCRIPT, run_name="__main__")
+    assert end.value.code == 1 and "01_d: 41 s" in capsys.readouterr().out
 
 
 def test_an_unknown_part_starts_nothing(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["times.py", "--only", "set-up,dinner"])
     with pytest.raises(SystemExit):
         runpy.run_path(SCRIPT, run_name="__main__")
-    assert "no part dinner: the parts are set-up, again" in capsys.readouterr().err
+    assert "no part dinner: the parts are first, set-up, again" in capsys.readouterr().err
 
 
 def test_a_machine_s_seconds_only_grow():

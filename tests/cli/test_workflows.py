@@ -48,7 +48,7 @@ def accepted(words):
 
 
 def test_there_are_workflows():
-    assert {path.stem for path in WORKFLOWS} >= {"gpu", "site", "test"}
+    assert {path.stem for path in WORKFLOWS} >= {"gpu", "nightly", "site", "test"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -84,6 +84,18 @@ def test_the_test_workflow_runs_the_readme_s_command_within_its_time():
     assert content["jobs"]["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12"]
 
 
+def test_what_make_test_leaves_to_the_night_is_run_by_a_schedule():
+    """A test that nobody runs is none: what is marked `nightly` is run by a command, and that by hosted CI."""
+    content = yaml.safe_load((eras.root() / ".github" / "workflows" / "nightly.yml").read_text())
+    assert (
+        triggers(content)["schedule"]
+        and {"run": "make nightly"}.items() <= content["jobs"]["nightly"]["steps"][3].items()
+    )
+    rules = (eras.root() / "Makefile").read_text()
+    nightly = rules[rules.index("\nnightly:") : rules.index("\n\n", rules.index("\nnightly:"))]
+    assert "-m nightly" in nightly and re.search(r"--nbval-lax.*\n.* notebooks$", nightly)
+
+
 @pytest.mark.parametrize(
     "path",
     [*WORKFLOWS, eras.root() / "docs" / "ci.md", eras.root() / "labs" / "README.md"],
@@ -95,7 +107,7 @@ def test_commands_are_those_that_there_are(path):
     if path.suffix == ".md":
         text = "\n".join(re.findall(r"^```.*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     found = commands(text)
-    assert found or path.stem in ("site", "test")
+    assert found or path.stem in ("nightly", "site", "test")
     for words in found:
         accepted(words)
 

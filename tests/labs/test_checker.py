@@ -4,7 +4,6 @@ import os
 import pathlib
 import shutil
 import signal
-import time
 
 import pytest
 
@@ -13,6 +12,8 @@ from failurelab_course.labs import verify as labs
 from failurelab_course.labs.checker import client as check_client
 from failurelab_course.labs.checker import measure
 from failurelab_course.labs.checker import server as check_server
+
+pytestmark = pytest.mark.slow
 
 LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
@@ -180,7 +181,6 @@ def cheats(short_lab, tmp_path_factory):
     return {pathlib.Path(row.script).stem: row for row in labs.check_all(short_lab, paths)}
 
 
-@pytest.mark.era
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_cheat_does_not_pass(cheats, name):
     row = cheats[name]
@@ -188,25 +188,11 @@ def test_a_cheat_does_not_pass(cheats, name):
     assert CHEATS[name][1] in row.reason
 
 
-@pytest.mark.era
 def test_rollouts_are_scored_by_the_checker(cheats):
     """A reward function that says 1.0 to all makes the trainer's log perfect, and no completion right."""
     assert cheats["rewards_everything"].metrics["reward_first"] < 0.7
     assert cheats["prints_the_right_words"].output.count("PASS") == 1
     assert "get_imput_embeddings" in cheats["misspells"].traceback
-
-
-def gone(pid):
-    """Whether the process has ended; waits for it, for an end that was ordered takes a moment."""
-    for _ in range(600):
-        try:
-            os.kill(pid, 0)
-            if pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z":
-                return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 HANG = """
@@ -224,7 +210,7 @@ def server():
         yield started
 
 
-def test_a_script_that_hangs_or_dies_is_ended_and_named(server, tmp_path):
+def test_a_script_that_hangs_or_dies_is_ended_and_named(server, tmp_path, gone):
     """What it started is ended with it, and the server goes on."""
     pids = tmp_path / "pids"
     kill = "import os; os.kill(os.getpid(), 9)"
@@ -233,13 +219,13 @@ def test_a_script_that_hangs_or_dies_is_ended_and_named(server, tmp_path):
         script = tmp_path / f"{number}.py"
         script.write_text(code)
         # the one that hangs must have begun before it is ended, also where a start takes long
-        server.check(number, script, MODEL, "Trainer", time_limit=400 if number else 30)
+        server.check(number, script, MODEL, "Trainer", time_limit=400 if number else 15)
     answers = {answer["id"]: answer for answer in (server.answer(120) for _ in range(4))}
-    assert answers[0]["ended"] == "over its time limit of 30 s"
+    assert answers[0]["ended"] == "over its time limit of 15 s"
     assert answers[1]["ended"] == "left by itself with status 7 before it was measured"
     assert answers[2]["ended"] == f"ended by signal {int(signal.SIGABRT)} before it was measured"
     assert "memory runs out" in answers[3]["environment"]
-    assert all(gone(int(pid)) for pid in pids.read_text().split())
+    assert gone([int(pid) for pid in pids.read_text().split()]) == []
     assert list(server.folder.glob("check-*")) == []
 
 
@@ -263,19 +249,20 @@ os._exit(0)
 # It leaves its group, its session and its parent.
 DAEMON = """
 import os, pathlib, time
+begun, begin = os.pipe()
 if not os.fork():
     os.setsid()
     if not os.fork():
         pathlib.Path({pids!r}).write_text(str(os.getpid()))
+        os.write(begin, b"1")
         time.sleep(600)
     os._exit(0)
-while not pathlib.Path({pids!r}).exists():
-    time.sleep(0.05)
+os.read(begun, 1)
 """
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/statm").exists(), reason="memory is watched on Linux")
-def test_a_script_that_eats_the_machine_is_stopped(server, tmp_path):
+def test_a_script_that_eats_the_machine_is_stopped(server, tmp_path, gone):
     """Memory, processes, its own folder, a process in the background: each is named, nothing is left running."""
     pids = tmp_path / "daemon"
     codes = (EATS, FORKS, DELETES, DAEMON.format(pids=str(pids)))
@@ -288,7 +275,7 @@ def test_a_script_that_eats_the_machine_is_stopped(server, tmp_path):
     assert answers[1]["ended"].startswith("over its limit of 32 processes")
     assert answers[2]["ended"].startswith("deleted the folder that it ran in")
     assert "no function build_trainer" in answers[3]["measured"]["refused"]
-    assert gone(int(pids.read_text()))
+    assert gone([int(pids.read_text())]) == []
     assert sorted(path.name for path in tmp_path.glob("*.py")) == ["0.py", "1.py", "2.py", "3.py"]
     # the fork server, and the tracker that multiprocessing has with it
     assert len(check_server.descendants(server.process.pid)) == 3
@@ -349,19 +336,17 @@ def test_no_room_on_the_disk_is_the_environment(tmp_path):
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="asks Linux to end a child with its parent")
-def test_nothing_outlives_a_server_that_is_killed(server, tmp_path):
+def test_nothing_outlives_a_server_that_is_killed(server, tmp_path, gone, pipe):
     """The era's process dies, of memory for instance: that is ENVIRONMENT, and its checks die with it."""
-    pids = tmp_path / "pids"
+    hangs = pipe(tmp_path / "pids")
     script = tmp_path / "hang.py"
-    script.write_text(HANG.format(pids=str(pids)))
+    script.write_text(HANG.format(pids=str(tmp_path / "pids")))
     server.check(0, script, MODEL, "Trainer", time_limit=500)
-    while not (pids.exists() and len(pids.read_text().split()) == 2):
-        time.sleep(0.05)
-    check, started_by_it = map(int, pids.read_text().split())
+    check, started_by_it = map(int, hangs().split())
     try:
         os.kill(server.process.pid, signal.SIGKILL)
         with pytest.raises(check_client.EnvironmentBroken, match="ended with status -9"):
             server.answer(60)
-        assert gone(check)
+        assert gone([check]) == []
     finally:
         os.kill(started_by_it, signal.SIGKILL)

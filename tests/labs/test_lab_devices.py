@@ -21,6 +21,8 @@ from failurelab_course.labs.checker import client as check_client
 from failurelab_course.labs.checker import judge, measure
 from failurelab_course.labs.checker import process as check_process
 
+pytestmark = pytest.mark.slow
+
 LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
 ON_THE_CPU = """

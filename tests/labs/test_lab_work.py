@@ -285,7 +285,7 @@ def course(tmp_path):
     return root
 
 
-@pytest.mark.era
+@pytest.mark.slow
 def test_a_learner_in_a_terminal(course, tmp_path):
     """List, a check that names the mistake, a hint, an edit while watching, green; then the solution and the list."""
     environment = {"FAILURELAB_ROOT": str(course), "FAILURELAB_STATE": str(tmp_path / "state.json"), "COLUMNS": "120"}
@@ -326,7 +326,7 @@ def test_a_learner_in_a_terminal(course, tmp_path):
     assert "train.backup-1.py" in reset.text
 
 
-@pytest.mark.era
+@pytest.mark.slow
 def test_a_watch_that_is_ended_leaves_nothing_running(course, tmp_path):
     environment = {"FAILURELAB_ROOT": str(course), "FAILURELAB_STATE": str(tmp_path / "state.json")}
     watched = Terminal("lab", "watch", "01", environment=environment | {"OMP_NUM_THREADS": "1"})

@@ -9,7 +9,7 @@ import pytest
 from failurelab import failures as registry
 from failurelab_course.labs import verify as labs
 
-pytestmark = pytest.mark.era
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,7 @@
 """Small notebooks planted in a temporary folder: they import little, so that a run costs a kernel's start."""
 
-import os
 import pathlib
 import sys
-import time
 
 import nbformat
 import pytest
@@ -44,28 +42,3 @@ def plant(tmp_path):
 @pytest.fixture(scope="module")
 def plant_once(tmp_path_factory):
     return Planted(tmp_path_factory.mktemp("notebooks"))
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs; one that ended and was not yet reaped does not."""
-    try:
-        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-@pytest.fixture
-def gone():
-    """Return a function that waits until processes have ended, for at most a minute; it returns those that have not."""
-
-    def wait(pids: list[int]) -> list[int]:
-        deadline = time.monotonic() + 60
-        while any(map(alive, pids)) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        left = [pid for pid in pids if alive(pid)]
-        for pid in left:
-            os.kill(pid, 9)
-        return left
-
-    return wait

@@ -271,6 +271,21 @@ def test_each_rule_fires_alone(tmp_path, rule, plant):
     assert all(len(each.message) > 20 and "\n" not in str(each) for each in found)
 
 
+def test_the_form_is_measured(tmp_path):
+    """What `failurelab contract` prints, of a notebook whose cells can be counted by hand."""
+    path = tmp_path / "01_good.ipynb"
+    path.write_text(stored.text(good()), encoding="utf-8")
+    assert contract.form(path) == {
+        "code cells in view": 5,
+        "folded": 6,
+        "words": len(OPENING.split()) + 8,
+        "bookkeeping in view": 0,
+        "script in code cell": 1,
+        "compared cells": 1,
+        "ends in a diff": "yes",
+    }
+
+
 def test_every_rule_has_a_planted_notebook():
     """A rule that nobody has seen fire may be one that cannot."""
     assert set(PLANTED) == set(contract.RULES)

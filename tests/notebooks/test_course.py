@@ -5,20 +5,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ElementTree
 
 import nbformat
 import pytest
 
 from failurelab_course.runs import notebooks as course
+from failurelab_course.runs import supervise
+
+pytestmark = pytest.mark.slow
 
 # A kernel with a child in a session of its own, as an era's kernel is; both ids are written before it hangs.
 HANG = """
 import os, pathlib, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
-pathlib.Path("pids.part").write_text(f"{os.getpid()} {child.pid}")
-os.replace("pids.part", "pids")
+pathlib.Path("pids").write_text(f"{os.getpid()} {child.pid}")
 time.sleep(3600)
 """
 # An orphan in a session of its own: ipykernel ends its children when it is shut down, and does not know this one.
@@ -163,9 +164,10 @@ def test_what_a_notebook_leaves_running_is_ended(plant, tmp_path, gone, monkeypa
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_an_interrupted_run(plant, tmp_path, gone, signal_number):
+def test_nothing_outlives_an_interrupted_run(plant, tmp_path, gone, pipe, signal_number):
     """Ctrl-C ends all children and says what was interrupted; even where the run is killed, they end."""
     plant("00_hangs", HANG), plant("01_waits", "print(1)")
+    hangs = pipe(plant.folder / "pids")
     # A test run that was itself started in the background ignores SIGINT, and hands that on to its children.
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     code += "import sys; from failurelab_course.runs import notebooks; "
@@ -173,14 +175,11 @@ def test_nothing_outlives_an_interrupted_run(plant, tmp_path, gone, signal_numbe
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(plant.folder), str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
     )
-    pids = plant.folder / "pids"
-    deadline = time.monotonic() + 120
-    while not pids.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    pids = [int(pid) for pid in hangs().split()]
     process.send_signal(signal_number)
     said, _ = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert gone([int(pid) for pid in pids.read_text().split()]) == []
+    assert gone(pids) == []
     if signal_number == signal.SIGINT:
         assert "0 of 2 PASS, 2 NOT RUN" in said
         assert "00_hangs: interrupted" in said and "01_waits: not started" in said
@@ -223,6 +222,44 @@ def test_each_run_has_its_folder_and_latest_leads_to_the_newest(plant, tmp_path,
     assert (top / "latest").resolve() == second.copy.parent
     said = capsys.readouterr().out
     assert "1 of 1 PASS" in said and "00_one: started, 1 cells" in said
+
+
+def test_a_log_says_at_which_cell_a_notebook_is(plant, tmp_path, monkeypatch, capsys):
+    """In a pipe nobody sees a bar; and the last lines say what to open."""
+    os.mkfifo(tmp_path / "pipe")
+    plant("00_one", f"# Library stacks: today, trl-0.14. \nopen({str(tmp_path / 'pipe')!r}).read()", "print(1)")
+    say = supervise._Display.sign_of_life
+
+    def answered(display):
+        say(display)
+        if "at cell 2 of 3" in capsys.readouterr().out and not done:
+            done.append((tmp_path / "pipe").write_text("go on"))
+
+    done = []
+    monkeypatch.setattr(supervise, "LINE_EVERY", 0.1)
+    monkeypatch.setattr(supervise._Display, "sign_of_life", answered)
+    (result,) = course.run(folder=plant.folder, out=tmp_path / "run", time_limit=300)
+    assert result.status == "PASS" and done and result.eras == ["today", "trl-0.14"]
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1] == f"Open {result.html}" and "today, trl-0.14" in said
+    assert "eras: today, trl-0.14" in result.html.read_text()
+
+
+def test_notebooks_whose_eras_are_there_run_first(plant, tmp_path, monkeypatch, capsys):
+    """One that needs an era in the making waits for it, and says what that set-up says."""
+    looks = iter([True, True, True])
+
+    class Era:
+        name, setup_line = "old", "98 packages"
+        is_being_made = property(lambda self: next(looks, False))
+
+    plant("00_needs", "# Library stacks: old. "), plant("01_passes", "print(1)")
+    monkeypatch.setattr(supervise.eras, "known", lambda: [Era()])
+    monkeypatch.setattr(supervise, "LOOK_EVERY", 0.01)
+    found = course.run(folder=plant.folder, out=tmp_path / "run", jobs=1, time_limit=300)
+    assert [each.status for each in found] == ["PASS", "PASS"]
+    said = capsys.readouterr().out
+    assert said.index("01_passes: PASS") < said.index("00_needs: waits. 98 packages") < said.index("00_needs: started")
 
 
 def test_outputs_are_stored_by_a_run_that_passes(plant, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 
 from failurelab_course import eras
 from failurelab_course.notebook import display as notebook
+from failurelab_course.notebook import predict
 from failurelab_course.runs import notebooks as course
 
 SETUP = "from failurelab_course.notebook import display as notebook\ndevice = notebook.setup(seed=seed)"
@@ -53,6 +54,7 @@ def outputs(result):
     return [cell.outputs for cell in cells if cell.cell_type == "code"][2:]
 
 
+@pytest.mark.slow
 def test_the_first_cell_is_quiet_and_makes_runs_repeat(executed):
     """Two runs with one seed draw the same numbers and put out the same bytes; the set-up itself says nothing."""
     first, again, _ = executed
@@ -101,8 +103,10 @@ def test_a_verdict_is_legible_on_its_ground():
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
 
-    for _, ground, ink in (*notebook._MARKS.values(), notebook._NOT_RUN):
-        assert (light(ground) + 0.05) / (light(ink) + 0.05) >= 7
+    of_predictions = predict.RIGHT, predict.OTHER, predict.NONE, predict.NOT_RUN
+    for mark in (*notebook._MARKS.values(), notebook._NOT_RUN, *of_predictions):
+        assert (light(mark.ground) + 0.05) / (light(mark.ink) + 0.05) >= 7
+        assert mark.words in mark.html
 
 
 def test_without_a_gpu_a_notebook_on_cuda_is_not_run(executed):
@@ -134,7 +138,7 @@ def test_outside_a_notebook_the_text_is_printed(capsys):
     assert capsys.readouterr().out.splitlines()[2] == "learns    ✓ healthy"
 
 
-@pytest.mark.era
+@pytest.mark.slow
 def test_the_set_up_works_in_an_era():
     """In an era's kernel the same line makes it quiet and seeds it, and starts no era of its own."""
     era = eras.find("trl-0.14")

@@ -5,7 +5,10 @@ import pytest
 
 from failurelab_course.runs import notebooks as course
 
+pytestmark = pytest.mark.slow
+
 LEARNING = ["00_start_here", "02_garbage_rollouts", "05_silent_misalignment", "08_everything_together"]
+FIRST, *OTHERS = LEARNING
 
 
 @pytest.fixture(scope="module")
@@ -15,10 +18,11 @@ def folders(tmp_path_factory):
     return {make.__name__: make(top / make.__name__) for make in (made_models.deeper, made_models.stranger)}
 
 
-def test_learning_is_not_shown_with_a_model_that_cannot(folders, tmp_path):
+@pytest.mark.parametrize("names", [[FIRST], pytest.param(OTHERS, marks=pytest.mark.nightly)], ids=["first", "others"])
+def test_learning_is_not_shown_with_a_model_that_cannot(folders, tmp_path, names):
     """Each notebook about learning ends with the reason in one line, and no verdict of another model under its name."""
-    found = course.run(LEARNING, model=str(folders["stranger"]), out=tmp_path, time_limit=1800, progress=False)
-    assert [each.name for each in found] == LEARNING
+    found = course.run(names, model=str(folders["stranger"]), out=tmp_path, time_limit=1800, progress=False)
+    assert [each.name for each in found] == names
     for result in found:
         assert result.status == "NOT RUN", f"{result.name}: {result.reason} (see {result.html})"
         assert (
@@ -28,6 +32,7 @@ def test_learning_is_not_shown_with_a_model_that_cannot(folders, tmp_path):
     assert course.exit_status(found) == 3
 
 
+@pytest.mark.nightly
 def test_counts_are_the_models_own(folders, tmp_path):
     """Notebook 01 with three layers instead of two: the same story, in other numbers, learning included."""
     (result,) = course.run(["01"], model=str(folders["deeper"]), out=tmp_path, time_limit=1800, progress=False)

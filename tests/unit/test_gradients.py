@@ -1,6 +1,8 @@
 """Missing gradients: found by measuring, repaired by one hook, in every era. And the warning that proves nothing."""
 
 import copy
+import importlib.metadata
+import importlib.util
 import inspect
 
 import pytest
@@ -70,11 +72,25 @@ def test_frozen_embeddings_train_the_last_norm_only(cut_off):
     assert "and 21 more" in text and "require_input_grads" in text and "use_reentrant" in text
 
 
-def test_silencing_the_warning_is_no_repair(cut_off):
-    """The popular wrong fix: a filter. The parameters are as dead as before."""
-    with pytest.warns(UserWarning, match=WARNING):
-        backward(cut_off)
-    assert len(gradients.gradient_report(cut_off).without_gradient) == 24
+@pytest.mark.parametrize(
+    ("trl", "said", "unsaid"),
+    [
+        ("0.21.0", ["or gradient_checkpointing_kwargs", "rollouts.repair"], ["alone"]),
+        ("0.22.2", ["False} alone does not last", "enable_input_require_grads"], ["or gradient_ch", "rollouts.repair"]),
+        ("0.25.1", ["False} alone does not last"], ["or gradient_checkpointing_kwargs", "rollouts.repair"]),
+        ("0.26.0", ["or gradient_checkpointing_kwargs"], ["alone", "rollouts.repair"]),
+        ("", ["or gradient_checkpointing_kwargs"], ["alone", "rollouts.repair"]),
+    ],
+)
+def test_the_advice_is_what_heals_in_the_installed_trl(cut_off, monkeypatch, trl, said, unsaid):
+    """trl 0.22 to 0.25 loses the arguments at the first generation; before 0.22 rollouts need a repair as well."""
+    spec, version = importlib.util.find_spec, importlib.metadata.version
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: bool(trl) if name == "trl" else spec(name))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: trl if name == "trl" else version(name))
+    backward(cut_off)
+    text = str(gradients.gradient_report(cut_off))
+    assert all(part in text for part in said) and not any(part in text for part in unsaid)
+    assert "require_input_grads" in text
 
 
 def test_lora_ends_in_an_error(model):

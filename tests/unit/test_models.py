@@ -270,8 +270,9 @@ def test_outside_the_repository_it_says_where_to_go(tmp_path, monkeypatch):
     monkeypatch.setenv("FAILURELAB_ROOT", str(tmp_path))
     with pytest.raises(models.ModelError, match="FAILURELAB_ROOT"):
         models.load()
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "train_tiny_qwen2.py").touch()
+    (tmp_path / "eras").mkdir()
+    (tmp_path / "eras" / "torch.txt").touch()
+    (tmp_path / "helpers" / "failurelab").mkdir(parents=True)
     with pytest.raises(models.ModelError, match=r"the small Qwen2 is missing.*git checkout"):
         models.load()
     shutil.copytree(models.__file__.rsplit("/helpers/")[0] + "/models/tiny-qwen2", tmp_path / "models" / "tiny-qwen2")
@@ -297,6 +298,7 @@ for ask in (models.load, shapes.config):
     ("variables", "why"),
     [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"), ({"HF_ENDPOINT": CLOSED}, f"{CLOSED} does not answer")],
 )
+@pytest.mark.slow
 def test_a_hub_id_is_loaded_from_the_cache(tmp_path, variables, why):
     """As a download leaves it. A hub that does not answer is asked once: six tries take half a minute for each call."""
     entry = tmp_path / "hub" / "models--Lab--Tiny-Qwen2"

@@ -96,19 +96,18 @@ def test_a_text_and_a_number_do_not_compare():
 
 
 def test_it_says_in_words_how_it_stands():
-    told = predicates.parse(
+    predicate = predicates.parse(
         {
             "check": "tensors_without_gradient == 0",
             "holds": "all {tensors_trainable} have one",
             "fails": "{tensors_without_gradient} of {tensors_trainable} have none, {accuracy_after:.1f}",
         }
     )
-    assert told.told(FIGURES) == "24 of 25 have none, 0.5"
-    assert told.told(FIGURES | {"tensors_without_gradient": 0}) == "all 25 have one"
+    assert predicate.describe(FIGURES) == "24 of 25 have none, 0.5"
+    assert predicate.describe(FIGURES | {"tensors_without_gradient": 0}) == "all 25 have one"
     plain = predicates.parse("accuracy_after < accuracy_before")
-    assert (
-        plain.told(FIGURES) == "accuracy_after is 0.53, accuracy_before is 0.44 (not accuracy_after < accuracy_before)"
-    )
+    text = "accuracy_after is 0.53, accuracy_before is 0.44 (not accuracy_after < accuracy_before)"
+    assert plain.describe(FIGURES) == text
 
 
 def test_templates_name_measured_figures_only():

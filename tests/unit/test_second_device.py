@@ -8,9 +8,12 @@ model. A laptop never sees it. On a simulated device torch checks devices as on 
 import ast
 import pathlib
 
+import pytest
 from small import run_child
 
 import failurelab
+
+pytestmark = pytest.mark.slow
 
 CHILD = """
 import torch

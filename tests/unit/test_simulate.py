@@ -10,6 +10,8 @@ from torch import nn
 
 from failurelab import simulate
 
+pytestmark = pytest.mark.slow
+
 CHILD = pathlib.Path(__file__).with_name("simulate_child.py")
 
 

@@ -35,6 +35,7 @@ def trained(make=trainers.grpo, **options):
 
 
 @pytest.mark.skipif(MISALIGNED, reason="GRPO of this stack scores the wrong tokens, a failure of its own")
+@pytest.mark.slow
 def test_grpo_learns_sums():
     """The healthy run of the course: sampled accuracy up by at least 0.2, and the rewards it logs rise with it."""
 
@@ -106,6 +107,15 @@ def test_checkpointing_is_asked_for_by_its_old_name(recwarn):
     made = trainers.grpo(*models.load(), steps=1, gradient_checkpointing_kwargs={"use_reentrant": True})
     assert made.args.gradient_checkpointing_kwargs == {"use_reentrant": True}
     assert not [each for each in recwarn if re.match("`gradient_checkpointing(_kwargs)?` is dep", str(each.message))]
+
+
+def test_bf16_of_an_earlier_config_does_not_stay(monkeypatch):
+    """From trl 0.22 a plain GRPOConfig asks for bf16, and transformers 4 keeps that in the environment."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    trainer = trainers.grpo(*models.load(), steps=1)
+    assert trainer.accelerator.mixed_precision == "no"
+    trainers.differing_defaults()
+    assert os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "no"
 
 
 def test_an_option_unknown_to_the_release_is_an_error(monkeypatch):

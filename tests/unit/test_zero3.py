@@ -69,6 +69,7 @@ TIMES = ("before", "on_train_begin", "on_step_end", "after")
 @needs_zero
 @pytest.mark.parametrize("time", TIMES)
 @pytest.mark.parametrize("stage", ["None", "0", "1", "2", "3"])
+@pytest.mark.slow
 def test_generation_is_right_at_every_stage_and_time(answers, stage, time):
     """Whole parameters, no hooks, the completions of eval mode; hooks and shapes as before, also after an error."""
     found = answers["everywhere"][stage][time]

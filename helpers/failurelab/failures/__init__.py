@@ -105,8 +105,8 @@ def upgrades(failure: Failure, versions: Mapping[str, str]) -> list[str]:
         failure: that these versions have.
         versions: package to version, as installed.
     """
-    had = {each.id for each in all() if affected(each, versions)}
-    told: dict[str, list[str]] = {}
+    had = {other.id for other in all() if affected(other, versions)}
+    cures: dict[str, list[str]] = {}
     for stack in failure.fixed:
         if stack.holds(versions) or len(stack.versions) != 1 or not set(stack.versions) <= set(versions):
             continue
@@ -123,8 +123,8 @@ def upgrades(failure: Failure, versions: Mapping[str, str]) -> list[str]:
             continue
         first = known.index(good[0])
         bad = next((version for version in known[first:] if version not in good), None)
-        told.setdefault(f"{package} {good[0]} or later{f', below {bad}' if bad else ''}", []).append(stack.what)
-    return [f"{upgrade} ({'; '.join(whats)})" for upgrade, whats in told.items()]
+        cures.setdefault(f"{package} {good[0]} or later{f', below {bad}' if bad else ''}", []).append(stack.what)
+    return [f"{upgrade} ({'; '.join(whats)})" for upgrade, whats in cures.items()]
 
 
 def _changes(package: str) -> list[str]:

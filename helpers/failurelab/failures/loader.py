@@ -165,7 +165,7 @@ def _failure(path: pathlib.Path) -> Failure:
         signature = predicates.parse_all(raw.take("signature", list))
     except predicates.PredicateError as error:
         raise RegistryError(f"{path.name}: signature: {error}") from error
-    made = Failure(
+    failure = Failure(
         id=id,
         title=raw.text("title"),
         notebook=raw.text("notebook"),
@@ -184,13 +184,13 @@ def _failure(path: pathlib.Path) -> Failure:
         notices={table.text("text"): table.text("decides") for table in raw.tables("notices")},
     )
     raw.done()
-    for text in made.notices:
-        if text not in made.symptoms:
+    for text in failure.notices:
+        if text not in failure.symptoms:
             raise RegistryError(f"{path.name}: notices: {text!r} is none of its symptoms")
     for key in ("signature", "affected", "threads"):
-        if not getattr(made, key):
+        if not getattr(failure, key):
             raise RegistryError(f"{path.name}: {key} is empty; a failure has at least one")
-    return made
+    return failure
 
 
 def _stack(raw: Table) -> Stack:
@@ -212,16 +212,16 @@ def _stack(raw: Table) -> Stack:
     thread = raw.text("thread", "")
     if thread:
         _check_thread(raw, thread)
-    made = Stack(raw.text("what"), versions, thread, raw.take("only_own_code", bool, False))
+    stack = Stack(raw.text("what"), versions, thread, raw.take("only_own_code", bool, False))
     raw.done()
-    return made
+    return stack
 
 
 def _thread(raw: Table) -> Thread:
-    made = Thread(raw.text("thread"), raw.text("what"))
-    _check_thread(raw, made.thread)
+    record = Thread(raw.text("thread"), raw.text("what"))
+    _check_thread(raw, record.thread)
     raw.done()
-    return made
+    return record
 
 
 def _check_thread(raw: Table, text: str) -> None:
@@ -231,14 +231,14 @@ def _check_thread(raw: Table, text: str) -> None:
 
 
 def _claim(raw: Table) -> Claim:
-    made = Claim(
+    claim = Claim(
         raw.take("number", int), raw.text("claim"), raw.text("verdict"), raw.text("because"), raw.text("known_by")
     )
     for key, words in (("verdict", VERDICTS), ("known_by", KNOWN_BY)):
-        if getattr(made, key) not in words:
-            raise raw.error(key, f"{getattr(made, key)!r} is none of: {', '.join(words)}")
+        if getattr(claim, key) not in words:
+            raise raw.error(key, f"{getattr(claim, key)!r} is none of: {', '.join(words)}")
     raw.done()
-    return made
+    return claim
 
 
 def _version(package: str, installed: Mapping[str, str]) -> Version:

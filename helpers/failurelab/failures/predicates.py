@@ -17,6 +17,7 @@ In TOML a predicate is such a string, or a table with `check` and what to say wh
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -28,7 +29,8 @@ _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _FORM = re.compile(rf"\s*({_NAME})\s*(<=|>=|==|!=|<|>|~)\s*({_NUMBER}|{_NAME}|'[^']*'|\"[^\"]*\")\s*")
 _FIELD = re.compile(r"\{([^{}:]*)(?::([^{}]*))?\}")
 _WORDS = {"true": True, "false": False}
-_ORDER = ("<", "<=", ">", ">=")
+_ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_COMPARE = {**_ORDER, "==": operator.eq, "!=": operator.ne}
 
 
 class PredicateError(ValueError):
@@ -95,22 +97,15 @@ class Predicate:
             return re.search(right, left) is not None
         if isinstance(left, str) != isinstance(right, str) or (isinstance(left, str) and self.op in _ORDER):
             raise PredicateError(f"{self}: {left!r} and {right!r} cannot be compared with {self.op}")
-        return {
-            "<": left < right,
-            "<=": left <= right,
-            ">": left > right,
-            ">=": left >= right,
-            "==": left == right,
-            "!=": left != right,
-        }[self.op]
+        return _COMPARE[self.op](left, right)
 
-    def told(self, figures: Mapping[str, Value]) -> str:
+    def describe(self, figures: Mapping[str, Value]) -> str:
         """Return in words how it stands: its own text for the outcome, else the predicate and the measured values."""
         text = self.when_holds if self.holds(figures) else self.when_fails
         if text:
             return fill(text, figures)
-        found = ", ".join(f"{name} is {shown(figures[name])}" for name in dict.fromkeys(self.names))
-        return f"{found} ({'as' if self.holds(figures) else 'not'} {self})"
+        values = ", ".join(f"{name} is {shown(figures[name])}" for name in dict.fromkeys(self.names))
+        return f"{values} ({'as' if self.holds(figures) else 'not'} {self})"
 
 
 def parse(source: str | Mapping[str, str] | Predicate) -> Predicate:

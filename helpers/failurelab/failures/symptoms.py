@@ -88,8 +88,8 @@ def find_matches(lines: Iterable[str]) -> list[Match]:
     _match_block(block, before, texts, matches)
     if total <= _SHORT:
         _match_cut(block, texts, matches)
-    found = [match for match in matches.values() if not _is_part(match, matches)]
-    return sorted(found, key=lambda match: (bool(match.notice), -len(match.symptom), match.failure.id))
+    whole = [match for match in matches.values() if not _is_part(match, matches)]
+    return sorted(whole, key=lambda match: (bool(match.notice), -len(match.symptom), match.failure.id))
 
 
 def _match_block(block: list[str], before: int, texts: list, matches: dict[str, Match]) -> None:

@@ -9,12 +9,14 @@ import os
 import pathlib
 import subprocess
 
+from packaging.version import InvalidVersion, Version
+
 from failurelab import failures
 from failurelab.checks import FAIL, IF_YOURS, PASS, Check
 from failurelab.errors import FailureLabError
+from failurelab.failures.loader import PACKAGES as LIBRARIES
 from failurelab.failures.toml_table import read_toml
 
-LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "deepspeed", "bitsandbytes")
 _HEALTHY = pathlib.Path(__file__).with_name("healthy.toml")
 _MEANING = (
     "EXPOSED tells what they do to a run of the kind that its line names; IF YOURS, what they do to code of your own "
@@ -35,12 +37,19 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
     code = (
         "import importlib.metadata as m, json\n"
         "def v(n):\n"
-        "    try: return m.version(n)\n"
+        "    try: return m.version(n) or 'damaged'\n"
         "    except m.PackageNotFoundError: return None\n"
+        "    except Exception: return 'damaged'\n"
         f"print(json.dumps({{n: v(n) for n in {LIBRARIES!r}}}))"
     )
     versions = _ask(python, code)
     listed = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none of the libraries under study"
+    damaged = [name for name, version in versions.items() if not _is_version(version)]
+    if damaged:
+        raise VersionsError(
+            f"what is installed for {python} does not say its version: {', '.join(damaged)}. Half of its files may be "
+            f"gone, and no failure can be told by it. Next: install {' '.join(damaged)} there again."
+        )
     if "transformers" not in versions:
         raise VersionsError(
             f"transformers is not installed for {python} ({listed}): none of the course's failures can happen there. "
@@ -49,16 +58,23 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
     missing = (
         "" if "trl" in versions else "; trl is not installed: its trainers cannot be at fault, code of your own can"
     )
-    found = {failure.id: failures.affected(failure, versions) for failure in failures.all()}
+    exposures = {failure.id: failures.affected(failure, versions) for failure in failures.all()}
     checks = [Check("Libraries", PASS, listed + missing)]
-    if any(found.values()):
+    if any(exposures.values()):
         checks.append(Check("What these versions do", FAIL, _MEANING, _healthy_stack()))
     for failure in failures.all():
-        hit = found[failure.id]
+        hit = exposures[failure.id]
         status = FAIL if hit else IF_YOURS if hit.own_code else PASS
         repair = "" if status == PASS else _repair(failure, versions)
         checks.append(Check(f"{failure.id} {failure.title}", status, hit.reason, repair, failure.id))
     return checks
+
+
+def _is_version(text: str) -> bool:
+    try:
+        return bool(Version(text))
+    except InvalidVersion:
+        return False
 
 
 def _ask(python: str | pathlib.Path, code: str) -> dict[str, str]:
@@ -77,8 +93,8 @@ def _ask(python: str | pathlib.Path, code: str) -> dict[str, str]:
             "Next: give the path that `which python` prints where you train."
         ) from error
     try:
-        found = json.loads(asked.stdout.strip().splitlines()[-1])
-        return {name: version for name, version in found.items() if version}
+        versions = json.loads(asked.stdout.strip().splitlines()[-1])
+        return {name: version for name, version in versions.items() if version}
     except (ValueError, IndexError, AttributeError) as error:
         said = (asked.stderr.strip() or asked.stdout.strip() or "nothing").splitlines()[-1][:200]
         raise VersionsError(

@@ -1,6 +1,7 @@
 """What every guard is: a TrainerCallback that stops the run, or warns, when it finds what it looks for."""
 
 import contextlib
+import functools
 import logging
 import warnings
 from collections.abc import Callable
@@ -27,7 +28,8 @@ class Guard(TrainerCallback):
     """What guards share: the action, the report, how they trip, and how they stop listening.
 
     A guard listens with hooks and handles whose removal it gives to `_listening` (an ExitStack). All are removed when
-    training ends, or when `_stop` is called.
+    training ends, or when `_stop` is called. What a guard does for itself runs inside `_check`: every `on_` method of a
+    subclass does so by itself, hooks and wrapped methods call it.
     """
 
     def __init__(self, action: str):
@@ -35,12 +37,18 @@ class Guard(TrainerCallback):
             raise ValueError(f"unknown action {action!r}: a guard can 'stop' the run or 'warn'")
         self.action = action
         self.report: Any = None
-        self._reasons: set[str] = set()  # why something could not be checked, each said once
+        self._failed: set[Any] = set()  # what could not be checked in this run, each said once
         self._listening = contextlib.ExitStack()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, method in list(vars(cls).items()):
+            if name.startswith("on_"):
+                setattr(cls, name, _checked(method))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop listening."""
-        self._stop()
+        self._check(self._stop)
 
     def _stop(self) -> None:
         self._listening.close()
@@ -56,20 +64,35 @@ class Guard(TrainerCallback):
         warnings.warn(f"{type(self).__name__}: {message}", GuardWarning, stacklevel=3)
 
     def _check(self, check: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Run a check of the guard's own: only what it finds may stop the run, not an error of the check itself."""
+        """Run a check of the guard's own: only what it finds may stop the run, not an error of the check itself.
+
+        An error ends in one GuardWarning for each check and kind of error, however often it comes again.
+        """
         try:
             check(*args, **kwargs)
         except (GuardTripped, GuardWarning):
             raise  # found; a warning is raised where the user turned warnings into errors
         except Exception as error:
-            self._could_not_check(f"{type(error).__name__}: {error}")
+            if (key := (check.__name__, type(error))) not in self._failed:
+                self._failed.add(key)
+                self._could_not_check(f"{type(error).__name__}: {error}")
 
     def _could_not_check(self, reason: str) -> None:
-        """Warn, once for each reason, that nothing was judged."""
-        if reason not in self._reasons:
-            self._reasons.add(reason)
-            self._warn(f"could not check: {reason}")
+        """Warn that nothing was judged."""
+        self._warn(f"could not check: {reason}")
 
     def _held(self, message: str) -> None:
         """Say at log level INFO what was checked and held."""
         _log.info("%s: %s", type(self).__name__, message)
+
+
+def _checked(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a callback's method that runs inside `_check`."""
+
+    @functools.wraps(method)
+    def checked(self: Guard, *args: Any, **kwargs: Any) -> None:
+        if method.__name__ == "on_train_begin":
+            self._failed.clear()
+        self._check(method, self, *args, **kwargs)
+
+    return checked

@@ -95,11 +95,12 @@ class LogitsGuard(Guard):
         self.report, self._model = None, model
         self._temperature = getattr(args, "temperature", None) or 1.0
         if self.log_prob_function is not None:
-            self._probe(self.log_prob_function, 1.0)
+            self._check(self._probe, self.log_prob_function, 1.0)
+        hook = model.register_forward_hook(lambda _, *called: self._check(self._listen, *called), with_kwargs=True)
+        self._listening.callback(hook.remove)
         self._start = self.memory()
-        self._listening.callback(model.register_forward_hook(self._listen, with_kwargs=True).remove)
 
-    def _listen(self, module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+    def _listen(self, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled():
             return  # generation, or the reference model
         ids = kwargs.get("input_ids", args[0] if args else None)
@@ -107,7 +108,7 @@ class LogitsGuard(Guard):
         if isinstance(ids, torch.Tensor) and isinstance(logits, torch.Tensor):
             whole = logits.dim() == 3 and logits.shape[1] <= ids.shape[1]
             if whole and logits.requires_grad and logits.shape[2] > 1:  # one column: completion_logps, no logits
-                logits.register_hook(lambda gradient: self._read(gradient.detach(), ids))
+                logits.register_hook(lambda gradient: self._check(self._read, gradient, ids))
         elif isinstance(getattr(output, "log_probs", None), torch.Tensor) and "labels" in kwargs:
             self._fused = True  # judged when this forward has ended
 
@@ -116,6 +117,7 @@ class LogitsGuard(Guard):
 
         `gradient` is that of the logits, (batch, rows, vocabulary); `ids` are (batch, tokens).
         """
+        gradient = gradient.detach()
         most, least = gradient.amax(-1), gradient.amin(-1)  # (batch, rows)
         used = (most != 0) | (least != 0)
         if self._read_once or not used.any() or not (most + least).isfinite().all():
@@ -149,15 +151,11 @@ class LogitsGuard(Guard):
             self._probe(_fused_scores, self._temperature)
             return
         report = self.report
-        cure = (
-            f"This model takes {keep_argument(self._model) or 'no argument'} for that and swallows other names. Next: "
-            "versions that fit, or failurelab.logits.completion_logps."
-        )
         if report.made > self.waste * report.needed:
             size = report.size / 2**20
             self._warn(
                 f"the model makes {report.made} rows of logits for each sequence where {report.needed} are used: "
-                f"{size:.1f} MiB instead of {size * report.needed / report.made:.1f}. {cure}"
+                f"{size:.1f} MiB instead of {size * report.needed / report.made:.1f}. {self._cure()}"
             )
         if report.scored and report.shift != 0:
             target = f"the token {report.shift + 1} further on"
@@ -166,9 +164,22 @@ class LogitsGuard(Guard):
             self._trip(
                 f"rows of logits are scored against {target}, not against the next one ({report.scored} rows read). "
                 "These log-probabilities are not the completion's; policy and reference are wrong alike, so nothing is "
-                f"raised and KL starts at 0. Most often the model returned more rows than it was asked for. {cure}",
+                f"raised and KL starts at 0. Most often the model returned more rows than it was asked for. {self._cure()}",
                 report,
             )
+        elif report.made <= self.waste * report.needed:
+            if report.scored:
+                self._held(f"{report.scored} rows of logits are scored against the next token")
+            else:
+                self._held(f"{report.needed} of {report.made} rows of logits are used; no row says for which token")
+
+    def _cure(self) -> str:
+        """Return what to do; which name the model takes is asked only where something was found."""
+        try:
+            name = f"This model takes {keep_argument(self._model) or 'no argument'} for that and swallows other names. "
+        except Exception as error:  # what was found is told all the same
+            name = f"(By which name this model is asked for fewer could not be found: {type(error).__name__}.) "
+        return f"{name}Next: versions that fit, or failurelab.logits.completion_logps."
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare this step's peak memory with that of the first ones."""
@@ -195,6 +206,7 @@ class LogitsGuard(Guard):
             self._trip(str(error), self.report)
         else:
             self.report = self.report or LogitsReport()
+            self._held("log-probabilities are those of the completion's tokens, says the known-answer probe")
 
 
 def _find_shift(ids: torch.Tensor, batch: torch.Tensor, follows: torch.Tensor, token: torch.Tensor) -> int | None:

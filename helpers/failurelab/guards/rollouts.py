@@ -25,7 +25,7 @@ class RolloutGuard(Guard):
     It judges the first batch that the trainer generates from in train mode and, if that one has no padding, the first
     batch with padding: up to transformers 4.48 only those go wrong with sdpa. Then it stops watching. `report` is the
     last `rollouts.RolloutReport`; None if the trainer generated nothing through `model.generate` (no rollouts at all,
-    or vLLM). Generation in eval mode is not judged, because nothing can go wrong there.
+    or vLLM, of which a GuardWarning tells). Generation in eval mode is not judged, because nothing can go wrong there.
 
     Args:
         action: `stop` raises GuardTripped before anything is trained on the rollouts, `warn` issues a GuardWarning.
@@ -55,6 +55,10 @@ class RolloutGuard(Guard):
         """Wait for the trainer to call `generate`."""
         self._stop()
         self.report = None
+        for option in ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged"):
+            if getattr(args, option, False):
+                self._could_not_check(f"with {option} the trainer generates without model.generate: nothing is judged")
+                return
         mixed = args.bf16 or args.fp16  # rounds as 16 bits do
         self._rounding = rollouts.ROUNDING[2] if mixed else None
         tokenizer = self.tokenizer or kwargs.get("processing_class") or kwargs.get("tokenizer")
@@ -63,8 +67,7 @@ class RolloutGuard(Guard):
             return  # a trainer without a tokenizer, or of a model that cannot generate, has no rollouts
 
         def around(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if generate.__self__ is model and model.training:
-                self._judge(model, tokenizer, generate, *args, **kwargs)
+            self._check(self._judge, model, tokenizer, generate, *args, **kwargs)
             return generate(*args, **kwargs)
 
         self._listening.enter_context(wrap_method(model, "generate", around, "generation is watched by RolloutGuard"))
@@ -78,6 +81,8 @@ class RolloutGuard(Guard):
         generation_config: Any = None,
         **kwargs: Any,
     ) -> None:
+        if generate.__self__ is not model or not model.training:
+            return  # a copy, such as a reference model; or eval mode
         ids = kwargs.pop("input_ids", inputs)
         mask = kwargs.pop("attention_mask", None)
         if self.prompts is not None:
@@ -101,6 +106,8 @@ class RolloutGuard(Guard):
         if not self.report.agrees:
             self._stop()
             self._trip(str(self.report), self.report)
+        else:
+            self._held(f"checked {len(self.report.rollouts)} prompts: {self.report}")
 
 
 def _shortest(ids: torch.Tensor, mask: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -53,13 +53,15 @@ class EngineGuard(Guard):
     def __init__(self, trainer: Any, action: str = "stop"):
         super().__init__(action)
         self._trainer = weakref.ref(trainer)
+        self._watched = 0  # hand-overs and generations seen
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen; the engine is there by now."""
         self._stop()
-        self.report = None
+        self.report, self._watched = None, 0
         trainer = self._trainer()
         if trainer is None or not zero3.partitioned(trainer.model):
+            self._held("no parameter is partitioned by ZeRO-3, so there is nothing to watch")
             return
         watched = [(trainer.accelerator, "unwrap_model", self._around_unwrap)]
         if callable(getattr(trainer.model, "generate", None)):
@@ -67,20 +69,31 @@ class EngineGuard(Guard):
         for owner, name, around in watched:
             self._listening.enter_context(wrap_method(owner, name, around, "watched by EngineGuard"))
 
-    def _around_unwrap(self, unwrap: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        where = _find_caller()
-        if where and not zero3.is_engine(model):
-            self._judge(model, where)
-        return unwrap(model, *args, **kwargs)
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop listening."""
+        if self._watched and self.report is None:
+            self._held(f"saw generation {self._watched} times: the engine was handed over, or ZeRO-3's hooks were out")
+        super().on_train_end(args, state, control)
+
+    def _around_unwrap(self, unwrap: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._check(self._judge_unwrap, *args, **kwargs)
+        return unwrap(*args, **kwargs)
+
+    def _judge_unwrap(self, model: Any, *_: Any, **__: Any) -> None:
+        if where := _find_caller():
+            self._judge(model, where, zero3.is_engine(model))
 
     def _around_generate(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        model = generate.__self__
-        if zero3.hooks(model):
-            self._judge(model, "generate")
+        self._check(self._judge_generate, generate)
         return generate(*args, **kwargs)
 
-    def _judge(self, model: Any, where: str) -> None:
-        if self.report is not None:
+    def _judge_generate(self, generate: Callable[..., Any]) -> None:
+        model = generate.__self__
+        self._judge(model, "generate", not zero3.hooks(model))
+
+    def _judge(self, model: Any, where: str, right: bool) -> None:
+        self._watched += 1
+        if right or self.report is not None:
             return  # once is enough
         trainer = self._trainer()
         engine = zero3.engine_of(trainer)
@@ -99,7 +112,7 @@ class EngineGuard(Guard):
 def _find_caller() -> str:
     """Return the name of TRL's function that unwraps for generation, if it is the caller; else an empty text."""
     frame = sys._getframe(1)
-    for _ in range(4):  # _around_unwrap, the dispatch of wrap_method, and the caller itself
+    for _ in range(6):  # _judge_unwrap, _check, _around_unwrap, the dispatch of wrap_method, and the caller itself
         frame = frame.f_back
         if frame is None:
             return ""

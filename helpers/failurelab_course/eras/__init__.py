@@ -13,6 +13,7 @@ These modules use the standard library alone, for they make the environments tha
 from __future__ import annotations  # a Python that is too old must get as far as saying so
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +22,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 from failurelab.errors import FailureLabError
 
@@ -89,6 +91,38 @@ class Era:
         """Whether DeepSpeed's CPU operation was built at set-up, so that ZeRO-3 runs here without a GPU."""
         return bool(self.marker.get("zero3"))
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is ready, and its set-up has also tried to build DeepSpeed's operation."""
+        return self.status == "ready" and "zero3" in self.marker
+
+    @property
+    def setup_file(self) -> pathlib.Path:
+        """The file that a set-up of this era holds a lock on; it holds the last line that a set-up said."""
+        return root() / ".eras" / f".{self.name}.lock"
+
+    @property
+    def setup_line(self) -> str:
+        """What the era's last set-up said last; empty where there was none."""
+        try:
+            return self.setup_file.read_text(encoding="utf-8").strip()
+        except OSError:
+            return ""
+
+    @property
+    def is_being_made(self) -> bool:
+        """Whether it is not ready yet, and a set-up of it is going on or waits for its turn."""
+        if self.status == "ready":
+            return False
+        try:
+            with open(self.setup_file) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
 
 def _builds_for_gpus() -> bool:
     """Whether DeepSpeed can be told to use GPUs: up to 0.16 its mere import fails there without a CUDA compiler."""
@@ -135,8 +169,28 @@ def _folder(top: pathlib.Path, name: str) -> pathlib.Path:
     return pathlib.Path(sys.prefix) if own and not (top / ".venv").exists() else top / ".venv"
 
 
-def find(name: str, *, ready: bool = True) -> Era:
+def named_by(notebook: pathlib.Path) -> list[str]:
+    """Return the eras that a notebook's opening names, as they stand there; none without such a line."""
+    line = re.search(r"Library stacks: (.+?)\.[ *]", notebook.read_text(encoding="utf-8"))
+    return [name.strip() for name in line[1].split(",")] if line else []
+
+
+def by_need() -> tuple[list[Era], list[Era]]:
+    """Return the eras that the first notebook needs, and the others, in the order in which notebooks need them."""
+    notebooks = sorted((root() / "notebooks").glob("[0-9]*.ipynb"))
+    order = [TODAY, *(name for notebook in notebooks for name in named_by(notebook))]
+    eras = sorted(known(), key=lambda era: order.index(era.name) if era.name in order else len(order))
+    first = {TODAY, *(named_by(notebooks[0]) if notebooks else [])}
+    return [era for era in eras if era.name in first], [era for era in eras if era.name not in first]
+
+
+def find(name: str, *, ready: bool = True, wait=None) -> Era:
     """Return the era called `name`.
+
+    Args:
+        name: the era's.
+        ready: whether it has to be made.
+        wait: while a set-up makes the era, wait for that, and call this with each line that the set-up says.
 
     Raises:
         EraError: no era is called so (the message lists those that are); or, if `ready`, it has not been made.
@@ -144,10 +198,16 @@ def find(name: str, *, ready: bool = True) -> Era:
     eras = {each.name: each for each in known()}
     if name not in eras:
         raise EraError(f"unknown era {name!r}: the eras are {', '.join(eras)}")
-    found = eras[name]
+    found, said = eras[name], ""
+    while wait and found.is_being_made:
+        if (line := found.setup_line) != said:
+            wait(line)
+        said = line
+        time.sleep(0.5)
     if ready and found.status != "ready" and not (name == TODAY and _is_own(found)):
+        how = f"; its last set-up said: {found.setup_line}" if found.setup_line else ""
         raise EraError(
-            f"era {name} is {found.status} ({found.folder}): its library stack cannot be imported. "
+            f"era {name} is {found.status} ({found.folder}{how}): its library stack cannot be imported. "
             f"Next: failurelab eras create {name}"
         )
     return found

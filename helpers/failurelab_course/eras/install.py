@@ -18,12 +18,15 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable
 
-from failurelab_course.eras import MARKER, TODAY, Era, EraError, find, fingerprint, inherited, known, root, run
+from failurelab_course.eras import MARKER, TODAY, Era, EraError, by_need, find, fingerprint, inherited, known, root, run
 
 # Free bytes asked for before an environment is made: as measured with a CPU build of torch, and a third more.
 ROOM = {TODAY: 3_000_000_000, "era": 2_000_000_000}
@@ -41,33 +44,62 @@ def create(name: str, say=print, *, wheels: pathlib.Path | None = None) -> Era:
         wheels: a folder of wheels that everything comes from; without one, from a package index.
 
     Raises:
+        EraError: as `create_all`.
+    """
+    return create_all([name], say, wheels=wheels)[0]
+
+
+def create_all(
+    names: Iterable[str], say=print, *, wheels: pathlib.Path | None = None, operation: bool = True
+) -> list[Era]:
+    """Make several eras, one after the other; who waits for one sees that it will be made.
+
+    Where one cannot be made, neither are those after it, and the reason is kept for whoever asks for one of them.
+    Without `operation` DeepSpeed's is left to a later call: to build it takes as long as all the rest.
+
+    Raises:
         EraError: Python is too old, no disk space, no network, a lock that does not resolve, or a wheel is missing.
     """
-    era = find(name, ready=False)
+    eras = [find(name, ready=False) for name in names]
     if not (3, 11) <= sys.version_info[:2] <= (3, 12):
         raise EraError(
             f"Python {sys.version.split()[0]} runs this, and the locks are for 3.11 and 3.12. "
             "Next: install one of these and run: make PYTHON=python3.11"
         )
-    top = root()
     if wheels is not None:
         wheels = wheels.resolve()
-        if name == TODAY:  # never the environment that runs this, be it one of another copy of the course
-            era = dataclasses.replace(era, folder=top / ".venv")
-    (top / ".eras").mkdir(exist_ok=True)
-    with _locked(name, say):
-        if era.status == "ready":
-            say(f"era {name}: ready")
-        else:
-            _check_room(name)
-            setup = _Setup(era, say, wheels)
-            if era.status != "missing":
-                say(f"era {name}: {era.status}, made again")
-            setup.make_today() if name == TODAY else setup.make()
-            finish(era, say)
-        if name != TODAY:
-            register_kernel(era)
-    return era
+        # never the environment that runs this, be it one of another copy of the course
+        eras = [dataclasses.replace(era, folder=root() / ".venv") if era.name == TODAY else era for era in eras]
+    (root() / ".eras").mkdir(exist_ok=True)
+    with contextlib.ExitStack() as locks:
+        waiting = {era: _Lock(era, say) for era in eras}
+        for lock in waiting.values():
+            locks.enter_context(lock)
+        try:
+            for era, lock in list(waiting.items()):
+                _create(era, lock.say, wheels, operation)
+                waiting.pop(era).release()
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            for lock in waiting.values():
+                lock.write("it was interrupted" if interrupted else str(error))
+            raise
+    return eras
+
+
+def _create(era: Era, say, wheels: pathlib.Path | None, operation: bool) -> None:
+    if era.status != "ready":
+        _check_room(era.name)
+        setup = _Setup(era, say, wheels)
+        if era.status != "missing":
+            say(f"era {era.name}: {era.status}, made again")
+        setup.make_today() if era.name == TODAY else setup.make()
+    if operation and not era.is_finished:
+        finish(era, say)
+    else:
+        say(f"era {era.name}: ready")
+    if era.name != TODAY:
+        register_kernel(era)
 
 
 def remove(name: str, say=print) -> None:
@@ -79,22 +111,90 @@ def remove(name: str, say=print) -> None:
     era = find(name, ready=False)
     if name == TODAY:
         raise EraError("today is the environment that the course itself runs in. Next: rm -r .venv, then make")
-    with _locked(name, say):
+    with _Lock(era, say):
         shutil.rmtree(era.folder, ignore_errors=True)
         shutil.rmtree(_kernelspec(era), ignore_errors=True)
     say(f"era {name}: removed")
 
 
-@contextlib.contextmanager
-def _locked(name: str, say) -> Iterator[None]:
-    """Hold the lock of an era's set-up; wait for another one that does."""
-    with open(root() / ".eras" / f".{name}.lock", "w") as file:
+class _Lock:
+    """The lock of an era's set-up, held until `release`; whoever waits for the era reads there what was said last."""
+
+    def __init__(self, era: Era, say):
+        self._era, self._say = era, say
+
+    def __enter__(self):
+        self._file = open(self._era.setup_file, "a", encoding="utf-8")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"era {name}: another set-up is making it, waiting for that")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+            self._say(f"era {self._era.name}: another set-up is making it, waiting for that")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        self.write(f"era {self._era.name}: waits for its turn")
+        return self
+
+    def __exit__(self, *_):
+        self.release()
+
+    def write(self, line: str) -> None:
+        """Keep one line for who waits; on a full disk there is none."""
+        with contextlib.suppress(OSError):
+            self._file.truncate(0)
+            self._file.write(line)
+            self._file.flush()
+
+    def say(self, line: str) -> None:
+        """Say a line, and keep it for who waits."""
+        self.write(line)
+        self._say(line)
+
+    def release(self) -> None:
+        """Give up the lock."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def begin(command: list[str], say=print, *, finish: bool = False) -> int:
+    """Make the first notebook's eras, then run a command while the others are made; return its exit status.
+
+    The others are made by a process of its own, in the order in which notebooks need them. It ends with the command, or
+    with `finish`, when all are there. DeepSpeed's operation is built there for the first eras too.
+
+    Raises:
+        EraError: as `create_all`, for the first eras.
+    """
+    first, later = by_need()
+    create_all([era.name for era in first], say, operation=False)
+    later = [era for era in [*later, *first] if not era.is_finished]
+    behind = _create_behind(later, say) if later else None
+    try:
+        process = subprocess.Popen(command, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
+        # Handlers, for the command would inherit signals that are ignored.
+        signal.signal(signal.SIGINT, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        status = process.wait()
+        if finish and behind is not None:
+            behind.wait()
+        return status
+    finally:
+        if behind is not None and behind.poll() is None:
+            os.killpg(behind.pid, signal.SIGTERM)
+            behind.wait()
+
+
+def _create_behind(eras: list[Era], say) -> subprocess.Popen:
+    """Start the set-up of these eras in a process of its own; return it when whoever asks for one would wait."""
+    names = [era.name for era in eras]
+    say(f"in the background: era {', '.join(names)}; a cell that asks for an era that is not there yet waits for it")
+    behind = subprocess.Popen(
+        [sys.executable, "-m", "failurelab_course.eras", "create", *names],
+        env=os.environ | {"PYTHONPATH": str(root() / "helpers")},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in the terminal is meant for the command
+    )
+    while behind.poll() is None and not all(era.is_being_made for era in eras if era.status != "ready"):
+        time.sleep(0.05)
+    return behind
 
 
 def _check_room(name: str) -> None:
@@ -136,6 +236,7 @@ class _Setup:
         if not program.exists():
             self.step([*pip, "install", "--quiet", *self.source, "uv"], "uv")
         self.fill(folder)
+        mark(self.era, folder)
 
     def make(self) -> None:
         """Make an era's environment in a temporary folder, and rename it when it is whole."""
@@ -144,7 +245,7 @@ class _Setup:
             empty = ["venv", "--quiet", "--relocatable", "--clear", "--python", sys.executable]
             self.step([uv(), *empty, str(partial)], "an environment")
             self.fill(partial)
-            (partial / MARKER).write_text(json.dumps({"lock": fingerprint(self.era.lock)}))
+            mark(self.era, partial)
             shutil.rmtree(self.era.folder, ignore_errors=True)
             partial.rename(self.era.folder)
         finally:
@@ -185,20 +286,68 @@ def _check_wheels(folder: pathlib.Path) -> None:
             )
 
 
+def mark(era: Era, folder: pathlib.Path, **facts) -> None:
+    """Mark the environment at `folder` as the era's, whole."""
+    (folder / MARKER).write_text(json.dumps({"lock": fingerprint(era.lock), **facts}))
+
+
+def _deepspeed(era: Era) -> str:
+    """Return the DeepSpeed that an era pins, such as `deepspeed==0.16.3`; empty without one."""
+    pin = re.search(r"^deepspeed==[^\s;]+", era.lock.read_text(), re.MULTILINE)
+    return pin[0] if pin else ""
+
+
+# Ninja's commands end with the file to make.
+_COPIES = """#!/bin/sh
+for output; do :; done
+case "$output" in *.o|*.so) test -f "$BUILT/$output" && exec cp "$BUILT/$output" "$output";; esac
+exec {compiler} "$@"
+"""
+
+
+def copying_compiler(folder: pathlib.Path, built: pathlib.Path) -> dict[str, str]:
+    """Write a compiler into `folder` that copies a file that is built already; return the variables that choose it.
+
+    All eras have the same torch and Python. So the operation of one DeepSpeed is the same in each, but torch builds it
+    for each environment, with commands that name the environment, and would build a plain copy again.
+
+    Args:
+        folder: an empty one, there for the build alone.
+        built: the folder with what another build has left.
+    """
+    program = folder / "c++"
+    program.write_text(_COPIES.format(compiler=shutil.which("c++")))
+    program.chmod(0o755)
+    return {"BUILT": str(built), "PATH": os.pathsep.join([str(folder), os.environ.get("PATH", "")])}
+
+
+def _built_for_another(era: Era) -> pathlib.Path | None:
+    """Return where the operation of this era's DeepSpeed was built for another era; None where it was not."""
+    for other in known():
+        if other.name != era.name and other.is_finished and other.has_zero3 and _deepspeed(other) == _deepspeed(era):
+            return next((path.parent for path in other.folder.glob("torch_extensions/*/*.so")), None)
+    return None
+
+
 def finish(era: Era, say=print) -> None:
-    """Build DeepSpeed's CPU operation, once, and mark the era as whole; without a compiler ZeRO-3 is NOT RUN there."""
+    """Build DeepSpeed's CPU operation, once for each DeepSpeed; without a compiler ZeRO-3 is NOT RUN in the era."""
     zero3 = False
-    if not re.search(r"^deepspeed==", era.lock.read_text(), re.MULTILINE):
+    if not _deepspeed(era):
         say(f"era {era.name}: holds no DeepSpeed, so ZeRO-3 is NOT RUN there")
     elif shutil.which("g++") or shutil.which("c++"):
-        say(f"era {era.name}: DeepSpeed's operation for the CPU is built (up to a minute)")
+        say(f"era {era.name}: DeepSpeed's operation for the CPU is built (a minute or two)")
         for lock in era.folder.glob("torch_extensions/*/lock"):
             lock.unlink()  # of a build that was broken off: torch would wait for it for good
         code = (
             "import deepspeed.ops.op_builder as b; from deepspeed.accelerator import get_accelerator;"
             "get_accelerator().create_op_builder('ShareMemCommBuilder').load(verbose=False)"
         )
-        built = run(era, ["-c", code], capture_output=True, text=True)
+        with tempfile.TemporaryDirectory(prefix="failurelab-build-") as folder:
+            copied = _built_for_another(era) if shutil.which("c++") and "CXX" not in os.environ else None
+            chosen = copying_compiler(pathlib.Path(folder), copied) if copied else {}
+            if copied:  # run() puts the era's own programs first, and there is no compiler among them
+                chosen["PATH"] = os.pathsep.join([str(era.folder / "bin"), chosen["PATH"]])
+            built = run(era, ["-c", code], capture_output=True, text=True, env=chosen)
         zero3 = built.returncode == 0
         if not zero3:
             say(f"era {era.name}: that build failed, so ZeRO-3 is NOT RUN: {last_line(built.stderr)}")
@@ -207,7 +356,7 @@ def finish(era: Era, say=print) -> None:
             f"era {era.name}: no C++ compiler is found, so ZeRO-3 is NOT RUN. Next: install g++, then "
             f"failurelab eras remove {era.name} and create it again"
         )
-    (era.folder / MARKER).write_text(json.dumps({"lock": fingerprint(era.lock), "zero3": zero3}))
+    mark(era, era.folder, zero3=zero3)
     say(f"era {era.name}: ready")
 
 
@@ -314,9 +463,10 @@ def last_line(text: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make environments before the rest of the package can be imported: `create NAME ...`."""
+    """Make environments before the rest of the package can be imported: `create NAME ...`, or `begin COMMAND ...`."""
     parser = argparse.ArgumentParser("python3 -m failurelab_course.eras", description="Make the pinned library stacks.")
-    make = parser.add_subparsers(required=True, metavar="create").add_parser("create", help="make what is missing")
+    verbs = parser.add_subparsers(required=True, dest="verb")
+    make = verbs.add_parser("create", help="make what is missing")
     make.add_argument("names", nargs="*", metavar="NAME", help="eras; all without one")
     make.add_argument(
         "--wheels",
@@ -324,14 +474,24 @@ def main(arguments: list[str] | None = None) -> int:
         type=pathlib.Path,
         help="take everything from this folder of wheels, without a network",
     )
+    start = verbs.add_parser("begin", help="make the first notebook's eras, and the others while a command runs")
+    start.add_argument("--finish", action="store_true", help="end when the others are made, and not before")
+    start.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    # By this signal `begin` ends the set-up in the background.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for name in asked.names or [era.name for era in known()]:
-            create(name, say=lambda text: print(text, flush=True), wheels=asked.wheels)
-    except EraError as error:
+        if asked.verb == "begin":
+            return begin(asked.command, say, finish=asked.finish)
+        create_all(asked.names or [era.name for era in known()], say, wheels=asked.wheels)
+    except (EraError, OSError) as error:
         print(f"ERROR {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ninterrupted: what is done already is kept; run the same command again", file=sys.stderr)
+        print("\nset-up interrupted: what is done already is kept; run the same command again", file=sys.stderr)
         return 130
     return 0

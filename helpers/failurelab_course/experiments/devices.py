@@ -50,15 +50,15 @@ def resolve(device: str | torch.device = "auto") -> str:
         return "cpu" if gpu_problem() else "cuda"
     if name == "cpu":
         return name
-    found = re.fullmatch(r"cuda(?::(\d+))?", name)
-    if not found:
+    match = re.fullmatch(r"cuda(?::(\d+))?", name)
+    if not match:
         raise UnknownDevice(
             f"unknown device {name!r}. Next: give one of {', '.join(DEVICES)}, or cuda:N for GPU number N"
         )
     problem = gpu_problem()
     if problem:
         raise TierError(f"device {name} is asked for, and {problem}, or run with --device cpu")
-    if found[1] and int(found[1]) >= torch.cuda.device_count():
+    if match[1] and int(match[1]) >= torch.cuda.device_count():
         raise TierError(
             f"device {name} is asked for, and this process sees {torch.cuda.device_count()} GPU(s), numbered from 0. "
             "Next: a smaller number, or look at CUDA_VISIBLE_DEVICES"
@@ -86,7 +86,7 @@ def gpu_problem() -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
-    said = " ".join(str(each.message) for each in caught)
+    said = " ".join(str(warning.message) for warning in caught)
     if not available:
         return _why_unavailable(said)
     try:
@@ -123,9 +123,9 @@ def _why_unavailable(said: str) -> str:
 def driver() -> str:
     """Return the NVIDIA driver's version, such as `580.159.04`; empty if there is none."""
     try:
-        found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", pathlib.Path("/proc/driver/nvidia/version").read_text())
-        if found:
-            return found[1]
+        match = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", pathlib.Path("/proc/driver/nvidia/version").read_text())
+        if match:
+            return match[1]
     except OSError:
         pass
     try:
@@ -170,9 +170,9 @@ def require_memory(gib: float, device: str | torch.device, what: str) -> None:
     free, total = torch.cuda.mem_get_info(device)
     if free >= gib * GIB:
         return
-    found = f"{torch.cuda.get_device_name(device)} has {total / GIB:.1f} GiB, {free / GIB:.1f} of them free"
+    memory = f"{torch.cuda.get_device_name(device)} has {total / GIB:.1f} GiB, {free / GIB:.1f} of them free"
     step = "--model tiny, or a larger card" if total < gib * GIB else "end what else runs on it (nvidia-smi lists it)"
-    raise TierError(f"{found}, and {what} needs {gib:.1f}. Next: {step}")
+    raise TierError(f"{memory}, and {what} needs {gib:.1f}. Next: {step}")
 
 
 def learner(model: str) -> str:

@@ -50,10 +50,10 @@ def describe(device: str = "cpu") -> dict[str, Any]:
     if not is_device(device):
         raise DeviceError(f"unknown device {device!r}. Next: give one of auto, cpu, cuda, or cuda:N for GPU number N")
     if device == "cpu":
-        found = {"device": "cpu", "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
+        answer = {"device": "cpu", "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
     else:
-        found = _asked(device)
-    return found | {"versions": versions()}
+        answer = _asked(device)
+    return answer | {"versions": versions()}
 
 
 def _asked(device: str) -> dict[str, Any]:
@@ -66,22 +66,22 @@ def _asked(device: str) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries under study that today's environment has."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
-def line(found: dict[str, Any]) -> str:
+def line(description: dict[str, Any]) -> str:
     """Return in one line what `describe` found: the tier, the device, the driver, the versions that matter most."""
-    tier = "cpu" if found["device"] == "cpu" else "gpu"
-    words = [f"tier: {tier}", found["name"]]
-    words += [f"{found['memory_gib']:.0f} GiB"] if found["memory_gib"] else []
-    words += [f"driver {found['driver']}"] if found["driver"] else []
-    words += [f"CUDA {found['cuda']}"] if found["cuda"] else []
-    shown = [name for name in ("torch", "transformers", "trl") if name in found["versions"]]
-    words += [f"{name} {found['versions'][name]}" for name in shown]
+    tier = "cpu" if description["device"] == "cpu" else "gpu"
+    words = [f"tier: {tier}", description["name"]]
+    words += [f"{description['memory_gib']:.0f} GiB"] if description["memory_gib"] else []
+    words += [f"driver {description['driver']}"] if description["driver"] else []
+    words += [f"CUDA {description['cuda']}"] if description["cuda"] else []
+    shown = [name for name in ("torch", "transformers", "trl") if name in description["versions"]]
+    words += [f"{name} {description['versions'][name]}" for name in shown]
     return ", ".join(words)

@@ -15,7 +15,6 @@ does not answer, only the cache is looked at.
 import contextlib
 import functools
 import json
-import os
 import pathlib
 import re
 import urllib.error
@@ -26,6 +25,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from failurelab.errors import FailureLabError
+from failurelab_course import eras
 from failurelab_course.experiments import devices
 from failurelab_course.experiments.task import (
     Prompt,
@@ -87,7 +87,10 @@ def path(name: str) -> pathlib.Path:
         ModelError: `name` is no such model, or the folder is missing.
     """
     if name == "tiny":
-        folder = _root() / _TINY
+        try:
+            folder = eras.root() / _TINY
+        except eras.EraError as error:
+            raise ModelError(f"the small Qwen2 cannot be found: {error} Or give a model's own folder.") from error
         if not folder.is_dir():
             raise ModelError(
                 f"the small Qwen2 is missing: no folder {folder}. Every run of the course starts from it. "
@@ -212,20 +215,6 @@ def loading_error(name: str, error: Exception) -> ModelError:
 def dtype_key() -> str:
     """Return what this transformers calls the keyword for the weights' dtype: `dtype`, or `torch_dtype` before 4.56."""
     return "dtype" if hasattr(transformers.PretrainedConfig(), "dtype") else "torch_dtype"
-
-
-def _root() -> pathlib.Path:
-    """Return the repository's root: FAILURELAB_ROOT, else above this file, else above the working directory."""
-    root = os.environ.get("FAILURELAB_ROOT")
-    starts = [pathlib.Path(root).resolve()] if root else [pathlib.Path(__file__).resolve(), pathlib.Path.cwd()]
-    for start in starts:
-        for folder in (start, *start.parents):
-            if (folder / "models" / "train_tiny_qwen2.py").is_file():
-                return folder
-    raise ModelError(
-        f"the small Qwen2 lives in the course's repository, and {starts[-1]} is not in it (no "
-        "models/train_tiny_qwen2.py above it). Next: cd into your clone, set FAILURELAB_ROOT to it, or name a folder."
-    )
 
 
 def _half_billion(

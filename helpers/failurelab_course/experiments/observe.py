@@ -76,7 +76,7 @@ def device_name(device: str | torch.device = "cpu") -> str:
 def record(
     failure: str,
     state: str,
-    figures: Mapping[str, Any],
+    metrics: Mapping[str, Any],
     *,
     case: str = "",
     seed: int | None = None,
@@ -88,7 +88,7 @@ def record(
     Args:
         failure: the failure's id in the registry, such as `"F1"`; `"ground"` for what belongs to none.
         state: one of `healthy`, `broken`, `wrong_fix`, `right_fix`, `measured`.
-        figures: names to numbers, booleans, strings, or lists of these; tensors of one element are taken as numbers.
+        metrics: names to numbers, booleans, strings, or lists of these; tensors of one element are taken as numbers.
         case: which set-up of the failure this is, such as `"full, reentrant"`.
         seed: the seed of the run, if it has one.
         tier: `cpu`, `gpu` or `simulated`; by default it follows `device`.
@@ -98,7 +98,7 @@ def record(
         The record as a dictionary, JSON-ready.
 
     Raises:
-        ValueError: an unknown state or tier, or a figure that JSON cannot hold.
+        ValueError: an unknown state or tier, or a metric that JSON cannot hold.
     """
     tier = tier or tier_of(device)
     if state not in STATES:
@@ -116,7 +116,7 @@ def record(
         "device": device_name(device),
         "versions": versions(device),
         "source": os.environ.get("FAILURELAB_SOURCE", ""),
-        "figures": {k: _plain(k, v) for k, v in figures.items()},
+        "figures": {name: _plain(name, value) for name, value in metrics.items()},  # so called in all ledgers
     }
     folder = os.environ.get("FAILURELAB_EVIDENCE")
     if folder:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from failurelab import failures as registry
-from failurelab_course import eras
+from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine
 from failurelab_course.labs import definition as lab_files
 from failurelab_course.labs import exercise as lab_work
@@ -52,8 +52,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def list_labs(as_json: Json = False) -> None:
     """List the labs, and how far you are."""
     state = lab_state.read(lab_state.default_path())
-    found = labs.find()
-    rows = [(lab, state.get(lab.name, lab_state.Progress())) for lab in found]
+    all_labs = labs.find()
+    rows = [(lab, state.get(lab.name, lab_state.Progress())) for lab in all_labs]
     if as_json:
         listed = [
             {"lab": lab.name, "title": lab.title, "failures": lab.failures, "state": progress.words}
@@ -86,14 +86,14 @@ def check(name: Name = None, device: Device = "cpu", as_json: Json = False) -> N
     lab = _lab(name)
     device = labs.resolved(device, lab)
     where = "" if device == "cpu" else f" on {device}"
-    told = f"lab {lab.number}: running labs/{lab.name}/train.py in {lab.era}{where}"
-    with _progress(told, sys.stderr if as_json else None):
+    task = f"lab {lab.number}: running labs/{lab.name}/train.py in {lab.era}{where}"
+    with _progress(task, sys.stderr if as_json else None):
         row = lab_work.check(lab, device)
     if as_json:
         print(json.dumps(labs.to_json([row]), indent=1))
     else:
         _show(lab, row)
-    raise typer.Exit(lab_work.exit_status(row))
+    raise typer.Exit(outcomes.exit_status([row.result]))
 
 
 @app.command()
@@ -168,40 +168,40 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Merge learners' state files: who solved what, with how many hints and wrong fixes, in how many minutes."""
-    found = lab_report.merge(paths)
+    merged = lab_report.merge(paths)
     if as_json:
-        print(json.dumps(found.to_json(), indent=1))
+        print(json.dumps(merged.to_json(), indent=1))
     else:
         table = Table(box=None, padding=(0, 2, 0, 0))
         for head in ("lab", "solved", "hints: learners", "checks", "minutes", "wrong fixes: learners"):
             table.add_column(head, overflow="fold")
-        touched = [each for each in found.labs if each.learners]
-        for each in touched:
-            hints = "\n".join(f"{count}: {learners}" for count, learners in each.hints.items()) or "-"
-            tried = "\n".join(f"{fix}: {count}" for fix, count in each.wrong_fixes.items()) or "-"
-            medians = ["-" if value is None else f"{value:g}" for value in (each.checks, each.minutes)]
-            seen = f"\n{each.with_solution} saw solution" if each.with_solution else ""
-            table.add_row(each.lab, f"{each.solved} of {each.learners}{seen}", hints, *medians, tried)
+        touched = [lab for lab in merged.labs if lab.learners]
+        for lab in touched:
+            hints = "\n".join(f"{count}: {learners}" for count, learners in lab.hints.items()) or "-"
+            tried = "\n".join(f"{fix}: {count}" for fix, count in lab.wrong_fixes.items()) or "-"
+            medians = ["-" if value is None else f"{value:g}" for value in (lab.checks, lab.minutes)]
+            seen = f"\n{lab.with_solution} saw solution" if lab.with_solution else ""
+            table.add_row(lab.lab, f"{lab.solved} of {lab.learners}{seen}", hints, *medians, tried)
         if touched:
             console.print(table)
-        console.print(f"{found.files} learners; {len(found.labs) - len(touched)} labs were touched by none of them.")
+        console.print(f"{merged.files} learners; {len(merged.labs) - len(touched)} labs were touched by none of them.")
         console.print("Hints, checks and minutes are of those who solved the lab; checks and minutes are medians.")
-    for reason in found.left_out:
+    for reason in merged.left_out:
         print(f"LEFT OUT {reason}", file=sys.stderr)
-    raise typer.Exit(1 if found.left_out else 0)
+    raise typer.Exit(1 if merged.left_out else 0)
 
 
 @contextlib.contextmanager
-def _progress(told: str, file: TextIO | None) -> Iterator[None]:
+def _progress(task: str, file: TextIO | None) -> Iterator[None]:
     """Say what runs; in a terminal with the seconds that it has taken so far, until it is done."""
     where = Console(file=file, highlight=False) if file else console
     if not where.is_terminal:
-        where.out(f"{told}; most take 10 to 30 seconds, those under ZeRO-3 one or two minutes")
+        where.out(f"{task}; most take 10 to 30 seconds, those under ZeRO-3 one or two minutes")
         yield
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=where, transient=True) as progress:
-        progress.add_task(told, total=None)
+        progress.add_task(task, total=None)
         yield
 
 
@@ -228,7 +228,7 @@ def _show(lab: labs.Lab, row: labs.Row) -> None:
         console.print(row.traceback.rstrip(), style="dim", markup=False)
     if row.result == labs.PASS:
         state = lab_state.read(lab_state.default_path())
-        is_last = all(state.get(each, lab_state.Progress()).solved for each in labs.known())
+        is_last = all(state.get(name, lab_state.Progress()).solved for name in labs.known())
         console.print(f"Compare with the solution: failurelab lab solution {lab.number}")
         following = "" if is_last else lab_work.next_lab(state, after=lab.name).number
         console.print(f"Next: lab {following}" if following else "That was the last: all labs are solved.")

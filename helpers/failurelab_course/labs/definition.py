@@ -16,6 +16,7 @@ An edit finds a text that is in start.py exactly once, and is one of three:
 import ast
 import dataclasses
 import difflib
+import itertools
 import os
 import pathlib
 import re
@@ -181,13 +182,13 @@ def find(names: Iterable[str] | None = None, folder: pathlib.Path | None = None)
     there = known(folder)
     if names is None:
         return [load(folder / name) for name in there]
-    found = []
+    chosen = []
     for asked in names:
         fits = [name for name in there if asked == name or (asked.isdigit() and int(asked) == int(name[:2]))]
         if not fits:
             raise LabError(f"unknown lab {asked!r}. The labs are: {', '.join(there) or 'none'}")
-        found += fits
-    return [load(folder / name) for name in dict.fromkeys(found)]
+        chosen += fits
+    return [load(folder / name) for name in dict.fromkeys(chosen)]
 
 
 def load(folder: pathlib.Path) -> Lab:
@@ -202,7 +203,7 @@ def load(folder: pathlib.Path) -> Lab:
     if not _NAME.fullmatch(folder.name):
         raise LabError(f"{folder.name}: a lab's folder is called NN_name, two digits and a name in small letters")
     kind = raw.take("kind", str, "trainer")
-    made = Lab(
+    lab = Lab(
         name=folder.name,
         folder=folder,
         id=raw.text("id"),
@@ -226,17 +227,17 @@ def load(folder: pathlib.Path) -> Lab:
         devices=_devices(raw, kind),
     )
     raw.done()
-    if made.id != f"L{made.number}":
-        raise LabError(f"{where}: id is {made.id!r}, the folder says L{made.number}; an id is never changed")
-    if not made.failures and not made.false_alarm:
+    if lab.id != f"L{lab.number}":
+        raise LabError(f"{where}: id is {lab.id!r}, the folder says L{lab.number}; an id is never changed")
+    if not lab.failures and not lab.false_alarm:
         raise LabError(f"{where}: failures: it is missing or empty; only a false alarm has none")
-    for id in made.failures:
+    for id in lab.failures:
         try:
             registry.get(id)
         except registry.RegistryError as error:
             raise LabError(f"{where}: failures: {error}") from error
-    _check_metrics(made, where)
-    return made
+    _check_metrics(lab, where)
+    return lab
 
 
 def learner_script(lab: Lab) -> pathlib.Path:
@@ -267,57 +268,57 @@ def copy_start(lab: Lab) -> None:
 def _broken(raw: Table, folder: pathlib.Path, name: str = "") -> Broken:
     edits = () if name else _edits(raw)
     name = name or raw.text("name")
-    made = Broken(name, folder / "start.py", edits, raw.text("reason"), _predicates(raw, "signature"))
+    script = Broken(name, folder / "start.py", edits, raw.text("reason"), _predicates(raw, "signature"))
     raw.done()
-    return made
+    return script
 
 
 def _solution(raw: Table, folder: pathlib.Path) -> Script:
-    made = Script("solution", folder / "start.py", _edits(raw))
+    script = Script("solution", folder / "start.py", _edits(raw))
     raw.done()
-    return made
+    return script
 
 
 def _edits(raw: Table) -> tuple[Edit, ...]:
-    made = []
+    edits = []
     for source in raw.take("edits", list):
         match source:
             case [str(text), str(new)]:
-                made.append(Edit("replace", text, new))
+                edits.append(Edit("replace", text, new))
             case {"after": str(text), "add": str(new), **rest} if not rest:
-                made.append(Edit("after", text, new))
+                edits.append(Edit("after", text, new))
             case {"drop": str(text), **rest} if not rest:
-                made.append(Edit("drop", text))
+                edits.append(Edit("drop", text))
             case _:
                 raise raw.error("edits", f'{source!r} is none of ["old", "new"], {{after, add}} and {{drop}}')
-    return tuple(made)
+    return tuple(edits)
 
 
 def _predicates(raw: Table, key: str, default: tuple | None = None) -> tuple[Predicate, ...]:
     sources = raw.take(key, list, default)
     try:
-        made = predicates.parse_all(sources)
+        parsed = predicates.parse_all(sources)
     except predicates.PredicateError as error:
         raise raw.error(key, str(error)) from error
-    if not made and default is None:
+    if not parsed and default is None:
         raise raw.error(key, "it is empty")
-    return made
+    return parsed
 
 
 def _devices(raw: Table, kind: str) -> tuple[str, ...]:
     """Read where a lab can be checked; by default wherever its kind is measured."""
     possible = metrics.DEVICES[:1] if kind in metrics.CPU_ONLY else metrics.DEVICES
-    made = raw.texts("devices", possible)
-    for device in made:
+    devices = raw.texts("devices", possible)
+    for device in devices:
         if device not in metrics.DEVICES:
             raise raw.error("devices", f"{device!r} is none of {', '.join(metrics.DEVICES)}")
         if device not in possible:
             raise raw.error(
                 "devices", f"{device!r}, and the kind {kind} runs on the CPU alone: {metrics.CPU_ONLY[kind]}"
             )
-    if "cpu" not in made:
+    if "cpu" not in devices:
         raise raw.error("devices", "the CPU is not among them, and every lab is proved there")
-    return made
+    return devices
 
 
 def _check_metrics(lab: Lab, where: str) -> None:
@@ -325,8 +326,8 @@ def _check_metrics(lab: Lab, where: str) -> None:
     if lab.kind not in metrics.KINDS:
         raise LabError(f"{where}: kind: {lab.kind!r} is none of {', '.join(metrics.KINDS)}")
     measured = metrics.of(lab.kind)
-    groups = [lab.healthy, lab.notes, lab.broken.signature, *(each.signature for each in lab.wrong_fixes)]
-    for predicate in (each for group in groups for each in group):
+    scripts = (lab.broken, *lab.wrong_fixes)
+    for predicate in itertools.chain(lab.healthy, lab.notes, *(script.signature for script in scripts)):
         asked = {*predicate.names, *predicates.fields(predicate.when_holds), *predicates.fields(predicate.when_fails)}
         for name in sorted(asked - set(measured)):
             raise LabError(f"{where}: {predicate}: {name!r} is no figure. Measured are: {', '.join(measured)}")
@@ -337,42 +338,42 @@ def signature(lab: Lab) -> tuple[Predicate, ...]:
     measured = set(metrics.of(lab.kind))
     if lab.false_alarm:
         return lab.broken.signature
-    of_failures = (each for id in lab.failures for each in registry.get(id).signature)
-    return (*lab.broken.signature, *(each for each in of_failures if measured.issuperset(each.names)))
+    of_failures = (predicate for id in lab.failures for predicate in registry.get(id).signature)
+    return (*lab.broken.signature, *(predicate for predicate in of_failures if measured.issuperset(predicate.names)))
 
 
 def broken_rules(lab: Lab) -> list[str]:
     """Return what the lab's files do not keep of the rules for all labs; empty when all is well."""
-    found = [f"{path.name} is missing" for path in (lab.start, lab.folder / "hints.md") if not path.is_file()]
-    if found:
-        return found
+    problems = [f"{path.name} is missing" for path in (lab.start, lab.folder / "hints.md") if not path.is_file()]
+    if problems:
+        return problems
     start = lab.broken.text()
     todo = _todo(start)
     if len(todo) != 1:
-        found.append(f"start.py has {len(todo)} lines with TODO: it has exactly one")
+        problems.append(f"start.py has {len(todo)} lines with TODO: it has exactly one")
     for script in (*lab.wrong_fixes, lab.solution):
         try:
             script.text()
         except LabError as error:
-            found.append(str(error))
-    if found:
-        return found
+            problems.append(str(error))
+    if problems:
+        return problems
     solution = lab.solution.text()
     if _todo(solution) != todo:
-        found.append("the solution does not repeat the TODO of start.py: a reader could not find the place")
+        problems.append("the solution does not repeat the TODO of start.py: a reader could not find the place")
     if not re.search(r"^\s*# \^\^\^ \S", solution, re.MULTILINE):
-        found.append("the solution does not mark its repair with a line '# ^^^ why'")
+        problems.append("the solution does not mark its repair with a line '# ^^^ why'")
     if (changed := changed_lines(lab)) > CHANGED:
-        found.append(f"the solution changes {changed} lines of code: {CHANGED} at most, or nobody sees the repair")
+        problems.append(f"the solution changes {changed} lines of code: {CHANGED} at most, or nobody sees the repair")
     if re.search(r"^\s*(from|import) failurelab\b", start, re.MULTILINE):
-        found.append("start.py imports failurelab: a lab is a script as users write it")
+        problems.append("start.py imports failurelab: a lab is a script as users write it")
     if len(lab.hints) != HINTS or any(len(a) >= len(b) for a, b in zip(lab.hints, lab.hints[1:])):
-        found.append(f"hints.md must have {HINTS} hints under '## ' headings, each longer than the one before")
+        problems.append(f"hints.md must have {HINTS} hints under '## ' headings, each longer than the one before")
     if not lab.wrong_fixes:
-        found.append("no wrong fix is declared: what do people try first?")
+        problems.append("no wrong fix is declared: what do people try first?")
     names = [fix.name for fix in lab.wrong_fixes]
-    found += [f"the wrong fix {name} is declared twice" for name in sorted({n for n in names if names.count(n) > 1})]
-    return found
+    problems += [f"the wrong fix {name} is declared twice" for name in sorted({n for n in names if names.count(n) > 1})]
+    return problems
 
 
 def changed_lines(lab: Lab) -> int:
@@ -385,8 +386,9 @@ def changed_lines(lab: Lab) -> int:
 def _code(source: str) -> list[str]:
     tree = ast.parse(source)
     documented = (ast.Module, ast.FunctionDef, ast.ClassDef)
-    for node in (each for each in ast.walk(tree) if isinstance(each, documented) and ast.get_docstring(each)):
-        node.body = node.body[1:] or [ast.Pass()]
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree).splitlines()
 
 

@@ -29,7 +29,7 @@ def next_lab(state: lab_state.State, after: str = "") -> Lab:
         LabError: all are.
     """
     names = labs.known()
-    for name in [*(each for each in names if each > after), *names]:
+    for name in [*(other for other in names if other > after), *names]:
         if not state.get(name, lab_state.Progress()).solved:
             return labs.find([name])[0]
     raise LabError("all labs are solved. Next: name the one you want to see again, such as 01")
@@ -60,14 +60,14 @@ def wrong_fix(lab: Lab) -> "labs.Broken | None":
         mine = code_parts(learner_script(lab).read_text(encoding="utf-8"))
     except SyntaxError:
         return None
-    found = []
-    for each in lab.wrong_fixes:
-        there = code_parts(each.text())
+    candidates = []
+    for fix in lab.wrong_fixes:
+        there = code_parts(fix.text())
         added, taken = there - before, before - there
         # What it adds was added, and what it takes away is gone.
         if added <= mine - before and taken <= before - mine:
-            found.append(((added | taken).total(), each))
-    return max(found, key=lambda pair: pair[0], default=(0, None))[1]
+            candidates.append(((added | taken).total(), fix))
+    return max(candidates, key=lambda pair: pair[0], default=(0, None))[1]
 
 
 def code_parts(source: str) -> collections.Counter[str]:
@@ -152,7 +152,7 @@ def reset(lab: Lab) -> pathlib.Path | None:
     """Make `train.py` as it was at first; return where the learner's script is kept, or None if it was unchanged."""
     kept = None
     if lab.train.is_file() and lab.train.read_bytes() != lab.start.read_bytes():
-        numbers = (int(found[1]) for path in lab.folder.iterdir() if (found := _BACKUP.fullmatch(path.name)))
+        numbers = (int(match[1]) for path in lab.folder.iterdir() if (match := _BACKUP.fullmatch(path.name)))
         kept = lab.folder / f"train.backup-{max(numbers, default=0) + 1}.py"
         shutil.copy2(lab.train, kept)
     copy_start(lab)
@@ -192,8 +192,3 @@ def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator
 def check(lab: Lab, device: str = "cpu") -> labs.Row:
     """Check the learner's script once, and keep what came of it."""
     return judged(lab, labs.check(lab, device=device))
-
-
-def exit_status(row: labs.Row) -> int:
-    """Return 0 for a PASS, 1 for a FAIL, 3 where the question was not asked: ENVIRONMENT, or NOT RUN."""
-    return {labs.PASS: 0, labs.FAIL: 1}.get(row.result, 3)

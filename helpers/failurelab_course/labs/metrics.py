@@ -52,7 +52,7 @@ _ENGINE = {
     "partitioned_in_generation": "the most tensors that a forward pass of generation found partitioned: gathered anew",
     **{name: _TRAINING[name] for name in ("steps_done", "tensors_total", "tensors_changed", "finite")},
 }
-_PLACEMENT = {
+PLACEMENT = {
     "placement_refused": "boolean: accelerate refused the model of at least one simulated rank",
     "ranks_refused": "number of simulated ranks whose model accelerate refused",
     "refusal": "text: the first line of the first refusal, or empty",
@@ -62,7 +62,7 @@ _PLACEMENT = {
     "models_loaded": "number of models that were loaded, over all ranks",
     "models_in_4bit": "number of these whose layers are in 4 bit",
 }
-_NODE = {
+NODE = {
     "processes": "number of processes that the script's command starts",
     "devices_seen": "GPUs that a process sees when its script has run, the most of any process",
     "data_parallel": "number of processes whose model the trainer wraps in nn.DataParallel",
@@ -87,9 +87,9 @@ _BY_KIND = {
     "engine": _COMMON | _ENGINE,
     "logits": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS,
     "log_probs": _COMMON | _LOGITS | _LOG_PROBS,
-    "placement": _COMMON | _PLACEMENT,
-    "node": _COMMON | _PLACEMENT | _NODE,
-    "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | _PLACEMENT,
+    "placement": _COMMON | PLACEMENT,
+    "node": _COMMON | PLACEMENT | NODE,
+    "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | PLACEMENT,
 }
 KINDS = tuple(_BY_KIND)
 DEVICES = ("cpu", "cuda")
@@ -110,11 +110,11 @@ def of(kind: str) -> dict[str, str]:
 
 def by_tier(kind: str, measured: Mapping[str, Any], tier: str) -> dict[str, dict[str, Any]]:
     """Return what was measured by tier: what simulated devices told is `simulated`, the rest of `tier`."""
-    simulated = {**_PLACEMENT, **_NODE}
+    simulated = {**PLACEMENT, **NODE}
     if kind in ("placement", "node"):
         return {"simulated": dict(measured)}
     parts = {
         tier: {name: value for name, value in measured.items() if name not in simulated},
         "simulated": {name: value for name, value in measured.items() if name in simulated},
     }
-    return {each: part for each, part in parts.items() if part}
+    return {name: part for name, part in parts.items() if part}

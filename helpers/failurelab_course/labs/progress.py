@@ -78,15 +78,15 @@ def read(path: pathlib.Path) -> State:
         return {}
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("labs"), dict):
         raise _broken(path, f"it is no state file of schema {SCHEMA}")
-    found = {}
+    state = {}
     for name, fields in content["labs"].items():
         try:
-            found[name] = Progress(**fields)
+            state[name] = Progress(**fields)
         except TypeError as error:
             raise _broken(path, f"{name} has other fields than a state file") from error
-        if problem := _wrong(found[name]):
+        if problem := _wrong(state[name]):
             raise _broken(path, f"{name}: {problem}")
-    return found
+    return state
 
 
 def _wrong(progress: Progress) -> str:
@@ -96,9 +96,9 @@ def _wrong(progress: Progress) -> str:
         if type(value) is not kind:
             return f"{field.name} is {value!r}"
     try:
-        for each in filter(None, (progress.started, progress.solved)):
-            if datetime.datetime.fromisoformat(each).tzinfo is None:
-                return f"{each!r} is a time without a zone"
+        for time in filter(None, (progress.started, progress.solved)):
+            if datetime.datetime.fromisoformat(time).tzinfo is None:
+                return f"{time!r} is a time without a zone"
     except ValueError:
         return "a time is not one"
     return ""

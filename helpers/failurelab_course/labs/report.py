@@ -71,7 +71,7 @@ def merge(paths: Iterable[pathlib.Path]) -> Report:
                 seen[file.resolve()] = None
                 continue
             # Times are to the second: nobody else has the same.
-            same = next((each for each, other in seen.items() if other and other == state), None)
+            same = next((earlier for earlier, other in seen.items() if other and other == state), None)
             seen[file.resolve()] = state
             if same:
                 left_out.append(f"{file}: it holds the same as {same}. Next: ask whose it is; it was counted once")
@@ -98,16 +98,16 @@ def _read(path: pathlib.Path) -> lab_state.State:
 
 def _statistics(name: str, states: list[lab_state.State]) -> LabStatistics:
     touched = [state[name] for state in states if name in state and state[name].started]
-    solved = [each for each in touched if each.solved]
-    minutes = [each.minutes for each in solved if each.minutes >= 0]
-    tried = collections.Counter(fix for each in touched for fix in each.wrong_fixes)
+    solved = [progress for progress in touched if progress.solved]
+    minutes = [progress.minutes for progress in solved if progress.minutes >= 0]
+    tried = collections.Counter(fix for progress in touched for fix in progress.wrong_fixes)
     return LabStatistics(
         lab=name,
         learners=len(touched),
         solved=len(solved),
-        with_solution=sum(each.solution_seen for each in solved),
-        hints=dict(sorted(collections.Counter(each.hints for each in solved).items())),
+        with_solution=sum(progress.solution_seen for progress in solved),
+        hints=dict(sorted(collections.Counter(progress.hints for progress in solved).items())),
         wrong_fixes=dict(tried.most_common()),
-        checks=statistics.median(each.checks for each in solved) if solved else None,
+        checks=statistics.median(progress.checks for progress in solved) if solved else None,
         minutes=round(statistics.median(minutes), 1) if minutes else None,
     )

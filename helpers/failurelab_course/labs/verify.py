@@ -18,38 +18,10 @@ from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine
 from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import client as check_client
-from failurelab_course.labs.definition import (
-    Broken,
-    Lab,
-    LabError,
-    broken_rules,
-    find,
-    known,
-    learner_script,
-    load,
-    signature,
-)
+from failurelab_course.labs.definition import Broken, Lab, LabError, broken_rules, find, learner_script, signature
+from failurelab_course.labs.definition import known as known
+from failurelab_course.labs.definition import load as load
 
-__all__ = [
-    "Broken",
-    "Lab",
-    "LabError",
-    "Row",
-    "cannot_run",
-    "check",
-    "check_all",
-    "checker",
-    "exit_status",
-    "find",
-    "known",
-    "load",
-    "records",
-    "render",
-    "resolved",
-    "summary",
-    "to_json",
-    "verify",
-]
 PASS, FAIL, ENVIRONMENT, NOT_RUN = outcomes.Outcome
 # Causes stand first in lab.toml; what follows from them need not all be said.
 TOLD = 3
@@ -166,10 +138,10 @@ def verify(
         DeviceError: the device cannot be used.
     """
     tasks, matrix = [], []
-    found = find(names, folder)
+    chosen = find(names, folder)
     best = resolved(device)
     with tempfile.TemporaryDirectory(prefix="failurelab-verify-") as scripts:
-        for lab in found:
+        for lab in chosen:
             here = "cpu" if device == "auto" and lab.devices == ("cpu",) else best
             problems = broken_rules(lab)
             form = Row(lab.name, FORM, "lab.toml", FAIL if problems else PASS, "; ".join(problems))
@@ -204,8 +176,10 @@ def _run(tasks: Sequence[_Task], jobs: int, done: Callable[[Row], None]) -> None
     for era, device in dict.fromkeys((task.lab.era, task.row.device) for task in able):
         here = [task for task in able if (task.lab.era, task.row.device) == (era, device)]
         waiting = dict(enumerate(here))
+        needs = sorted({need for task in here for need in task.lab.needs})
         try:
-            _run_in_era(era, device, waiting, jobs, done)
+            with check_client.start(era, needs, jobs, device=device) as server:
+                _ask(server, waiting, done)
         except check_client.EnvironmentBroken as error:
             for task in waiting.values():
                 task.row.result, task.row.reason = ENVIRONMENT, str(error)
@@ -220,14 +194,8 @@ def cannot_run(lab: Lab, device: str) -> str:
     return f"lab {lab.number} is checked on the CPU alone: {why}. Next: --device cpu, or auto"
 
 
-def _run_in_era(era: str, device: str, waiting: dict[int, _Task], jobs: int, done: Callable[[Row], None]) -> None:
-    """Run the tasks in `waiting`, by number, and take each out when it is judged."""
-    needs = sorted({need for task in waiting.values() for need in task.lab.needs})
-    with check_client.start(era, needs, jobs, device=device) as server:
-        _ask(server, waiting, done)
-
-
 def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[[Row], None]) -> None:
+    """Run the tasks in `waiting`, by number, and take each out when it is judged."""
     model = eras.root() / "models" / "tiny-qwen2"
     for number, task in list(waiting.items()):
         lab = task.lab
@@ -301,7 +269,8 @@ def _judge(task: _Task, answer: dict[str, Any]) -> None:
     wrong = _wrong(lab, row.metrics, measured["refused"])
     if task.declared is None:
         row.result = FAIL if wrong else PASS
-        row.reason = wrong or "; ".join(each.told(row.metrics) for each in lab.healthy if each.when_holds)
+        said = [predicate.describe(row.metrics) for predicate in lab.healthy if predicate.when_holds]
+        row.reason = wrong or "; ".join(said)
     else:
         row.result, row.reason = _judge_declared(task.declared, row, wrong, measured["refused"])
 
@@ -321,8 +290,8 @@ def _wrong(lab: Lab, metrics: dict[str, Any], refused: str) -> str:
     unmet = predicates.failing(lab.healthy, metrics)
     if not unmet:
         return ""
-    seems_right = [note.told(metrics) for note in lab.notes if note.holds(metrics)]
-    wrong = "; ".join(each.told(metrics) for each in unmet[:TOLD])
+    seems_right = [note.describe(metrics) for note in lab.notes if note.holds(metrics)]
+    wrong = "; ".join(predicate.describe(metrics) for predicate in unmet[:TOLD])
     return f"{' and '.join(seems_right)}, but {wrong}" if seems_right else wrong
 
 
@@ -334,7 +303,7 @@ def _judge_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tup
     about_error = any(predicate.figure == "error" for predicate in declared.signature)
     unmet = [] if refused else predicates.failing(declared.signature, row.metrics)
     if refused or unmet or (row.metrics["error"] and not about_error):
-        not_so = ", ".join(f"{each} ({predicates.shown(row.metrics[each.figure])})" for each in unmet)
+        not_so = ", ".join(f"{predicate} ({predicates.shown(row.metrics[predicate.figure])})" for predicate in unmet)
         return FAIL, f"fails for another reason than declared: {wrong}. Declared, and not so: {not_so or 'no error'}"
     return PASS, f"fails as declared: {wrong}. {declared.reason}"
 
@@ -370,7 +339,7 @@ def to_json(matrix: Iterable[Row]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return a figure as strict JSON holds it: NaN and infinities as text."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
@@ -396,13 +365,13 @@ def render(matrix: Iterable[Row]) -> Any:
     matrix = list(matrix)
     words = {FORM: "form", BROKEN: "broken", WRONG_FIX: "wrong fix", RIGHT_FIX: "right fix", CHECK: "check"}
     table = Table("state", "script", "result", "seconds")
-    told = []
+    reasons = []
     for name in dict.fromkeys(row.lab for row in matrix):
         table.add_section()
         table.add_row("", Text(name, "bold"))
-        for row in (each for each in matrix if each.lab == name):
+        for row in (row for row in matrix if row.lab == name):
             seconds = f"{row.seconds:.0f}" if row.seconds else "-"
             table.add_row(words[row.state], row.script, Text(row.result, outcomes.STYLES[row.result]), seconds)
             if row.reason:
-                told.append(Text.assemble((f"{name[:2]} {row.script} ", "bold"), row.reason))
-    return Group(table, *told, Text(summary(matrix), "bold"))
+                reasons.append(Text.assemble((f"{name[:2]} {row.script} ", "bold"), row.reason))
+    return Group(table, *reasons, Text(summary(matrix), "bold"))

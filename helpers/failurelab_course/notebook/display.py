@@ -116,7 +116,7 @@ def _only(device: str) -> str:
     number = str(device).removeprefix("cuda").removeprefix(":")
     if device != "auto" and not (str(device).startswith("cuda") and (not number or number.isdigit())):
         return device
-    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     place = int(number) if number.isdigit() else 0
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(place)

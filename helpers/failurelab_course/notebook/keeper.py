@@ -70,8 +70,8 @@ def _reap() -> dict[int, int]:
     """Collect the children that have ended, orphans of the kernel among them: process id to wait status."""
     ended = {}
     with contextlib.suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-            ended[found[0]] = found[1]
+        while (child := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            ended[child[0]] = child[1]
     return ended
 
 

@@ -41,12 +41,12 @@ class EraKernel:
     """A kernel of one era: it starts at the first need, and keeps its variables until it is stopped."""
 
     def __init__(self, name: str):
-        """Find the era; nothing is started yet.
+        """Find the era; nothing is started yet. Where a set-up is making it, wait for that, and show how far it is.
 
         Raises:
             eras.EraError: there is no such era, or it has not been made.
         """
-        self.era = eras.find(name)
+        self.era = eras.find(name, wait=print)
         self._lock = threading.RLock()
         self._process: subprocess.Popen | None = None  # the keeper
         self._client: BlockingKernelClient | None = None

@@ -63,10 +63,13 @@ def kernel(name: str) -> EraKernel:
 def start(*names: str) -> None:
     """Start kernels of these eras in the background, and import trl's GRPOTrainer there; return at once.
 
+    An era that a set-up is making just now is left out: the first cell that needs it waits, and starts its kernel.
+
     Raises:
         EraMagicError: as for `kernel`; none is started then.
     """
-    for era_kernel in [kernel(name) for name in names]:
+    being_made = {era.name for era in eras.known() if era.is_being_made}
+    for era_kernel in [kernel(name) for name in names if name not in being_made]:
         era_kernel.start(preload=True)
 
 

@@ -25,7 +25,7 @@ from failurelab_course import eras, processes, state_file
 from failurelab_course.notebook import display as notebook
 
 RIGHT = notebook.Mark("✓ right", "#d5f2de", "#0b3d1c")
-OTHER = notebook.Mark("✗ another", "#fdeacb", "#4a2f00")
+OTHER = notebook.Mark("✗ not as predicted", "#fdeacb", "#4a2f00")
 NONE = notebook.Mark("– no prediction", "#e3e3e3", "#303030")
 NOT_RUN = notebook.Mark("– not run yet", "#e3e3e3", "#303030")
 # Set by a Jupyter server in the kernels of notebooks and consoles.
@@ -83,10 +83,10 @@ def read() -> dict[str, Given]:
     if content is None:
         return {}
     try:
-        found = {key: Given(**fields) for key, fields in content["predictions"].items()}
-        texts = [value for given in found.values() for value in vars(given).values() if value is not None]
+        predictions = {key: Given(**fields) for key, fields in content["predictions"].items()}
+        texts = [value for given in predictions.values() for value in vars(given).values() if value is not None]
         if content["schema"] == 1 and all(isinstance(text, str) for text in texts):
-            return found
+            return predictions
     except (AttributeError, KeyError, TypeError):
         pass  # the same as another schema: nothing that this version can read
     raise _broken("it is no file of predictions that this version knows")
@@ -101,17 +101,17 @@ def change() -> Iterator[dict[str, Given]]:
     """
     try:
         with state_file.locked(default_path()):
-            found = read()
-            yield found
-            kept = {key: vars(given) for key, given in sorted(found.items())}
+            predictions = read()
+            yield predictions
+            kept = {key: vars(given) for key, given in sorted(predictions.items())}
             state_file.write(default_path(), json.dumps({"schema": 1, "predictions": kept}, indent=1) + "\n")
     except OSError as error:
         raise _broken(f"it cannot be written ({type(error).__name__})", "make its folder writable") from error
 
 
 def _broken(problem: str, step: str = "move it away, and it is begun anew") -> PredictionError:
-    found = f"{default_path()}: {problem}. Your predictions are kept until this kernel ends."
-    return PredictionError(f"{found} Next: {step}")
+    message = f"{default_path()}: {problem}. Your predictions are kept until this kernel ends."
+    return PredictionError(f"{message} Next: {step}")
 
 
 def find_calls(source: str, name: str) -> list[ast.Call]:
@@ -126,12 +126,12 @@ def find_calls(source: str, name: str) -> list[ast.Call]:
 
 def find_questions(source: str) -> list[Question]:
     """Return the questions that a cell asks by `predict.ask`, in order, without running it; only literals count."""
-    found = []
+    asked = []
     for call in find_calls(source, "ask"):
         with contextlib.suppress(ValueError, TypeError):
             key, text, choices = map(ast.literal_eval, call.args)
-            found.append(Question(key, text, tuple(choices)))
-    return found
+            asked.append(Question(key, text, tuple(choices)))
+    return asked
 
 
 def questions(folder: pathlib.Path | None = None) -> dict[str, list[Question]]:
@@ -141,15 +141,15 @@ def questions(folder: pathlib.Path | None = None) -> dict[str, list[Question]]:
         EraError: this is not the course's repository.
         ValueError: a notebook cannot be read.
     """
-    found = {}
+    course = {}
     for path in sorted((folder or eras.root() / "notebooks").glob("[0-9]*.ipynb")):
         try:
             cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
             sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path.name} is no notebook. Next: git checkout notebooks/{path.name}") from error
-        found[path.stem] = [question for source in sources for question in find_questions(source)]
-    return found
+        course[path.stem] = [question for source in sources for question in find_questions(source)]
+    return course
 
 
 def _is_run() -> bool:
@@ -251,13 +251,13 @@ def _show_buttons(question: Question, note: str) -> tuple[Any, Any]:
 
     choice = ipywidgets.ToggleButtons(options=question.choices, value=question.given.said)
     choice.layout.width, choice.style.button_width = "auto", "max-content"
-    told = ipywidgets.HTML(_as_html(note))
-    choice.observe(lambda new: setattr(told, "value", _as_html(_choose(question, new["new"]))), names="value")
-    box = ipywidgets.VBox([ipywidgets.HTML(_title(question)), choice, told])
+    reply = ipywidgets.HTML(_as_html(note))
+    choice.observe(lambda new: setattr(reply, "value", _as_html(_choose(question, new["new"]))), names="value")
+    box = ipywidgets.VBox([ipywidgets.HTML(_title(question)), choice, reply])
     # A front end without widgets shows the HTML.
     shown = display(box._repr_mimebundle_() | _describe(question), raw=True, display_id=True)
     question.replace = lambda note: shown.update(_describe(question, note), raw=True)
-    return choice, told
+    return choice, reply
 
 
 def say(key: str, choice: str) -> None:
@@ -310,9 +310,9 @@ def forget(key: str) -> None:
         PredictionError: the learner's file is damaged or cannot be written.
     """
     with change() as state:
-        gone = [each for each in state if f"{each}-".startswith(f"{key}-")]
-        for each in gone:
-            del state[each]
+        gone = [other for other in state if f"{other}-".startswith(f"{key}-")]
+        for other in gone:
+            del state[other]
     for question in _asked.values():
         if f"{question.key}-".startswith(f"{key}-"):
             question.given, question.shown = Given(), False
@@ -328,7 +328,7 @@ def summary() -> None:
     """
     course = questions()
     if not (_spoken or _is_interactive()):
-        rows = [[name[:2], each.text.replace("`", "")] for name, asked in course.items() for each in asked]
+        rows = [[name[:2], question.text.replace("`", "")] for name, asked in course.items() for question in asked]
         notebook.verdict_table(rows, columns=["notebook", "question"])
         print(f"{len(rows)} questions. In JupyterLab your predictions stand beside them, and what came.")
         return
@@ -340,11 +340,11 @@ def summary() -> None:
     rows, counts = [], []
     for name, asked in course.items():
         marks = []
-        for each in asked:
-            given = state.get(each.key, Given())
-            given = given if given.said in each.choices else Given(None, given.came)
+        for question in asked:
+            given = state.get(question.key, Given())
+            given = given if given.said in question.choices else Given(None, given.came)
             marks.append(given.mark)
-            rows.append([name[:2], each.text.replace("`", ""), given.said or "-", given.came or "-", given.mark])
+            rows.append([name[:2], question.text.replace("`", ""), given.said or "-", given.came or "-", given.mark])
         counts.append([name, len(asked), marks.count(RIGHT) + marks.count(OTHER), marks.count(RIGHT)])
     counts.append(["the course", *(sum(column) for column in list(zip(*counts))[1:])])
     notebook.verdict_table(rows, columns=["notebook", "question", "you said", "it is", "verdict"])
@@ -364,8 +364,8 @@ def _find_true(question: Question, holds: Mapping[str, Any]) -> str:
         raise PredictionError(f"{question.key}: {_quote(unknown)} {known}. Next: the same words in both cells")
     true = [choice for choice, value in holds.items() if bool(value)]
     if len(true) != 1:
-        found = f"one choice must hold, and {_quote(true) or 'none'} did"
-        raise PredictionError(f"{question.key}: {found}. Next: conditions that cover every outcome once")
+        problem = f"one choice must hold, and {_quote(true) or 'none'} did"
+        raise PredictionError(f"{question.key}: {problem}. Next: conditions that cover every outcome once")
     return true[0]
 
 

@@ -35,8 +35,7 @@ IMAGE_BYTES = 200_000
 STORY = 35
 # The last line of the first cell: what a reader needs to choose a notebook. docs/site_pages.py reads it too.
 OPENING = re.compile(
-    r"^\*Reads in (?P<reads>\d+) minutes, runs in (?P<runs>\d+ (?:seconds|minutes?)) on (?P<hardware>[^.]+)\. "
-    r"Library stacks: (?P<eras>[^.]+(?:\.\d[^.]*)*)\..*\*$"
+    r"^\*Reads in \d+ minutes, runs in \d+ (?:seconds|minutes?) on [^.]+\. Library stacks: .+?\.(?: .*)?\*$"
 )
 # What is no part of the story: who reads it in a cell has to ask whether it matters.
 BOOKKEEPING = re.compile(r"\b(predict|observe)\.\w+\(|\bnotebook\.(setup|model_path)\(|\brecord\(")
@@ -101,6 +100,29 @@ def check(path: pathlib.Path | str) -> list[Violation]:
         return [Violation("format", 0, str(error))]
     view = _View(path, notebook)
     return [Violation(name, cell, text) for name, rule in RULES.items() for cell, text in rule(view)]
+
+
+def form(path: pathlib.Path) -> dict[str, Any]:
+    """Return what the form of a notebook is measured by: its length, and where the reader's script and diff stand.
+
+    Raises:
+        ValueError: the file is no notebook.
+    """
+    view = _View(path, read(path))
+    story = _story(view)
+    script = [place for place, (_, cell) in enumerate(story, 1) if "script" in tags(cell)]
+    prose = re.sub(
+        r"^```.*?^```$", "", "\n".join(cell.source for _, cell in view.markdown), flags=re.DOTALL | re.MULTILINE
+    )
+    return {
+        "code cells in view": len(story),
+        "folded": len(view.code) - len(story),
+        "words": len(prose.split()),
+        "bookkeeping in view": sum(bool(BOOKKEEPING.search(cell.source)) for _, cell in story),
+        "script in code cell": script[0] if script else "-",
+        "compared cells": len(checked_cells(view.notebook)),
+        "ends in a diff": "yes" if any("diff" in tags(cell) for _, cell in view.markdown[-6:]) else "no",
+    }
 
 
 def diff_of(source: str) -> str:

@@ -255,6 +255,7 @@ def _run(
 def _prepare(notebook: Notebook, parameters: dict[str, Any], out: pathlib.Path, ran_on: str) -> supervise.Run:
     """Clear away what an earlier run left in `out`, and write the order for the notebook's process."""
     name = notebook.name
+    named = eras.named_by(notebook.path)
     records, logs, copy, html = out / "evidence" / name, out / "logs", out / f"{name}.ipynb", out / f"{name}.html"
     shutil.rmtree(records, ignore_errors=True)
     for path in (copy, html):
@@ -267,12 +268,12 @@ def _prepare(notebook: Notebook, parameters: dict[str, Any], out: pathlib.Path, 
         "copy": str(copy),
         "html": str(html),
         "parameters": parameters,
-        "ran_on": ran_on,
+        "ran_on": f"{ran_on}; eras: {', '.join(named)}" if named else ran_on,
         "has_setup": any(worker.is_setup(cell.source) for cell in notebook.code),
     }
     (logs / f"{name}.json").write_text(json.dumps(order, indent=1))
     log = logs / f"{name}.log"
-    result = Result(name=name, of=len(notebook.code), parameters=parameters, copy=copy, html=html, log=log)
+    result = Result(name=name, of=len(notebook.code), eras=named, parameters=parameters, copy=copy, html=html, log=log)
     environment = os.environ | eras.find(eras.TODAY, ready=False).variables
     environment |= {"FAILURELAB_EVIDENCE": str(records), "FAILURELAB_SOURCE": name}
     return supervise.Run(result, logs / f"{name}.json", environment)
@@ -309,16 +310,25 @@ def to_json(results: Sequence[Result], described: Mapping[str, Any]) -> dict[str
 def _report(results: Sequence[Result], out: pathlib.Path, ran_on: str) -> None:
     """Print the table of results, what they ran on, the line with the denominators, and where the copies are."""
     console = Console()
-    table = Table("notebook", "result", "cells", "seconds", "peak MiB")
+    table = Table("notebook", "eras", "result", "cells", "seconds", "peak MiB")
     for result in results:
         peak = f"{result.peak_bytes / 2**20:.0f}" if result.peak_bytes else "-"
         status = Text(result.status, outcomes.STYLES[result.status])
-        table.add_row(result.name, status, f"{result.cells} of {result.of}", f"{result.seconds:.0f}", peak)
+        table.add_row(
+            result.name,
+            ", ".join(result.eras) or "-",
+            status,
+            f"{result.cells} of {result.of}",
+            f"{result.seconds:.0f}",
+            peak,
+        )
     console.print(table)
     with contextlib.suppress(ValueError):
         out = out.relative_to(pathlib.Path.cwd())
     lines = [Text(f"{result.name}: {result.reason}") for result in results if result.reason]
     lines += [Text(ran_on), Text(outcomes.summary(result.status for result in results), "bold")]
-    lines += [Text(f"Executed copies, HTML and evidence: {out}")]
+    lines += [Text(f"Executed copies and evidence: {out}")]
+    pages = [out / result.html.name for result in results if result.html]
+    lines += [Text("Open " + "\n     ".join(map(str, pages)))] if pages else []
     for line in lines:
         console.print(line, soft_wrap=True)

@@ -20,7 +20,7 @@ from failurelab_course.runs import benchmarks
 
 
 @dataclasses.dataclass
-class Outcome:
+class PartResult:
     """What became of one part: its records, what was not run of it, and what failed."""
 
     records: list[evidence.Record] = dataclasses.field(default_factory=list)
@@ -32,8 +32,8 @@ class Outcome:
 class Part:
     """One thing to run, and how it is called."""
 
-    told: str
-    run: Callable[[], Outcome]
+    name: str
+    run: Callable[[], PartResult]
 
 
 def record(
@@ -76,17 +76,17 @@ def record(
             if time_limit is not None and time.monotonic() - start > time_limit * 60:
                 break
             left.remove(part)
-            say(part.told)
+            say(part.name)
             outcome = part.run()
             keep(out, outcome)
             not_run += outcome.not_run
             failed += outcome.failed
-            for each in outcome.not_run:
-                say(str(each))
+            for reason in outcome.not_run:
+                say(str(reason))
     if left:
         failed.append(
             f"the time limit of {time_limit:g} minutes came before {len(left)} of {len(parts)} parts: "
-            f"{', '.join(part.told for part in left)}. Next: the same command with --only and these names"
+            f"{', '.join(part.name for part in left)}. Next: the same command with --only and these names"
         )
     say(f"{out}: {len(evidence.read_ledger(out)) if out.exists() else 0} records; {len(not_run)} parts NOT RUN here")
     if failed:
@@ -119,49 +119,49 @@ def _parts(chosen: dict[str, list[str]], device: str, folder: pathlib.Path, alon
         yield Part(f"labs {', '.join(names)}", lambda n=names: _labs(n, device))
 
 
-def _benchmark(name: str, era: str, folder: pathlib.Path, device: str) -> Outcome:
+def _benchmark(name: str, era: str, folder: pathlib.Path, device: str) -> PartResult:
     if eras.find(era, ready=False).status == "missing":
         reason = f"era {era} is not made here. Next, if it is wanted: failurelab eras create {era}"
-        return Outcome(not_run=[NotRun(f"benchmarks/{name}.py", reason, era)])
+        return PartResult(not_run=[NotRun(f"benchmarks/{name}.py", reason, era)])
     try:
-        return Outcome(records=benchmarks.run_benchmark(name, era, folder, device))
+        return PartResult(records=benchmarks.run_benchmark(name, era, folder, device))
     except benchmarks.CannotRun as reason:
-        return Outcome(not_run=[NotRun(f"benchmarks/{name}.py", str(reason), era)])
+        return PartResult(not_run=[NotRun(f"benchmarks/{name}.py", str(reason), era)])
     except (evidence.EvidenceError, eras.EraError) as error:
-        return Outcome(failed=[str(error)])
+        return PartResult(failed=[str(error)])
 
 
-def _notebook(name: str, device: str) -> Outcome:
+def _notebook(name: str, device: str) -> PartResult:
     needed = {"nbformat", "papermill", "nbconvert", "ipykernel"}
     if missing := sorted(each for each in needed if importlib.util.find_spec(each) is None):
-        return Outcome(not_run=[NotRun(name, "not installed here: " + ", ".join(missing))])
+        return PartResult(not_run=[NotRun(name, "not installed here: " + ", ".join(missing))])
     from failurelab_course.runs import notebooks as course
 
     (result,) = course.run([name], device=device, jobs=1, progress=False)
     if result.status == "NOT RUN" or (not result.passed and benchmarks.lacks(result.reason)):
-        return Outcome(result.records, [NotRun(name, result.reason)])
+        return PartResult(result.records, [NotRun(name, result.reason)])
     failed = [] if result.passed else [f"notebook {name}: {result.status}, {result.reason}"]
-    return Outcome(result.records, failed=failed)
+    return PartResult(result.records, failed=failed)
 
 
-def _labs(names: list[str], device: str) -> Outcome:
+def _labs(names: list[str], device: str) -> PartResult:
     matrix = labs.verify(names, device=device)
-    made = Outcome(labs.records(matrix))
+    result = PartResult(labs.records(matrix))
     for name in dict.fromkeys(row.lab for row in matrix):
         rows = [row for row in matrix if row.lab == name and row.state != labs.FORM]
         reasons = [row.reason for row in rows if row.result == labs.NOT_RUN or _lacking(row)]
         if reasons:
-            made.not_run.append(NotRun(f"labs/{name}", reasons[0]))
+            result.not_run.append(NotRun(f"labs/{name}", reasons[0]))
     broke = [row for row in matrix if row.result == labs.FAIL or (row.result == labs.ENVIRONMENT and not _lacking(row))]
-    made.failed += [f"lab {row.lab} {row.script}: {row.result}, {row.reason}" for row in broke]
-    return made
+    result.failed += [f"lab {row.lab} {row.script}: {row.result}, {row.reason}" for row in broke]
+    return result
 
 
 def _lacking(row: labs.Row) -> bool:
     return row.result == labs.ENVIRONMENT and benchmarks.lacks(row.reason)
 
 
-def keep(out: pathlib.Path, outcome: Outcome) -> None:
+def keep(out: pathlib.Path, outcome: PartResult) -> None:
     """Merge one part into the ledger at `out`, whole or not at all."""
     old = evidence.read_ledger(out) if out.exists() else []
     merged = evidence.merge_not_run(evidence.read_not_run(out), outcome.not_run, outcome.records)

@@ -9,30 +9,36 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from failurelab_course import processes
+from failurelab_course import eras, processes
 from failurelab_course.outcomes import Outcome
 from failurelab_course.runs import worker
 
 # Seconds that processes of a finished notebook have to end by themselves: an era's kernel first notices that its
 # notebook is gone.
 PATIENCE = 15.0
+# Seconds between two lines that say in a log how far the notebooks are; and between two looks at an era in the making.
+LINE_EVERY, LOOK_EVERY = 30.0, 0.5
 
 
 @dataclasses.dataclass(kw_only=True)
 class Result:
-    """What became of one notebook. `cells` ran without error, `of` there are; `peak_bytes` is None where unknown."""
+    """What became of one notebook.
+
+    `cells` ran without error, `of` there are; `eras` are those that its card names; `peak_bytes` is None where unknown.
+    """
 
     name: str
     status: Outcome = Outcome.NOT_RUN
     reason: str = "not started"
     cells: int = 0
     of: int
+    eras: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     peak_bytes: int | None = None
     parameters: dict[str, Any]
@@ -59,11 +65,12 @@ class Result:
 
 
 class _Display:
-    """A bar for each notebook; in a log, which cannot show bars, a line when one starts and when one ends."""
+    """A bar for each notebook; in a log, which cannot show bars, a line at its start and end, and now and then."""
 
     def __init__(self, results: Sequence[Result], show: bool):
         console = Console()
         self._lines = show and not console.is_terminal
+        self._running: dict[str, Result] = {}
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("cells")
         status = TextColumn("{task.fields[status]}")
         disable = not show or self._lines
@@ -76,9 +83,25 @@ class _Display:
     def start(self, result: Result) -> None:
         """Show that it runs."""
         if self._lines:
-            print(f"{result.name}: started, {result.of} cells", flush=True)
+            where = f", era {', '.join(result.eras)}" if result.eras else ""
+            print(f"{result.name}: started, {result.of} cells{where}", flush=True)
+        self._running[result.name] = result
         self.bars.start_task(self._tasks[result.name])
         self.update(result, "running")
+
+    def sign_of_life(self) -> None:
+        """Say in a log at which cell each running notebook is."""
+        running = [
+            f"{each.name} at cell {min(each.cells + 1, each.of)} of {each.of}" for each in self._running.values()
+        ]
+        if self._lines and running:
+            print("; ".join(running), flush=True)
+
+    def wait(self, result: Result, line: str) -> None:
+        """Show that it waits for an era, and what that era's set-up says."""
+        if self._lines:
+            print(f"{result.name}: waits. {line}", flush=True)
+        self.update(result, line)
 
     def update(self, result: Result, status: str) -> None:
         """Show how far it is."""
@@ -88,6 +111,7 @@ class _Display:
         """Show how it ended."""
         if self._lines:
             print(f"{result.name}: {result.status} after {result.seconds:.0f} s", flush=True)
+        self._running.pop(result.name, None)
         self.update(result, result.status)
         self.bars.stop_task(self._tasks[result.name])
 
@@ -101,10 +125,12 @@ class Run:
         self._environment = environment | {processes.MARK: self._mark}
         self._process: subprocess.Popen | None = None
         self._ended = ""
+        self._end = threading.Event()
         self._lock = threading.Lock()
 
     def execute(self, time_limit: float, display: _Display) -> None:
         """Run the notebook to its end, over `time_limit` seconds, or until `end`; leave nothing that it started."""
+        self._wait_for_eras(display)
         result, start = self.result, time.monotonic()
         with self._lock:
             if self._ended:
@@ -138,6 +164,20 @@ class Run:
         result.status, result.reason = self._outcome(reported, time_limit)
         display.end(result)
 
+    @property
+    def can_start(self) -> bool:
+        """Whether no set-up is making an era of this notebook."""
+        return not any(era.is_being_made for era in eras.known() if era.name in self.result.eras)
+
+    def _wait_for_eras(self, display: _Display) -> None:
+        """Wait while a set-up makes an era of this notebook; what cannot be made, the cell that needs it tells."""
+        for era in [era for era in eras.known() if era.name in self.result.eras]:
+            said = ""
+            while era.is_being_made and not self._end.wait(LOOK_EVERY):
+                if (line := era.setup_line) != said:
+                    display.wait(self.result, line)
+                said = line
+
     def _outcome(self, reported: dict[str, Any], time_limit: float) -> tuple[Outcome, str]:
         result = self.result
         if self._ended == "late":
@@ -156,18 +196,26 @@ class Run:
         """End the process at once, if it runs; `execute` then ends all that it started, and returns."""
         with self._lock:
             self._ended = self._ended or why
+            self._end.set()
             if self._process is not None:
                 self._process.kill()
 
 
 def execute(runs: Sequence[Run], jobs: int, time_limit: float, show: bool) -> None:
-    """Execute the runs, `jobs` at once, and fill in their results. However it is left, no process stays."""
+    """Execute the runs, `jobs` at once, and fill in their results. However it is left, no process stays.
+
+    Those whose eras are still being made come last.
+    """
     display = _Display([run.result for run in runs], show)
     with display.bars, ThreadPoolExecutor(jobs) as pool:
-        futures = [pool.submit(run.execute, time_limit, display) for run in runs]
+        ordered = sorted(runs, key=lambda run: not run.can_start)
+        pending = {pool.submit(run.execute, time_limit, display) for run in ordered}
         try:
-            for future in futures:
-                future.result()
+            while pending:
+                done, pending = wait(pending, LINE_EVERY, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                display.sign_of_life()
         finally:  # after an interrupt, or an error here, too
             pool.shutdown(wait=False, cancel_futures=True)
             for run in runs:

@@ -18,6 +18,7 @@ import shlex
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -65,10 +66,10 @@ def started(command: str, gpus: int) -> Started:
     for launcher, parse in _LAUNCHERS.items():
         if words[: len(launcher)] == list(launcher):
             try:
-                found = parse(words[len(launcher) :], seen)
+                processes = parse(words[len(launcher) :], seen)
             except SystemExit as error:
                 raise CommandError(f"{' '.join(launcher)} does not take the command {command!r}") from error
-            return dataclasses.replace(found, variables=variables | found.variables)
+            return dataclasses.replace(processes, variables=variables | processes.variables)
     if words and os.path.basename(words[0]) in _PYTHON and "-m" not in words[:-1] and words[-1].endswith(".py"):
         return Started(1, False, variables)
     raise CommandError(
@@ -199,25 +200,12 @@ def process(what: Started, rank: int, gpus: int) -> Iterator[Cuda]:
             "fork_launched": False,
         }
 
-    patched = [(torch.cuda, name, getattr(cuda, name)) for name in _KNOWN]
-    patched.append((PartialState, "__init__", state))
-    before = [(owner, name, vars(owner)[name]) for owner, name, _ in patched]
-    environment = dict(os.environ)
-    shared = {kind: dict(kind._shared_state) for kind in (PartialState, AcceleratorState)}
-    for kind in shared:
-        kind._shared_state.clear()
-    for name in (*numbers, VISIBLE):
-        os.environ.pop(name, None)
-    os.environ.update(variables)
-    try:
-        for owner, name, value in patched:
-            setattr(owner, name, value)
+    kept = {name: value for name, value in os.environ.items() if name not in (*numbers, VISIBLE)}
+    with (
+        mock.patch.multiple(torch.cuda, **{name: getattr(cuda, name) for name in _KNOWN}),
+        mock.patch.object(PartialState, "__init__", state),
+        mock.patch.dict(PartialState._shared_state, clear=True),
+        mock.patch.dict(AcceleratorState._shared_state, clear=True),
+        mock.patch.dict(os.environ, kept | variables, clear=True),
+    ):
         yield cuda
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
-        os.environ.clear()
-        os.environ.update(environment)
-        for kind, held in shared.items():
-            kind._shared_state.clear()
-            kind._shared_state.update(held)

@@ -62,7 +62,7 @@ def make(names: Iterable[str] = (), out: pathlib.Path | None = None, say: Callab
         course.CourseError: no notebook is called so.
     """
     chosen = course.find(names)
-    bare = [each.name for each in chosen if not any(cell.outputs for cell in each.code)]
+    bare = [notebook.name for notebook in chosen if not any(cell.outputs for cell in notebook.code)]
     if bare:
         raise SlidesError(
             f"{', '.join(bare)}: no outputs are stored, and slides show what came out. "
@@ -122,9 +122,9 @@ def discussion(guide: str) -> dict[str, list[tuple[str, str]]]:
     In the guide a notebook's questions stand under a heading such as `### 01 The requires_grad warning`, each an item
     `1. **Question?** What a good answer holds.`
     """
-    found = {}
+    questions = {}
     for part in re.split(r"^### (?=\d\d )", guide, flags=re.MULTILINE)[1:]:
         text = re.split(r"^##+ ", part, flags=re.MULTILINE)[0]
         items = re.findall(r"^\d+\. \*\*(.+?)\*\*\s+(.+?)(?=^\d+\. |\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
-        found[part[:2]] = [(" ".join(question.split()), " ".join(answer.split())) for question, answer in items]
-    return found
+        questions[part[:2]] = [(" ".join(question.split()), " ".join(answer.split())) for question, answer in items]
+    return questions

@@ -1,7 +1,9 @@
 """What every kind's `measure` works with: the run, and a refusal of what cannot be measured as an answer to the lab."""
 
 import dataclasses
+import importlib.util
 import pathlib
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -64,10 +66,10 @@ class Run:
         Raises:
             Refused: it does not.
         """
-        found = getattr(module, signature.partition("(")[0], None)
-        if not callable(found):
+        function = getattr(module, signature.partition("(")[0], None)
+        if not callable(function):
             raise Refused(f"the script defines no function {signature}")
-        return found
+        return function
 
     def must_be_there(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
         """Make sure that tensors are on the device that the check is about.
@@ -103,3 +105,12 @@ class Run:
 
 class Refused(Exception):
     """What the script hands over cannot be measured as an answer to the lab."""
+
+
+def import_script(path: str | pathlib.Path) -> types.ModuleType:
+    """Return the script as a module, run from its file: once more at each call, as another process would."""
+    spec = importlib.util.spec_from_file_location("lab_script", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

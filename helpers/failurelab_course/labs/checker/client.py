@@ -7,12 +7,14 @@ around the model.
 """
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
 import pathlib
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -38,7 +40,7 @@ class EnvironmentBroken(Exception):
 def one_gpu(device: str) -> str:
     """Return the CUDA_VISIBLE_DEVICES that shows `cuda:N` alone: the N-th that this process may see."""
     number = int(device.partition(":")[2] or 0)
-    named = [each.strip() for each in os.environ.get(VISIBLE, "").split(",") if each.strip()]
+    named = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
     return named[number] if named else str(number)
 
 
@@ -129,7 +131,7 @@ def start(
         EnvironmentBroken: the era is not ready, or its process did not start.
     """
     try:
-        era = eras.find(era_name)
+        era = eras.find(era_name, wait=functools.partial(print, file=sys.stderr, flush=True))
     except eras.EraError as error:
         raise EnvironmentBroken(str(error)) from error
     variables = eras.environment(era) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

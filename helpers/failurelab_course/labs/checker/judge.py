@@ -121,8 +121,8 @@ def _accuracy(
             raise FileNotFoundError("the trained adapter was not saved as safetensors")  # PEFT would unpickle it
         scored = PeftModel.from_pretrained(model, adapter)
     try:
-        found = [models.accuracy(scored, tokenizer, sampled=True, seed=seed, prompts=prompts) for seed in range(draws)]
+        scores = [models.accuracy(scored, tokenizer, sampled=True, seed=seed, prompts=prompts) for seed in range(draws)]
     finally:
         if adapter:
             scored.unload()
-    return sum(found) / draws
+    return sum(scores) / draws

@@ -16,17 +16,12 @@ depends on the lab's kind; each kind has a module of its own, with a function `m
 It runs in the era's Python, in a process of its own (see `server`).
 """
 
-import contextlib
 import errno
-import importlib.util
 import os
 import pathlib
-import re
-import sys
 import traceback
 import types
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import safetensors.torch
@@ -34,8 +29,9 @@ import torch
 import transformers
 
 from failurelab_course.experiments import deepspeed, models
+from failurelab_course.experiments.quiet import count_warnings
 from failurelab_course.labs.checker import judge, patched
-from failurelab_course.labs.checker.base import Measured, Refused, Run
+from failurelab_course.labs.checker.base import Measured, Refused, Run, import_script
 from failurelab_course.labs.checker.kinds import engine, launch, log_probs, logits, loop, node, placement, trainer
 from failurelab_course.labs.metrics import of
 
@@ -78,15 +74,16 @@ def run(
     metrics: dict[str, Any] = dict.fromkeys(of(kind))
     metrics |= {"error": "", "error_stage": "", "answer": "", "answer_claims": 0, "answer_wrong": 0}
     metrics |= {"warnings": 0} if "warnings" in metrics else {}
-    made = Measured(metrics)
+    measured = Measured(metrics)
     try:
         clean, tokenizer = models.load(str(model_path))
     except models.ModelError as error:
-        made.environment = str(error)
-        return made
+        measured.environment = str(error)
+        return measured
     start = {name: tensor.clone() for name, tensor in clean.state_dict().items()}
     save = safetensors.torch.save_file
-    with judge.start(clean, tokenizer) as scorer, _count_shown(metrics):
+    # What a user would see is counted: the script's own filters, set in the block, take effect.
+    with judge.start(clean, tokenizer) as scorer, count_warnings(WARNING) as shown:
         work = Run(model_path, output_dir, trainer_class, metrics, clean, tokenizer, scorer, start, save, device)
         if prepare is not None:
             prepare()
@@ -94,7 +91,7 @@ def run(
         before = patched.snapshot()
         try:
             try:
-                module = _imported(script)
+                module = import_script(script)
                 KINDS[kind](module, work)
                 answer(module, metrics)
             finally:
@@ -104,15 +101,16 @@ def run(
                     f"the script replaced {changed[0]} for the whole process: a lab is repaired in its own script"
                 )
         except Refused as error:
-            made.refused = str(error)
+            measured.refused = str(error)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a script are its outcome too
             if changed:
-                made.refused = f"the script replaced {changed[0]}, and then {work.stage} raised {_named(error)}"
+                measured.refused = f"the script replaced {changed[0]}, and then {work.stage} raised {_named(error)}"
             metrics["error"] = _named(error)
             metrics["error_stage"] = work.stage
-            made.environment = _environment(error, script)
-            made.traceback = "".join(traceback.format_exception(error))
-    return made
+            measured.environment = _environment(error, script)
+            measured.traceback = "".join(traceback.format_exception(error))
+    metrics |= {"warnings": shown.count} if "warnings" in metrics else {}
+    return measured
 
 
 def answer(module: types.ModuleType, metrics: dict[str, Any]) -> None:
@@ -147,26 +145,6 @@ def _agree(claimed: float, measured: float | None) -> bool:
 
 def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {_first_line(error)}"
-
-
-def _imported(script: pathlib.Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("lab_script", script)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@contextlib.contextmanager
-def _count_shown(metrics: dict[str, Any]) -> Iterator[None]:
-    """Count the warnings that a user would see: the script's own filters, set in the block, take effect."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            yield
-        finally:
-            if "warnings" in metrics:
-                metrics["warnings"] = sum(bool(re.search(WARNING, str(warning.message))) for warning in caught)
 
 
 def _first_line(error: BaseException) -> str:

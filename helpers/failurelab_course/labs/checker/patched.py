@@ -55,29 +55,29 @@ Snapshot = dict[tuple[str, str], Any]
 
 def snapshot() -> Snapshot:
     """Return the functions, classes and methods of the watched modules that are loaded, by module and name."""
-    found: Snapshot = {}
+    functions: Snapshot = {}
     for name in WATCHED:
         module = sys.modules.get(name)
         for key, value in list(vars(module).items()) if module else ():
             if not isinstance(value, _PLAIN):
                 continue
-            found[name, key] = value
+            functions[name, key] = value
             if isinstance(value, type) and value.__module__ == name:
                 for method, function in list(vars(value).items()):
                     if isinstance(function, _PLAIN):
-                        found[name, f"{key}.{method}"] = function
-    return found
+                        functions[name, f"{key}.{method}"] = function
+    return functions
 
 
 def replaced(before: Snapshot) -> list[str]:
     """Return the full names of what is no longer as it was, in order; what one library did to another is left out."""
     now = snapshot()
-    found = [
+    names = [
         f"{module}.{name}"
         for (module, name), value in before.items()
         if now.get((module, name)) is not value and not _by_library(now.get((module, name)), value)
     ]
-    return sorted(found)
+    return sorted(names)
 
 
 def _by_library(value: Any, before: Any) -> bool:

@@ -88,7 +88,7 @@ def _measure(order: dict[str, Any]) -> None:
     from failurelab_course.labs.checker import measure
 
     folder = pathlib.Path(order["folder"])
-    made = measure.run(
+    measured = measure.run(
         folder / "work" / "train.py",
         folder / "model",
         folder / "output",
@@ -99,22 +99,22 @@ def _measure(order: dict[str, Any]) -> None:
         prepare=None if order["device"] == "cpu" else import_needs,
     )
     partial = folder / "answer.partial"
-    partial.write_text(json.dumps(dataclasses.asdict(made) | {"records": records(order, made)}))
+    partial.write_text(json.dumps(dataclasses.asdict(measured) | {"records": records(order, measured)}))
     partial.rename(folder / order["answer"])
 
 
-def records(order: dict[str, Any], made: Any) -> list[dict[str, Any]]:
+def records(order: dict[str, Any], measured: Any) -> list[dict[str, Any]]:
     """Make the evidence records of the run, where the order asks for them: one for each tier that it measured on."""
     asked = order.get("record")
-    if not asked or made.environment:
+    if not asked or measured.environment:
         return []
     from failurelab_course.experiments import observe
     from failurelab_course.labs import metrics
 
     os.environ["FAILURELAB_SOURCE"] = asked["source"]
     device = order["device"]
-    tier = "cpu" if device == "cpu" else "gpu"
+    parts = metrics.by_tier(order["kind"], measured.metrics, "cpu" if device == "cpu" else "gpu")
     return [
-        observe.record(asked["failure"], asked["state"], part, case=asked["case"], seed=0, device=device, tier=each)
-        for each, part in metrics.by_tier(order["kind"], made.metrics, tier).items()
+        observe.record(asked["failure"], asked["state"], part, case=asked["case"], seed=0, device=device, tier=tier)
+        for tier, part in parts.items()
     ]

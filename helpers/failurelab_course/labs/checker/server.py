@@ -115,10 +115,10 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def resident(each: psutil.Process) -> int:
+def resident(process: psutil.Process) -> int:
     """Return the resident bytes of a process; what it shares with others, as after a fork, is divided among them."""
     try:
-        memory = each.memory_full_info()
+        memory = process.memory_full_info()
     except psutil.Error:  # it has ended meanwhile
         return 0
     return getattr(memory, "pss", memory.uss)  # uss: where the system does not divide
@@ -127,7 +127,12 @@ def resident(each: psutil.Process) -> int:
 def end_orphans(keep: Container[int]) -> None:
     """End whatever fell to this process when its check ended: a check may leave nothing behind."""
     own = psutil.Process()
-    processes.end(lambda: [found for each in own.children() if each.pid not in keep for found in descendants(each.pid)])
+
+    def orphans() -> list[psutil.Process]:
+        left = [child.pid for child in own.children() if child.pid not in keep]
+        return [process for pid in left for process in descendants(pid)]
+
+    processes.end(orphans)
 
 
 def broken_needs(folder: pathlib.Path) -> dict[str, str]:
@@ -154,7 +159,7 @@ def serve(pipe: multiprocessing.connection.Connection, jobs: int) -> None:
     def end(check: Check) -> None:
         running.remove(check)
         check.end()
-        end_orphans({each.pid for each in helpers} | {other.process.pid for other in running})
+        end_orphans({helper.pid for helper in helpers} | {other.process.pid for other in running})
 
     try:
         while True:
@@ -163,9 +168,9 @@ def serve(pipe: multiprocessing.connection.Connection, jobs: int) -> None:
             ended = [check.process.sentinel for check in running]
             if pipe in multiprocessing.connection.wait([pipe, *ended], POLL if running else None):
                 waiting.append(json.loads(pipe.recv_bytes()))
-            if any(each.status() == psutil.STATUS_ZOMBIE for each in helpers):
+            if any(helper.status() == psutil.STATUS_ZOMBIE for helper in helpers):
                 raise RuntimeError("the process that forks checks was ended, by a check or by the system")
-            for check in [each for each in running if each.has_ended()]:
+            for check in [check for check in running if check.has_ended()]:
                 end(check)
                 pipe.send_bytes(json.dumps(check.answer()).encode())
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -8,15 +8,15 @@ from failurelab_course.ledger.tables import markdown
 
 def offline(records: Iterable[Record]) -> str:
     """Return the table of the last `make pack-test` whose ledger was kept."""
-    runs = [made["figures"] for made in records if made["source"] == "pack"]
+    runs = [record["figures"] for record in records if record["source"] == "pack"]
     if not runs:
         return "not recorded"
-    found = runs[-1]
+    run = runs[-1]
     return markdown(
-        ["", f"Python {found['python']}, {found['platform']}, torch {found['torch']}"],
+        ["", f"Python {run['python']}, {run['platform']}, torch {run['torch']}"],
         [
-            ["bundle", f"{found['bundle_mb']:.0f} MB, {found['wheels']} wheels of {found['eras']} eras"],
-            ["`install.sh`", f"it computed for {found['install_processor_minutes']:.1f} minutes"],
-            ["disk after it", f"{found['installed_gb']:.1f} GB"],
+            ["bundle", f"{run['bundle_mb']:.0f} MB, {run['wheels']} wheels of {run['eras']} eras"],
+            ["`install.sh`", f"it computed for {run['install_processor_minutes']:.1f} minutes"],
+            ["disk after it", f"{run['installed_gb']:.1f} GB"],
         ],
     )

@@ -7,10 +7,12 @@ from failurelab_course.ledger.tables import markdown
 
 SOURCE = "times"  # of the records that benchmarks/times.py makes
 _PARTS = {
+    "first": "until the first notebook opens, nothing there and nothing cached (`make lab`)",
     "set-up": "set-up, nothing there and nothing cached (`make setup`: four library stacks)",
     "again": "set-up, once all is there",
     "course": "the course (`failurelab run`: nine notebooks, two at once)",
     "proof": "the proof of the labs (`failurelab verify`)",
+    "fast tests": "`make test-fast`, once set up",
     "tests": "`make test`, once set up",
 }
 
@@ -25,6 +27,9 @@ def times(records: list[Record]) -> str:
             body.append([text, *(_minutes(metrics.get(name)) for name in ("minutes", "processor_minutes")), share])
         else:
             body.append([text, "not recorded", "", ""])
+    if {"set-up", "tests"} <= parts.keys():
+        whole = parts["set-up"]["minutes"] + parts["tests"]["minutes"]
+        body.append(["CI from a clean clone: set-up and tests", _minutes(whole), "-", "-"])
     return markdown(["what", "minutes", "of processor time", "others took"], body)
 
 

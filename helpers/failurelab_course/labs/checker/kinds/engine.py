@@ -34,7 +34,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
     with deepspeed.one_process(STAGE):
         run.stage = "build"
         trainer = build(str(run.model_path), str(run.output_dir))
-        names = [each.__name__ for each in type(trainer).__mro__]
+        names = [base.__name__ for base in type(trainer).__mro__]
         if not isinstance(trainer, transformers.Trainer) or run.trainer_class not in names:
             raise Refused(f"build_trainer returned a {type(trainer).__name__}, the lab is about {run.trainer_class}")
         with zero3.generation_model(trainer) as model:
@@ -95,7 +95,7 @@ def _watched(model: Any, metrics: dict[str, Any]) -> Iterator[None]:
 
     def before_forward(*_: Any) -> None:
         if inside:
-            absent = sum(each.ds_status.name != "AVAILABLE" for each in zero3.partitioned(model))
+            absent = sum(parameter.ds_status.name != "AVAILABLE" for parameter in zero3.partitioned(model))
             metrics["partitioned_in_generation"] = max(metrics["partitioned_in_generation"], absent)
             metrics["engine_hooks_in_generation"] = max(metrics["engine_hooks_in_generation"], zero3.hooks(model))
 

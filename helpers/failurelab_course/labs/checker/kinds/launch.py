@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from failurelab._unwrap import unwrap
 from failurelab_course.labs.checker.base import Run
 from failurelab_course.labs.checker.kinds import logits as measure_logits
 from failurelab_course.labs.checker.kinds import placement as measure_placement
@@ -65,18 +66,17 @@ class _Watched:
         self._script, self._rows = script, rows
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._script, name)
+        attribute = getattr(self._script, name)
         if name != "build_trainer":
-            return found
+            return attribute
 
         def build_trainer(*args: Any, **kwargs: Any) -> Any:
-            trainer = found(*args, **kwargs)
+            trainer = attribute(*args, **kwargs)
             model = getattr(trainer, "model", None)
             if isinstance(model, torch.nn.Module):
                 # generate calls the base model; training calls PEFT's, which calls the base model's forward unheard
-                base = model.get_base_model() if hasattr(model, "get_base_model") else model
-                for each in {model, base}:
-                    each.register_forward_hook(self._rows, with_kwargs=True)
+                for module in {model, unwrap(model)}:
+                    module.register_forward_hook(self._rows, with_kwargs=True)
             return trainer
 
         return build_trainer

@@ -47,8 +47,8 @@ def measure(script: types.ModuleType, run: Run) -> None:
     got = log_probs(model, ids.to(run.device), mask.to(run.device), length)
     handle.remove()
     if not isinstance(got, torch.Tensor) or got.shape != truth.shape:
-        told = tuple(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
-        raise Refused(f"log_probs returned {told}, not one number for each completion token: {tuple(truth.shape)}")
+        shape = tuple(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
+        raise Refused(f"log_probs returned {shape}, not one number for each completion token: {tuple(truth.shape)}")
     run.must_be_there("what log_probs returned", [got])
     got = got.cpu()
     metrics |= {
@@ -58,7 +58,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
         "scores_from": "",
     }
     shifts = sorted(range(-1, ids.shape[1] - length), key=abs)
-    off = (each for each in shifts if _distance(got, _scored(rows, ids, length, each), counts) < _SAME)
+    off = (shift for shift in shifts if _distance(got, _scored(rows, ids, length, shift), counts) < _SAME)
     metrics["positions_off"] = next(off, None)
     metrics["gradient_error"] = _gradient_error(model, got, exact, truth, counts)
     try:

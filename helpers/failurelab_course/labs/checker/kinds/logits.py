@@ -61,7 +61,7 @@ class _First:
             return
         self.seen = True
         ids, logits = ids.cpu(), logits.detach().cpu()  # where the clean model is
-        mask, made, length = kwargs.get("attention_mask"), logits.shape[1], ids.shape[1]
+        mask, returned, length = kwargs.get("attention_mask"), logits.shape[1], ids.shape[1]
         mask = None if mask is None else mask.cpu()
         counts = torch.ones_like(ids) if mask is None else mask
         with torch.no_grad():
@@ -71,11 +71,11 @@ class _First:
             return bool(((got - truth).abs().amax(-1)[places.bool()] < _CLOSE).all())
 
         if logits.shape[-1] > 1:
-            starts = [length - made - early for early in range(length - made + 1)]
-            fits = (at for at in starts if same(logits, rows[:, at : at + made], counts[:, at : at + made]))
-            self.early = next((length - made - at for at in fits), None)
+            starts = [length - returned - early for early in range(length - returned + 1)]
+            fits = (at for at in starts if same(logits, rows[:, at : at + returned], counts[:, at : at + returned]))
+            self.early = next((length - returned - at for at in fits), None)
             return
-        truth = rows[:, -made - 1 : -1].log_softmax(-1).gather(-1, ids[:, -made:, None])
+        truth = rows[:, -returned - 1 : -1].log_softmax(-1).gather(-1, ids[:, -returned:, None])
         self.run.metrics |= {"rows_made": 0, "rows_needed": 0}
-        if same(logits, truth, counts[:, -made:]):
+        if same(logits, truth, counts[:, -returned:]):
             self.run.metrics["positions_off"] = 0

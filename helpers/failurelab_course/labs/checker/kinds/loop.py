@@ -63,7 +63,7 @@ def _watched(model: torch.nn.Module, metrics: dict[str, Any]) -> Iterator[None]:
     own = {id(parameter) for parameter in model.parameters()}
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        groups = [group for group in optimizer.param_groups if own & {id(each) for each in group["params"]}]
+        groups = [group for group in optimizer.param_groups if own & {id(parameter) for parameter in group["params"]}]
         if not groups:
             return
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -27,10 +27,11 @@ import torch
 import transformers
 from torch import nn
 
-from failurelab import placement, simulate
+from failurelab import simulate
 from failurelab.placement.dtypes import quantized
-from failurelab_course.labs.checker.base import Refused, Run
-from failurelab_course.labs.checker.kinds.placement import imported_again, loading
+from failurelab_course.labs.checker.base import Refused, Run, import_script
+from failurelab_course.labs.checker.kinds.placement import count_elsewhere, count_loaded, loading
+from failurelab_course.labs.metrics import NODE, PLACEMENT
 from failurelab_course.simulate import node as simulated_node
 
 GPUS = 2
@@ -54,34 +55,18 @@ def measure(script: types.ModuleType, run: Run) -> None:
         if importlib.util.find_spec(name):
             importlib.import_module(name)
     metrics = run.metrics
-    metrics |= dict.fromkeys(metrics.keys() & set(_COUNTS), 0) | {"refusal": "", "layer_refusal": ""}
+    metrics |= dict.fromkeys([*PLACEMENT, *NODE], 0) | {"refusal": "", "layer_refusal": "", "placement_refused": None}
     metrics["processes"] = what.count
     run.stage = "build"
     for rank in range(what.count):
         with simulated_node.process(what, rank, GPUS) as cuda, loading(torch.cuda, lambda model: _loaded(model, cuda)):
-            fresh = imported_again(script)
+            fresh = import_script(script.__file__)
             returned = run.function(fresh, signature)(str(run.model_path), str(run.output_dir))
             if not isinstance(returned, tuple) or len(returned) != 2:
                 raise Refused(f"{signature} returned a {type(returned).__name__}, and not the model and the config")
             _judge(*returned, rank, run)
             metrics["devices_seen"] = max(metrics["devices_seen"], cuda.device_count())
     metrics["placement_refused"] = metrics["ranks_refused"] > 0
-
-
-_COUNTS = (
-    "processes",
-    "devices_seen",
-    "data_parallel",
-    "copies",
-    "layers_refused",
-    "layers_refused_single",
-    "ranks_refused",
-    "tensors_elsewhere",
-    "quantization_elsewhere",
-    "devices_used",
-    "models_loaded",
-    "models_in_4bit",
-)
 
 
 def _loaded(model: nn.Module, cuda: simulated_node.Cuda) -> None:
@@ -109,23 +94,23 @@ def _loaded(model: nn.Module, cuda: simulated_node.Cuda) -> None:
 
 def _name_devices(model: nn.Module) -> None:
     """Write the device map in names: on a machine without GPUs torch takes a bare number for nothing."""
-    found = getattr(model, "hf_device_map", None)
-    if isinstance(found, dict):
-        model.hf_device_map = {name: f"cuda:{at}" if isinstance(at, int) else at for name, at in found.items()}
+    device_map = getattr(model, "hf_device_map", None)
+    if isinstance(device_map, dict):
+        model.hf_device_map = {name: f"cuda:{at}" if isinstance(at, int) else at for name, at in device_map.items()}
 
 
 def _move(model: nn.Module, device: torch.device) -> None:
     """Move a model as its layers do: of a 4-bit weight, bitsandbytes moves what its own `QuantState.to` moves."""
-    made: dict[int, torch.Tensor] = {}
+    moved: dict[int, torch.Tensor] = {}
     with simulate.fake():
         for module in model.modules():
             for table in (module._parameters, module._buffers):
                 for name, tensor in table.items():
                     if tensor is None:
                         continue
-                    if id(tensor) not in made:
-                        made[id(tensor)] = _moved(tensor, device)
-                    table[name] = made[id(tensor)]
+                    if id(tensor) not in moved:
+                        moved[id(tensor)] = _moved(tensor, device)
+                    table[name] = moved[id(tensor)]
 
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -142,16 +127,10 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def _judge(model: Any, config: Any, rank: int, run: Run) -> None:
     """Ask transformers, accelerate, bitsandbytes and `placement.check` about what one process has prepared."""
     metrics = run.metrics
-    wanted = {name for name in run.start if not name.endswith("lm_head.weight")}
-    names = {name for name, _ in model.named_parameters()} if isinstance(model, nn.Module) else set()
-    if not wanted <= names | {name for name, _ in getattr(model, "named_buffers", tuple)()}:
-        raise Refused(f"rank {rank} prepared a {type(model).__name__} that is not the model in model_path")
+    used = count_loaded(model, f"rank {rank} prepared", run)
     if not isinstance(config, transformers.TrainingArguments):
         raise Refused(f"rank {rank} prepared a {type(config).__name__} that is no trainer's config")
     _name_devices(model)
-    metrics["models_loaded"] += 1
-    metrics["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
-    used = {str(parameter.device) for parameter in model.parameters()}
     trainer = transformers.Trainer(model=model, args=config)
     wrapped = trainer._wrap_model(trainer.model_wrapped)
     home = trainer.accelerator.device
@@ -166,15 +145,13 @@ def _judge(model: Any, config: Any, rank: int, run: Run) -> None:
             metrics["ranks_refused"] += 1
             metrics["refusal"] = metrics["refusal"] or str(error).splitlines()[0]
     metrics["copies"] += len(copies)
-    metrics["devices_used"] = max(metrics["devices_used"], len(used), len(copies))
+    metrics["devices_used"] = max(metrics["devices_used"], used, len(copies))
     for copy, device in copies:
-        report = placement.check(copy, device, visible=1)
-        metrics["tensors_elsewhere"] += len(report.elsewhere)
-        metrics["quantization_elsewhere"] += sum(each.kind == "quantization state" for each in report.elsewhere)
+        count_elsewhere(copy, device, metrics)
         for rows, name in ((3, "layers_refused"), (1, "layers_refused_single")):
             said = [_refused(layer, rows) for layer in copy.modules() if _in_4bit(layer)]
-            metrics[name] += sum(bool(each) for each in said)
-            metrics["layer_refusal"] = metrics["layer_refusal"] or next((each for each in said if each), "")
+            metrics[name] += sum(bool(refusal) for refusal in said)
+            metrics["layer_refusal"] = metrics["layer_refusal"] or next((refusal for refusal in said if refusal), "")
 
 
 def _in_4bit(module: nn.Module) -> bool:
@@ -197,7 +174,7 @@ def _replicas(wrapped: nn.DataParallel) -> list[tuple[nn.Module, torch.device]]:
     """Return DataParallel's copies and their devices, made by torch's `replicate` of fake tensors."""
     with _copies_are_fake():
         copies = wrapped.replicate(wrapped.module, wrapped.device_ids)
-    found = []
+    replicas = []
     for copy, index in zip(copies, wrapped.device_ids):
         for module in copy.modules():
             for name, tensor in module._former_parameters.items():
@@ -206,8 +183,8 @@ def _replicas(wrapped: nn.DataParallel) -> list[tuple[nn.Module, torch.device]]:
                 # what bitsandbytes does first in a forward pass: the lost state is taken from the module
                 if name == "weight" and tensor.dtype == torch.uint8 and hasattr(module, "quant_state"):
                     parameter.quant_state = module.quant_state
-        found.append((copy, torch.device("cuda", index)))
-    return found
+        replicas.append((copy, torch.device("cuda", index)))
+    return replicas
 
 
 def _copies_are_fake() -> Any:
@@ -215,6 +192,6 @@ def _copies_are_fake() -> Any:
 
     def broadcast(tensors: Any, devices: Any, detach: bool = False) -> list[list[torch.Tensor]]:
         with simulate.fake():
-            return [[torch.empty_like(each.detach(), device=f"cuda:{at}") for each in tensors] for at in devices]
+            return [[torch.empty_like(tensor.detach(), device=f"cuda:{at}") for tensor in tensors] for at in devices]
 
     return mock.patch.object(sys.modules["torch.nn.parallel.replicate"], "_broadcast_coalesced_reshape", broadcast)

@@ -7,7 +7,6 @@ replaced for that time: it works out the device map as transformers does, and gi
 devices, in 4 bit if asked for. What comes back is handed to accelerate's own `prepare_model`, and to `placement.check`.
 """
 
-import importlib.util
 import os
 import types
 from collections.abc import Callable
@@ -19,7 +18,8 @@ import transformers
 
 from failurelab import placement, simulate
 from failurelab.placement.dtypes import quantized
-from failurelab_course.labs.checker.base import Refused, Run
+from failurelab_course.labs.checker.base import Refused, Run, import_script
+from failurelab_course.labs.metrics import PLACEMENT
 
 RANKS = 2
 
@@ -35,13 +35,12 @@ def measure(script: types.ModuleType, run: Run) -> None:
     simulate.devices(RANKS)
     backend = getattr(torch, simulate.NAME)
     metrics = run.metrics
-    metrics |= {"ranks_refused": 0, "refusal": "", "tensors_elsewhere": 0, "quantization_elsewhere": 0}
-    metrics |= {"devices_used": 0, "models_loaded": 0, "models_in_4bit": 0}
+    metrics |= dict.fromkeys(PLACEMENT, 0) | {"refusal": "", "placement_refused": None}
     run.stage = "build"
     for rank in range(RANKS):
         backend.set_device(0)
         with loading(backend):
-            fresh = imported_again(script)
+            fresh = import_script(script.__file__)
             with simulate.ranks(RANKS, rank) as accelerator:
                 backend.set_device(0)
                 with _selects_device(rank), _launched(rank):
@@ -54,18 +53,9 @@ def measure(script: types.ModuleType, run: Run) -> None:
 def _judge(models: Any, rank: int, accelerator: Any, run: Run) -> None:
     """Ask accelerate and `placement.check` about what one rank has loaded."""
     metrics, refused = run.metrics, False
-    wanted = {name for name in run.start if not name.endswith("lm_head.weight")}
     for model in models:
-        names = {name for name, _ in model.named_parameters()} if isinstance(model, torch.nn.Module) else set()
-        if not wanted <= names | {name for name, _ in getattr(model, "named_buffers", tuple)()}:
-            raise Refused(f"rank {rank} loaded a {type(model).__name__} that is not the model in model_path")
-        report = placement.check(model, torch.device(simulate.NAME, rank), visible=1)
-        metrics["models_loaded"] += 1
-        metrics["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
-        metrics["tensors_elsewhere"] += len(report.elsewhere)
-        metrics["quantization_elsewhere"] += sum(each.kind == "quantization state" for each in report.elsewhere)
-        used = {str(parameter.device) for parameter in model.parameters()}
-        metrics["devices_used"] = max(metrics["devices_used"], len(used))
+        metrics["devices_used"] = max(metrics["devices_used"], count_loaded(model, f"rank {rank} loaded", run))
+        count_elsewhere(model, torch.device(simulate.NAME, rank), metrics)
         try:
             accelerator.prepare_model(model, device_placement=False, evaluation_mode=True)
         except ValueError as error:
@@ -74,12 +64,26 @@ def _judge(models: Any, rank: int, accelerator: Any, run: Run) -> None:
     metrics["ranks_refused"] += refused
 
 
-def imported_again(script: types.ModuleType) -> types.ModuleType:
-    """Return the script, run once more from its file, as another process would."""
-    spec = importlib.util.spec_from_file_location("lab_rank", script.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def count_loaded(model: Any, who: str, run: Run) -> int:
+    """Count a model that a rank has loaded; return on how many devices it is.
+
+    Raises:
+        Refused: it is not the model that the script was given; says `who` has loaded it.
+    """
+    wanted = {name for name in run.start if not name.endswith("lm_head.weight")}
+    names = {name for name, _ in model.named_parameters()} if isinstance(model, torch.nn.Module) else set()
+    if not wanted <= names | {name for name, _ in getattr(model, "named_buffers", tuple)()}:
+        raise Refused(f"{who} a {type(model).__name__} that is not the model in model_path")
+    run.metrics["models_loaded"] += 1
+    run.metrics["models_in_4bit"] += any(quantized(parameter) == 4 for parameter in model.parameters())
+    return len({str(parameter.device) for parameter in model.parameters()})
+
+
+def count_elsewhere(model: torch.nn.Module, device: torch.device, metrics: dict[str, Any]) -> None:
+    """Count what of a rank's model is not on its device."""
+    elsewhere = placement.check(model, device, visible=1).elsewhere
+    metrics["tensors_elsewhere"] += len(elsewhere)
+    metrics["quantization_elsewhere"] += sum(tensor.kind == "quantization state" for tensor in elsewhere)
 
 
 def _launched(rank: int) -> Any:
@@ -94,11 +98,11 @@ def _selects_device(rank: int) -> Any:
 
     original = PartialState.__init__
 
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         getattr(torch, simulate.NAME).set_device(rank)
 
-    return mock.patch.object(PartialState, "__init__", made)
+    return mock.patch.object(PartialState, "__init__", init)
 
 
 def loading(backend: Any, finish: Callable[[torch.nn.Module], None] | None = None) -> Any:
@@ -115,10 +119,10 @@ def loading(backend: Any, finish: Callable[[torch.nn.Module], None] | None = Non
         model = simulate.model(str(path))
         if in_4bit:
             simulate.four_bit(model)
-        made = _resolved(device_map, model, in_4bit, backend)
-        simulate.place(model, made)
+        places = _resolved(device_map, model, in_4bit, backend)
+        simulate.place(model, places)
         if device_map is not None or in_4bit:
-            model.hf_device_map = made
+            model.hf_device_map = places
         if finish is not None:
             finish(model)
         return model
@@ -136,8 +140,8 @@ def _resolved(device_map: Any, model: torch.nn.Module, in_4bit: bool, backend: A
         count = backend.device_count()
         if count < 2:
             return {"": 0}
-        size = sum(each.numel() * each.element_size() for each in model.parameters())
+        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         room = dict.fromkeys(range(count), int(size * 0.7))
-        found = infer_auto_device_map(model, max_memory=room, no_split_module_classes=["Qwen2DecoderLayer"])
-        return {name: place if isinstance(place, int) else count - 1 for name, place in found.items()}
+        inferred = infer_auto_device_map(model, max_memory=room, no_split_module_classes=["Qwen2DecoderLayer"])
+        return {name: place if isinstance(place, int) else count - 1 for name, place in inferred.items()}
     return dict(device_map) if isinstance(device_map, dict) else {"": device_map}

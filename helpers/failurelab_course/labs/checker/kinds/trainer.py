@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from failurelab import handles
+from failurelab._unwrap import unwrap
 from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.judge import JudgeError
@@ -41,7 +42,7 @@ def built(script: types.ModuleType, run: Run) -> transformers.Trainer:
     """
     build = run.function(script, "build_trainer(model_path, output_dir)")
     trainer = build(str(run.model_path), str(run.output_dir))
-    names = [each.__name__ for each in type(trainer).__mro__]
+    names = [base.__name__ for base in type(trainer).__mro__]
     if not isinstance(trainer, transformers.Trainer) or run.trainer_class not in names:
         raise Refused(f"build_trainer returned a {type(trainer).__name__}, the lab is about {run.trainer_class}")
     if trainer.state.global_step:
@@ -54,14 +55,11 @@ def built(script: types.ModuleType, run: Run) -> transformers.Trainer:
 
 def is_as_given(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> bool:
     """Whether a model's weights are those of `start`; adapters rename the layers that they wrap, the others must be."""
-    found = {name: tensor for name, tensor in _unwrapped(model).state_dict().items() if name in start}
-    return bool(found) and all(
-        found[name].shape == start[name].shape and torch.equal(found[name].float().cpu(), start[name]) for name in found
+    weights = {name: tensor for name, tensor in unwrap(model).state_dict().items() if name in start}
+    return bool(weights) and all(
+        tensor.shape == start[name].shape and torch.equal(tensor.float().cpu(), start[name])
+        for name, tensor in weights.items()
     )
-
-
-def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 class _Watch(transformers.TrainerCallback):
@@ -81,7 +79,7 @@ class _Watch(transformers.TrainerCallback):
             metrics["tensors_zero_gradient"] = sum(
                 parameter.grad is not None and not parameter.grad.any() for parameter in trainable
             )
-            metrics["checkpointing"] = bool(getattr(_unwrapped(model), "is_gradient_checkpointing", False))
+            metrics["checkpointing"] = bool(getattr(unwrap(model), "is_gradient_checkpointing", False))
 
     def on_step_end(self, args, state, control, optimizer=None, **_):
         metrics = self.metrics
@@ -146,9 +144,9 @@ def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Calla
         sequences = getattr(out, "sequences", out)
         prompts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         completions = tokenizer.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True)
-        each = len(completions) // len(prompts)
+        samples = len(completions) // len(prompts)
         for index, completion in enumerate(completions):
-            asked = re.search(r"\d+\+\d+=", prompts[index // each])
+            asked = re.search(r"\d+\+\d+=", prompts[index // samples])
             if asked and asked[0] in answers:
                 right = models.reward([completion], [answers[asked[0]]])[0]
                 scores.append((step(), asked[0], right))

@@ -1,0 +1,192 @@
+"""What a guard does for itself may fail anywhere: the run goes on, and the guard says once that it could not check.
+
+Faults are injected at lines (`experiments.faults`; all of them in `benchmarks/guard_faults.py`), and then by models,
+tokenizers, forwards, configs and trainers as people have them.
+"""
+
+import copy
+import logging
+import re
+import types
+import warnings
+
+import pytest
+import torch
+import transformers
+
+pytest.importorskip("trl")
+pytest.importorskip("datasets")
+
+from failurelab import guards, logits
+from failurelab_course.experiments import faults
+
+# Where no error is caught, a guard only hands on: to its own check, or to what the run has called.
+HANDS_ON = re.compile(
+    r"self\._check\(|return (await )?(generate|unwrap)\(|rewards = (await )?function\(|return rewards"
+)
+
+
+@pytest.mark.parametrize("name", faults.GUARDS)
+def test_a_fault_in_a_guard_costs_one_warning_and_no_run(name):
+    """The run ends with the weights that it has without a guard, whichever line raises."""
+    result = faults.inject(name, every=29)
+    assert result.others == {} and result.went_on == result.told == result.lines > 2
+    assert [line for line in result.outside if not HANDS_ON.search(line)] == []
+
+
+def all_guards(trainer, action="warn"):
+    return [make(trainer, action) for make, _ in faults.GUARDS.values()]
+
+
+def train(model, tokenizer, build=faults._grpo, before=lambda trainer: None):
+    """Train under every guard; return the trainer, and what the guards said."""
+    model = copy.deepcopy(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = build(model, tokenizer)
+        for guard in all_guards(trainer, "stop"):
+            trainer.add_callback(guard)
+        before(trainer)
+        trainer.train()
+    assert trainer.state.global_step == 2
+    return [str(warning.message) for warning in caught if issubclass(warning.category, guards.GuardWarning)]
+
+
+def sends_by_itself(trainer):
+    """A forward that was replaced: it asks for the last rows, and whoever asks too gives the argument twice."""
+    model, name = trainer.model, logits.keep_argument(trainer.model)
+    logits._keeps.pop(model)
+    forward = model.forward
+
+    def replaced(*args, **options):
+        if torch.is_grad_enabled() or options.keys() & {"logits_to_keep", "num_logits_to_keep"}:
+            return forward(*args, **options, **{name: 0})
+        return forward(*args, **options)
+
+    model.forward = replaced
+
+
+class Hostile:
+    """Raises whatever it is asked for."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError(f"no {name} here")
+
+    def __call__(self, *_, **__):
+        raise RuntimeError("not callable now")
+
+
+def break_guard(name, **attributes):
+    """Break what one guard was given for itself."""
+
+    def change(trainer):
+        (guard,) = (each for each in trainer.callback_handler.callbacks if type(each).__name__ == name)
+        vars(guard).update(attributes)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change, reasons",
+    [
+        (break_guard("RolloutGuard", tokenizer=Hostile()), 1),
+        (break_guard("RolloutGuard", prompts=[7]), 1),
+        (break_guard("LogitsGuard", log_prob_function=Hostile()), 1),
+        (break_guard("LogitsGuard", memory=Hostile()), 1),
+        (break_guard("PlacementGuard", device="no such device"), 1),
+        (break_guard("EngineGuard", _trainer=Hostile()), 1),
+        (break_guard("RewardGuard", _trainer=Hostile()), 1),
+        (break_guard("GradientGuard", ignore="("), 0),  # is asked for only where something is missing
+    ],
+    ids="tokenizer prompts function memory device engine reward pattern".split(),
+)
+def test_what_a_guard_asks_raises(trained, change, reasons):
+    messages = train(*trained, before=change)
+    assert all("could not check: " in message for message in messages), messages
+    assert len(messages) == reasons
+
+
+def test_a_forward_that_sends_the_argument_itself_trains_under_the_guard(trained):
+    """Nothing is wrong with such a run: the guard asks the model for nothing. keep_argument says that it takes none."""
+    assert train(*trained, before=sends_by_itself) == []
+    model = copy.deepcopy(trained[0])
+    sends_by_itself(types.SimpleNamespace(model=model))
+    assert logits.keep_argument(model) is None
+
+
+def test_what_is_found_is_told_though_the_cure_cannot_be_asked_for(trained, monkeypatch):
+    """The probe for the argument's name raises; the tokens are scored at the wrong place all the same."""
+    monkeypatch.setattr(guards.logits, "keep_argument", Hostile())
+    with pytest.raises(guards.GuardTripped, match=r"scored against the token .*could not be found: RuntimeError"):
+        trainer = faults._late_scores(copy.deepcopy(trained[0]), trained[1])
+        trainer.add_callback(guards.LogitsGuard(waste=9))
+        trainer.train()
+
+
+class Overrides:
+    """What people override: each adds nothing but itself, in front of any trainer's."""
+
+    def training_step(self, *args, **options):
+        return super().training_step(*args, **options)
+
+    def compute_loss(self, model, inputs, *args, **options):
+        return super().compute_loss(model, inputs, *args, **options) * 1.0
+
+    def generate(self, *args, **options):
+        raise RuntimeError("of somebody's own, and not called")
+
+
+def overriding(build):
+    def built(model, tokenizer):
+        trainer = build(model, tokenizer)
+        trainer.__class__ = type("Own", (Overrides, type(trainer)), {})
+        return trainer
+
+    return built
+
+
+class Doubles(transformers.TrainerCallback):
+    """Replaces `generate` and `forward` of the model by functions, as patches do."""
+
+    def on_train_begin(self, args, state, control, model=None, **_):
+        for name in ("generate", "forward"):
+            setattr(model, name, lambda *args, _was=getattr(model, name), **options: _was(*args, **options))
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_a_trainer_of_ones_own_trains_under_every_guard(trained, patched):
+    """Methods overridden, and the model's own replaced by plain functions after the guards have begun to listen."""
+    before = (lambda trainer: trainer.add_callback(Doubles())) if patched else (lambda trainer: None)
+    assert train(*trained, build=overriding(faults._grpo), before=before) == []
+
+
+def test_vllm_is_told_once_and_judges_nothing(trained):
+    guard = guards.RolloutGuard()
+    arguments = types.SimpleNamespace(use_vllm=True, bf16=False, fp16=False)
+    with pytest.warns(guards.GuardWarning, match="RolloutGuard: could not check: with use_vllm") as said:
+        guard.on_train_begin(arguments, None, None, model=trained[0], processing_class=trained[1])
+    assert len(said) == 1 and guard.report is None and "generate" not in vars(trained[0])
+
+
+def test_every_guard_says_in_one_line_that_it_found_nothing_wrong(trained, caplog):
+    with caplog.at_level(logging.INFO, logger="failurelab.guards"):
+        assert train(*trained) == []
+    told = {record.getMessage().split(":")[0] for record in caplog.records}
+    assert told == set(faults.GUARDS)
+    text = caplog.text
+    for line in (
+        "after step 1, all 26 trainable tensors have a gradient",
+        "checked 2 prompts: generation in train mode",
+        "tensors of the model are on cpu",
+        "no parameter is partitioned by ZeRO-3",
+        "groups had equal rewards",
+    ):
+        assert line in text
+    assert max(line.count("\n") for line in caplog.messages) == 0
+
+
+def test_a_second_run_is_told_again(trained):
+    guard = guards.PlacementGuard(device="no such device")
+    for _ in range(2):
+        with pytest.warns(guards.GuardWarning, match="could not check"):
+            guard.on_train_begin(types.SimpleNamespace(bf16=False, fp16=False), None, None, model=trained[0])
