@@ -192,6 +192,16 @@ def test_an_error_fails_the_cell_with_the_era_s_own_traceback(notebook):
     assert notebook.run("never").error["ename"] == "NameError"
 
 
+def test_a_cell_that_must_end_in_an_error(notebook):
+    """`--raises` takes that error alone: another one goes through, and none is an error; variables stay."""
+    expected = '%%era trl-0.14 --raises "no grad here"\nkept = 7\n'
+    shown = notebook.run(expected + "raise RuntimeError('there is no grad here')")
+    assert (shown.status, shown.text) == ("ok", "RuntimeError: there is no grad here (expected)\n")
+    assert notebook.run("%%era trl-0.14\nkept").value == "7"
+    assert notebook.run(expected + "raise KeyError('another')").error["ename"] == "EraCellError"
+    assert "ended without the error that it was to show: 'no grad here'" in notebook.run(expected).traceback
+
+
 def test_input_is_an_error_not_a_hang(notebook):
     """Nobody can answer a question of another kernel, so asking one fails at once."""
     output = notebook.run(f"%%era {OLD}\ninput('your name? ')")

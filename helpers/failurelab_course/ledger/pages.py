@@ -9,7 +9,14 @@ from failurelab_course.ledger.records import EvidenceError, Record
 from failurelab_course.ledger.tables import machines, memory, offline, times, together, training
 
 # Where tables stand, from the repository's root.
-PAGES = ("README.md", "docs/measured.md", "docs/offline.md", "docs/prerequisites.md")
+PAGES = (
+    "README.md",
+    "docs/measured.md",
+    "docs/offline.md",
+    "docs/prerequisites.md",
+    "docs/appendix/03.md",
+    "docs/appendix/04.md",
+)
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     name.replace("_", "-"): function

@@ -120,6 +120,30 @@ def depth(records: list[Record]) -> str:
     return grid(head, runs, price, layers=("2", "4", "8", "16"), kind=_KINDS)
 
 
+def families(records: list[Record]) -> str:
+    """For each family of models: tensors with a gradient, and its largest difference from that without checkpointing."""
+    runs = select_runs(records, "F2", "family: (?P<name>.+)")
+
+    def compared(run):
+        return f"{run['non-reentrant']} of {run['off']}, {run['non-reentrant_error']:.1g}"
+
+    names, eras = sorted(set(runs["name"])), ("trl-0.14", "today")
+    versions = dict(zip(runs["era"], runs["versions"]))
+    head = ["non-reentrant", *(f"transformers {versions[era]['transformers']}" for era in eras)]
+    return grid(head, runs, compared, name=names, era=eras)
+
+
+def checkpoint_errors(records: list[Record]) -> str:
+    """LoRA under ZeRO-3 with non-reentrant checkpointing, by DeepSpeed's version and with its repair switched off."""
+    pattern = "ZeRO-3, non-reentrant, LoRA(?P<off>, DeepSpeed's repair off)?"
+    body = []
+    for _, run in select_runs(records, "F2", pattern).iterrows():
+        version = f"DeepSpeed {run['versions']['deepspeed']}"
+        name = version if isinstance(run["off"], float) or not run["off"] else f"{version}, its repair switched off"
+        body.append([name, f"{run['reached']} of {run['trainable']}", run["error"].split(":")[0] or "no error"])
+    return tables.markdown(["ZeRO-3", "tensors with a gradient", "raised"], sorted(body))
+
+
 def imports(records: list[Record]) -> str:
     """Where the seconds of an import go."""
 
