@@ -17,12 +17,12 @@ def show(script: str, kind: str, function: str) -> None:
     """
     observe.quiet()
     with tempfile.TemporaryDirectory() as folder:
-        made = measure.run(pathlib.Path(script), models.path("tiny"), pathlib.Path(folder), function, kind)
-    told = made.metrics
+        measured = measure.run(pathlib.Path(script), models.path("tiny"), pathlib.Path(folder), function, kind)
+    metrics = measured.metrics
     print("On a node with two GPUs (simulated: no number is computed):")
-    if reason := made.refused or made.environment or told["error"]:
+    if reason := measured.refused or measured.environment or metrics["error"]:
         print(f"  the script: {reason}")
-    print(f"  accelerate refuses {told['ranks_refused']} process(es). {told['refusal']}")
-    if "layers_refused" in told:
-        print(f"  4-bit layers that refuse many rows: {told['layers_refused']}; one row: {told['layers_refused_single']}.")
-        print(f"  {told['layer_refusal']}")
+    print(f"  accelerate refuses {metrics['ranks_refused']} process(es). {metrics['refusal']}")
+    if "layers_refused" in metrics:
+        many, one = metrics["layers_refused"], metrics["layers_refused_single"]
+        print(f"  {many} 4-bit layers refuse to train, {one} to generate for one prompt. {metrics['layer_refusal']}")
