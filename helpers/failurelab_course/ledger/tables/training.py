@@ -37,6 +37,20 @@ def faces(records: list[Record]) -> str:
     return grid(head, runs, changed, trained=trained, kind=kinds, trainer=("GRPO", "Online DPO"))
 
 
+def comes_back(records: list[Record]) -> str:
+    """Frozen embeddings, no adapter: tensors that change in three steps, by what was asked for, cure and release."""
+    eras = ("trl-0.14", "trl-0.15", "trl-0.22", "today")
+    runs = select_runs(records, "F1", "comes back, (?P<asked>.+)")
+    versions = dict(zip(runs["era"], runs["versions"]))
+    head = [f"trl {versions[era]['trl']}, transformers {versions[era]['transformers']}" for era in eras]
+
+    def changed(run):
+        return f"{run['changed']} of {run['trainable']}, {run['in_force']}"
+
+    head = ["asked for, or cure beside reentrant", *head]
+    return grid(head, runs, changed, asked=list(dict.fromkeys(runs["asked"])), era=eras)
+
+
 def generation(records: list[Record]) -> str:
     """Greedy accuracy of generation, by set-up and version."""
     labels = {
