@@ -11,7 +11,8 @@ alive between cells, and its text, results, pictures and errors come back as if 
 
 `%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that takes
 seconds; `%era_stop NAME ...` ends them. No kernel outlives the notebook's own, however that ends: see `keeper`.
-An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it.
+An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it; one that a story is about is
+named by `-x`, and then its absence fails.
 """
 
 import atexit
@@ -95,6 +96,7 @@ class EraMagics(Magics):
     @argument("name", help="the era: a pinned library stack, as `failurelab eras list` names them")
     @argument("-i", "--input", action="append", default=[], help="variables to take there: a,b or -i a -i b")
     @argument("-o", "--output", action="append", default=[], help="variables to bring back: c,d or -o c -o d")
+    @argument("-x", "--expect", help="the error that the cell must end in: it is printed, and anything else is an error")
     @needs_local_scope
     @cell_magic
     def era(self, line: str, cell: str, local_ns: dict | None = None) -> None:
@@ -113,7 +115,15 @@ class EraMagics(Magics):
         # Lines are counted as in the notebook's cell, so that a traceback names the line that its reader sees. A magic
         # must stay first.
         code = cell if cell.lstrip().startswith("%%") else f"# %%era {line}\n{cell}"
-        self.shell.push(kernel(options.name).run(code, send, fetch))
+        try:
+            self.shell.push(kernel(options.name).run(code, send, fetch))
+        except EraCellError as error:
+            if error.ename != options.expect:
+                raise
+            print(f"{error.ename}: {error.evalue.strip().splitlines()[0]} (expected)")
+        else:
+            if options.expect:
+                raise EraMagicError(f"-x: the cell was to end in {options.expect}, and it ended without an error.")
 
     @magic_arguments()
     @argument("names", nargs="+", help="eras whose kernels are started")
