@@ -17,14 +17,18 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The table of contents: the heading, and the pages as they are called in the site.
 CONTENTS = {
-    "Begin": ["path", "prerequisites", "symptoms"],
-    "Notebooks": ["notebooks", "notebooks/*"],
+    "Begin": ["path", "prerequisites", "symptoms", "repairs"],
+    "Notebooks": ["notebooks", "notebooks/*", "appendix/*"],
     "Labs": ["labs/index"],
     "Look up": ["measured", "glossary", "troubleshooting", "gpu", "several_nodes", "ci", "offline", "class_server"],
     "Teach": ["teaching"],
     "About": ["architecture", "site"],
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")
+OPENING = re.compile(
+    r"Reads in (?P<reads>\d+) minutes, runs in (?P<runs>.+?) on (?P<hardware>[^.]+)\. "
+    r"Library stacks: (?P<eras>.+?)\.[ *]"
+)
 FENCE = re.compile(r"^\s*(```|~~~)")
 
 
@@ -38,12 +42,13 @@ def labs() -> list[pathlib.Path]:
     return sorted(path.parent for path in (ROOT / "labs").glob("[0-9][0-9]_*/start.py"))
 
 
-def card(notebook: pathlib.Path) -> dict[str, str]:
-    """Return the card at the head of a notebook: its rows by name, and `title`."""
-    first = "".join(json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]["source"])
-    rows = dict(re.findall(r"^\| \*\*(.+?)\*\* \| (.*) \|$", first, re.MULTILINE))
-    title = re.search(r"^# (.+)$", first, re.MULTILINE)
-    return {"title": title[1] if title else notebook.stem, **rows}
+def opening(notebook: pathlib.Path) -> dict[str, str]:
+    """Return what the first cell of a notebook says: `title`, and of its last line `reads`, `runs`, `hardware`, `eras`.
+
+    The contract of the notebooks holds the form of that line.
+    """
+    lines = "".join(json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]["source"]).splitlines()
+    return {"title": lines[0].lstrip("# "), **OPENING.search(lines[-1]).groupdict()}
 
 
 def page_of(path: str) -> str | None:
@@ -55,8 +60,8 @@ def page_of(path: str) -> str | None:
         return "notebooks.md"
     if path in ("labs", "labs/README.md"):
         return "labs/index.md"
-    if parts[0] == "docs" and len(parts) == 2 and path.endswith(".md"):
-        return parts[1]
+    if parts[0] == "docs" and path.endswith(".md"):
+        return "/".join(parts[1:])
     if path.endswith((".ipynb", ".png", ".svg")):
         return path
     return None
@@ -96,11 +101,12 @@ def relink(text: str, file: str, page: str) -> str:
 def stage(folder: pathlib.Path) -> None:
     """Write all pages into an empty folder."""
     pages = {"notebooks.md": _list_of_notebooks(), "labs/index.md": _list_of_labs()}
-    for source in ROOT.glob("docs/*.md"):
-        text = relink(source.read_text(encoding="utf-8"), f"docs/{source.name}", source.name)
+    for source in ROOT.glob("docs/**/*.md"):
+        page = str(source.relative_to(ROOT / "docs"))
+        text = relink(source.read_text(encoding="utf-8"), f"docs/{page}", page)
         # GitHub wants an element as the target of a link, Sphinx a label of its own.
         text = re.sub(r'^<a id="([\w-]+)"></a>$', r"(\1)=", text, flags=re.MULTILINE)
-        pages[source.name] = text + (_contents() if source.stem == "index" else "")
+        pages[page] = text + (_contents() if page == "index.md" else "")
     pages |= {f"notebooks/{path.name}": _notebook(path) for path in notebooks()}
     pages |= {f"labs/{path.name}.md": _lab(path) for path in labs()}
     for name, text in pages.items():
@@ -121,8 +127,10 @@ def literal_texts() -> dict[str, list[str]]:
 def _contents() -> str:
     text = ""
     for heading, pages in CONTENTS.items():
-        numbered = [f"{path.name[:2]} {card(path)['title']} <notebooks/{path.stem}>" for path in notebooks()]
-        listed = [line for page in pages for line in (numbered if page == "notebooks/*" else [page])]
+        numbered = [f"{path.name[:2]} {opening(path)['title']} <notebooks/{path.stem}>" for path in notebooks()]
+        appendices = [f"appendix/{path.stem}" for path in sorted((ROOT / "docs" / "appendix").glob("*.md"))]
+        made = {"notebooks/*": numbered, "appendix/*": appendices}
+        listed = [line for page in pages for line in made.get(page, [page])]
         text += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {heading}", "", *listed, "```", ""])
     return text
 
@@ -139,6 +147,7 @@ def _notebook(path: pathlib.Path) -> str:
         for output in cell.get("outputs", []):
             for alt in output.get("metadata", {}).get("image/png", {}).values():
                 cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
+        cell["metadata"].setdefault("tags", []).extend(_fold(cell))
     # A search for an error finds the page only if the whole text stands in it.
     texts = [f"- `` {text} ``" for text in literal_texts().get(path.stem, [])]
     if texts:
@@ -146,22 +155,30 @@ def _notebook(path: pathlib.Path) -> str:
     return json.dumps(book)
 
 
+def _fold(cell: dict) -> list[str]:
+    """Return the tags by which the page folds what JupyterLab folds; a cell without outputs is left out there."""
+    folded = cell["metadata"].get("jupyter", {})
+    if folded.get("outputs_hidden"):
+        return ["hide-cell"]
+    if folded.get("source_hidden"):
+        return ["remove-input" if cell.get("outputs") else "remove-cell"]
+    return []
+
+
 def _list_of_notebooks() -> str:
     lines = [
         "# The notebooks",
         "",
-        "Minutes to run were measured on two CPU cores, warm; minutes to read are estimated. An era is a library stack",
-        "that a notebook runs in.",
+        "The time to run was measured on two CPU cores, warm; the minutes to read are estimated. An era is a library",
+        "stack that a notebook runs in.",
         "",
-        "| notebook | minutes | hardware | what breaks | eras |",
-        "| --- | --- | --- | --- | --- |",
+        "| notebook | minutes to read | to run | eras |",
+        "| --- | --- | --- | --- |",
     ]
     for notebook in notebooks():
-        rows = card(notebook)
+        rows = opening(notebook)
         link = f"[{notebook.name[:2]} {rows['title']}](notebooks/{notebook.name})"
-        lines.append(
-            "| " + " | ".join([link, *(rows[k] for k in ("Minutes", "Hardware", "What breaks", "Eras"))]) + " |"
-        )
+        lines.append(f"| {link} | {rows['reads']} | {rows['runs']} | {rows['eras']} |")
     return "\n".join(lines) + "\n"
 
 

@@ -80,6 +80,33 @@ def outputs(names: Names = None) -> None:
     raise typer.Exit(course.exit_status(course.regenerate(names or [])))
 
 
+@app.command("notebooks")
+def copy_notebooks() -> None:
+    """Copy the notebooks, without their outputs, to my_notebooks/ for you to run and edit; what you changed stays."""
+    from failurelab_course.runs import copies
+
+    for line in copies.refresh():
+        _say(line)
+
+
+@app.command("contract")
+def check_contract(names: Names = None) -> None:
+    """Measure the form of notebooks without running them, and say what breaks their contract."""
+    from failurelab_course.runs import lint
+    from failurelab_course.runs import notebooks as course
+
+    chosen = course.find(names or [])
+    rows = [{"notebook": notebook.name[:2]} | lint.form(notebook.path) for notebook in chosen]
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    console.print(table)
+    broken = [f"{notebook.name}: {violation}" for notebook in chosen for violation in lint.check(notebook.path)]
+    for line in broken:
+        _say(line)
+    raise typer.Exit(bool(broken))
+
+
 @app.command("slides")
 def make_slides(
     names: Names = None,

@@ -38,7 +38,7 @@ def staged(tmp_path_factory):
 
 def test_pages_of_the_contents_exist_and_none_is_left_out(staged):
     """Sphinx would warn of both, in a build that the tests do not make."""
-    named = {page for pages in site_pages.CONTENTS.values() for page in pages} - {"notebooks/*"}
+    named = {page for pages in site_pages.CONTENTS.values() for page in pages} - {"notebooks/*", "appendix/*"}
     for page in named:
         assert f"{page}.md" in staged, page
     top = {name.removesuffix(".md") for name in staged if "/" not in name}
@@ -70,9 +70,9 @@ def test_every_page_says_where_the_repository_is_only_if_told(staged, monkeypatc
 
 
 def minutes(target):
-    """Return what the card of a notebook, or a lab's file, says that it takes."""
+    """Return what the opening of a notebook, or a lab's file, says that it takes."""
     if target.endswith(".ipynb"):
-        return int(site_pages.card(ROOT / target)["Minutes"].split()[0])
+        return int(site_pages.opening(ROOT / target)["reads"])
     return tomllib.loads((ROOT / pathlib.Path(target).parent / "lab.toml").read_text(encoding="utf-8"))["minutes"]
 
 
@@ -89,7 +89,7 @@ def days():
 
 
 def test_the_learning_path_adds_up():
-    """Its minutes are those of the cards and labs, its sums are sums, and an hour is an hour."""
+    """Its minutes are those of the notebooks and labs, its sums are sums, and an hour is an hour."""
     for heading, (rows, together) in days().items():
         for target, told in rows:
             assert (ROOT / target).exists(), f"{heading}: {target}"

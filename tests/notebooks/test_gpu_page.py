@@ -14,7 +14,7 @@ def row(notebook):
     """Return the table's row for a notebook, from its code."""
     code = "\n".join(cell.source for cell in notebook.code)
     shape = re.search(r"shapes\.config\(model\b", code)
-    chosen, instead = "model_choice.choose(" in code, "instead=True" in code
+    chosen, instead = "notebook.model_path(" in code, "fall_back=True" in code
     trained = "tiers.learner(model)" in code or "model_choice.require_qwen2(model)" in code
     if not (chosen or trained or shape):
         random = other = "not used"

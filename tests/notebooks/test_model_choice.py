@@ -18,13 +18,13 @@ def ignorant(tmp_path_factory):
 
 def test_the_small_model_is_taken_without_a_word(capsys):
     """The stored outputs are its."""
-    assert model_choice.choose("tiny") == "tiny"
+    assert model_choice.model_path("tiny") == models.source("tiny")
     assert capsys.readouterr().out == ""
 
 
 def test_random_weights_learn_nothing_and_that_is_said(capsys):
     """`random-0.5b` is for memory, time and placement; it is not even loaded here."""
-    assert model_choice.choose("random-0.5b") == "tiny"
+    assert model_choice.model_path("random-0.5b") == models.source("tiny")
     assert capsys.readouterr().out == "random-0.5b has random weights: learning is shown with the small model, tiny\n"
 
 
@@ -32,14 +32,14 @@ def test_a_model_that_can_is_taken(tmp_path):
     """A copy of the small model, as a user's own folder."""
     for part in models.load():
         part.save_pretrained(tmp_path)
-    assert model_choice.choose(str(tmp_path)) == str(tmp_path)
+    assert model_choice.model_path(str(tmp_path)) == str(tmp_path)
 
 
 def test_a_model_that_cannot_is_not_run(ignorant, capsys):
     """A flat curve of such a model would be taken for the failure."""
     with pytest.raises(notebook.NotRun, match=r"ignorant answers 0% .* to reinforce: .* Next: --model tiny"):
-        model_choice.choose(ignorant)
-    assert model_choice.choose(ignorant, instead=True) == "tiny"
+        model_choice.model_path(ignorant)
+    assert model_choice.model_path(ignorant, fall_back=True) == models.source("tiny")
     assert capsys.readouterr().out.startswith("ignorant answers 0% of the sums right when it samples, and GRPO needs")
 
 
@@ -47,13 +47,13 @@ def test_a_model_that_can_all_is_not_run(ignorant, monkeypatch):
     """Nothing is left to gain: the healthy run would not climb either."""
     monkeypatch.setattr(models, "accuracy", lambda *_, **__: 0.97)
     with pytest.raises(notebook.NotRun, match=r"97% .* something to gain"):
-        model_choice.choose(ignorant)
+        model_choice.model_path(ignorant)
 
 
 def test_an_unknown_model_is_said_as_such():
     """Not as one that cannot learn."""
     with pytest.raises(models.ModelError, match="unknown model 'tinny'"):
-        model_choice.choose("tinny")
+        model_choice.model_path("tinny")
 
 
 def test_another_family_is_not_run_where_a_qwen2_is_needed(tmp_path, ignorant):

@@ -112,8 +112,10 @@ def test_the_stored_verdicts_come_out_again(validated, name):
 
 def test_a_verdict_that_changed_is_found(plant, tmp_path):
     """The comparison is alive: a stored verdict that no longer comes out fails, an unmarked output may differ."""
-    cells = "# NBVAL_CHECK_OUTPUT\nprint('healthy')", "print('unmarked')"
-    path = plant("00_one", *cells)
+    path = plant("00_one", "print('healthy')", "print('unmarked')")
+    planted = json.loads(path.read_text())
+    planted["cells"][2]["metadata"]["tags"] = [stored.CHECKED]
+    path.write_text(json.dumps(planted))
     course.regenerate(folder=plant.folder, out=tmp_path / "run", progress=False, time_limit=300)
     right = nbval(path, tmp_path)
     assert (right.status, len(right.cells), len(right.compared)) == (0, 3, 1), right.said

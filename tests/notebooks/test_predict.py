@@ -272,7 +272,7 @@ def test_the_summary_counts_what_was_predicted_only(planted, reader, shown, caps
     with predict.change() as state:
         state["01-c"] = Given("all 26", "some")
     predict.summary()
-    assert "✗ another" in shown[2] and "Right: 1 of 2 predictions." in capsys.readouterr().out
+    assert "✗ not as predicted" in shown[2] and "Right: 1 of 2 predictions." in capsys.readouterr().out
 
 
 def test_the_summary_without_a_reader_has_the_questions_only(planted, shown, capsys):

@@ -2,4 +2,14 @@
 
 from failurelab_course.notebook.display import COLUMNS, Mark, NotRun, not_run, setup, show, verdict_table
 
-__all__ = ["COLUMNS", "Mark", "NotRun", "not_run", "setup", "show", "verdict_table"]
+__all__ = ["COLUMNS", "Mark", "NotRun", "model_path", "not_run", "setup", "show", "verdict_table"]
+
+
+def model_path(model: str, *, device: str = "cpu", seed: int = 0, fall_back: bool = False) -> str:
+    """Return what `from_pretrained` reads the model from that a notebook shows learning with.
+
+    As `model_choice.model_path`, which is imported here, for it imports torch.
+    """
+    from failurelab_course.notebook import model_choice
+
+    return model_choice.model_path(model, device=device, seed=seed, fall_back=fall_back)

@@ -95,12 +95,14 @@ def setup(
     except devices.TierError as error:
         not_run(str(error))
     if observe.era() == "today":
-        from failurelab_course.notebook import magics
+        from failurelab_course.notebook import log_lines, magics, order
 
         magics.register()
         shell = magics.get_ipython()
         if shell is not None:
             shell.extension_manager.load_extension("failurelab_course")  # %lab
+            order.install(shell)
+            log_lines.install()
         if eras:
             magics.start(*eras)
     return device

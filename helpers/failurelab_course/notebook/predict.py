@@ -25,7 +25,7 @@ from failurelab_course import eras, processes, state_file
 from failurelab_course.notebook import display as notebook
 
 RIGHT = notebook.Mark("✓ right", "#d5f2de", "#0b3d1c")
-OTHER = notebook.Mark("✗ another", "#fdeacb", "#4a2f00")
+OTHER = notebook.Mark("✗ not as predicted", "#fdeacb", "#4a2f00")
 NONE = notebook.Mark("– no prediction", "#e3e3e3", "#303030")
 NOT_RUN = notebook.Mark("– not run yet", "#e3e3e3", "#303030")
 # Set by a Jupyter server in the kernels of notebooks and consoles.

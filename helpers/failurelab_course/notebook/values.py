@@ -38,11 +38,17 @@ def _leave(shell) -> None:
 
 
 def preload() -> None:
-    """Import what takes long, so that a cell need not wait: torch, transformers, trl's GRPOTrainer, matplotlib."""
+    """Import what takes long, so that a cell need not wait: torch, transformers, trl's GRPOTrainer, matplotlib.
+
+    A Trainer prints its log as lines from then on (`log_lines`).
+    """
     import matplotlib.pyplot  # noqa: F401
     from trl import GRPOConfig, GRPOTrainer  # noqa: F401
 
     import failurelab_course.experiments.observe  # noqa: F401
+    from failurelab_course.notebook import log_lines
+
+    log_lines.install()
 
 
 def pack(values: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from failurelab_course.runs.stored import (
     KERNELSPEC,
     checked_cells,
     declared_parameters,
+    is_folded,
     normalise,
     output_texts,
     read,
@@ -31,7 +32,13 @@ from failurelab_course.runs.stored import (
 DEFAULTS = {"device": "cpu", "model": "tiny", "seed": 0}
 LINE, CELL, USUAL_CELL, MEDIAN = 79, 40, 24, (2, 8)
 IMAGE_BYTES = 200_000
-CARD = ("What breaks", "Difficulty", "Minutes", "Hardware", "Eras", "Upstream")
+STORY = 35
+# The last line of the first cell: what a reader needs to choose a notebook. docs/site_pages.py reads it too.
+OPENING = re.compile(
+    r"^\*Reads in \d+ minutes, runs in \d+ (?:seconds|minutes?) on [^.]+\. Library stacks: .+?\.(?: .*)?\*$"
+)
+# What is no part of the story: who reads it in a cell has to ask whether it matters.
+BOOKKEEPING = re.compile(r"\b(predict|observe)\.\w+\(|\bnotebook\.(setup|model_path)\(|\brecord\(")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +100,35 @@ def check(path: pathlib.Path | str) -> list[Violation]:
         return [Violation("format", 0, str(error))]
     view = _View(path, notebook)
     return [Violation(name, cell, text) for name, rule in RULES.items() for cell, text in rule(view)]
+
+
+def form(path: pathlib.Path) -> dict[str, Any]:
+    """Return what the form of a notebook is measured by: its length, and where the reader's script and diff stand.
+
+    Raises:
+        ValueError: the file is no notebook.
+    """
+    view = _View(path, read(path))
+    story = _story(view)
+    script = [place for place, (_, cell) in enumerate(story, 1) if "script" in tags(cell)]
+    prose = re.sub(
+        r"^```.*?^```$", "", "\n".join(cell.source for _, cell in view.markdown), flags=re.DOTALL | re.MULTILINE
+    )
+    return {
+        "code cells in view": len(story),
+        "folded": len(view.code) - len(story),
+        "words": len(prose.split()),
+        "bookkeeping in view": sum(bool(BOOKKEEPING.search(cell.source)) for _, cell in story),
+        "script in code cell": script[0] if script else "-",
+        "compared cells": len(checked_cells(view.notebook)),
+        "ends in a diff": "yes" if any("diff" in tags(cell) for _, cell in view.markdown[-6:]) else "no",
+    }
+
+
+def diff_of(source: str) -> str:
+    """Return the unified diff in a markdown cell, as `git apply` takes it; empty if there is none."""
+    match = re.search(r"^```diff\n(.*?^)```$", source, re.MULTILINE | re.DOTALL)
+    return match[1] if match else ""
 
 
 def _calls(source: str) -> Iterator[ast.Call]:
@@ -278,7 +314,10 @@ def _metadata(view: _View) -> Found:
         tidied = [output.get("metadata") for output in kept.get("outputs", [])]
         # Where pieces of a stream were joined, the outputs cannot be compared one by one.
         if cell.metadata != kept.metadata or (len(tidied) == len(metadata) and tidied != metadata):
-            yield number, "it has metadata beside tags, slide types and alt texts (timings?). Next: failurelab outputs"
+            yield (
+                number,
+                "it has metadata beside tags, slide types, folds, alt texts (timings?). Next: failurelab outputs",
+            )
 
 
 # What a reader sees
@@ -327,14 +366,54 @@ def _image(view: _View) -> Found:
 
 
 @_rule
-def _card(view: _View) -> Found:
+def _opening(view: _View) -> Found:
     first = view.notebook.cells[0] if view.notebook.cells else None
     if first is None or first.cell_type != "markdown" or not first.source.startswith("# "):
-        yield 1, "the first cell is no card: a title (`# ...`), then what a reader needs to choose this notebook"
-        return
-    for field in CARD:
-        if not re.search(rf"^\W*{field}\b[^|:\n]*[|:][^\w★\n]*[\w★]", first.source, re.MULTILINE | re.IGNORECASE):
-            yield 1, f"the card does not say: {field}"
+        yield 1, "the first cell is no opening: a title (`# ...`), the reader's situation, and what it takes to read it"
+    elif not OPENING.search(first.source.splitlines()[-1]):
+        yield 1, "its last line is not `*Reads in N minutes, runs in N seconds on ... . Library stacks: ... .*`"
+
+
+def _story(view: _View) -> list[tuple[int, Any]]:
+    """Return the code cells in view, in order."""
+    return [(number, cell) for number, cell in view.code if not is_folded(cell)]
+
+
+@_rule
+def _script(view: _View) -> Found:
+    scripts = [number for number, cell in view.code if "script" in tags(cell)]
+    story = _story(view)
+    if len(scripts) != 1 or not story or scripts[0] != story[0][0]:
+        yield 0, "the first code cell in view is not the reader's script; one cell is tagged `script`, and it is"
+    elif re.search(r"^\s*(from|import) failurelab", story[0][1].source, re.MULTILINE):
+        yield scripts[0], "the reader's script imports from this course: it must be one that a reader could have"
+
+
+@_rule
+def _bookkeeping(view: _View) -> Found:
+    for number, cell in _story(view):
+        if match := BOOKKEEPING.search(cell.source):
+            yield number, f"`{match.group()}...)` in view is bookkeeping: fold the cell (jupyter.source_hidden)"
+
+
+@_rule
+def _answers(view: _View) -> Found:
+    for number, cell in view.code:
+        if predict.find_calls(cell.source, "answer") and not cell.metadata.get("jupyter", {}).get("outputs_hidden"):
+            yield number, "a stored answer in view: who reads on meets it before the question (jupyter.outputs_hidden)"
+
+
+@_rule
+def _diff(view: _View) -> Found:
+    diffs = [number for number, cell in view.markdown if "diff" in tags(cell) and diff_of(cell.source)]
+    if not view.name.startswith("00") and len(diffs) != 1:
+        yield 0, f"{len(diffs)} cells are tagged `diff` and hold a ```diff block: one says what to change in the script"
+
+
+@_rule
+def _length(view: _View) -> Found:
+    if len(_story(view)) > STORY:
+        yield 0, f"{len(_story(view))} code cells are in view, at most {STORY}: the rest belongs to docs/appendix"
 
 
 @_rule
@@ -412,16 +491,16 @@ def _questions(view: _View) -> Found:
 def _checked(view: _View) -> Found:
     cells = checked_cells(view.notebook)
     if not cells:
-        yield 0, f"nbval would compare nothing: no cell says # {CHECKED}"
+        yield 0, f"nbval would compare nothing: no cell has the tag {CHECKED}"
     for number, cell in cells:
         if not cell.outputs:
-            yield number, f"# {CHECKED}, but no output is stored: nothing is compared"
+            yield number, f"tagged {CHECKED}, but no output is stored: nothing is compared"
 
 
 @_rule
 def _verdict(view: _View) -> Found:
     if not any("verdict_table(" in cell.source for _, cell in checked_cells(view.notebook)):
-        yield 0, f"no verdict table: a cell with # {CHECKED} that calls notebook.verdict_table"
+        yield 0, f"no verdict table: a cell tagged {CHECKED} that calls notebook.verdict_table"
 
 
 @_rule

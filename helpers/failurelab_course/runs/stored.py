@@ -15,7 +15,7 @@ from typing import Any
 
 import nbformat
 
-CHECKED = "NBVAL_CHECK_OUTPUT"
+CHECKED = "nbval-check-output"
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 # Without the interpreter's version, which differs from machine to machine.
 LANGUAGE = {
@@ -78,20 +78,25 @@ def declared_parameters(source: str) -> dict[str, Any]:
     return found
 
 
+def is_folded(cell: Any) -> bool:
+    """Whether JupyterLab shows a code cell's source folded: what is no part of the story."""
+    return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
+
+
 def checked_cells(notebook: Any) -> list[tuple[int, Any]]:
     """Return the code cells whose stored output nbval compares, each with its place."""
     return [
         (number, cell)
         for number, cell in enumerate(notebook.cells, 1)
-        if cell.cell_type == "code" and re.search(rf"^\s*#\s*{CHECKED}\s*$", cell.source, re.MULTILINE)
+        if cell.cell_type == "code" and CHECKED in tags(cell)
     ]
 
 
 def normalise(notebook: Any) -> Any:
     """Return a copy in the one form that is stored: without what differs from run to run or machine to machine.
 
-    Cells, sources, ids, tags, slide types and outputs stay. papermill's metadata, its injected cell, timings, the
-    interpreter's version and all output metadata but alt texts go; cells are numbered; adjacent streams are one.
+    Cells, sources, ids, tags, slide types, folds and outputs stay. papermill's metadata, its injected cell, timings,
+    the interpreter's version and all output metadata but alt texts go; cells are numbered; adjacent streams are one.
     """
     notebook = nbformat.from_dict(json.loads(json.dumps(notebook)))
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": LANGUAGE})
@@ -101,6 +106,9 @@ def normalise(notebook: Any) -> Any:
     numbers = itertools.count(1)
     for cell in notebook.cells:
         kept = {name: cell.metadata[name] for name in ("slideshow", "tags") if cell.metadata.get(name)}
+        folded = cell.metadata.get("jupyter", {})
+        folded = {name: True for name in ("source_hidden", "outputs_hidden") if folded.get(name)}
+        kept |= {"jupyter": folded} if folded else {}
         cell.metadata = nbformat.from_dict(kept)
         if cell.cell_type != "code":
             continue

@@ -16,6 +16,7 @@ import nbformat
 from failurelab.errors import FailureLabError
 from failurelab_course import eras
 from failurelab_course.runs import notebooks as course
+from failurelab_course.runs import stored
 
 GUIDE = "docs/teaching.md"
 # What a deck holds of reveal.js, below the folder that `make slides` installs the wheel into.
@@ -100,9 +101,9 @@ def deck(notebook: Any, questions: list[tuple[str, str]], texts: list[str]) -> s
     from nbconvert.exporters import SlidesExporter
 
     for cell in notebook.cells:
-        cell.source = cell.source.removeprefix("# NBVAL_CHECK_OUTPUT\n")
-        if any(output.output_type == "display_data" for output in cell.get("outputs", [])):
-            cell.metadata["transient"] = {"remove_source": True}  # a picture or a table is shown without its code
+        # What is folded in the notebook, a picture and a table are shown without their code.
+        if stored.is_folded(cell) or any(output.output_type == "display_data" for output in cell.get("outputs", [])):
+            cell.metadata["transient"] = {"remove_source": True}
     for question, answer in questions:
         for text, kind in ((f"## Discuss\n\n{question}", "slide"), (answer, "notes")):
             cell = nbformat.v4.new_markdown_cell(text, metadata={"slideshow": {"slide_type": kind}})
