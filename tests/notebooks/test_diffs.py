@@ -1,8 +1,8 @@
 """The diff at each notebook's end, applied to the reader's script: broken before, healed after, measured in its era.
 
 `diffs/NAME.py` says how: `MEASURE` is run after the script in the same process, and sets `healed` and `metrics`;
-`RAISES` matches the error of a script that raises before the diff, and `BEFORE` is run before the script: what a launcher
-does, or a node that is not there.
+`RAISES` matches the error of a script that raises before the diff, and `BEFORE` is run before the script: what a
+launcher does, or a node that is not there.
 """
 
 import importlib.util

@@ -11,8 +11,8 @@ alive between cells, and its text, results, pictures and errors come back as if 
 
 `%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that takes
 seconds; `%era_stop NAME ...` ends them. No kernel outlives the notebook's own, however that ends: see `keeper`.
-An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it; one that a story is about is
-named by `-x`, and then its absence fails.
+An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it. One that a story is about
+is named by `-x`, and then its absence fails.
 """
 
 import atexit
@@ -96,7 +96,7 @@ class EraMagics(Magics):
     @argument("name", help="the era: a pinned library stack, as `failurelab eras list` names them")
     @argument("-i", "--input", action="append", default=[], help="variables to take there: a,b or -i a -i b")
     @argument("-o", "--output", action="append", default=[], help="variables to bring back: c,d or -o c -o d")
-    @argument("-x", "--expect", help="the error that the cell must end in: it is printed, and anything else is an error")
+    @argument("-x", "--expect", help="the error that the cell must end in; it is printed, and another is an error")
     @needs_local_scope
     @cell_magic
     def era(self, line: str, cell: str, local_ns: dict | None = None) -> None:

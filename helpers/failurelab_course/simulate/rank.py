@@ -1,8 +1,8 @@
 """A training script as one rank of a node with two GPUs that are not there: as far as accelerate's check of its model.
 
-A script for `accelerate launch` fails on rank 1 and not on rank 0, and most readers have no two GPUs. `of_a_node` is that
-rank for a block: `torch.cuda` and accelerate's state are those of the rank (`node.process`), and the script runs with
-trl's own trainer and accelerate's own check. Three things stand in for the GPU:
+A script for `accelerate launch` fails on rank 1 and not on rank 0, and most readers have no two GPUs. `of_a_node` is
+that rank for a block: `torch.cuda` and accelerate's state are those of the rank (`node.process`), and the script runs
+with trl's own trainer and accelerate's own check. Three things stand in for the GPU:
 
 - `from_pretrained` loads the weights in float32 on the CPU, where transformers 4.48 refuses to quantize, and gives the
   model the marks of 4 bit (`is_loaded_in_4bit`, `hf_device_map`), which is all that accelerate looks at;

@@ -8,8 +8,8 @@ def check(result):
     bare = result.figures(case="notebook 06: bare generate, two processes")
     healed = result.figures(case="notebook 06: the engine, two processes")
     assert guarded["hooks"] == bare["hooks"] > 100 and healed["hooks"] == 0
-    # The whole model is gathered for each of 8 tokens; with the engine handed over once.
-    assert (guarded["gathered"], bare["gathered"], healed["gathered"]) == (9, 8, 1)
+    # The whole model is gathered for each of 24 tokens; with the engine handed over once.
+    assert (guarded["gathered"], bare["gathered"], healed["gathered"]) == (24, 24, 1)
     # Times are told, not asserted: the ledger holds those of a run of their own.
     assert min(way["times"] for way in (guarded, bare, healed)) > 0
     both = result.figures(case="notebook 06: two processes")

@@ -1,4 +1,4 @@
-"""Notebook 07: rank 1 is refused whatever popular cure is tried; the map changes at PartialState(); scales stay behind."""
+"""Notebook 07: rank 1 is refused whatever popular cure is tried; PartialState() changes the map; scales stay behind."""
 
 DIFFERENT = "on a different device than the one you're training on"
 EDITS = ("as it was", 'device_map="auto"', "ddp_find_unused_parameters=False", 'fsdp=""')
