@@ -481,3 +481,34 @@ def test_nbval_compares_what_an_era_prints(tmp_path):
     done = python("-m", "pytest", "--nbval-lax", "--nbval-current-env", "-p", "no:cacheprovider", path, cwd=tmp_path)
     failed = set(map(int, re.findall(r"FAILED .*Cell (\d+)", done.stdout)))
     assert failed == {2, 3} and "2 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "outcome"),
+    [
+        ("ValueError", "ValueError", "ValueError: first line (expected)\n"),
+        ("ValueError", "KeyError", magics.EraCellError),
+        ("ValueError", None, magics.EraCellError),
+        (None, "ValueError", magics.EraMagicError),
+        (None, None, ""),
+    ],
+)
+def test_an_expected_error_must_come(raised, expected, outcome, monkeypatch, capsys):
+    """`-x` passes the one error that a story is about; another, or none, fails the cell."""
+    from IPython.testing.globalipapp import start_ipython
+
+    class Kernel:
+        def run(self, code, send, fetch):
+            if raised:
+                raise magics.EraCellError(OLD, raised, "first line\nsecond line", [])
+            return {}
+
+    monkeypatch.setattr(magics, "kernel", lambda name: Kernel())
+    era = magics.EraMagics(start_ipython() or magics.get_ipython()).era
+    line = OLD if expected is None else f"{OLD} -x {expected}"
+    if isinstance(outcome, str):
+        era(line, "1")
+        assert capsys.readouterr().out == outcome
+    else:
+        with pytest.raises(outcome):
+            era(line, "1")

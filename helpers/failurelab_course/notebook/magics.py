@@ -12,7 +12,8 @@ alive between cells, and its text, results, pictures and errors come back as if 
 `%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that
 takes seconds; `%era_stop NAME ...` ends them. `%era_again NAME` runs the last `%%era` cell in another era. No kernel
 outlives the notebook's own, however that ends: see `keeper`.
-An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it.
+An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it. One that a story is about
+is named by `--raises`, and then its absence fails.
 """
 
 import atexit
@@ -131,7 +132,7 @@ class EraMagics(Magics):
             raised = f"{error.ename}: {error.evalue}"
             if not expected or expected not in raised:
                 raise
-            print(f"{raised} (expected)")
+            print(f"{raised.strip().splitlines()[0]} (expected)")
         else:
             if expected:
                 raise EraMagicError(f"--raises: the cell ended without the error that it was to show: {expected!r}")
