@@ -40,7 +40,7 @@ here:
 
 # What runs once the first notebook's eras are there, while the others are made.
 course: here
-	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin $(BIN)/failurelab run
+	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin --finish $(BIN)/failurelab run
 
 # One thread a process: as fast for small models, and two processes at once do not slow each other down. Two files of
 # tests at a time, each in its order: a file's tests share what was run once. Files in their order too: by default those

@@ -231,11 +231,11 @@ def more_eras(course):
     install.mark(eras.find("today", ready=False), course / ".venv", zero3=False)
 
 
-def begin(code):
+def begin(code, *options):
     """Begin as `make lab` does, with a command that runs this code instead of JupyterLab."""
     code = f"from failurelab_course import eras\n{code}"
     return subprocess.run(
-        [sys.executable, "-m", "failurelab_course.eras", "begin", sys.executable, "-c", code],
+        [sys.executable, "-m", "failurelab_course.eras", "begin", *options, sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": str(ROOT / "helpers")},
         capture_output=True,
         text=True,
@@ -287,7 +287,7 @@ def test_a_set_up_in_the_background_ends_with_the_command_and_is_resumed(course,
         with pytest.raises(eras.EraError, match=rf"{name} is missing .*said: it was interrupted.*Next: "):
             eras.find(name, wait=str)
     monkeypatch.setenv("FAKE_UV_WAITS_AT", "nothing-waits")
-    assert begin("eras.find('a_last', wait=str)").returncode == 0
+    assert begin("raise SystemExit(1)", "--finish").returncode == 1
     assert left(course) == ["a_last", "old", "older"]
 
 

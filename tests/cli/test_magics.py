@@ -192,6 +192,16 @@ def test_an_error_fails_the_cell_with_the_era_s_own_traceback(notebook):
     assert notebook.run("never").error["ename"] == "NameError"
 
 
+def test_a_cell_that_must_end_in_an_error(notebook):
+    """`--raises` takes that error alone: another one goes through, and none is an error; variables stay."""
+    expected = '%%era trl-0.14 --raises "no grad here"\nkept = 7\n'
+    shown = notebook.run(expected + "raise RuntimeError('there is no grad here')")
+    assert (shown.status, shown.text) == ("ok", "RuntimeError: there is no grad here (expected)\n")
+    assert notebook.run("%%era trl-0.14\nkept").value == "7"
+    assert notebook.run(expected + "raise KeyError('another')").error["ename"] == "EraCellError"
+    assert "ended without the error that it was to show: 'no grad here'" in notebook.run(expected).traceback
+
+
 def test_input_is_an_error_not_a_hang(notebook):
     """Nobody can answer a question of another kernel, so asking one fails at once."""
     output = notebook.run(f"%%era {OLD}\ninput('your name? ')")
@@ -471,3 +481,34 @@ def test_nbval_compares_what_an_era_prints(tmp_path):
     done = python("-m", "pytest", "--nbval-lax", "--nbval-current-env", "-p", "no:cacheprovider", path, cwd=tmp_path)
     failed = set(map(int, re.findall(r"FAILED .*Cell (\d+)", done.stdout)))
     assert failed == {2, 3} and "2 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "outcome"),
+    [
+        ("ValueError", "ValueError", "ValueError: first line (expected)\n"),
+        ("ValueError", "KeyError", magics.EraCellError),
+        ("ValueError", None, magics.EraCellError),
+        (None, "ValueError", magics.EraMagicError),
+        (None, None, ""),
+    ],
+)
+def test_an_expected_error_must_come(raised, expected, outcome, monkeypatch, capsys):
+    """`-x` passes the one error that a story is about; another, or none, fails the cell."""
+    from IPython.testing.globalipapp import start_ipython
+
+    class Kernel:
+        def run(self, code, send, fetch):
+            if raised:
+                raise magics.EraCellError(OLD, raised, "first line\nsecond line", [])
+            return {}
+
+    monkeypatch.setattr(magics, "kernel", lambda name: Kernel())
+    era = magics.EraMagics(start_ipython() or magics.get_ipython()).era
+    line = OLD if expected is None else f"{OLD} -x {expected}"
+    if isinstance(outcome, str):
+        era(line, "1")
+        assert capsys.readouterr().out == outcome
+    else:
+        with pytest.raises(outcome):
+            era(line, "1")

@@ -64,7 +64,9 @@ def test_the_error_is_still_an_error(cells):
 
 
 def test_a_log_is_lines_without_a_clock(capsys):
-    """The callbacks that a Trainer takes by itself print what a reader looks at, and no dictionaries or seconds."""
+    """A Trainer's own callbacks print what a reader looks at, no dictionaries or seconds; nothing if logging is off."""
+    import types
+
     import transformers
     from transformers import trainer
 
@@ -76,8 +78,11 @@ def test_a_log_is_lines_without_a_clock(capsys):
         callback = trainer.DEFAULT_PROGRESS_CALLBACK()
         state = transformers.TrainerState(global_step=10)
         state.is_local_process_zero = True
-        callback.on_log(None, state, None, logs={"loss": 0.12345, "reward": 0.5, "train_runtime": 3.0})
-        callback.on_log(None, state, None, logs={"train_runtime": 3.0})
+        args = types.SimpleNamespace(logging_strategy="steps")
+        callback.on_log(args, state, None, logs={"loss": 0.12345, "reward": 0.5, "train_runtime": 3.0})
+        callback.on_log(args, state, None, logs={"train_runtime": 3.0})
+        args.logging_strategy = "no"
+        callback.on_log(args, state, None, logs={"reward": 0.7})
     finally:
         trainer.PrinterCallback, trainer.DEFAULT_PROGRESS_CALLBACK = kept
     assert capsys.readouterr().out == "step  10  loss 0.123  reward 0.5\n"

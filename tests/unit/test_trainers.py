@@ -109,6 +109,15 @@ def test_checkpointing_is_asked_for_by_its_old_name(recwarn):
     assert not [each for each in recwarn if re.match("`gradient_checkpointing(_kwargs)?` is dep", str(each.message))]
 
 
+def test_bf16_of_an_earlier_config_does_not_stay(monkeypatch):
+    """From trl 0.22 a plain GRPOConfig asks for bf16, and transformers 4 keeps that in the environment."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    trainer = trainers.grpo(*models.load(), steps=1)
+    assert trainer.accelerator.mixed_precision == "no"
+    trainers.differing_defaults()
+    assert os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "no"
+
+
 def test_an_option_unknown_to_the_release_is_an_error(monkeypatch):
     """It would do nothing, silently; the error names option, release and era. What it does anyway may be said."""
     monkeypatch.setenv("FAILURELAB_ERA", "some-era")

@@ -32,7 +32,7 @@ from failurelab_course.eras import MARKER, TODAY, Era, EraError, by_need, find, 
 ROOM = {TODAY: 3_000_000_000, "era": 2_000_000_000}
 
 
-def create(name: str, say=print, *, wheels: pathlib.Path | None = None, operation: bool = True) -> Era:
+def create(name: str, say=print, *, wheels: pathlib.Path | None = None) -> Era:
     """Make the era's environment if it is not there, whole; then its kernelspec. Does nothing where all is there.
 
     It is made in a temporary folder and renamed when whole, under a file lock, so that an interruption leaves nothing
@@ -42,12 +42,11 @@ def create(name: str, say=print, *, wheels: pathlib.Path | None = None, operatio
         name: the era's.
         say: is told what is done.
         wheels: a folder of wheels that everything comes from; without one, from a package index.
-        operation: whether DeepSpeed's operation is built too, which takes as long as all the rest; a later call can.
 
     Raises:
         EraError: as `create_all`.
     """
-    return create_all([name], say, wheels=wheels, operation=operation)[0]
+    return create_all([name], say, wheels=wheels)[0]
 
 
 def create_all(
@@ -56,6 +55,7 @@ def create_all(
     """Make several eras, one after the other; who waits for one sees that it will be made.
 
     Where one cannot be made, neither are those after it, and the reason is kept for whoever asks for one of them.
+    Without `operation` DeepSpeed's is left to a later call: to build it takes as long as all the rest.
 
     Raises:
         EraError: Python is too old, no disk space, no network, a lock that does not resolve, or a wheel is missing.
@@ -154,11 +154,11 @@ class _Lock:
             self._file.close()
 
 
-def begin(command: list[str], say=print) -> int:
+def begin(command: list[str], say=print, *, finish: bool = False) -> int:
     """Make the first notebook's eras, then run a command while the others are made; return its exit status.
 
-    The others are made by a process of its own, in the order in which notebooks need them, and that ends with the
-    command. DeepSpeed's operation is built there for the first eras too.
+    The others are made by a process of its own, in the order in which notebooks need them. It ends with the command, or
+    with `finish`, when all are there. DeepSpeed's operation is built there for the first eras too.
 
     Raises:
         EraError: as `create_all`, for the first eras.
@@ -172,7 +172,10 @@ def begin(command: list[str], say=print) -> int:
         # Handlers, for the command would inherit signals that are ignored.
         signal.signal(signal.SIGINT, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        return process.wait()
+        status = process.wait()
+        if finish and behind is not None:
+            behind.wait()
+        return status
     finally:
         if behind is not None and behind.poll() is None:
             os.killpg(behind.pid, signal.SIGTERM)
@@ -472,6 +475,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="take everything from this folder of wheels, without a network",
     )
     start = verbs.add_parser("begin", help="make the first notebook's eras, and the others while a command runs")
+    start.add_argument("--finish", action="store_true", help="end when the others are made, and not before")
     start.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
 
@@ -482,7 +486,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if asked.verb == "begin":
-            return begin(asked.command, say)
+            return begin(asked.command, say, finish=asked.finish)
         create_all(asked.names or [era.name for era in known()], say, wheels=asked.wheels)
     except (EraError, OSError) as error:
         print(f"ERROR {error}", file=sys.stderr)

@@ -15,6 +15,7 @@ Upstream: https://github.com/huggingface/trl/pull/2776 (batch size counts comple
 import dataclasses
 import importlib.metadata
 import inspect
+import os
 import re
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
@@ -240,7 +242,7 @@ def differing_defaults() -> dict[str, Any]:
     """
     from trl import GRPOConfig, GRPOTrainer
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):  # see _make_config
         config = GRPOConfig(output_dir=folder, use_cpu=not torch.cuda.is_available())
     values = {name: getattr(config, name, "-") for name in COMPARED}
     defaults = {
@@ -298,6 +300,8 @@ def _make_config(config_class: type, options: dict[str, Any], folder: str) -> An
                 f"{config_class.__name__} of trl {importlib.metadata.version('trl')} (era {observe.era()}) has no "
                 f"option {key!r}, so {key}={value!r} would do nothing. Next: leave it out, or use another era."
             )
+    # In transformers 4 an earlier config's bf16 stays in the environment, and holds for every later one of the process.
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
     config = config_class(output_dir=folder, **renamed)
     if config.n_gpu > 1:  # else transformers' Trainer would wrap the model in nn.DataParallel, or trl refuse
         config._n_gpu = 1

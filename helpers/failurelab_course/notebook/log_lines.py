@@ -20,11 +20,11 @@ def install() -> None:
     from transformers import trainer
 
     class LogLines(transformers.PrinterCallback):
-        """Prints the figures of `SHOWN` of each log, and no timings."""
+        """Prints the figures of `SHOWN` of each log, and no timings; nothing where logging is off."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             figures = [f"{name} {logs[name]:.3g}" for name in SHOWN if isinstance((logs or {}).get(name), float | int)]
-            if figures and state.is_local_process_zero:
+            if figures and state.is_local_process_zero and args.logging_strategy != "no":
                 print("  ".join([f"step {state.global_step:>3}", *figures]))
 
     trainer.PrinterCallback = trainer.DEFAULT_PROGRESS_CALLBACK = LogLines

@@ -12,7 +12,8 @@ alive between cells, and its text, results, pictures and errors come back as if 
 `%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that
 takes seconds; `%era_stop NAME ...` ends them. `%era_again NAME` runs the last `%%era` cell in another era. No kernel
 outlives the notebook's own, however that ends: see `keeper`.
-An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it.
+An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it. One that a story is about
+is named by `--raises`, and then its absence fails.
 """
 
 import atexit
@@ -101,6 +102,7 @@ class EraMagics(Magics):
     @argument("name", help="the era: a pinned library stack, as `failurelab eras list` names them")
     @argument("-i", "--input", action="append", default=[], help="variables to take there: a,b or -i a -i b")
     @argument("-o", "--output", action="append", default=[], help="variables to bring back: c,d or -o c -o d")
+    @argument("--raises", metavar="TEXT", help="the error in which the cell must end, or a part of it, in quotes")
     @needs_local_scope
     @cell_magic
     def era(self, line: str, cell: str, local_ns: dict | None = None) -> None:
@@ -108,6 +110,9 @@ class EraMagics(Magics):
 
         Values travel as JSON: numbers (NaN and infinities too), strings, booleans, None, lists and dictionaries of
         these with strings as keys; a tuple becomes a list.
+
+        A script that shows a failure stands in its cell as it is, without a `try`: `--raises` says which error it must
+        end in, shows its last line, and lets the notebook go on. Another error, or none, is an error here.
         """
         options = _parse(self.era, line)
         self._last = (line.replace(options.name, "", 1).strip(), cell)
@@ -119,8 +124,18 @@ class EraMagics(Magics):
                 raise EraMagicError(f"-i: {name} does not exist here. Next: assign it in a cell before this one.")
         # Lines are counted as in the notebook's cell, so that a traceback names the line that its reader sees. A magic
         # must stay first.
+        expected = (options.raises or "").strip("\"'")
         code = cell if cell.lstrip().startswith("%%") else f"# %%era {line}\n{cell}"
-        self.shell.push(kernel(options.name).run(code, send, fetch))
+        try:
+            self.shell.push(kernel(options.name).run(code, send, fetch))
+        except EraCellError as error:
+            raised = f"{error.ename}: {error.evalue}"
+            if not expected or expected not in raised:
+                raise
+            print(f"{raised.strip().splitlines()[0]} (expected)")
+        else:
+            if expected:
+                raise EraMagicError(f"--raises: the cell ended without the error that it was to show: {expected!r}")
 
     @magic_arguments()
     @argument("name", help="the era in which the last `%%era` cell is run once more, with the same -i and -o")

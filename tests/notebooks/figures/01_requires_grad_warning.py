@@ -1,5 +1,12 @@
 """Notebook 01: the warning comes in the harmless run and in the silent one; what changes tells them apart."""
 
+REQUESTS = {
+    "trl-0.14": {"nothing": 25, "reentrant": 1, "non-reentrant": 25, "off": 25, "reentrant + method": 25},
+    "trl-0.15": {"nothing": 25, "reentrant": 1, "non-reentrant": 25, "off": 25, "reentrant + method": 25},
+    "trl-0.22": {"nothing": 1, "reentrant": 1, "non-reentrant": 1, "off": 25, "reentrant + method": 25},
+    "today": {"nothing": 25, "reentrant": 25, "non-reentrant": 25, "off": 25, "reentrant + method": 25},
+}
+
 
 def check(result):
     for trainer in ("GRPO", "Online DPO"):
@@ -14,3 +21,9 @@ def check(result):
     assert repaired["warnings"] > 0 and repaired["changed"] == 25
     memory = result.figures(case="notebook 01: peak MiB")
     assert memory["off"] > 2 * memory["non-reentrant"]
+    changed = {
+        record["era"]: record["figures"]
+        for record in result.records
+        if record["case"] == "notebook 01: tensors changed, by request"
+    }
+    assert changed == REQUESTS

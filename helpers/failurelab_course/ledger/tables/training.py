@@ -1,7 +1,5 @@
 """The tables about gradients, rollouts and learning: failures F1, F2 and F7, and the healthy ground."""
 
-import pandas
-
 from failurelab_course.ledger import tables
 from failurelab_course.ledger.records import Record
 from failurelab_course.ledger.tables import count, grid, group_runs, list_runs, median, select_runs, spread, table
@@ -37,6 +35,20 @@ def faces(records: list[Record]) -> str:
     head = ["what is trained", "checkpointing", "GRPO: tensors that change", "Online DPO"]
     runs = select_runs(records, "F1", pattern, "trl-0.14")
     return grid(head, runs, changed, trained=trained, kind=kinds, trainer=("GRPO", "Online DPO"))
+
+
+def comes_back(records: list[Record]) -> str:
+    """Frozen embeddings, no adapter: tensors that change in three steps, by what was asked for, cure and release."""
+    eras = ("trl-0.14", "trl-0.15", "trl-0.22", "today")
+    runs = select_runs(records, "F1", "comes back, (?P<asked>.+)")
+    versions = dict(zip(runs["era"], runs["versions"]))
+    head = [f"trl {versions[era]['trl']}, transformers {versions[era]['transformers']}" for era in eras]
+
+    def changed(run):
+        return f"{run['changed']} of {run['trainable']}, {run['in_force']}"
+
+    head = ["asked for, or cure beside reentrant", *head]
+    return grid(head, runs, changed, asked=list(dict.fromkeys(runs["asked"])), era=eras)
 
 
 def generation(records: list[Record]) -> str:
@@ -122,6 +134,30 @@ def depth(records: list[Record]) -> str:
     return grid(head, runs, price, layers=("2", "4", "8", "16"), kind=_KINDS)
 
 
+def families(records: list[Record]) -> str:
+    """For each family of models: tensors with a gradient, and its largest difference from that without checkpointing."""
+    runs = select_runs(records, "F2", "family: (?P<name>.+)")
+
+    def compared(run):
+        return f"{run['non-reentrant']} of {run['off']}, {run['non-reentrant_error']:.1g}"
+
+    names, eras = sorted(set(runs["name"])), ("trl-0.14", "today")
+    versions = dict(zip(runs["era"], runs["versions"]))
+    head = ["non-reentrant", *(f"transformers {versions[era]['transformers']}" for era in eras)]
+    return grid(head, runs, compared, name=names, era=eras)
+
+
+def checkpoint_errors(records: list[Record]) -> str:
+    """LoRA under ZeRO-3 with non-reentrant checkpointing, by DeepSpeed's version and with its repair switched off."""
+    pattern = "ZeRO-3, non-reentrant, LoRA(?P<off>, DeepSpeed's repair off)?"
+    body = []
+    for _, run in select_runs(records, "F2", pattern).iterrows():
+        version = f"DeepSpeed {run['versions']['deepspeed']}"
+        name = version if isinstance(run["off"], float) or not run["off"] else f"{version}, its repair switched off"
+        body.append([name, f"{run['reached']} of {run['trainable']}", run["error"].split(":")[0] or "no error"])
+    return tables.markdown(["ZeRO-3", "tensors with a gradient", "raised"], sorted(body))
+
+
 def imports(records: list[Record]) -> str:
     """Where the seconds of an import go."""
 
@@ -140,9 +176,8 @@ def imports(records: list[Record]) -> str:
 
 def guards(records: list[Record]) -> str:
     """What guards cost: milliseconds added to the first step, which they judge, and the share added to later ones."""
-    pattern = "overhead of guards: (?P<guard>GradientGuard|RolloutGuard|both)"
-    runs = pandas.concat([select_runs(records, failure, pattern) for failure in ("F1", "F7")])
-    runs = runs.drop_duplicates(["guard", "era"]).sort_values(["guard", "era"])
+    runs = select_runs(records, "ground", "overhead of guards: (?P<guard>.+Guard|all four)")
+    runs = runs.sort_values(["guard", "era"], key=lambda column: column.replace("all four", "zzz"))
     body = [
         [
             run["guard"],
@@ -154,3 +189,14 @@ def guards(records: list[Record]) -> str:
         for run in runs.to_dict("records")
     ]
     return tables.markdown(["guard", "era", "first step, ms", "of which added, ms", "added to later steps"], body)
+
+
+def guard_faults(records: list[Record]) -> str:
+    """Errors raised inside each guard, and the runs that went on all the same."""
+    runs = select_runs(records, "ground", "faults in guards: (?P<guard>.+)").sort_values(["guard", "era"])
+    head = ["guard", "era", "lines it runs", "of which raised an error", "runs that went on", "said in one warning"]
+    body = [
+        [run[name] for name in ("guard", "era", "lines", "faults", "went_on", "told")]
+        for run in runs.to_dict("records")
+    ]
+    return tables.markdown(head, body)

@@ -1,0 +1,61 @@
+"""Checkpointing that comes back reentrant: frozen embeddings, by release of trl, by what was asked for, and by cure.
+
+From trl 0.22 generation runs with checkpointing switched off. Up to 0.25 it is switched on again without its arguments.
+
+Eras: trl-0.14, trl-0.15, trl-0.22, today.
+"""
+
+import argparse
+
+from failurelab import gradients
+from failurelab_course.experiments import devices, models, observe, trainers
+
+WARNING = "None of the inputs have requires_grad"
+REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+NON_REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+
+
+def asked_for() -> dict[str, dict]:
+    """Return the ways to ask for checkpointing; `default` is what GRPOConfig of this release chooses by itself."""
+    default = {"gradient_checkpointing": bool(trainers.differing_defaults()["gradient_checkpointing"])}
+    off = {"gradient_checkpointing": False}
+    return {"default": default, "reentrant": REENTRANT, "non-reentrant": NON_REENTRANT, "off": off}
+
+
+def run(options: dict, prepare, device: str) -> dict:
+    """Train three steps with frozen embeddings; return how many tensors changed, and the checkpointing in force."""
+    policy, tokenizer = models.load(device=device)
+    policy.get_input_embeddings().requires_grad_(False)
+    prepare(policy)
+    trainer = trainers.grpo(policy, tokenizer, steps=3, learning_rate=1e-3, prompts_per_step=4, **options)
+    before = gradients.snapshot(trainer.model)
+    with observe.count_warnings(WARNING) as seen:
+        trainer.train()
+    kinds = sorted({kind for kind, _ in gradients.checkpointed(trainer.model)})
+    changed = len(before.changed(trainer.model))
+    return {"changed": changed, "trainable": len(before), "in_force": ", ".join(kinds) or "off", "warnings": seen.count}
+
+
+def main() -> None:
+    """Run what can be asked for, then each cure beside reentrant checkpointing, and record all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", type=devices.argument, default="cpu")
+    device = parser.parse_args().device
+    observe.quiet()
+    runs = {f"asked for: {name}": (options, lambda policy: None) for name, options in asked_for().items()}
+    cures = {
+        "model.enable_input_require_grads()": lambda policy: policy.enable_input_require_grads(),
+        "gradients.require_input_grads(model)": gradients.require_input_grads,
+        "model.config.use_cache = False": lambda policy: setattr(policy.config, "use_cache", False),
+    }
+    runs |= {f"cure: {name}": (REENTRANT, prepare) for name, prepare in cures.items()}
+    for case, (options, prepare) in runs.items():
+        found = run(options, prepare, device)
+        learns = found["changed"] == found["trainable"]
+        fixed, broken = ("right_fix", "wrong_fix") if case.startswith("cure") else ("healthy", "broken")
+        observe.record("F1", fixed if learns else broken, found, case=f"comes back, {case}", seed=0, device=device)
+        print(case, found)
+
+
+if __name__ == "__main__":
+    main()
