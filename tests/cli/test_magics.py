@@ -494,7 +494,7 @@ def test_nbval_compares_what_an_era_prints(tmp_path):
     ],
 )
 def test_an_expected_error_must_come(raised, expected, outcome, monkeypatch, capsys):
-    """`-x` passes the one error that a story is about; another, or none, fails the cell."""
+    """`--raises` passes the one error that a story is about; another, or none, fails the cell."""
     from IPython.testing.globalipapp import start_ipython
 
     class Kernel:
@@ -505,7 +505,7 @@ def test_an_expected_error_must_come(raised, expected, outcome, monkeypatch, cap
 
     monkeypatch.setattr(magics, "kernel", lambda name: Kernel())
     era = magics.EraMagics(start_ipython() or magics.get_ipython()).era
-    line = OLD if expected is None else f"{OLD} -x {expected}"
+    line = OLD if expected is None else f"{OLD} --raises {expected}"
     if isinstance(outcome, str):
         era(line, "1")
         assert capsys.readouterr().out == outcome
