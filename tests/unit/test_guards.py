@@ -389,6 +389,17 @@ def test_guards_do_not_change_a_run(kind, tokenizer, tmp_path):
     assert gradient.report.learns and rollout.report.agrees and len(rollout.report.rollouts) == 4
 
 
+def test_bf16_of_the_launcher_is_no_garbage(model, tokenizer, tmp_path, monkeypatch):
+    """`accelerate launch --mixed_precision bf16`: the run computes in 16 bits, and its arguments do not know."""
+    guard = guards.RolloutGuard()
+    trainer = make("grpo", model, tokenizer, tmp_path, [guard], bf16=True)
+    trainer.args.bf16 = False
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    monkeypatch.setitem(rollouts.ROUNDING, 4, -1.0)  # judged as float32, every run would be stopped
+    trainer.train()
+    assert guard.report.agrees
+
+
 def test_guards_can_watch_a_second_run(model, tokenizer, tmp_path):
     callbacks = [guards.GradientGuard(), guards.RolloutGuard()]
     trainer = make("grpo", model, tokenizer, tmp_path, callbacks)

@@ -8,6 +8,7 @@ generation, as trl does since 0.22, is judged by what it does. The run is not ch
 loss and reward, is as without the guard.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,7 +60,8 @@ class RolloutGuard(Guard):
             if getattr(args, option, False):
                 self._could_not_check(f"with {option} the trainer generates without model.generate: nothing is judged")
                 return
-        mixed = args.bf16 or args.fp16  # rounds as 16 bits do
+        # 16 bits round more. `accelerate launch` and, with transformers 4, an earlier config leave theirs there as well.
+        mixed = args.bf16 or args.fp16 or os.environ.get("ACCELERATE_MIXED_PRECISION") in ("bf16", "fp16")
         self._rounding = rollouts.ROUNDING[2] if mixed else None
         tokenizer = self.tokenizer or kwargs.get("processing_class") or kwargs.get("tokenizer")
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of images and text
