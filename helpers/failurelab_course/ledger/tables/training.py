@@ -123,7 +123,7 @@ def depth(records: list[Record]) -> str:
 
 
 def families(records: list[Record]) -> str:
-    """For each family of models: tensors with a gradient, and its largest difference from that without checkpointing."""
+    """For each family of models: tensors with a gradient, and its largest difference from the plain one."""
     runs = select_runs(records, "F2", "family: (?P<name>.+)")
 
     def compared(run):
