@@ -23,7 +23,7 @@ def asked_for() -> dict[str, dict]:
 
 
 def run(options: dict, prepare, device: str) -> dict:
-    """Train three steps with frozen embeddings; return which tensors changed, and the kind of checkpointing in force."""
+    """Train three steps with frozen embeddings; return how many tensors changed, and the checkpointing in force."""
     policy, tokenizer = models.load(device=device)
     policy.get_input_embeddings().requires_grad_(False)
     prepare(policy)

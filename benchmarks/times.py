@@ -85,7 +85,12 @@ def tests(clone: pathlib.Path) -> dict:
     return {name: value for name, value in of_junit(clone / ".course" / "tests.xml").items() if name != "minutes"}
 
 
-MORE = {"course": notebooks, "proof": labs, "fast tests": tests, "tests": tests}
+def stacks(clone: pathlib.Path) -> dict:
+    """Return how many library stacks a set-up makes."""
+    return {"eras": len(list((clone / "eras").glob("*.in")))}
+
+
+MORE = {"set-up": stacks, "course": notebooks, "proof": labs, "fast tests": tests, "tests": tests}
 
 
 def over_budget(ledger: pathlib.Path) -> list[str]:

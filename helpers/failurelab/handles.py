@@ -95,9 +95,7 @@ def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) ->
 @contextlib.contextmanager
 def keep_modes(model: nn.Module) -> Iterator[None]:
     """After the block, put every module back into the mode, train or eval, that it was in before."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
+    with contextlib.ExitStack() as stack:  # which goes on with the others where one cannot be put back
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
         yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -74,7 +74,9 @@ def generation_model(trainer: Any) -> Iterator[nn.Module]:
     Works without DeepSpeed and at the stages 0 to 3, with an adapter, before the first step, in evaluation and in a
     callback; without partitioned parameters it yields `trainer.model` and does nothing. After the block, however it
     ends, the same hooks are back in the same order, and the parameters are partitioned again. Nested blocks act as one.
-    All processes must enter it together, because gathering needs all; inside, each may generate as long as it likes.
+    All processes must enter it together, because gathering needs all. Inside nothing is gathered, but transformers'
+    `generate` still asks all processes after each token under ZeRO-3 whether one goes on: so all must generate, or one
+    alone with `synced_gpus=False`.
     Changes to the parameters inside are lost. Gathering holds the whole model on each device: for a model that does not
     fit, generation must run through the engine with the hooks on, or elsewhere (vLLM).
 

@@ -1,8 +1,7 @@
 """Lab 10: the callback that generates.
 
 GRPO under ZeRO-3 in trl 0.14. A callback asks the policy a few sums after each step and keeps the answers. They are
-right, and nothing is raised. But this callback takes several times as long as it did before the run was under ZeRO-3,
-and with more than one process the run sometimes stands still in it.
+right, and nothing is raised. But this callback takes several times as long as it did before the run was under ZeRO-3.
 
 Make the callback generate at full speed, as the trainer itself should. The sums must still be asked after each step.
 """

@@ -23,3 +23,9 @@ def load_models(model_path, rank):
     # TODO: a reference model is never trained, so why is its placement refused? Put it where it belongs.
     reference = load(model_path, "auto", quantization_config=FOUR_BIT)
     return policy, reference
+
+
+if __name__ == "__main__":  # few machines have two GPUs, so this one asks the lab's simulated node
+    from failurelab_course.labs.checker import by_hand
+
+    by_hand.show(__file__, "placement", "load_models")

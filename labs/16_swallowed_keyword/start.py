@@ -33,3 +33,18 @@ def log_probs(model, input_ids, attention_mask, completion_length):
     for rows, tokens in zip(logits, input_ids[:, -completion_length:]):
         scores.append(rows.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0])
     return torch.stack(scores)
+
+
+if __name__ == "__main__":
+    import pathlib
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tiny = pathlib.Path(__file__).resolve().parents[2] / "models" / "tiny-qwen2"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(tiny), AutoTokenizer.from_pretrained(tiny)
+    batch = tokenizer(["12+19=", "13+14="], return_tensors="pt")
+    made = model.generate(**batch, max_new_tokens=2, do_sample=False, return_dict_in_generate=True, output_logits=True)
+    print("the model wrote      ", tokenizer.batch_decode(made.sequences))
+    print("with log-probability ", model.compute_transition_scores(made.sequences, made.logits, normalize_logits=True))
+    with torch.no_grad():
+        print("log_probs says       ", log_probs(model, made.sequences, torch.ones_like(made.sequences), 2))

@@ -21,3 +21,9 @@ def prepare(model_path, output_dir):
     config = GRPOConfig(output_dir=output_dir, gradient_checkpointing=True, report_to=[])
     model = AutoModelForCausalLM.from_pretrained(model_path, quantization_config=FOUR_BIT, device_map={"": 0})
     return model, config  # for GRPOTrainer(model, args=config, peft_config=..., ...)
+
+
+if __name__ == "__main__":  # few machines have two GPUs, so this one asks the lab's simulated node
+    from failurelab_course.labs.checker import by_hand
+
+    by_hand.show(__file__, "node", "prepare")

@@ -24,3 +24,9 @@ def prepare(model_path, output_dir):
     model.to(home)
     model.hf_device_map = {"": home}
     return model, config  # for GRPOTrainer(model, args=config, peft_config=..., ...)
+
+
+if __name__ == "__main__":  # few machines have two GPUs, so this one asks the lab's simulated node
+    from failurelab_course.labs.checker import by_hand
+
+    by_hand.show(__file__, "node", "prepare")

@@ -80,6 +80,21 @@ def test_the_three_faces_of_the_warning(trainer, era):
         assert (ELEMENT_0 in broken["error"]) == bool(broken["error"]) == (setup == "LoRA")
 
 
+@pytest.mark.parametrize("era", ["trl-0.14", "trl-0.15", "trl-0.22", "today"])
+def test_checkpointing_comes_back_reentrant(era):
+    """In trl 0.22 by default, and whatever was asked for; the input that requires grad heals it in every release."""
+    kinds = {"default": {"trl-0.22": "reentrant", "today": "non-reentrant"}.get(era, "off")}
+    kinds |= {kind: kind for kind in KINDS}
+    for asked, kind in kinds.items():
+        found = metrics("F1", f"comes back, asked for: {asked}", era)
+        kind = "reentrant" if era == "trl-0.22" and asked != "off" else kind
+        dead = kind == "reentrant" and era != "today"
+        assert (found["in_force"], found["changed"], found["trainable"]) == (kind, 1 if dead else 25, 25)
+    cures = {"model.enable_input_require_grads()": True, "gradients.require_input_grads(model)": True}
+    for cure, heals in (cures | {"model.config.use_cache = False": era == "today"}).items():
+        assert metrics("F1", f"comes back, cure: {cure}", era)["changed"] == (25 if heals else 1)
+
+
 @pytest.mark.parametrize(
     ("era", "mixed", "equal", "eager"),
     [

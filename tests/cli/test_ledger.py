@@ -151,7 +151,11 @@ def test_versions_and_machines_are_named():
     newer = record(versions=record()["versions"] | {"torch": "9.0"}, device="H100", tier="gpu")
     found = compare([record()], [newer])
     assert [line.partition(" -> ")[2] for line in found.versions] == ["9.0"]
-    assert found.machines[1] == "H100 (tier gpu)"
+    assert found.machines[1] == f"H100 (tier gpu, {newer['processor']})"
+    older = record()
+    del older["processor"]  # as it was recorded before processors were named
+    found = compare([older], [record()])
+    assert found.machines[0] == f"{older['device']} (tier cpu)" and found.holds
 
 
 def test_the_command_tells_and_its_exit_status_says_so(tmp_path):
@@ -179,6 +183,31 @@ def test_a_table_that_does_not_exist_is_refused():
     """A typing error in the README is found, not left as it is."""
     with pytest.raises(EvidenceError, match="unknown table 'lerning'"):
         pages.update_tables("<!-- table: lerning -->\n<!-- end table -->", [])
+
+
+@pytest.mark.parametrize(
+    ("processors", "note"),
+    [
+        (["EPYC, avx2", "EPYC, avx2"], ""),
+        ([None, None], ""),
+        (
+            ["EPYC, avx2", "Xeon, amx_bf16", "EPYC, avx2"],
+            "which may round differently: EPYC, avx2 (2); Xeon, amx_bf16 (1).",
+        ),
+        (["EPYC, avx2", None], "EPYC, avx2 (1), and one that was not recorded (1)."),
+    ],
+)
+def test_a_table_of_several_processors_says_so(tmp_path, processors, note):
+    """Old records do not name theirs, and are read as before."""
+    runs = []
+    for seed, processor in enumerate(processors):
+        made = with_metrics(sampled_before=0.4, sampled_after=0.6, seconds=9.0) | {"failure": "ground", "seed": seed}
+        runs.append(made | {"case": "GRPO learns sums", "processor": processor})
+        if processor is None:
+            del runs[-1]["processor"]
+    write_ledger(tmp_path / "cpu.json", runs)
+    text = pages.update_tables("<!-- table: learning -->\n<!-- end table -->", read_ledger(tmp_path / "cpu.json"))
+    assert text.endswith(f"{note}\n<!-- end table -->") and ("processors" in text) == bool(note)
 
 
 @pytest.mark.parametrize("name", pages.PAGES)

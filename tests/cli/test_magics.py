@@ -137,6 +137,21 @@ def test_the_kernel_lives_on_and_is_not_this_one(notebook):
     assert notebook.run("import os; print(len({pid, today, os.getpid()}), 'there' in dir())").text == "3 False\n"
 
 
+def test_the_last_cell_runs_again_in_another_era(notebook):
+    """`%era_again` is the same code with the same -i and -o in another stack, in a loop as well."""
+    notebook.run("start, stacks = 2, []")
+    cell = "import os\ncame = [start + 1, os.environ['FAILURELAB_ERA']]"
+    assert notebook.run(f"%%era {OLD} -i start -o came\n{cell}").status == "ok"
+    again = notebook.run("for era in ['today']:\n    %era_again {era}\n    stacks.append(came)\nstacks")
+    assert again.value == "[[3, 'today']]"
+
+
+def test_nothing_runs_again_where_nothing_ran(own_notebook):
+    """A reader who runs cells out of order is told which cell comes first."""
+    output = own_notebook.run("%era_again today")
+    assert output.error["ename"] == "EraMagicError" and "Next: run the cell above" in output.error["evalue"]
+
+
 def test_pictures_come_back_as_png(notebook):
     """Pictures of matplotlib are inline, without a magic; other displays, updates and clearing come back in order."""
     output = notebook.run(
@@ -466,3 +481,34 @@ def test_nbval_compares_what_an_era_prints(tmp_path):
     done = python("-m", "pytest", "--nbval-lax", "--nbval-current-env", "-p", "no:cacheprovider", path, cwd=tmp_path)
     failed = set(map(int, re.findall(r"FAILED .*Cell (\d+)", done.stdout)))
     assert failed == {2, 3} and "2 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "outcome"),
+    [
+        ("ValueError", "ValueError", "ValueError: first line (expected)\n"),
+        ("ValueError", "KeyError", magics.EraCellError),
+        ("ValueError", None, magics.EraCellError),
+        (None, "ValueError", magics.EraMagicError),
+        (None, None, ""),
+    ],
+)
+def test_an_expected_error_must_come(raised, expected, outcome, monkeypatch, capsys):
+    """`--raises` passes the one error that a story is about; another, or none, fails the cell."""
+    from IPython.testing.globalipapp import start_ipython
+
+    class Kernel:
+        def run(self, code, send, fetch):
+            if raised:
+                raise magics.EraCellError(OLD, raised, "first line\nsecond line", [])
+            return {}
+
+    monkeypatch.setattr(magics, "kernel", lambda name: Kernel())
+    era = magics.EraMagics(start_ipython() or magics.get_ipython()).era
+    line = OLD if expected is None else f"{OLD} --raises {expected}"
+    if isinstance(outcome, str):
+        era(line, "1")
+        assert capsys.readouterr().out == outcome
+    else:
+        with pytest.raises(outcome):
+            era(line, "1")

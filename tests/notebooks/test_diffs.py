@@ -1,7 +1,8 @@
 """The diff at each notebook's end, applied to the reader's script: broken before, healed after, measured in its era.
 
 `diffs/NAME.py` says how: `MEASURE` is run after the script in the same process, and sets `healed` and `metrics`;
-`RAISES` matches the error of a script that raises before the diff.
+`RAISES` matches the error of a script that raises before the diff, and `BEFORE` is run before the script: what a
+launcher does, or a node that is not there.
 """
 
 import importlib.util
@@ -42,7 +43,7 @@ def apply(script, diff, folder):
     return path.read_text(encoding="utf-8")
 
 
-def run(era, source, measure, folder):
+def run(era, source, measure, folder, before=""):
     """Run the script and the measurement in a kernel of its era; return `healed`, `metrics`, and the error if any."""
     from failurelab_course.experiments import models
 
@@ -50,7 +51,7 @@ def run(era, source, measure, folder):
     try:
         process.start(preload=True)
         given = {"model_path": models.source("tiny"), "device": "cpu", "seed": 0}
-        process.run(f"import os; os.chdir({str(folder)!r})", given)
+        process.run(f"import os; os.chdir({str(folder)!r})\n{before}", given)
         try:
             process.run(source)
         except magics.EraCellError as error:
@@ -74,11 +75,12 @@ def test_the_diff_heals_the_script(name, tmp_path):
     (notebook,) = course.find([name])
     era, script, diff = script_and_diff(notebook)
     healed = apply(script, diff, tmp_path)
-    before = run(era, script, trial.MEASURE, tmp_path)
+    setting = getattr(trial, "BEFORE", "")
+    before = run(era, script, trial.MEASURE, tmp_path, setting)
     raises = getattr(trial, "RAISES", None)
     if raises:
         assert before["error"] and re.search(raises, before["error"]), before
     else:
         assert before["error"] is None and before["healed"] is False, before
-    after = run(era, healed, trial.MEASURE, tmp_path)
+    after = run(era, healed, trial.MEASURE, tmp_path, setting)
     assert after["error"] is None and after["healed"] is True, (before, after)

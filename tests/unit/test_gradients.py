@@ -83,7 +83,7 @@ def test_frozen_embeddings_train_the_last_norm_only(cut_off):
     ],
 )
 def test_the_advice_is_what_heals_in_the_installed_trl(cut_off, monkeypatch, trl, said, unsaid):
-    """trl 0.22 to 0.25 loses the arguments at the first generation; before 0.22 rollouts need a repair as well."""
+    """From 0.22 to 0.25 trl loses the arguments at the first generation; before 0.22 rollouts need a repair as well."""
     spec, version = importlib.util.find_spec, importlib.metadata.version
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: bool(trl) if name == "trl" else spec(name))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: trl if name == "trl" else version(name))

@@ -703,7 +703,7 @@ def test_what_does_not_fit_is_named_with_its_shape(change, match):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_whose_completion_is_hidden_as_a_whole_are_left_to_the_caller(dtype, attention):
     """Trl makes them (mask_truncated_completions): scores and gradients are finite, and other rows' are the same."""
     model = qwen2(dtype=dtype, vocab_size=VOCABULARY, initializer_range=0.2, attn_implementation=attention)
@@ -719,8 +719,8 @@ def test_rows_whose_completion_is_hidden_as_a_whole_are_left_to_the_caller(dtype
         (scores * mask[rows, PROMPT:]).sum().backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     assert all(gradient.isfinite().all() for gradient in gradients[0].values())
-    if dtype == torch.float64:
-        torch.testing.assert_close(*gradients)
+    if dtype == torch.float32:
+        torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
 
 
 def test_models_that_give_no_probabilities_are_refused():

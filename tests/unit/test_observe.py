@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from failurelab_course.experiments import observe
+from failurelab_course.experiments import machine, observe
 
 
 @pytest.fixture
@@ -27,6 +27,23 @@ def test_a_record_says_what_ran_where(ledger_folder):
     assert record["figures"] == {"changed": 1, "loss": 0.5}
     assert record["versions"]["torch"] == torch.__version__
     assert (record["tier"], record["seed"], record["source"]) == ("cpu", 3, "a test")
+    assert record["processor"].endswith(f"torch uses {torch.backends.cpu.get_cpu_capability()}")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        (
+            "processor\t: 0\nmodel name\t: Xeon 8481C\nflags\t\t: fpu avx2 avx512f amx_bf16 avx2x\n\nprocessor\t: 1\n",
+            "Xeon 8481C, avx2 avx512f amx_bf16",
+        ),
+        ("processor\t: 0\nmodel name\t: Old\nflags\t\t: fpu sse2\n", "Old, none of avx2 "),
+        ("processor\t: 0\nFeatures\t: fp asimd bf16\nCPU part\t: 0xd40\n", ", asimd bf16"),
+    ],
+)
+def test_a_processor_is_named_with_its_instruction_sets(cpuinfo, expected):
+    """One with bfloat16 instructions and one without round differently, and "x86_64 CPU" is what both are called."""
+    assert expected in machine.processor(cpuinfo)
 
 
 def test_nothing_is_written_unless_a_folder_is_named(tmp_path, monkeypatch):

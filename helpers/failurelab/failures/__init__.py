@@ -85,7 +85,7 @@ def affected(failure: Failure | str, versions: Mapping[str, str]) -> Affected:
         have = ", ".join(f"{package} {versions[package]}" for package in stack.versions)
         if not stack.only_own_code:
             return Affected(True, f"{have}: {stack.what}")
-        own_code = own_code or f"not through trl's trainers here; {have}: {stack.what}"
+        own_code = own_code or f"not by the defaults of trl's trainers here; {have}: {stack.what}"
     if own_code:
         return Affected(False, own_code, own_code=True)
     needed = dict.fromkeys(package for stack in failure.affected for package in stack.versions)

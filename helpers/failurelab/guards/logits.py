@@ -164,7 +164,8 @@ class LogitsGuard(Guard):
             self._trip(
                 f"rows of logits are scored against {target}, not against the next one ({report.scored} rows read). "
                 "These log-probabilities are not the completion's; policy and reference are wrong alike, so nothing is "
-                f"raised and KL starts at 0. Most often the model returned more rows than it was asked for. {self._cure()}",
+                "raised and KL starts at 0. Most often the model returned more rows than it was asked for. "
+                f"{self._cure()}",
                 report,
             )
         elif report.made <= self.waste * report.needed:

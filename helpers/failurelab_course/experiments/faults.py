@@ -41,7 +41,8 @@ class Injected:
     """What became of the runs of one guard.
 
     Attributes:
-        lines: that the guard ran for itself, at each of which one fault was injected.
+        lines: that the guard ran for itself, in all runs without a fault.
+        faults: runs with a fault at one of them.
         went_on: runs that trained to the weights of a run without a guard.
         told: runs in which the guard said, in one GuardWarning, that it could not check.
         others: what other runs ended in, by line.
@@ -49,6 +50,7 @@ class Injected:
     """
 
     lines: int
+    faults: int
     went_on: int
     told: int
     others: dict[Line, str]
@@ -91,7 +93,7 @@ def _callers(frame: FrameType | None) -> Iterator[CodeType]:
 
 
 class LateScores(transformers.Trainer):
-    """A trainer with a `compute_loss` of its own: it makes all rows of logits, and scores by rows that come too late."""
+    """A trainer with a `compute_loss` of its own, which makes all rows of logits and scores by the wrong ones."""
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         """Return the mean negative log-probability of the last tokens, each by the row that has read it."""
@@ -102,7 +104,7 @@ class LateScores(transformers.Trainer):
 
 def _late_scores(model: Any, tokenizer: Any) -> Any:
     ids = [tokenizer(f"{prompt}{answer}")["input_ids"] for prompt, answer in models.sums()]
-    rows = [{"input_ids": row} for row in ids if len(row) == 6]
+    rows = [{"input_ids": row, "labels": row} for row in ids if len(row) == 6]
     folder = tempfile.TemporaryDirectory()
     arguments = transformers.TrainingArguments(
         folder.name, max_steps=2, per_device_train_batch_size=4, save_strategy="no", report_to=[], disable_tqdm=True,
@@ -174,7 +176,7 @@ def inject(name: str, every: int = 1) -> Injected:
         every: only at every so many lines.
     """
     guard, runs = GUARDS[name]
-    lines = went_on = told = 0
+    lines = count = went_on = told = 0
     others: dict[Line, str] = {}
     texts: dict[str, None] = {}
     gc.freeze()  # each trainer collects at its end, which takes a second with all that is imported
@@ -183,8 +185,9 @@ def inject(name: str, every: int = 1) -> Injected:
         weights, _, _ = _train(build, None)
         _, _, (inside, outside) = _train(build, make)
         texts |= {_source(line): None for line in outside if not line[0].endswith(("base.py", "handles.py"))}
+        lines += len(inside)
         for line in list(inside)[::every]:
-            lines += 1
+            count += 1
             try:
                 trained, messages, _ = _train(build, make, line)
             except Exception as error:
@@ -196,7 +199,7 @@ def inject(name: str, every: int = 1) -> Injected:
             if not (same and alone):
                 others[line] = f"same weights: {same}; {messages}"
     gc.unfreeze()
-    return Injected(lines, went_on, told, others, tuple(texts))
+    return Injected(lines, count, went_on, told, others, tuple(texts))
 
 
 def _train(

@@ -6,6 +6,7 @@ some hundred MiB of it until the process ends.
 
 import importlib.metadata
 import json
+import pathlib
 import platform
 import re
 import subprocess
@@ -17,6 +18,8 @@ from failurelab.failures.versions import LIBRARIES
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _LIBRARIES = (*LIBRARIES, "datasets")
+# What decides how a CPU computes with bfloat16, and how wide: two processors without the same round differently.
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
 _ASK = (
     "import json, sys; from failurelab_course.experiments import devices; "
     "print(json.dumps(devices.describe(sys.argv[1])))"
@@ -62,6 +65,22 @@ def _asked(device: str) -> dict[str, Any]:
         return json.loads(done.stdout.splitlines()[-1])
     last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     raise DeviceError(re.sub(r"^[\w.]*TierError: ", "", last))
+
+
+def processor(cpuinfo: str = "") -> str:
+    """Return the processor's model and those of its instruction sets that decide how numbers are computed.
+
+    Args:
+        cpuinfo: what Linux says of it; by default it is read. Where it cannot be, only the architecture is known.
+    """
+    try:
+        cpuinfo = cpuinfo or pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return f"{platform.processor() or platform.machine()}, instruction sets unknown"
+    first = dict(re.findall(r"^([\w ]+?)\s*: (.+)$", cpuinfo.partition("\n\n")[0], re.MULTILINE))
+    flags = (first.get("flags") or first.get("Features", "")).split()
+    have = " ".join(name for name in _INSTRUCTIONS if name in flags)
+    return f"{first.get('model name', platform.machine())}, {have or 'none of ' + ' '.join(_INSTRUCTIONS)}"
 
 
 def versions() -> dict[str, str]:

@@ -30,6 +30,7 @@ __all__ = [
     "held_memory",
     "machine_seconds",
     "peak_memory",
+    "processor",
     "quiet",
     "record",
     "stopwatch",
@@ -73,6 +74,12 @@ def device_name(device: str | torch.device = "cpu") -> str:
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
 
 
+@functools.cache
+def processor() -> str:
+    """Return the processor's model, its instruction sets that matter here, and which of them torch uses."""
+    return f"{machine.processor()}; torch uses {torch.backends.cpu.get_cpu_capability()}"
+
+
 def record(
     failure: str,
     state: str,
@@ -114,6 +121,7 @@ def record(
         "seed": seed,
         "tier": tier,
         "device": device_name(device),
+        "processor": processor(),
         "versions": versions(device),
         "source": os.environ.get("FAILURELAB_SOURCE", ""),
         "figures": {name: _plain(name, value) for name, value in metrics.items()},  # so called in all ledgers

@@ -242,7 +242,7 @@ def differing_defaults() -> dict[str, Any]:
     """
     from trl import GRPOConfig, GRPOTrainer
 
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):  # a config writes to it, see _make_config
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):  # see _make_config
         config = GRPOConfig(output_dir=folder, use_cpu=not torch.cuda.is_available())
     values = {name: getattr(config, name, "-") for name in COMPARED}
     defaults = {

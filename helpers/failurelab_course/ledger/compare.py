@@ -34,7 +34,7 @@ class Comparison:
     only_old: list[str]
     only_new: list[str]
     versions: list[str]  # "today: torch 2.13.0 -> 2.14.0"
-    machines: tuple[str, str]  # device and tier
+    machines: tuple[str, str]  # device, tier, and processor where it is recorded
     verdicts: list[Change]  # counts, booleans and texts that differ
     magnitudes: list[Change]  # other numbers that differ by more than the tolerance
     not_run: list[str]  # what the second lacks because it says that this was not run, with the reason
@@ -96,7 +96,10 @@ def _where(key: tuple[str, ...]) -> str:
 
 
 def _machine(records: Iterable[Record]) -> str:
-    machines = collections.Counter(f"{record['device']} (tier {record['tier']})" for record in records)
+    machines = collections.Counter(
+        f"{record['device']} (tier {record['tier']}{', ' + record['processor'] if record.get('processor') else ''})"
+        for record in records
+    )
     return ", ".join(name for name, _ in machines.most_common())
 
 

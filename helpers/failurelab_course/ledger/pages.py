@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from failurelab_course import eras
 from failurelab_course.ledger.records import EvidenceError, Record
-from failurelab_course.ledger.tables import machines, memory, offline, times, together, training
+from failurelab_course.ledger.tables import Selection, machines, memory, offline, times, together, training
 
 # Where tables stand, from the repository's root.
 PAGES = (
@@ -37,7 +37,9 @@ def update_tables(text: str, records: list[Record]) -> str:
         name = match.group(1)
         if name not in TABLES:
             raise EvidenceError(f"unknown table {name!r}: the tables are {', '.join(TABLES)}")
-        return f"<!-- table: {name} -->\n{TABLES[name](records)}\n<!-- end table -->"
+        selection = Selection(records)
+        table = TABLES[name](selection)
+        return f"<!-- table: {name} -->\n{table}{selection.note()}\n<!-- end table -->"
 
     return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end table -->", make_block, text, flags=re.DOTALL)
 

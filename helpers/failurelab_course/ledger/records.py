@@ -21,7 +21,7 @@ _FIELDS = {"schema": int, "versions": dict, "figures": dict} | dict.fromkeys(
     ("failure", "case", "state", "era", "tier", "device", "source"), str
 )
 _KEY = ("failure", "case", "state", "era", "tier", "device", "seed", "source")
-Record = dict[str, Any]
+Record = dict[str, Any]  # `processor` may be missing: older records do not name it
 
 
 class EvidenceError(FailureLabError):
@@ -52,6 +52,8 @@ def validate(record: Record, where: str = "record") -> None:
                 f"{where}: field {field!r} is {record.get(field)!r}, a {kind.__name__} is needed. "
                 "Records are made by observe.record; next: record this evidence again."
             )
+    if not isinstance(record.get("processor", ""), str):
+        raise EvidenceError(f"{where}: processor is no text. Next: record this evidence again.")
     if record["tier"] not in TIERS:
         raise EvidenceError(
             f"{where}: tier is {record['tier']!r}, one of {', '.join(TIERS)} is needed: a figure without a tier "

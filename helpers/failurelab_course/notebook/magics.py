@@ -9,9 +9,11 @@ alive between cells, and its text, results, pictures and errors come back as if 
     %%era trl-0.14 -i steps -o rewards
     ...
 
-`%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that takes
-seconds; `%era_stop NAME ...` ends them. No kernel outlives the notebook's own, however that ends: see `keeper`.
-An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it.
+`%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that
+takes seconds; `%era_stop NAME ...` ends them. `%era_again NAME` runs the last `%%era` cell in another era. No kernel
+outlives the notebook's own, however that ends: see `keeper`.
+An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it. One that a story is about
+is named by `--raises`, and then its absence fails.
 """
 
 import atexit
@@ -92,7 +94,9 @@ def stop(*names: str) -> None:
 
 @magics_class
 class EraMagics(Magics):
-    """`%%era`, `%era_start` and `%era_stop`."""
+    """`%%era`, `%era_again`, `%era_start` and `%era_stop`."""
+
+    _last: tuple[str, str] | None = None  # what the last `%%era` cell wrote after the era's name, and its body
 
     @magic_arguments()
     @argument("name", help="the era: a pinned library stack, as `failurelab eras list` names them")
@@ -111,6 +115,7 @@ class EraMagics(Magics):
         end in, shows its last line, and lets the notebook go on. Another error, or none, is an error here.
         """
         options = _parse(self.era, line)
+        self._last = (line.replace(options.name, "", 1).strip(), cell)
         variables = self.shell.user_ns | (local_ns or {})
         send = {name: variables.get(name) for name in _names("-i", options.input)}
         fetch = _names("-o", options.output)
@@ -127,10 +132,22 @@ class EraMagics(Magics):
             raised = f"{error.ename}: {error.evalue}"
             if not expected or expected not in raised:
                 raise
-            print(f"{raised} (expected)")
+            print(f"{raised.strip().splitlines()[0]} (expected)")
         else:
             if expected:
                 raise EraMagicError(f"--raises: the cell ended without the error that it was to show: {expected!r}")
+
+    @magic_arguments()
+    @argument("name", help="the era in which the last `%%era` cell is run once more, with the same -i and -o")
+    @needs_local_scope
+    @line_magic
+    def era_again(self, line: str, local_ns: dict | None = None) -> None:
+        """Run the last `%%era` cell once more, in another era: the same code in two library stacks."""
+        name = _parse(self.era_again, line).name
+        if self._last is None:
+            raise EraMagicError("no %%era cell has run in this notebook yet. Next: run the cell above this one first.")
+        options, cell = self._last
+        self.era(f"{name} {options}", cell, local_ns)
 
     @magic_arguments()
     @argument("names", nargs="+", help="eras whose kernels are started")

@@ -69,7 +69,8 @@ def made_names(source: str, kernel: str) -> set[str]:
     if not words and kernel:
         return set()
     try:
-        nodes = list(ast.walk(ast.parse("\n".join(line for line in body.splitlines() if not line.startswith("%")))))
+        python = "\n".join(line for line in body.splitlines() if not line.lstrip().startswith("%"))
+        nodes = list(ast.walk(ast.parse(python)))
     except SyntaxError:
         return set()
     names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}

@@ -21,6 +21,7 @@ from typing import Any
 
 from failurelab_course import processes
 from failurelab_course.outcomes import Outcome
+from failurelab_course.runs import stored
 
 # Exceptions that say, in a notebook, that the question was not asked. By name: they come from another process.
 NOT_RUN = "NotRun"
@@ -147,6 +148,8 @@ def _export(executed: Any, order: dict[str, Any]) -> None:
 
     here = str(pathlib.Path(__file__).parent)
     exporter = HTMLExporter(extra_template_paths=[here], template_file="page.html.j2")
+    for cell in filter(stored.is_folded, executed.cells):
+        cell.metadata["transient"] = {"remove_source": True}
     resources = {"metadata": {"name": order["name"]}, "ran_on": order["ran_on"]}
     body, _ = exporter.from_notebook_node(executed, resources=resources)
     pathlib.Path(order["html"]).write_text(body, encoding="utf-8")

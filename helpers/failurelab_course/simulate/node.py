@@ -188,17 +188,20 @@ def process(what: Started, rank: int, gpus: int) -> Iterator[Cuda]:
         if self._shared_state:
             return
         cuda.set_device(rank)
-        self._shared_state |= {
-            "_cpu": False,
-            "backend": "nccl" if what.launched else None,
-            "device": torch.device("cuda", rank),
-            "debug": False,
-            "distributed_type": DistributedType.MULTI_GPU if what.launched else DistributedType.NO,
-            "num_processes": what.count,
-            "process_index": rank,
-            "local_process_index": rank,
-            "fork_launched": False,
-        }
+        # not |=, which would also set the attribute: the state would hold itself
+        self._shared_state.update(
+            {
+                "_cpu": False,
+                "backend": "nccl" if what.launched else None,
+                "device": torch.device("cuda", rank),
+                "debug": False,
+                "distributed_type": DistributedType.MULTI_GPU if what.launched else DistributedType.NO,
+                "num_processes": what.count,
+                "process_index": rank,
+                "local_process_index": rank,
+                "fork_launched": False,
+            }
+        )
 
     kept = {name: value for name, value in os.environ.items() if name not in (*numbers, VISIBLE)}
     with (

@@ -20,8 +20,6 @@ def check(result):
     assert waste["after"] > garbage["after"]
     # the last repair saves memory, and changes no number but by rounding
     assert abs(healed["after"] - waste["after"]) < 0.05 and abs(healed["last"] - waste["last"]) < 0.05
-    refused = result.figures(case="notebook 08: ranks refused")
-    assert (refused["early"], refused["per rank"]) == (1, 0)
     found = result.figures(case="notebook 08: QLoRA")
     assert found["after"] > found["before"] + 0.05 and found["last"] > found["first"]
     assert found["unchanged"] == found["quantized"] == 14 and found["require_grad"] == found["with_grad"] == 0

@@ -4,6 +4,7 @@ A run is a row of a pandas frame, and each of its metrics a column. Every public
 table that has its name.
 """
 
+import collections
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +13,23 @@ from typing import Any
 import pandas
 
 from failurelab_course.ledger.records import Record
+
+
+class Selection(list):
+    """A ledger's records, and on which processors those ran that a table was made from (to how many)."""
+
+    def __init__(self, records: Iterable[Record]):
+        super().__init__(records)
+        self.processors: collections.Counter[str] = collections.Counter()
+
+    def note(self) -> str:
+        """Return what to say below the table: nothing if one processor made it, as far as is known."""
+        unknown = self.processors[""]
+        known = [f"{name} ({count})" for name, count in self.processors.most_common() if name]
+        if len(known) + bool(unknown) < 2:
+            return ""
+        more = f", and one that was not recorded ({unknown})" if unknown else ""
+        return f"\n\nRuns of different processors, which may round differently: {'; '.join(known)}{more}."
 
 
 def select_runs(records: Iterable[Record], failure: str, pattern: str, era: str = "") -> pandas.DataFrame:
@@ -32,6 +50,8 @@ def select_runs(records: Iterable[Record], failure: str, pattern: str, era: str 
         metrics, case = record["figures"], re.fullmatch(pattern, record["case"])
         if case and record["failure"] == failure and record["source"].startswith("benchmarks/"):
             ends = {"first": metrics["rewards"][0], "last": metrics["rewards"][-1]} if metrics.get("rewards") else {}
+            if isinstance(records, Selection) and record["tier"] == "cpu" and era in ("", record["era"]):
+                records.processors[record.get("processor", "")] += 1
             rows.append({**record, **case.groupdict(), **metrics, **ends})
     runs = pandas.DataFrame(rows, dtype=object)  # of objects: counts stay whole numbers beside NaN
     return runs[runs["era"] == era] if era else runs

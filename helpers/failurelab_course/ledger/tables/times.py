@@ -8,7 +8,7 @@ from failurelab_course.ledger.tables import markdown
 SOURCE = "times"  # of the records that benchmarks/times.py makes
 _PARTS = {
     "first": "until the first notebook opens, nothing there and nothing cached (`make lab`)",
-    "set-up": "set-up, nothing there and nothing cached (`make setup`: four library stacks)",
+    "set-up": "set-up, nothing there and nothing cached (`make setup`: {eras} library stacks)",
     "again": "set-up, once all is there",
     "course": "the course (`failurelab run`: nine notebooks, two at once)",
     "proof": "the proof of the labs (`failurelab verify`)",
@@ -24,6 +24,7 @@ def times(records: list[Record]) -> str:
     for part, text in _PARTS.items():
         if metrics := parts.get(part):
             share = f"{metrics['others_share']:.0%}" if "others_share" in metrics else "-"
+            text = text.format(eras=metrics.get("eras", 4))  # records from before they were counted are of four
             body.append([text, *(_minutes(metrics.get(name)) for name in ("minutes", "processor_minutes")), share])
         else:
             body.append([text, "not recorded", "", ""])

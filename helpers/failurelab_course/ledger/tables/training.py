@@ -1,7 +1,5 @@
 """The tables about gradients, rollouts and learning: failures F1, F2 and F7, and the healthy ground."""
 
-import pandas
-
 from failurelab_course.ledger import tables
 from failurelab_course.ledger.records import Record
 from failurelab_course.ledger.tables import count, grid, group_runs, list_runs, median, select_runs, spread, table
@@ -37,6 +35,20 @@ def faces(records: list[Record]) -> str:
     head = ["what is trained", "checkpointing", "GRPO: tensors that change", "Online DPO"]
     runs = select_runs(records, "F1", pattern, "trl-0.14")
     return grid(head, runs, changed, trained=trained, kind=kinds, trainer=("GRPO", "Online DPO"))
+
+
+def comes_back(records: list[Record]) -> str:
+    """Frozen embeddings, no adapter: tensors that change in three steps, by what was asked for, cure and release."""
+    eras = ("trl-0.14", "trl-0.15", "trl-0.22", "today")
+    runs = select_runs(records, "F1", "comes back, (?P<asked>.+)")
+    versions = dict(zip(runs["era"], runs["versions"]))
+    head = [f"trl {versions[era]['trl']}, transformers {versions[era]['transformers']}" for era in eras]
+
+    def changed(run):
+        return f"{run['changed']} of {run['trainable']}, {run['in_force']}"
+
+    head = ["asked for, or cure beside reentrant", *head]
+    return grid(head, runs, changed, asked=list(dict.fromkeys(runs["asked"])), era=eras)
 
 
 def generation(records: list[Record]) -> str:
@@ -123,7 +135,7 @@ def depth(records: list[Record]) -> str:
 
 
 def families(records: list[Record]) -> str:
-    """For each family of models: tensors with a gradient, and its largest difference from the plain one."""
+    """For each family of models: tensors with a gradient, and its largest difference from one without checkpointing."""
     runs = select_runs(records, "F2", "family: (?P<name>.+)")
 
     def compared(run):
@@ -164,9 +176,8 @@ def imports(records: list[Record]) -> str:
 
 def guards(records: list[Record]) -> str:
     """What guards cost: milliseconds added to the first step, which they judge, and the share added to later ones."""
-    pattern = "overhead of guards: (?P<guard>GradientGuard|RolloutGuard|both)"
-    runs = pandas.concat([select_runs(records, failure, pattern) for failure in ("F1", "F7")])
-    runs = runs.drop_duplicates(["guard", "era"]).sort_values(["guard", "era"])
+    runs = select_runs(records, "ground", "overhead of guards: (?P<guard>.+Guard|all four)")
+    runs = runs.sort_values(["guard", "era"], key=lambda column: column.replace("all four", "zzz"))
     body = [
         [
             run["guard"],
@@ -178,3 +189,14 @@ def guards(records: list[Record]) -> str:
         for run in runs.to_dict("records")
     ]
     return tables.markdown(["guard", "era", "first step, ms", "of which added, ms", "added to later steps"], body)
+
+
+def guard_faults(records: list[Record]) -> str:
+    """Errors raised inside each guard, and the runs that went on all the same."""
+    runs = select_runs(records, "ground", "faults in guards: (?P<guard>.+)").sort_values(["guard", "era"])
+    head = ["guard", "era", "lines it runs", "of which raised an error", "runs that went on", "said in one warning"]
+    body = [
+        [run[name] for name in ("guard", "era", "lines", "faults", "went_on", "told")]
+        for run in runs.to_dict("records")
+    ]
+    return tables.markdown(head, body)

@@ -1,0 +1,12 @@
+"""Notebook 08: four repairs; the run has its gradients, its rollouts, its last rows of logits, and learns."""
+
+RAISES = r"RuntimeError: element 0 of tensors does not require grad"
+MEASURE = """
+rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+rows = []
+hook = model.register_forward_hook(lambda module, args, output: rows.append(output.logits.shape[1]))
+ids = tokenizer(["12+13=25"], return_tensors="pt").input_ids
+scores = trainer._get_per_token_logps(trainer.model, ids, torch.ones_like(ids), 2)
+metrics = {"first": rewards[0], "last": rewards[-1], "rows": rows[-1], "map": device_map[""]}
+healed = metrics["last"] > 0.45 and metrics["rows"] == 3 and tuple(scores.shape) == (1, 2) and metrics["map"] == 0
+"""
