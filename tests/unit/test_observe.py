@@ -25,7 +25,7 @@ def test_a_record_says_what_ran_where(ledger_folder):
     first, second = map(json.loads, path.read_text().splitlines())
     assert first == record and second["state"] == "right_fix"
     assert record["figures"] == {"changed": 1, "loss": 0.5}
-    assert record["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(record["versions"]["torch"])  # a wheel may leave its +cu130 out
     assert (record["tier"], record["seed"], record["source"]) == ("cpu", 3, "a test")
     assert record["processor"].endswith(f"torch uses {torch.backends.cpu.get_cpu_capability()}")
 
