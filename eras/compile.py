@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compile eras/NAME.in into eras/NAME.txt: one lock for Python 3.11 and 3.12, on every platform.
+"""Compile eras/NAME.in into eras/NAME.txt: one lock for Python 3.11 to 3.13, on every platform.
 
     python eras/compile.py [NAME ...]
 

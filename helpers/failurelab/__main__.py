@@ -20,7 +20,7 @@ def main(arguments=None) -> int:
     if sys.version_info < (3, 10):  # noqa: UP036
         print(
             f"ERROR Python {sys.version.split()[0]} runs this: helpers need 3.10 or later, and the course needs 3.11 "
-            "or 3.12. Next: install one of these, then make setup PYTHON=python3.11, and .venv/bin/failurelab doctor",
+            "to 3.13. Next: install one of these, then make setup PYTHON=python3.11, and .venv/bin/failurelab doctor",
             file=sys.stderr,
         )
         return 2

@@ -104,8 +104,8 @@ def _program(top: pathlib.Path) -> str:
 
 def _python() -> Check:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    fits = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    step = "install Python 3.11 or 3.12, then make setup PYTHON=python3.11"
+    fits = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    step = "install Python 3.11, 3.12 or 3.13, then make setup PYTHON=python3.11"
     return Check("Python", PASS if fits else FAIL, text, "" if fits else step)
 
 

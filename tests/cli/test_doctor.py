@@ -250,7 +250,7 @@ def test_an_old_python_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, "version_info", (3, 9, 2))
     assert __main__.main() == 2
     said = capsys.readouterr().err
-    assert "the course needs 3.11 or 3.12. Next:" in said and len(said.splitlines()) == 1
+    assert "the course needs 3.11 to 3.13. Next:" in said and len(said.splitlines()) == 1
 
 
 def test_outside_of_the_course(tmp_path):

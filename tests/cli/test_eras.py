@@ -140,9 +140,9 @@ def test_no_room_is_said_before_anything_is_made(course, monkeypatch):
 
 
 def test_an_old_python_is_told(course, monkeypatch):
-    """The locks are for 3.11 and 3.12; another Python is named, with what to call instead."""
+    """The locks are for 3.11 to 3.13; another Python is named, with what to call instead."""
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
-    with pytest.raises(eras.EraError, match=r"the locks are for 3.11 and 3.12. Next: .*PYTHON="):
+    with pytest.raises(eras.EraError, match=r"the locks are for 3.11 to 3.13. Next: .*PYTHON="):
         install.create("old", say=lambda text: None)
 
 

@@ -100,7 +100,7 @@ def test_wheels_are_asked_for_by_python_and_platform(course, steps, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"python": "3.13"}, r"Python 3.13: the locks are for 3.11 and 3.12"),
+        ({"python": "3.13"}, r"Python 3.13: bundles are for 3.11 and 3.12"),
         ({"platform": "macosx_14_0_arm64"}, "unknown platform 'macosx_14_0_arm64'"),
         ({"names": ["odl"]}, "unknown era 'odl': the eras are today, old"),
     ],

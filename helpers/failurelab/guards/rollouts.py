@@ -60,7 +60,7 @@ class RolloutGuard(Guard):
             if getattr(args, option, False):
                 self._could_not_check(f"with {option} the trainer generates without model.generate: nothing is judged")
                 return
-        # 16 bits round more; `accelerate launch` and, with transformers 4, an earlier config leave them in the environment.
+        # 16 bits round more; `accelerate launch`, or in transformers 4 an earlier config, asks for them by a variable
         mixed = args.bf16 or args.fp16 or os.environ.get("ACCELERATE_MIXED_PRECISION") in ("bf16", "fp16")
         self._rounding = rollouts.ROUNDING[2] if mixed else None
         tokenizer = self.tokenizer or kwargs.get("processing_class") or kwargs.get("tokenizer")

@@ -61,9 +61,9 @@ def create_all(
         EraError: Python is too old, no disk space, no network, a lock that does not resolve, or a wheel is missing.
     """
     eras = [find(name, ready=False) for name in names]
-    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
         raise EraError(
-            f"Python {sys.version.split()[0]} runs this, and the locks are for 3.11 and 3.12. "
+            f"Python {sys.version.split()[0]} runs this, and the locks are for 3.11 to 3.13. "
             "Next: install one of these and run: make PYTHON=python3.11"
         )
     if wheels is not None:

@@ -41,7 +41,7 @@ class Target:
 
     def __post_init__(self):
         if self.python not in PYTHONS:
-            raise EraError(f"Python {self.python}: the locks are for {' and '.join(PYTHONS)}. Next: --python 3.11")
+            raise EraError(f"Python {self.python}: bundles are for {' and '.join(PYTHONS)}. Next: --python 3.11")
         if not re.fullmatch(r"manylinux_2_\d+_x86_64", self.platform):
             raise EraError(
                 f"unknown platform {self.platform!r}: a bundle is made for Linux on x86-64, elsewhere none was tried. "
