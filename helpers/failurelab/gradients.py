@@ -221,8 +221,8 @@ def _advice(model: nn.Module) -> str:
         )
         other = "gradient_checkpointing_kwargs={'use_reentrant': False}"
         trl = importlib.metadata.version("trl") if importlib.util.find_spec("trl") else "1"
-        if Version("0.22") <= Version(trl) < Version("0.26"):
-            # checkpointing comes back from each generation without its arguments
+        if Version("0.22") <= Version(trl) < Version("0.27"):
+            # checkpointing comes back from each generation without its arguments; in 0.26 with OnlineDPOTrainer alone
             return f"{text}; {other} alone does not last, for trl {trl} loses it at the first generation."
         if Version(trl) < Version("0.22"):
             other += (

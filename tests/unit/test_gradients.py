@@ -78,7 +78,8 @@ def test_frozen_embeddings_train_the_last_norm_only(cut_off):
         ("0.21.0", ["or gradient_checkpointing_kwargs", "rollouts.repair"], ["alone"]),
         ("0.22.2", ["False} alone does not last", "enable_input_require_grads"], ["or gradient_ch", "rollouts.repair"]),
         ("0.25.1", ["False} alone does not last"], ["or gradient_checkpointing_kwargs", "rollouts.repair"]),
-        ("0.26.0", ["or gradient_checkpointing_kwargs"], ["alone", "rollouts.repair"]),
+        ("0.26.2", ["False} alone does not last"], ["or gradient_checkpointing_kwargs", "rollouts.repair"]),
+        ("0.27.0", ["or gradient_checkpointing_kwargs"], ["alone", "rollouts.repair"]),
         ("", ["or gradient_checkpointing_kwargs"], ["alone", "rollouts.repair"]),
     ],
 )
