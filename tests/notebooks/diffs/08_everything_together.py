@@ -4,7 +4,8 @@ RAISES = r"RuntimeError: element 0 of tensors does not require grad"
 MEASURE = """
 rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
 rows = []
-hook = model.register_forward_hook(lambda module, args, output: rows.append(output.logits.shape[1]))
+head = trainer.model.get_output_embeddings()  # PEFT calls the model below by its forward, past the hooks of the whole
+hook = head.register_forward_hook(lambda module, args, logits: rows.append(logits.shape[1]))
 ids = tokenizer(["12+13=25"], return_tensors="pt").input_ids
 scores = trainer._get_per_token_logps(trainer.model, ids, torch.ones_like(ids), 2)
 metrics = {"first": rewards[0], "last": rewards[-1], "rows": rows[-1], "map": device_map[""]}
