@@ -84,6 +84,7 @@ class Seen:
         given: the arguments that the script gave the trainer, by name.
         gpus: that one process sees; None where this machine cannot tell.
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
+        evaluated: whether evaluate() was called before train().
         source: the script, for repairs that are a diff of its lines.
     """
 
@@ -98,6 +99,7 @@ class Seen:
     given: dict[str, Any] = dataclasses.field(default_factory=dict)
     gpus: int | None = None
     zero_stage: int = 0
+    evaluated: bool = False
     source: "Source | None" = None
 
 
