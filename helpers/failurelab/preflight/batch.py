@@ -57,7 +57,7 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
             "batch",
             f"num_generations is {generations}: a group of one completion has no standard deviation"
             + (
-                ", and this trl does not refuse it: every advantage is NaN" if per_round is None else ", trl refuses it"
+                ", and this trl takes it: every advantage is NaN" if per_round is None else ", trl refuses it"
             ),
             "Set num_generations to 2 or more.",
         )
@@ -82,7 +82,7 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
 
 
 def _rows(seen: Seen, per_round: int | None, generations: int) -> Iterator[Answer]:
-    """trl's sampler drops prompts that do not fill a round of generation; where none is filled, nothing is trained."""
+    """The sampler drops prompts that do not fill a round of generation; where none is filled, nothing is trained."""
     if per_round is None or "RepeatSampler" not in trl_source(seen.trainer):
         return
     dataset = getattr(seen.trainer, "train_dataset", None)

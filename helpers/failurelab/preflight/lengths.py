@@ -20,7 +20,7 @@ PROMPTS, ANSWERS, CLIPPED = 0.1, 0.5, 0.95  # shares from which on it is told
 
 
 def judge_lengths(seen: Seen) -> Iterator[Answer]:
-    """Tell the share of prompts and of reference answers that are longer than the limits of a trainer that generates."""
+    """Tell the share of prompts and of reference answers that are longer than the limits of the trainer."""
     trainer = seen.trainer
     if not generates(trainer):
         return

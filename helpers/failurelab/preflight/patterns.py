@@ -4,6 +4,7 @@ forms(reward, "42")  # for re.search(r"<answer>(.*?)</answer>", text): a form th
 """
 
 import functools
+import inspect
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -52,7 +53,7 @@ def _texts(function: Any, depth: int) -> Iterator[str]:
         function = getattr(function, "__wrapped__", None) or function.func
     function = getattr(function, "__func__", function)
     if not isinstance(function, types.FunctionType):
-        function = getattr(getattr(type(function), "__call__", None), "__func__", type(function).__call__)
+        function = inspect.getattr_static(type(function), "__call__", None)
         if not isinstance(function, types.FunctionType):
             return
     names: list[str] = []

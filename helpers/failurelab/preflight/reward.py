@@ -33,7 +33,7 @@ from failurelab.preflight import patterns
 from failurelab.preflight.findings import Answer, Finding, Held, NotChecked, Seen
 from failurelab.preflight.rows import is_conversation, reference_column, sample, tokenizer_of, trl_source
 
-ROWS = 3
+ROWS, MORE_ROWS = 4, 24  # asked of at first; and before a reference is said to be one that cannot be read
 _FORMS = (
     "{}",
     "The answer is {}.",
@@ -90,7 +90,7 @@ class _Examination:
         self.source = trl_source(seen.trainer)
         self.chat = is_conversation(rows[0]["prompt"])
         self.columns = self._reaching()
-        self.asked = {function: _asked(function) for function in own}
+        self.asked = {id(function): _asked(function) for function in own}
         self.column = reference_column(rows, [name for names in self.asked.values() for name in names])
         self.probes = _probes(rows, self.column, own)
 
@@ -148,7 +148,7 @@ class _Examination:
     def _sign(self, totals: list[float]) -> Answer:
         if self.column is None or not any(self.column in names for names in self.asked.values()):
             return Held(
-                "F14", "every function gives one finite number for each completion; there is no answer to compare"
+                "F14", "every function gives one finite number for each completion; no reference to compare"
             )
         if len(self.own) < len(self.functions):
             return NotChecked("F14", "a reward model adds to the sum, so the sign against the reference is unknown")
@@ -173,7 +173,7 @@ class _Examination:
             )
         return NotChecked(
             "F14",
-            f"no form of the reference (column {self.column}) got more than a wrong answer; none may be the one asked for",
+            f"no form of the reference (column {self.column}) got more than a wrong answer; another form may",
         )
 
     def _totals(self, columns: list[list[float | None]]) -> list[float | None]:
@@ -205,7 +205,7 @@ class _Examination:
         if extra:
             return Finding(
                 "F14",
-                f"{_name(function)} takes no {', '.join(extra)}, which the trainer hands to every function: a TypeError",
+                f"{_name(function)} takes no {', '.join(extra)}, which this trainer hands to it: a TypeError",
                 "Add **kwargs to the function's arguments.",
             )
         return None
@@ -224,7 +224,7 @@ class _Examination:
             "prompts": [copy.deepcopy(self.rows[probe.row]["prompt"]) for probe in probes],
             "completions": completions,
         }
-        if "completion_ids=" in self.source:
+        if "completion_ids=completion_ids" in self.source:
             texts = [probe.text for probe in probes]
             tokenizer = tokenizer_of(self.trainer)
             arguments["completion_ids"] = (
@@ -239,7 +239,7 @@ class _Examination:
             return _run(function, self._arguments(probes, self.columns))
         except KeyError as error:
             name = error.args[0] if error.args else None
-            if name in self.asked[function] and name not in self.columns:
+            if name in self.asked[id(function)] and name not in self.columns:
                 return Finding(
                     "F14",
                     f"{_name(function)} reads the column {name!r}, which never arrives: a KeyError",
@@ -249,15 +249,11 @@ class _Examination:
         except _OWN as error:
             return self._error(function, error)
         except Exception as error:
-            return NotChecked(
-                "F14", f"{_name(function)} could not be asked: {type(error).__name__}: {first_line(error)}"
-            )
+            return _not_asked(function, error)
 
     def _error(self, function: Callable[..., Any], error: Exception) -> Answer:
         if isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError):
-            return NotChecked(
-                "F14", f"{_name(function)} could not be asked: {type(error).__name__}: {first_line(error)}"
-            )
+            return _not_asked(function, error)
         what, repair = "completions in plain words", "Let the function give its lowest reward to what it cannot read."
         if any(not probe.text for probe in self.probes) and not inspect.iscoroutinefunction(function):
             filled = [probe for probe in self.probes if probe.text]
@@ -281,7 +277,7 @@ class _Examination:
             given = given.tolist()
         single = isinstance(given, (int, float)) or (hasattr(given, "__len__") and len(given) == 1)
         if single and count > 1:
-            broadcast = "strict" not in self.source and "rewards, but " not in self.source
+            broadcast = "rewards, but " not in self.source
             return Finding(
                 "F14",
                 f"{_name(function)} gives one number for {count} completions"
@@ -315,7 +311,7 @@ class _Examination:
                 + (
                     "an error in this trl"
                     if what == "None"
-                    else "the whole group's advantages NaN, and then the weights"
+                    else "its group's advantages NaN, and then the weights"
                 ),
                 "Return a finite number for every completion.",
             )
@@ -333,7 +329,7 @@ class _Examination:
         given = f"{_name(function)} gives {_value(rewards)} for all {len(rewards)} made-up completions"
         absent = [
             name
-            for name in self.asked[function]
+            for name in self.asked[id(function)]
             if name not in self.columns and name not in self._arguments([], ()) and name not in ("environments",)
         ]
         if absent:
@@ -362,7 +358,7 @@ class _Examination:
 
     def _other_reference(self, function: Callable[..., Any], given: str) -> Finding | None:
         """Ask with references that are a plain number: a function that tells those apart cannot read the dataset's."""
-        if self.column is None or self.column not in self.asked[function]:
+        if self.column is None or self.column not in self.asked[id(function)]:
             return None
         real = self.rows[0][self.column]
         for value in ("7", 7, 7.0):
@@ -422,7 +418,7 @@ def _probes(rows: Sequence[Mapping[str, Any]], column: str | None, functions: Se
 
 
 def _reference(value: Any) -> str:
-    """Return the answer itself: what follows `####` or stands in the last `\\boxed{}`, where a worked solution is."""
+    """Return the answer itself: of a worked solution, what follows `####` or stands in the last box."""
     if isinstance(value, (list, tuple)) and value and not is_conversation(value):
         value = value[0]
     if is_conversation(value):
@@ -451,7 +447,8 @@ def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 def _tree(function: Callable[..., Any]) -> Any:
     """Return the syntax tree of a function; None where its source is not there, or is a part of a line."""
     function = inspect.unwrap(getattr(function, "func", function))
-    function = function if hasattr(function, "__code__") else getattr(type(function), "__call__", function)
+    if not hasattr(function, "__code__"):
+        function = inspect.getattr_static(type(function), "__call__", function)
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -520,6 +517,10 @@ def _is_name(node: Any, name: Any) -> bool:
 def _value(rewards: Sequence[float | None]) -> str:
     values = sorted({reward for reward in rewards if reward is not None})
     return f"{values[0]:g}" if len(values) == 1 else f"one number for each prompt ({values[0]:g} to {values[-1]:g})"
+
+
+def _not_asked(function: Callable[..., Any], error: Exception) -> NotChecked:
+    return NotChecked("F14", f"{_name(function)} could not be asked: {type(error).__name__}: {first_line(error)}")
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -1,4 +1,4 @@
-"""What judges read of a script: rows of its real dataset, prompts as its trainer tokenizes them, and trl's own source."""
+"""What judges read of a script: rows of its dataset, prompts as its trainer tokenizes them, and the source of its trl."""
 
 import functools
 import inspect

@@ -27,7 +27,7 @@ TOKENS = 64  # drawn from a real model, to see whether it ends
 
 
 def judge_template(seen: Seen) -> Iterator[Answer]:
-    """F12: plain prompts for a chat model, and a doubled beginning-of-sequence token, in ids as the trainer has them."""
+    """F12: plain prompts for a chat model, and a beginning-of-sequence token that the trainer adds once more."""
     trainer, tokenizer = seen.trainer, tokenizer_of(seen.trainer)
     rows = sample(trainer, ROWS)
     if tokenizer is None or not rows:
