@@ -56,9 +56,7 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
         yield Finding(
             "batch",
             f"num_generations is {generations}: a group of one completion has no standard deviation"
-            + (
-                ", and this trl takes it: every advantage is NaN" if per_round is None else ", trl refuses it"
-            ),
+            + (", and this trl takes it: every advantage is NaN" if per_round is None else ", trl refuses it"),
             "Set num_generations to 2 or more.",
         )
         return
@@ -85,7 +83,7 @@ def _rows(seen: Seen, per_round: int | None, generations: int) -> Iterator[Answe
     """The sampler drops prompts that do not fill a round of generation; where none is filled, nothing is trained."""
     if per_round is None or "RepeatSampler" not in trl_source(seen.trainer):
         return
-    dataset = getattr(seen.trainer, "train_dataset", None)
+    dataset = seen.dataset
     size = len(dataset) if hasattr(dataset, "__len__") else None
     prompts = per_round // generations
     if size is not None and size < prompts:

@@ -24,7 +24,7 @@ def judge_lengths(seen: Seen) -> Iterator[Answer]:
     trainer = seen.trainer
     if not generates(trainer):
         return
-    rows = [row for row in sample(trainer, ROWS) if row.get("prompt")]
+    rows = [row for row in sample(seen, ROWS) if row.get("prompt")]
     if not rows:
         yield NotChecked("F11", "the dataset has no column `prompt` that could be read")
         return

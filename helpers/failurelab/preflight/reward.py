@@ -68,7 +68,7 @@ def judge_rewards(seen: Seen) -> Iterator[Answer]:
         if any(getattr(seen.trainer, name, None) is not None for name in ("reward_model", "judge")):
             yield NotChecked("F10", "rewards come from a reward model or a judge, which is not asked")
         return
-    rows = [row for row in sample(seen.trainer, ROWS) if row.get("prompt")]
+    rows = _prompted(seen, ROWS)
     if not rows:
         yield NotChecked("F10", "the dataset has no column `prompt` that could be read")
         return
@@ -86,7 +86,7 @@ class _Examination:
     """The functions of one trainer, and what they gave."""
 
     def __init__(self, seen: Seen, rows: list[dict[str, Any]], functions: list[Any], own: list[Any]) -> None:
-        self.trainer, self.rows, self.functions, self.own = seen.trainer, rows, functions, own
+        self.seen, self.trainer, self.rows, self.functions, self.own = seen, seen.trainer, rows, functions, own
         self.source = trl_source(seen.trainer)
         self.chat = is_conversation(rows[0]["prompt"])
         self.columns = self._reaching()
@@ -117,8 +117,9 @@ class _Examination:
         if answers:
             return
         told = False
+        unread = [function for function, _ in constant if not _reads_completions(function)]
         for function, rewards in constant:
-            finding = self._why(function, rewards, alone=len(constant) == len(self.own) == len(self.functions))
+            finding = self._why(function, rewards, unread, alone=len(unread) == len(self.functions))
             if finding:
                 told = True
                 yield finding
@@ -147,9 +148,7 @@ class _Examination:
 
     def _sign(self, totals: list[float]) -> Answer:
         if self.column is None or not any(self.column in names for names in self.asked.values()):
-            return Held(
-                "F14", "every function gives one finite number for each completion; no reference to compare"
-            )
+            return Held("F14", "every function gives one finite number for each completion; no reference to compare")
         if len(self.own) < len(self.functions):
             return NotChecked("F14", "a reward model adds to the sum, so the sign against the reference is unknown")
         given = {(probe.row, probe.kind, probe.form): total for probe, total in zip(self.probes, totals)}
@@ -308,44 +307,26 @@ class _Examination:
             return Finding(
                 "F14",
                 f"{_name(function)} gives {what} for {infinite or nan or none} of {count} completions, which makes "
-                + (
-                    "an error in this trl"
-                    if what == "None"
-                    else "its group's advantages NaN, and then the weights"
-                ),
+                + ("an error in this trl" if what == "None" else "its group's advantages NaN, and then the weights"),
                 "Return a finite number for every completion.",
             )
         return [None if value is None or math.isnan(value) else value for value in values]
 
-    def _flat(self, rewards: Sequence[float | None]) -> bool:
+    def _flat(self, rewards: Sequence[float | None], probes: Sequence[Probe] | None = None) -> bool:
         """Return whether all completions of each prompt got the same, and something."""
         groups: dict[int, set[float | None]] = {}
-        for probe, reward in zip(self.probes, rewards):
+        for probe, reward in zip(probes or self.probes, rewards):
             groups.setdefault(probe.row, set()).add(reward)
         return all(len(group) == 1 for group in groups.values()) and any(value is not None for value in rewards)
 
-    def _why(self, function: Callable[..., Any], rewards: Sequence[float | None], alone: bool) -> Finding | None:
+    def _why(
+        self, function: Callable[..., Any], rewards: Sequence[float | None], unread: Sequence[Any], alone: bool
+    ) -> Finding | None:
         """Return what makes a function give the same to all completions of a prompt, where that is sure."""
         given = f"{_name(function)} gives {_value(rewards)} for all {len(rewards)} made-up completions"
-        absent = [
-            name
-            for name in self.asked[id(function)]
-            if name not in self.columns and name not in self._arguments([], ()) and name not in ("environments",)
-        ]
-        if absent:
-            return Finding(
-                "F14",
-                f"{given}, and it asks for the column {absent[0]!r}, which never arrives",
-                self._columns_repair(absent[0]),
-            )
-        if not _reads_completions(function):
-            if not alone:
-                return None
-            return Finding(
-                "F10",
-                f"{given}: it never reads them, so every advantage and every gradient is 0",
-                "Let the reward depend on the completion.",
-            )
+        if function in unread:
+            evidence = f"{given}: it never reads them, so every advantage and every gradient is 0"
+            return Finding("F10", evidence, "Let the reward depend on the completion.") if alone else None
         if inspect.iscoroutinefunction(function):
             return None
         if self.chat and self._varies(function, self._arguments(self.probes, self.columns, text=True)):
@@ -354,36 +335,60 @@ class _Examination:
                 f"{given}, which are lists of messages here; the same texts as plain strings get different rewards",
                 'Read the text of a completion as completion[0]["content"].',
             )
+        there = self._arguments([], self.columns)
+        for name in self.asked[id(function)]:
+            value = None if name in there else self._told_apart(function, name)
+            if value is not None:
+                return Finding(
+                    "F14",
+                    f"{given}: it asks for the column {name!r}, which never arrives; with {name}={value!r} it would "
+                    "tell right from wrong",
+                    self._columns_repair(name),
+                )
         return self._other_reference(function, given)
 
     def _other_reference(self, function: Callable[..., Any], given: str) -> Finding | None:
         """Ask with references that are a plain number: a function that tells those apart cannot read the dataset's."""
-        if self.column is None or self.column not in self.asked[id(function)]:
+        column = self.column
+        if column is None or column not in self.asked[id(function)]:
             return None
-        real = self.rows[0][self.column]
+        value = self._told_apart(function, column)
+        rows, self.rows = self.rows, _prompted(self.seen, MORE_ROWS)
+        try:
+            more = _probes(self.rows, column, self.own)
+            if value is None or self._varies(function, self._arguments(more, self.columns), more):
+                return None
+        finally:
+            self.rows = rows
+        real = rows[0][column]
+        return Finding(
+            "F14",
+            f"{given}, the right answers among them: {column} is {type(real).__name__} {str(real)[:40]!r}, and a "
+            f"reference {value!r} ({type(value).__name__}) would be told from a wrong one",
+            f"Compare with what {column} holds: the same type, and a pattern that finds it.",
+        )
+
+    def _told_apart(self, function: Callable[..., Any], column: str) -> Any:
+        """Return a plain reference by which the function tells right completions from wrong ones; None if by none."""
         for value in ("7", 7, 7.0):
-            rows = [{**row, self.column: value} for row in self.rows]
-            probes = _probes(rows, self.column, self.own)
-            arguments = self._arguments(probes, self.columns)
-            arguments[self.column] = [value] * len(probes)
-            if type(value) is type(real) and str(value) == str(real):
-                continue
-            rewards = self._quietly(function, arguments)
-            pairs = {(p.row, p.form): {} for p in probes}
-            for probe, reward in zip(probes, rewards):
-                pairs[probe.row, probe.form][probe.kind] = reward
-            if any(pair.get("right") != pair.get("wrong") for pair in pairs.values() if len(pair) == 2):
-                return Finding(
-                    "F14",
-                    f"{given}, the right answers among them: {self.column} is {type(real).__name__} "
-                    f"{str(real)[:40]!r}, and a reference {value!r} ({type(value).__name__}) would be rewarded",
-                    f"Compare with what {self.column} holds: the same type, and a pattern that finds it.",
-                )
+            probes = _probes([{**row, column: value} for row in self.rows], column, self.own)
+            arguments = self._arguments(probes, self.columns) | {column: [value] * len(probes)}
+            given = {
+                (probe.row, probe.form, probe.kind): reward
+                for probe, reward in zip(probes, self._quietly(function, arguments))
+            }
+            if any(
+                kind == "right" and reward != given.get((row, form, "wrong"))
+                for (row, form, kind), reward in given.items()
+            ):
+                return value
         return None
 
-    def _varies(self, function: Callable[..., Any], arguments: dict[str, Any]) -> bool:
+    def _varies(
+        self, function: Callable[..., Any], arguments: dict[str, Any], probes: Sequence[Probe] | None = None
+    ) -> bool:
         rewards = self._quietly(function, arguments)
-        return bool(rewards) and not self._flat(rewards)
+        return bool(rewards) and not self._flat(rewards, probes)
 
     def _quietly(self, function: Callable[..., Any], arguments: dict[str, Any]) -> list[Any]:
         try:
@@ -465,8 +470,7 @@ def _asked(function: Callable[..., Any]) -> list[str]:
         return []
     standard = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    optional = [each.name for each in parameters if each.kind in kinds and each.default is not each.empty]
-    names = [each.name for each in parameters if each.kind in kinds and each.name not in optional]
+    names = [each.name for each in parameters if each.kind in kinds]
     rest = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), None)
     tree = _tree(function)
     for node in ast.walk(tree) if tree is not None and rest else ():
@@ -517,6 +521,10 @@ def _is_name(node: Any, name: Any) -> bool:
 def _value(rewards: Sequence[float | None]) -> str:
     values = sorted({reward for reward in rewards if reward is not None})
     return f"{values[0]:g}" if len(values) == 1 else f"one number for each prompt ({values[0]:g} to {values[-1]:g})"
+
+
+def _prompted(seen: Seen, count: int) -> list[dict[str, Any]]:
+    return [row for row in sample(seen, count) if row.get("prompt")]
 
 
 def _not_asked(function: Callable[..., Any], error: Exception) -> NotChecked:

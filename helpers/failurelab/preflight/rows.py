@@ -7,13 +7,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from failurelab.preflight.findings import Seen
+
 REFERENCES = ("answer", "answers", "solution", "ground_truth", "label", "labels", "target", "reference", "expected")
 REFERENCES += ("gold", "final_answer", "correct_answer", "output", "response", "completion")
 
 
-def sample(trainer: Any, count: int) -> list[dict[str, Any]]:
-    """Return at most `count` rows of the trainer's training set: spread over it, or the first ones of a stream."""
-    dataset = getattr(trainer, "train_dataset", None)
+def sample(seen: Seen, count: int, prepared: bool = False) -> list[dict[str, Any]]:
+    """Return at most `count` rows of the script's dataset: spread over it, or the first ones of a stream.
+
+    Args:
+        seen: the script.
+        count: of rows, at most.
+        prepared: the rows as the trainer made them, with ids in place of texts.
+    """
+    dataset = None if prepared else seen.dataset
+    dataset = getattr(seen.trainer, "train_dataset", None) if dataset is None else dataset
     if dataset is None:
         return []
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):

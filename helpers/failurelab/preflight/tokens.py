@@ -29,7 +29,7 @@ TOKENS = 64  # drawn from a real model, to see whether it ends
 def judge_template(seen: Seen) -> Iterator[Answer]:
     """F12: plain prompts for a chat model, and a beginning-of-sequence token that the trainer adds once more."""
     trainer, tokenizer = seen.trainer, tokenizer_of(seen.trainer)
-    rows = sample(trainer, ROWS)
+    rows = sample(seen, ROWS)
     if tokenizer is None or not rows:
         return
     yield from _beginning(seen, tokenizer, rows)
@@ -112,8 +112,9 @@ def _beginning(seen: Seen, tokenizer: Any, rows: Sequence[Mapping[str, Any]]) ->
     if generates(seen.trainer) and prompts:
         rows_ids = prompt_ids(seen.trainer, prompts)
     else:
+        rows = sample(seen, ROWS, prepared=True)
         names = ("input_ids", "prompt_input_ids", "prompt_ids")
-        name = next((name for name in names if name in rows[0]), None)
+        name = next((name for name in names if rows and name in rows[0]), None)
         if name is None:
             return
         rows_ids = [list(row[name]) for row in rows]
@@ -143,7 +144,7 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
     known = {tokenizer.eos_token_id, *_ids(getattr(trainer, "eos_token_ids", None))}
     config = _ids(getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None))
     ends = f"the trainer ends a completion at {_names(tokenizer, known)}"
-    rows = sample(trainer, 1)
+    rows = sample(seen, 1)
     turn = _turn_end(tokenizer)
     template = rows and (is_conversation(rows[0].get("prompt")) or (turn and _mark(tokenizer) in str(rows[0])))
     if not template or turn is None:
@@ -176,7 +177,7 @@ def _turn_end(tokenizer: Any) -> int | None:
 def _labels(seen: Seen, tokenizer: Any) -> Iterator[Answer]:
     """Collate real rows as the trainer does, and look at the label of each row's last end."""
     trainer, eos = seen.trainer, tokenizer.eos_token_id
-    rows = [row for row in sample(trainer, ROWS) if "input_ids" in row and eos in list(row["input_ids"])]
+    rows = [row for row in sample(seen, ROWS, prepared=True) if "input_ids" in row and eos in list(row["input_ids"])]
     if not rows:
         return
     batch = trainer.data_collator([{key: row[key] for key in row if _collated(key)} for row in rows])
