@@ -195,7 +195,12 @@ def _run(
     spec |= {"report": str(report), "progress": str(progress), "output": str(folder / "output"), "stderr": str(log)}
     (folder / "spec.json").write_text(json.dumps(spec))
     environment = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCH}
-    environment |= {**_SILENT, "TMPDIR": str(folder / "tmp"), "MLFLOW_TRACKING_URI": f"file:{folder / 'tmp'}", **variables}
+    environment |= {
+        **_SILENT,
+        "TMPDIR": str(folder / "tmp"),
+        "MLFLOW_TRACKING_URI": f"file:{folder / 'tmp'}",
+        **variables,
+    }
     with log.open("wb") as stream:
         process = subprocess.Popen(
             [*command, str(CHILD), str(folder / "spec.json")],

@@ -163,19 +163,20 @@ def cut_rows(dataset: Any) -> Any:
 
 
 def choose_short(dataset: Any, rows: int) -> Any:
-    """Return the shortest rows, by characters, of a dataset's first ones; a dataset that cannot be chosen from as is.
+    """Return short rows, by characters, among a dataset's first ones; a dataset that cannot be chosen from as it is.
 
-    They differ in length all the same, so that batches are padded as those of the whole.
+    They differ in length, from the shortest to the middle one, so that batches are padded as those of the whole.
     """
     if not callable(getattr(dataset, "select", None)) or len(dataset) <= rows:
         return dataset
     looked_at = range(min(len(dataset), _LOOKED_AT))
     sizes = {index: len(str(dataset[index])) for index in looked_at}
-    shortest = sorted(looked_at, key=sizes.__getitem__)[: max(rows, 2)]
-    # one prompt after a longer one: with rows of equal length side by side nothing would be padded
-    halves = shortest[: len(shortest) // 2], shortest[len(shortest) // 2 :]
-    mixed = [index for pair in zip(*halves) for index in pair] + halves[1][len(halves[0]) :]
-    return dataset.select(mixed)
+    by_size = sorted(looked_at, key=sizes.__getitem__)
+    shorter = by_size[: max(len(by_size) // 2 + 1, rows)]
+    first_of_size = list({sizes[index]: index for index in reversed(shorter)}.values())
+    others = [index for index in shorter if index not in first_of_size]
+    differing = first_of_size[:: max(1, len(first_of_size) // rows)]
+    return dataset.select((differing + others)[:rows])
 
 
 def cut_batches(collator: Callable[..., Any]) -> Callable[..., Any]:

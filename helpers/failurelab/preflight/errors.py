@@ -12,7 +12,13 @@ from typing import Any
 from unittest import mock
 
 _LAUNCHERS = ("python", "accelerate", "torchrun", "deepspeed", "pip", "uv", "conda", "ray")
-_NETWORK = ("ConnectionError", "ConnectTimeout", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "NewConnectionError")
+_NETWORK = (
+    "ConnectionError",
+    "ConnectTimeout",
+    "OfflineModeIsEnabled",
+    "LocalEntryNotFoundError",
+    "NewConnectionError",
+)
 _GATED = ("GatedRepoError", "RepositoryNotFoundError")
 
 
@@ -20,15 +26,16 @@ class Stopped(BaseException):
     """The script would start another process that trains; the message names its command."""
 
 
-def describe(error: BaseException, script: str | pathlib.Path, log: str = "") -> str:
+def describe(error: BaseException, script: str | pathlib.Path, log: str = "", line: int = 0) -> str:
     """Return one line about an error that ended a script: where, what, and the next step where there is one.
 
     Args:
         error: as it came out of the script.
         script: its path.
+        line: of the script that began training, for an error from there.
         log: the file that holds what the script printed to stderr, for a script that ended by itself.
     """
-    where = _place(error, str(script))
+    where = _place(error, str(script), line)
     chain = list(_causes(error))
     names = {kind.__name__ for each in chain for kind in type(each).__mro__}
     text = " ".join(str(error).split())[:300]
@@ -65,8 +72,10 @@ def describe(error: BaseException, script: str | pathlib.Path, log: str = "") ->
     return f"{where} ended in {type(error).__name__}: {text}" if text else f"{where} ended in {type(error).__name__}"
 
 
-def _place(error: BaseException, script: str) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
+def _place(error: BaseException, script: str, line: int) -> str:
+    lines = [line] * bool(line) + [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script
+    ]
     name = pathlib.Path(script).name
     return f"{name}, line {lines[-1]}," if lines else name
 

@@ -29,7 +29,9 @@ def judge_loads(seen: Seen) -> Iterator[Answer]:
 
 def _engine(seen: Seen) -> Answer:
     if seen.zero_stage < 3:
-        return Held("F4", f"ZeRO stage {seen.zero_stage}: no parameter is partitioned" if seen.zero_stage else "no ZeRO")
+        return Held(
+            "F4", f"ZeRO stage {seen.zero_stage}: no parameter is partitioned" if seen.zero_stage else "no ZeRO"
+        )
     kinds = {kind.__name__ for kind in type(seen.trainer).__mro__}
     if seen.evaluated:
         return Finding(
@@ -68,7 +70,9 @@ def _ranks(seen: Seen) -> Answer:
             "device_map={'': PartialState().local_process_index}, with `from accelerate import PartialState`",
         )
     count = sum(1 for load in seen.loads if load.bits or load.device_map is not None)
-    return Held("F5", f"each of {seen.world_size} processes loads on its own device ({count} loads name one or quantize)")
+    return Held(
+        "F5", f"each of {seen.world_size} processes loads on its own device ({count} loads name one or quantize)"
+    )
 
 
 def _place(load: Load, world_size: int) -> str | None:
@@ -108,7 +112,7 @@ def _one_process(seen: Seen) -> Answer:
         return Held("F6", "the process sees one GPU")
     if any(isinstance(load.device_map, str) and load.device_map in _AUTOMATIC for load in four):
         return Held("F6", f"device_map={four[0].device_map!r} in one process splits the model by layers")
-    loud = "installed bitsandbytes raises \"Input tensors need to be on the same GPU\""
+    loud = 'installed bitsandbytes raises "Input tensors need to be on the same GPU"'
     if _version("bitsandbytes") >= Version("0.46"):
         loud = "this bitsandbytes has no check for that, and computes with the scales of another GPU"
     return Finding(

@@ -171,8 +171,8 @@ class Run:
         self._note_other_trainings(seen.source)
         self.report.say("judging lengths, rewards and arguments")
         self._ask([launched.judge, *judges.BEFORE], seen)
-        watch = watched.Watch(seen, self.adapters)
         trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
+        watch = watched.Watch(seen, self.adapters)
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
@@ -181,12 +181,12 @@ class Run:
                 original(trainer)
             except BaseException as problem:
                 self.report.traceback(problem)
-                error = errors.describe(problem, self.source.path)
+                error = errors.describe(problem, self.source.path, line=seen.source.line)
         seen.log = list(trainer.state.log_history)
         self._ask([lambda _: watch.answers(), *judges.AFTER], seen)
         if watch.reward_error is not None:
             self.report.traceback(watch.reward_error)
-            error = error or errors.describe(watch.reward_error, self.source.path)
+            error = error or errors.describe(watch.reward_error, self.source.path, line=seen.source.line)
         self.report.end(error, self._cuts(trainer, seen), trained=True)
 
     def ended(self, error: str) -> None:
@@ -237,4 +237,3 @@ def _line(path: str) -> int:
             lines.append(frame.f_lineno)
         frame = frame.f_back
     return lines[0] if lines else 0
-

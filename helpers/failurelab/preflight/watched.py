@@ -17,6 +17,7 @@ from failurelab import gradients, guards, logits
 from failurelab._text import list_names
 from failurelab.handles import wrap_method
 from failurelab.preflight import repairs, small
+from failurelab.preflight.cuts import NEW_TOKENS
 from failurelab.preflight.findings import Answer, Finding, Held, NotChecked, Seen
 
 _REWARDS = (0.0, 1.0, 0.25, 0.75)  # of the completions of one prompt, in turn
@@ -38,9 +39,9 @@ class Watch:
         self.seen, self.adapters = seen, adapters
         self.trainer = seen.trainer
         self.reward_error: BaseException | None = None
-        self._gradients, self._rollouts, self._logits = (
-            guards.GradientGuard("warn"), guards.RolloutGuard("warn"), guards.LogitsGuard("warn")
-        )  # fmt: skip
+        self._gradients = guards.GradientGuard("warn")
+        self._rollouts = guards.RolloutGuard("warn", prompts=_two_prompts(self.trainer), max_new_tokens=NEW_TOKENS)
+        self._logits = guards.LogitsGuard("warn")
         self._tripped: dict[str, Any] = {}
         self._failed: dict[str, str] = {}
         self._kinds: set[str] = set()  # of checkpointing, in the passes that were judged
@@ -146,7 +147,10 @@ class Watch:
                 f"{missing} of {total} trainable tensors of the cut model get no gradient in the first step "
                 f"({list_names(report.without_gradient)}): reentrant gradient checkpointing cuts layers off whose "
                 "input needs none"
-                + ("; the first backward pass ends in \"element 0 of tensors does not require grad\"" * (missing == total)),
+                + (
+                    '; the first backward pass ends in "element 0 of tensors does not require grad"'
+                    * (missing == total)
+                ),
                 repairs.before_training(
                     self.seen, "{trainer}.model.enable_input_require_grads()", "model.enable_input_require_grads()"
                 ),
@@ -194,7 +198,9 @@ class Watch:
         swallowed = asked is not None and asked.made > asked.rows
         if report is not None and (report.probe or (report.scored and report.shift != 0)):
             scored = f"{report.scored} rows of logits are scored against " + (
-                f"the token {report.shift + 1} further on" if report.shift is not None else "tokens that do not come next"
+                f"the token {report.shift + 1} further on"
+                if report.shift is not None
+                else "tokens that do not come next"
             )
             name = f"; the trainer asks for rows by {asked.name}, which this model swallows" if swallowed else ""
             yield Finding(
@@ -249,6 +255,20 @@ class Watch:
             f"logits are the base model's within {lost:.1e}, and {kept:.2f} away from the adapter's",
             repairs.without_argument(self.seen, "peft_config", "no peft_config for a model that has its adapter"),
         )
+
+
+def _two_prompts(trainer: Any) -> list[Any] | None:
+    """Return the shortest and the longest prompt that are trained on: in one batch, one of them is padded."""
+    dataset = trainer.train_dataset
+    if "prompt" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
+        return None
+    prompts = sorted((row["prompt"] for row in dataset), key=lambda prompt: len(str(prompt)))
+    plain = all(isinstance(prompt, str) or _is_text(prompt) for prompt in prompts)
+    return [prompts[0], prompts[-1]] if plain and prompts and prompts[0] else None
+
+
+def _is_text(prompt: Any) -> bool:
+    return isinstance(prompt, list) and all(isinstance(turn.get("content"), str) for turn in prompt)
 
 
 def _has_adapter(model: Any) -> bool:
