@@ -1,4 +1,4 @@
-"""What judges read of a script: rows of its dataset, prompts as its trainer tokenizes them, and the source of its trl."""
+"""What judges read of a script: rows of its dataset, prompts as its trainer makes ids of them, its trl's source."""
 
 import functools
 import inspect
