@@ -30,7 +30,9 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
     elif "self.temperature" in trl_source(seen.trainer):
         yield Held("F15", f"drawn at temperature {temperature:g}, and scored at it: this trl divides the logits by it")
     elif any("temperature" in _own_source(cls) for cls in classes if not cls.__module__.startswith("trl.")):
-        yield NotChecked("F15", "the script's own trainer names the temperature; how it scores with it was not looked at")
+        yield NotChecked(
+            "F15", "the script's own trainer names the temperature; how it scores with it was not looked at"
+        )
     else:
         yield Finding(
             "F15",
