@@ -42,7 +42,8 @@ def test_of_several_cells_the_nearest_above_is_named(tmp_path, monkeypatch):
     path = tmp_path / "01.ipynb"
     path.write_text(json.dumps(content))
     monkeypatch.setenv("JPY_SESSION_NAME", str(path))
-    assert "code cell 2" in order._advice("rate", "", "print(rate)")
+    advice = order._advice("rate", "", "print(rate)")
+    assert "code cell 2" in advice and "`rate = 1e-3`" in advice
 
 
 def test_a_name_of_another_kernel_is_none_of_this_one(cells):
