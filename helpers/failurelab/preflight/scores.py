@@ -36,7 +36,7 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
     else:
         yield Finding(
             "F15",
-            f"completions are drawn at temperature {temperature:g} and scored at 1: this trl leaves the temperature out "
+            f"completions are drawn at temperature {temperature:g} and scored at 1: this trl leaves it out "
             "of its log-probabilities",
             "Set temperature=1.0, or upgrade to trl 0.16 or later.",
             _NOTEBOOK,
