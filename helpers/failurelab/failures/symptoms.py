@@ -169,7 +169,8 @@ def _describe_match(match: Match) -> str:
         lines.append(f"  no verdict: {match.notice}")
     lines.append(f"  {'if it is' if match.notice else 'repair'}: {failure.fix}")
     lines += [f"  helper: failurelab.{failure.helper}"] if failure.helper else []
-    return "\n".join([*lines, f"  why: notebooks/{failure.notebook}.ipynb"])
+    lines += [f"  why: notebooks/{failure.notebook}.ipynb"] if failure.notebook else []
+    return "\n".join(lines)
 
 
 def _normal(text: str) -> str:

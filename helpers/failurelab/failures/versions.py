@@ -119,7 +119,8 @@ def _repair(failure: failures.Failure, versions: dict[str, str]) -> str:
     lines += [f"upgrade: {upgrade}" for upgrade in upgrades]
     lines.append(f"in place: {failure.fix}")
     lines += [f"helper: failurelab.{failure.helper}"] if failure.helper else []
-    return "\n".join([*lines, f"why: notebooks/{failure.notebook}.ipynb"])
+    lines += [f"why: notebooks/{failure.notebook}.ipynb"] if failure.notebook else []
+    return "\n".join(lines)
 
 
 def _healthy_stack() -> str:

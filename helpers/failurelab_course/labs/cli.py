@@ -67,7 +67,7 @@ def list_labs(as_json: Json = False) -> None:
     for lab, progress in rows:
         style = _COLOURS["green"] if progress.solved else ""
         hints = f", hints: {progress.hints} of {len(lab.hints)}" if progress.hints else ""
-        notebooks = " ".join(dict.fromkeys(registry.get(id).notebook[:2] for id in lab.failures)) or "-"
+        notebooks = " ".join(dict.fromkeys(registry.get(id).notebook[:2] for id in lab.failures)).strip() or "-"
         state_text = Text(progress.words + hints, style)
         table.add_row(lab.number, lab.title, lab.difficulty, str(lab.minutes), lab.era, notebooks, state_text)
     console.print(table)
