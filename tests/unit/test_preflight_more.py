@@ -85,20 +85,20 @@ def test_a_policy_that_was_changed_after_its_load(grpo, model):
     assert kept is ("create_reference_model(model)" in trl_source(trainer))
 
 
-@pytest.mark.parametrize("trained", [False, True])
-def test_a_reference_that_is_the_policy_without_its_adapter(trained, grpo, model):
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_reference_that_is_the_policy_without_its_adapter(adapted, grpo, model):
     """A new adapter is zero, and the reference is the policy; of a trained one the reference knows nothing, unless it
     was copied (0.14), or has an adapter of its own (today).
     """
     wrapped = small.lora(model)
-    if trained:
+    if adapted:
         with torch.no_grad():
             for name, parameter in wrapped.named_parameters():
                 if "lora_B" in name:
                     parameter.normal_(std=0.5)
     trainer = grpo(wrapped)
     without = trainer.ref_model is None and "ref" not in trainer.model.peft_config
-    assert type(one(judge_reference(seen(trainer)))) is (Finding if trained and without else Held)
+    assert type(one(judge_reference(seen(trainer)))) is (Finding if adapted and without else Held)
 
 
 def test_nothing_to_sync():

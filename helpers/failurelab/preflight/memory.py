@@ -167,12 +167,15 @@ def _main() -> None:
     from failurelab import simulate
 
     step = json.load(sys.stdin)
-    (device,) = simulate.devices(1)
+    simulate.devices(1)
     config = AutoConfig.for_model(**step["config"])
     config.use_cache = False
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    model = simulate.model(config, getattr(torch, step["dtype"]))
+    dtype = getattr(torch, step["dtype"])
+    # A simulated device has no autocast: the pass is one in bfloat16, and the weights stay as they are loaded.
+    half = step["autocast"] and dtype == torch.float32
+    model = simulate.model(config, torch.bfloat16 if half else dtype)
     linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     head = model.get_output_embeddings()
     linear -= head.weight.numel() if head is not None else 0
@@ -190,27 +193,29 @@ def _main() -> None:
     ids = simulate.tokens(step["rows"], step["length"])
 
     def run() -> None:
-        half = step["autocast"] and step["dtype"] == "float32"
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            base = model.get_base_model() if step["lora"] else model
-            hidden = base.model(input_ids=ids, use_cache=False)[0]
-            logits = base.get_output_embeddings()(hidden[:, -step["logits"] :])
+        base = model.get_base_model() if step["lora"] else model
+        hidden = base.model(input_ids=ids, use_cache=False)[0]
+        logits = base.get_output_embeddings()(hidden[:, -step["logits"] :])
         logits.float().log_softmax(-1)[..., 0].mean().backward()
 
     peak = simulate.peak_memory(run, model)
     gradients = sum(p.numel() * p.element_size() for p in trained)
-    saved = linear * (torch.empty((), dtype=getattr(torch, step["dtype"])).element_size() - step["bits"] / 8 * 1.06)
+    rest = max(peak.total - weights - gradients, 0)
+    wide = dtype.itemsize / (2 if half else dtype.itemsize)
+    if half:
+        rest += 2 * linear  # copies in bfloat16 that autocast makes of the weights, and keeps for the pass
+    saved = linear * (dtype.itemsize - step["bits"] / 8 * 1.06) if step["bits"] else 0
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     print(
         json.dumps(
             {
-                "weights": weights - (saved if step["bits"] else 0),
-                "gradients": gradients,
-                "rest": max(peak.total - weights - gradients, 0),
+                "weights": weights * wide - saved,
+                "gradients": gradients * wide,
+                "rest": rest,
                 "trainable": sum(p.numel() for p in trained),
-                "trainable_bytes": gradients,
+                "trainable_bytes": gradients * wide,
                 "cache_per_token": 2 * 2 * heads * width * text.num_hidden_layers,
             }
         )

@@ -100,7 +100,17 @@ CPU_ONLY = {
     "node": "its node and GPUs are simulated, the same on every machine",
     "launch": "its ranks have simulated devices, and a process with these takes no others",
 }
-METRICS = {name: text for metrics in _BY_KIND.values() for name, text in metrics.items()}
+_SCRIPT = {  # what `failurelab preflight` tells of a script; no lab measures them yet
+    "groups": "completions of one prompt that were compared",
+    "flat_groups": "number of these whose rewards are all equal",
+    "clipped_share": "share of completions that reached the limit without an end",
+    "prompts_without_template": "prompts for a chat model that hold no mark of its chat template",
+    "ends_not_seen": "completions whose last token the trainer does not take for an end",
+    "right_answers_rewarded": "right answers that got more than a wrong one in the same words",
+    "kl_at_first_step": "KL of the policy from its reference before anything was trained, in nats for each token",
+    "gradient_scale": "the gradient's norm over that of the same completions in one batch",
+}
+METRICS = {name: text for metrics in (*_BY_KIND.values(), _SCRIPT) for name, text in metrics.items()}
 
 
 def of(kind: str) -> dict[str, str]:
