@@ -218,3 +218,20 @@ def test_every_judge_takes_a_whole_healthy_trainer(grpo, model, tokenizer):
         "F19",
         "F9",
     }
+
+
+def test_tokens_that_were_added_are_no_change():
+    """The policy has rows for new tokens, which the reference of its name lacks; the rest is the same."""
+    reference = small.qwen2()
+    policy = small.qwen2()
+    policy.resize_token_embeddings(40)
+    for each in (policy, reference):
+        each.config._name_or_path = "same"
+    trainer = types.SimpleNamespace(model=policy, ref_model=reference)
+    assert isinstance(one(judge_reference(seen(trainer))), Held)
+
+
+def test_another_dtype_is_no_other_model():
+    policy, reference = small.qwen2(), small.qwen2()
+    trainer = types.SimpleNamespace(model=policy.bfloat16(), ref_model=reference)
+    assert isinstance(one(judge_reference(seen(trainer, small=False))), Held)
