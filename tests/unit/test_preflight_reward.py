@@ -255,7 +255,7 @@ def test_forms_are_read_off_a_function():
 
 def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
     """Which of them a source line belongs to is unknown, so nothing is said of what they read."""
-    first, second = lambda completions, **_: [1.0] * len(completions), lambda completions, **_: [len(c) for c in completions]  # noqa: E731, E501 # fmt: skip
-    (answer,) = judge(first, tokenizer=tokenizer)
+    pair = [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: list(map(len, completions))]
+    (answer,) = judge(pair[0], tokenizer=tokenizer)
     assert isinstance(answer, NotChecked)
-    assert not [answer for answer in judge(second, tokenizer=tokenizer) if isinstance(answer, Finding)]
+    assert not [answer for answer in judge(pair[1], tokenizer=tokenizer) if isinstance(answer, Finding)]
