@@ -29,7 +29,8 @@ def main(spec: dict[str, Any]) -> None:
         text = path.read_text(encoding="utf-8-sig")
         compile(text, str(path), "exec")
     except (SyntaxError, ValueError) as error:
-        report.end(error=f"{path}, line {getattr(error, 'lineno', '?')}: {type(error).__name__}: {error}")
+        line, problem = getattr(error, "lineno", "?"), getattr(error, "msg", error)
+        report.end(error=f"{path}, line {line}: {type(error).__name__}: {problem}")
     report.say("importing torch and transformers")
     try:
         import transformers  # noqa: F401
