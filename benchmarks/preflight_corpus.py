@@ -18,6 +18,7 @@ import pathlib
 import shutil
 import tempfile
 import time
+
 import tomllib
 
 from failurelab.preflight import answer, command, launch

@@ -59,7 +59,7 @@ def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint)
         four = transformers.AutoModelForCausalLM.from_pretrained(
             checkpoint, quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True), device_map={"": 0}
         )
-    assert [load.dtype for load in loads][0] == "bfloat16" and [load.bits for load in loads] == [0, 4]
+    assert loads[0].dtype == "bfloat16" and [load.bits for load in loads] == [0, 4]
     assert loads[0].config.num_hidden_layers == 24 and loads[0].small
     assert model.dtype == torch.float32 and model.name_or_path == checkpoint
     assert loads[1].device_map == {"": 0} and four.is_loaded_in_4bit
@@ -139,7 +139,7 @@ def test_a_script_sees_itself_as_the_last_rank_and_libraries_do_not(monkeypatch,
         exec(compile(script.read_text(), str(script), "exec"), seen)
         from accelerate.state import PartialState
 
-        assert not getattr(PartialState(), "distributed_type").value.startswith("MULTI")
+        assert not PartialState().distributed_type.value.startswith("MULTI")
     assert seen["ranks"] == (3, 3, "4") and seen["device"] == 3
     assert "LOCAL_RANK" not in os.environ and PartialState().local_process_index == 0
 
@@ -191,7 +191,10 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
     assert dict(started.environment).get("CUDA_VISIBLE_DEVICES", "0,1") == "0,1"
 
 
-@pytest.mark.parametrize("line", ["accelerate launch", "torchrun -m pkg.train", "bash run.sh", "torchrun --nnodes x t.py"])
+LINES = ["accelerate launch", "torchrun -m pkg.train", "bash run.sh", "torchrun --nnodes x t.py"]
+
+
+@pytest.mark.parametrize("line", LINES)
 def test_a_line_without_a_script_is_refused(line):
     with pytest.raises(launch.LaunchError, match="Next"):
         launch.read(line.split())
@@ -231,7 +234,7 @@ def test_one_process_with_several_gpus(monkeypatch):
 
 
 def test_the_engine_is_judged_by_versions(monkeypatch):
-    """trl 0.15 leaves ZeRO-3's hooks on; evaluate() before train() breaks every release."""
+    """GRPOTrainer of trl 0.15 leaves ZeRO-3's hooks on; evaluate() before train() breaks every release."""
     kind = type("GRPOTrainer", (), {})
     monkeypatch.setattr(launched, "_version", lambda package: launched.Version("0.15.2"))
     given = Seen(kind(), {}, zero_stage=3)
@@ -262,7 +265,7 @@ def test_a_script_s_own_error_is_one_line(error, text):
 
 
 def test_a_script_that_wants_arguments_is_quoted(tmp_path):
-    """argparse prints what is missing, and ends with status 2."""
+    """What argparse says is missing belongs into the line; it ends with status 2."""
     log = tmp_path / "stderr"
     log.write_text("usage: train.py [-h] --model MODEL\ntrain.py: error: --model is required\n")
     assert "wants other arguments" in errors.describe(SystemExit(2), "train.py", str(log))
@@ -280,7 +283,7 @@ def test_the_answer_in_each_form():
     """Worst first, what is found overrules what held, and the exit status tells which of three it was."""
     both = told(
         findings=[*FOUND],
-        held=[{"failure": "F2", "evidence": "x"}, {"failure": "F10", "evidence": "y"}, {"failure": "F4", "evidence": "z"}],
+        held=[{"failure": failure, "evidence": "x"} for failure in ("F2", "F10", "F4")],
         not_checked=[{"failure": "F12", "why": "w\x00"}],
         error="train.py ended",
     )  # fmt: skip
@@ -294,7 +297,8 @@ def test_the_answer_in_each_form():
     assert text.index("FOUND  F2") < text.index("FOUND  F3a") < text.index("HELD") < text.index("NOT CHECKED")
     assert "ERROR train.py ended" in text
     suite = ElementTree.fromstring(answer.junit(both))
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped"), suite.get("errors")) == ("7", "3", "1", "1")
+    counts = {name: suite.get(name) for name in ("tests", "failures", "skipped", "errors")}
+    assert counts == {"tests": "7", "failures": "3", "skipped": "1", "errors": "1"}
     assert [told(findings=FOUND, error="x").exit_status, told(error="x").exit_status, told().exit_status] == [1, 3, 0]
 
 

@@ -12,11 +12,11 @@ import re
 from failurelab.errors import FailureLabError
 
 # Options of the launchers that take no value; every other one does, unless it is written with "=".
-_FLAGS = frozenset(
-    "--cpu --multi_gpu --tpu --ipex --quiet --debug --module --no_python --use_deepspeed --use_fsdp --use_megatron_lm "
-    "--standalone --multi-gpu --use-deepspeed --use-fsdp --same_network --dynamo_use_dynamic --no-python "
-    "--run-path --run_path --no_local_rank --force_multi".split()
-)
+_FLAGS = frozenset((
+    "--cpu", "--multi_gpu", "--tpu", "--ipex", "--quiet", "--debug", "--no_python", "--use_deepspeed", "--use_fsdp",
+    "--use_megatron_lm", "--standalone", "--multi-gpu", "--use-deepspeed", "--use-fsdp", "--same_network",
+    "--dynamo_use_dynamic", "--no-python", "--run-path", "--run_path", "--no_local_rank", "--force_multi",
+))  # fmt: skip
 _SHORT_FLAGS = ("-m", "-u", "-q", "-O", "-I", "-B")
 
 
