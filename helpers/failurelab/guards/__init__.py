@@ -9,6 +9,7 @@ from failurelab.guards.logits import LogitsGuard, LogitsReport
 from failurelab.guards.placement import PlacementGuard
 from failurelab.guards.reward import RewardGuard, RewardReport
 from failurelab.guards.rollouts import RolloutGuard
+from failurelab.guards.updates import RoundedReport, UpdateGuard
 from failurelab.guards.zero3 import EngineGuard, HandOver
 
 __all__ = [
@@ -23,4 +24,6 @@ __all__ = [
     "RewardGuard",
     "RewardReport",
     "RolloutGuard",
+    "RoundedReport",
+    "UpdateGuard",
 ]

@@ -156,6 +156,10 @@ def _flat(model: Any, tokenizer: Any) -> Any:
     return _grpo(model, tokenizer, reward=lambda completions, **_: [0.0] * len(completions))
 
 
+def _rounded(model: Any, tokenizer: Any) -> Any:
+    return _grpo(model.to(torch.bfloat16), tokenizer, learning_rate=1e-6)
+
+
 # For each guard: how it is made, a run that it finds nothing wrong with, and one that it finds something in. In the
 # first it is to stop what it finds, in the second to warn.
 GUARDS: dict[str, tuple[Callable[[Any, str], Guard], Sequence[Callable[[Any, Any], Any]]]] = {
@@ -171,6 +175,7 @@ GUARDS: dict[str, tuple[Callable[[Any, str], Guard], Sequence[Callable[[Any, Any
     "EngineGuard": (lambda trainer, action: guards.EngineGuard(trainer, action), (_grpo, _partitioned)),
     "PlacementGuard": (lambda trainer, action: guards.PlacementGuard(action), (_grpo, _late_scores)),
     "RewardGuard": (lambda trainer, action: guards.RewardGuard(trainer, action, groups=4), (_grpo, _flat)),
+    "UpdateGuard": (lambda trainer, action: guards.UpdateGuard(action, steps=2), (_grpo, _rounded)),
 }
 
 
