@@ -180,6 +180,7 @@ class Run:
         with watch.listening():
             try:
                 original(trainer)
+                watch.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
                 error = errors.describe(problem, self.source.path, line=seen.source.line)
