@@ -48,8 +48,8 @@ class Case:
 
     Attributes:
         name: of the case.
-        half: `first` or `fresh`: who wrote it.
-        script: its path in the corpus.
+        half: `first`, `fresh` or `trl`: who wrote it.
+        script: its path in the corpus, or `trl:` and the path in the stack's own trl.
         stack: the era that it runs in.
         expected: its failures, the worst first; empty for a healthy one.
         also: failures that may be found too, and need not.
@@ -115,7 +115,11 @@ def make_folder(folder: pathlib.Path) -> None:
         ],
     }  # fmt: skip
     for name, lines in rows.items():
-        (folder / "data" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "data" / f"{name}.jsonl").write_text(text)
+        (folder / "trl-lib" / name).mkdir(parents=True)  # as a dataset of the hub is called
+        for split in ("train", "test"):
+            (folder / "trl-lib" / name / f"{split}.jsonl").write_text(text)
 
 
 def judge(case: Case) -> dict:
@@ -130,9 +134,14 @@ def judge(case: Case) -> dict:
         os.chdir(folder)
         left = {path.name for path in folder.iterdir()}
         try:
-            words = [*case.launch.split(), case.script, *case.arguments]
-            line = launch.read(words) if case.launch else launch.Launch(case.script, case.arguments)
-            answered = command.ask(line, python=str(eras.find(case.stack).python), time_limit=300)
+            python = eras.find(case.stack).python
+            script = case.script
+            if script.startswith("trl:"):
+                (package,) = python.parent.parent.glob("lib/python*/site-packages/trl")
+                script = str(package / script.removeprefix("trl:"))
+            words = [*case.launch.split(), script, *case.arguments]
+            line = launch.read(words) if case.launch else launch.Launch(script, case.arguments)
+            answered = command.ask(line, python=str(python), time_limit=300)
         finally:
             os.chdir(here)
             os.environ.clear()

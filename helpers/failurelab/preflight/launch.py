@@ -8,6 +8,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import shutil
 
 from failurelab.errors import FailureLabError
 
@@ -36,7 +37,7 @@ class Launch:
         world_size: processes in all.
         zero_stage: of DeepSpeed, as the launch asks for it.
         environment: variables set in front of the command.
-        python: the interpreter that the line names; None where it names a launcher.
+        python: the interpreter that the line names, or that of its launcher; None where none is found.
     """
 
     script: str
@@ -69,7 +70,7 @@ def read(words: list[str]) -> Launch:
             command = "accelerate" if words[1].startswith("accelerate") else "torchrun"
             words = words[2:]
     elif command in ("accelerate", "torchrun", "deepspeed"):
-        words.pop(0)
+        python = _interpreter(words.pop(0))
     elif command.endswith(".py"):
         command = "python"
     else:
@@ -87,6 +88,17 @@ def read(words: list[str]) -> Launch:
         )
     size, stage = _size(options, command)
     return Launch(words[0], tuple(words[1:]), size, stage, tuple(variables), python)
+
+
+def _interpreter(command: str) -> str | None:
+    """Return the Python that a launcher's own file names in its first line: that of its environment."""
+    path = shutil.which(command)
+    if path is None:
+        return None
+    with open(path, "rb") as file:
+        first = file.readline().decode(errors="replace").strip()
+    named = first.removeprefix("#!").split(" ")[0]
+    return named if first.startswith("#!/") and pathlib.Path(named).name.startswith("python") else None
 
 
 def _options(words: list[str], command: str) -> tuple[dict[str, str], list[str]]:

@@ -101,6 +101,6 @@ def _by_script() -> bool:
         name, code = frame.f_code.co_filename, frame.f_code.co_name
         through = code in _PASSED_THROUGH or name.startswith("<frozen") or name.endswith(("/os.py", "_abc.py"))
         if not through and name != __file__:
-            return not name.startswith(_LIBRARIES) and not name.startswith("<")
+            return name == sys.argv[0] or not name.startswith((*_LIBRARIES, "<"))
         frame = frame.f_back
     return False
