@@ -11,6 +11,7 @@ import pytest
 from tests.cli.benchmark_scripts import load
 
 from failurelab.preflight import command, launch
+from failurelab_course import eras
 
 pytestmark = pytest.mark.slow
 CORPUS = load("preflight_corpus")
@@ -35,6 +36,21 @@ def test_a_script_of_each_family_is_named(name):
     result = CORPUS.judge(CASES[name])
     assert all(CORPUS.right(CASES[name], result).values()), result["text"]
     assert result["left_behind"] == []
+
+
+def test_a_repair_s_diff_heals(tmp_path, monkeypatch):
+    """The diff applies to the script as it stands, and what was found is not found again."""
+    CORPUS.make_folder(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    line, python = launch.Launch("first/adapter_again.py"), str(eras.find("trl-0.14").python)
+    told = command.ask(line, python=python)
+    (found,) = (found for found in told.findings if found["failure"] == "F8")
+    applied = subprocess.run(["git", "apply", "-p0", "--unidiff-zero", "-"], input=found["repair"] + "\n", text=True)
+    assert applied.returncode == 0
+    told = command.ask(line, python=python)
+    assert "F8" not in [found["failure"] for found in told.findings] and not told.error
+    assert "F8" in [held["failure"] for held in told.held]
 
 
 def test_every_case_of_the_corpus_can_be_run():

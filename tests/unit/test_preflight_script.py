@@ -272,6 +272,21 @@ def test_a_script_that_wants_arguments_is_quoted(tmp_path):
     assert "--model is required" in errors.describe(SystemExit(2), "train.py", str(log))
 
 
+def test_a_second_training_is_told():
+    """Two trainers in one script: the lines of both, and no call of a model's train()."""
+    text = "a_trainer.train()\nmodel.train()\nif x:\n    Trainer(m).train()\n"
+    assert errors.trainings(text) == [1, 4]
+
+
+def test_the_zero_stage_of_a_configuration(tmp_path):
+    """As a dict, as the path of a file, as text; what cannot be read asks for nothing."""
+    config = {"zero_optimization": {"stage": 3}}
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config))
+    stages = [errors.zero_stage(given) for given in (config, path, str(path), json.dumps(config), None, "nowhere")]
+    assert stages == [3, 3, 3, 3, 0, 0]
+
+
 def told(**more):
     return answer.Told("train.py", {"trl": "0.14.0"}, **more)
 
