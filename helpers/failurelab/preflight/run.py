@@ -218,7 +218,7 @@ class Run:
         built = [f"{name}: built small and random, with its vocabulary" for name in names]
         rows = len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
-        return [*built, *cut, *([f"{picked} of {rows} rows, the shortest"] if picked < rows else [])]
+        return [*built, *cut, *([f"{picked} short ones of {rows} rows"] if picked < rows else [])]
 
     def _note_other_trainings(self, source: Source) -> None:
         lines = errors.trainings(source.text)
