@@ -120,8 +120,10 @@ def test_a_long_batch_keeps_its_answers():
 SCRIPT_OF_RANKS = """
 import os
 import torch
-from accelerate import PartialState
-ranks = (PartialState().local_process_index, int(os.environ["LOCAL_RANK"]), os.environ.get("WORLD_SIZE"))
+from accelerate import Accelerator, PartialState
+state, accelerator = PartialState(), Accelerator(cpu=True)
+assert accelerator.local_process_index == 3
+ranks = (state.local_process_index, int(os.environ["LOCAL_RANK"]), os.environ.get("WORLD_SIZE"))
 device = torch.cuda.current_device()
 """
 
