@@ -59,7 +59,7 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
         return NotChecked("F19", "policy and reference were both built small, and differ by how they were loaded")
     return Finding(
         "F19",
-        f"policy and reference model are apart by {gap:.3g} in a log-probability before the first step, and {share:.0%} "
+        f"policy and reference model are apart by {gap:.3g} in a log-probability at the first step, and {share:.0%} "
         "of their matrices differ: the policy was changed after it was loaded, and the reference was not",
         "Save the changed model (an adapter merged into it, say) and hand its folder to the trainer.",
     )
@@ -73,7 +73,7 @@ def _adapter(seen: Seen, model: Any) -> Answer:
         return Held("F19", f"the policy without its adapter is the reference, and the same (apart by {gap:.2g})")
     return Finding(
         "F19",
-        f"the reference is the policy without its adapter, and that is trained or not zero: they are apart by {gap:.3g} "
+        f"the reference is the policy without its adapter, and that is trained or not zero: they differ by {gap:.3g} "
         "in a log-probability before the first step",
         "Merge the adapter, save the model, and give the trainer that folder with a new peft_config.",
     )

@@ -30,11 +30,13 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
     elif "self.temperature" in trl_source(seen.trainer):
         yield Held("F15", f"drawn at temperature {temperature:g}, and scored at it: this trl divides the logits by it")
     elif any("temperature" in _own_source(cls) for cls in classes if not cls.__module__.startswith("trl.")):
-        yield NotChecked("F15", "the script's own trainer names the temperature; how it scores with it was not looked at")
+        yield NotChecked(
+            "F15", "the script's own trainer names the temperature; how it scores with it was not looked at"
+        )
     else:
         yield Finding(
             "F15",
-            f"completions are drawn at temperature {temperature:g} and scored at 1: this trl leaves the temperature out "
+            f"completions are drawn at temperature {temperature:g} and scored at 1: this trl leaves it out "
             "of its log-probabilities",
             "Set temperature=1.0, or upgrade to trl 0.16 or later.",
             _NOTEBOOK,
