@@ -57,6 +57,7 @@ class Case:
         environment: variables of the command.
         launch: what stands before the script in the command.
         odd: why a healthy script looks broken.
+        memory: of one device, in GiB, that the peak is held to.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Case:
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     launch: str = ""
     odd: str = ""
+    memory: float | None = None
 
 
 def read_corpus() -> list[Case]:
@@ -141,7 +143,7 @@ def judge(case: Case) -> dict:
                 script = str(package / script.removeprefix("trl:"))
             words = [*case.launch.split(), script, *case.arguments]
             line = launch.read(words) if case.launch else launch.Launch(script, case.arguments)
-            answered = command.ask(line, python=str(python), time_limit=300)
+            answered = command.ask(line, python=str(python), memory=case.memory, time_limit=300)
         finally:
             os.chdir(here)
             os.environ.clear()
