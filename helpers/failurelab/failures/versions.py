@@ -34,15 +34,7 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
     Raises:
         VersionsError: it is no Python, or does not answer.
     """
-    code = (
-        "import importlib.metadata as m, json\n"
-        "def v(n):\n"
-        "    try: return m.version(n) or 'damaged'\n"
-        "    except m.PackageNotFoundError: return None\n"
-        "    except Exception: return 'damaged'\n"
-        f"print(json.dumps({{n: v(n) for n in {LIBRARIES!r}}}))"
-    )
-    versions = _ask(python, code)
+    versions = ask_versions(python)
     listed = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none of the libraries under study"
     damaged = [name for name, version in versions.items() if not _is_version(version)]
     if damaged:
@@ -68,6 +60,23 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
         repair = "" if status == PASS else _repair(failure, versions)
         checks.append(Check(f"{failure.id} {failure.title}", status, hit.reason, repair, failure.id))
     return checks
+
+
+def ask_versions(python: str | pathlib.Path) -> dict[str, str]:
+    """Return the versions of the libraries under study that a Python has; nothing is imported there.
+
+    Raises:
+        VersionsError: it is no Python, or does not answer.
+    """
+    code = (
+        "import importlib.metadata as m, json\n"
+        "def v(n):\n"
+        "    try: return m.version(n) or 'damaged'\n"
+        "    except m.PackageNotFoundError: return None\n"
+        "    except Exception: return 'damaged'\n"
+        f"print(json.dumps({{n: v(n) for n in {LIBRARIES!r}}}))"
+    )
+    return _ask(python, code)
 
 
 def _is_version(text: str) -> bool:

@@ -4,6 +4,7 @@ trainer = GRPOTrainer(..., callbacks=[guards.GradientGuard(), guards.RolloutGuar
 """
 
 from failurelab.guards.base import GuardTripped, GuardWarning
+from failurelab.guards.engines import EngineMismatchGuard, EngineMismatchReport
 from failurelab.guards.gradients import GradientGuard
 from failurelab.guards.logits import LogitsGuard, LogitsReport
 from failurelab.guards.placement import PlacementGuard
@@ -14,6 +15,8 @@ from failurelab.guards.zero3 import EngineGuard, HandOver
 
 __all__ = [
     "EngineGuard",
+    "EngineMismatchGuard",
+    "EngineMismatchReport",
     "GradientGuard",
     "GuardTripped",
     "GuardWarning",

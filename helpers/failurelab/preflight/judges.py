@@ -1,0 +1,10 @@
+"""The judges that need no training run, in two tuples: before the script trains, and after its few steps."""
+
+from failurelab.preflight.batch import judge_batch
+from failurelab.preflight.findings import Judge
+from failurelab.preflight.lengths import judge_lengths
+from failurelab.preflight.reward import judge_rewards
+from failurelab.preflight.tokens import judge_ends, judge_template
+
+BEFORE: tuple[Judge, ...] = (judge_batch, judge_rewards, judge_template, judge_ends)
+AFTER: tuple[Judge, ...] = (judge_lengths,)
