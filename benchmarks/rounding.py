@@ -95,12 +95,16 @@ def train(folder, dtype, rate, steps, seed, *, trained="full", optimizer=None, d
         trainer.optimizer = optimizer(policy, rate)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer.train()
+        error = ""
+        try:
+            trainer.train()
+        except RuntimeError as raised:  # float16: nothing can be drawn from weights that are NaN
+            error = str(raised)
     after = dict(policy.named_parameters())
     changed = sum(int((after[name].detach() != start).sum()) for name, start in before.items())
     norms = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
     reached = policy.float() if trained == "full" else policy
-    draws = [models.accuracy(reached, tokenizer, sampled=True, seed=draw) for draw in range(3)]
+    draws = [0.0 if error else models.accuracy(reached, tokenizer, sampled=True, seed=draw) for draw in range(3)]
     first = next((share for share in shares.shares if share), 0.0)
     return {
         "learning_rate": rate,
@@ -113,6 +117,7 @@ def train(folder, dtype, rate, steps, seed, *, trained="full", optimizer=None, d
         "grad_norm": statistics.median(norms) if norms else None,
         "rewards": [round(reward, 4) for reward in trainers.curve(trainer, window=max(1, steps // 5))[1]],
         "accuracy_after": statistics.fmean(draws),
+        "error": error,
         "finite": all(bool(torch.isfinite(p).all()) for p in after.values()),
         "alarm": any(issubclass(warning.category, guards.GuardWarning) for warning in caught),
         "lost": changed < 0.1 * predicted.elements,
@@ -121,11 +126,11 @@ def train(folder, dtype, rate, steps, seed, *, trained="full", optimizer=None, d
 
 def cures(folder, device):
     """Yield each cure's name and what trains with it, a function of the seed."""
-    plain = lambda **options: (
-        lambda seed: train(  # noqa: E731
-            folder, **{"dtype": BF16, "rate": RATE, "steps": CURE_STEPS, "seed": seed, "device": device} | options
-        )
-    )
+    given = {"dtype": BF16, "rate": RATE, "steps": CURE_STEPS, "device": device}
+
+    def plain(**options):
+        return lambda seed: train(folder, seed=seed, **given | options)
+
     yield "none", plain()
     yield "float32 weights", plain(dtype=F32)
     yield "float32 weights, bf16 autocast", plain(dtype=F32, bf16=True)
@@ -176,7 +181,6 @@ def main() -> None:
         record("float16 weights", 0, device, train(folder, torch.float16, RATE, 20, 0, device=device))
         for dtype in (BF16, torch.float16):
             observe.record("F9", "measured", {"gap": gap(folder, dtype, device)}, case=f"gap to float32: {name(dtype)}")
-            print(f"gap to float32 {name(dtype)} {gap(folder, dtype, device):.5f}", flush=True)
 
 
 def name(dtype: torch.dtype) -> str:
