@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 from failurelab_course import eras
 from failurelab_course.ledger.records import EvidenceError, Record
-from failurelab_course.ledger.tables import Selection, machines, memory, offline, preflight, times, together, training
+from failurelab_course.ledger.tables import (
+    Selection,
+    machines,
+    memory,
+    offline,
+    preflight,
+    rounding,
+    times,
+    together,
+    training,
+)
 
 # Where tables stand, from the repository's root.
 PAGES = (
