@@ -81,6 +81,18 @@ _LOG_PROBS = {
     "gradient_error": "largest difference of a gradient from that of the truth, as a share of the largest entry",
     "scores_from": "text: what the scores equal instead of the truth, or empty",
 }
+_POLICIES = {
+    "temperature_off": "share by which the temperature that tokens were scored at is another than they were drawn at",
+    "policy_gap_first": "mean difference of the rollouts' log-probabilities from the policy's, first step, in nats",
+    "policy_gap": "the same, in the mean of the last quarter of the steps",
+    "foreign_tokens": "tokens that were trained on and that no generation in the process had drawn, over all steps",
+}
+_WEIGHTS = {
+    "effective_share": "effective sample size of the weights of 64 long completions of a rounding engine, as a share",
+    "effective_short": "the same for completions of 16 tokens",
+    "weight_error": "largest difference of a weight from 1 where engine and policy agree",
+    "weights_follow": "correlation of a token's weight with its probability ratio, where the engine is at temperature 0.7",
+}
 _BY_KIND = {
     "trainer": _COMMON | _TRAINING | _ROLLOUTS | _LOG,
     "loop": _COMMON | _TRAINING | _ROLLOUTS,
@@ -89,6 +101,8 @@ _BY_KIND = {
     "log_probs": _COMMON | _LOGITS | _LOG_PROBS,
     "placement": _COMMON | PLACEMENT,
     "node": _COMMON | PLACEMENT | NODE,
+    "policies": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _POLICIES,
+    "weights": _COMMON | _WEIGHTS,
     "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | PLACEMENT,
 }
 KINDS = tuple(_BY_KIND)
