@@ -21,7 +21,7 @@ import os
 import pathlib
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import safetensors.torch
@@ -33,7 +33,7 @@ from failurelab_course.experiments.quiet import count_warnings
 from failurelab_course.labs.checker import judge, patched
 from failurelab_course.labs.checker.base import Measured, Refused, Run, import_script
 from failurelab_course.labs.checker.kinds import engine, launch, log_probs, logits, loop, node, placement, trainer
-from failurelab_course.labs.metrics import of
+from failurelab_course.labs.metrics import agree, of
 
 WARNING = "None of the inputs have requires_grad=True"
 # How a lab of each kind is run, and what is measured.
@@ -58,6 +58,7 @@ def run(
     kind: str = "trainer",
     *,
     device: str = "cpu",
+    facts: Mapping[str, Any] | None = None,
     prepare: Callable[[], Any] | None = None,
 ) -> Measured:
     """Import `script`, let it do its work and measure; no error of the script leaves this function.
@@ -69,6 +70,7 @@ def run(
         trainer_class: for the kind `trainer`, the class of trl or transformers that the trainer must be an instance of.
         kind: one of `KINDS`.
         device: `cpu` or `cuda`, where the script must compute; of the process's GPUs it is the current one.
+        facts: what the script's ANSWER may say beside figures that are measured here, by name.
         prepare: is called before the script is imported and after the judge was made, which must not know of a GPU.
     """
     metrics: dict[str, Any] = dict.fromkeys(of(kind))
@@ -93,7 +95,7 @@ def run(
             try:
                 module = import_script(script)
                 KINDS[kind](module, work)
-                answer(module, metrics)
+                answer(module, metrics, facts or {})
             finally:
                 changed = patched.replaced(before)
             if changed:
@@ -113,34 +115,34 @@ def run(
     return measured
 
 
-def answer(module: types.ModuleType, metrics: dict[str, Any]) -> None:
-    """Compare the ANSWER that a script gives, if any, with what was measured.
+def answer(module: types.ModuleType, metrics: dict[str, Any], facts: Mapping[str, Any]) -> None:
+    """Compare the ANSWER that a script gives, if any, with the lab's facts and with what was measured.
 
-    `ANSWER = {"verdict": "harmless", "tensors_without_gradient": 0}`: a verdict, and figures that support it. A false
-    alarm is answered so: nothing in the training is changed, and why is said in figures that can be wrong.
+    `ANSWER = {"verdict": "harmless", "tensors_without_gradient": 0}`: a verdict, and what supports it. A broken lab may
+    ask for one as well as for a repair: then the lab's facts say what was so before the repair.
 
     Raises:
-        Refused: it is not of this form, or names what is no figure.
+        Refused: it is not of this form, or names what is neither a fact nor a figure.
     """
     given = getattr(module, "ANSWER", None)
     if given is None:
         return
     if not isinstance(given, dict) or "verdict" not in given:
         raise Refused("ANSWER is a dictionary with a verdict and figures, such as {'verdict': 'broken', 'warnings': 3}")
-    claims = {name: value for name, value in given.items() if name != "verdict" and value is not None}
+    claims = {name: value for name, value in given.items() if name != "verdict" and value not in (None, "")}
     for name, value in claims.items():
-        if name not in metrics or isinstance(metrics[name], str):
+        if name not in metrics and name not in facts:
             raise Refused(f"ANSWER claims {name!r}, which is no figure that this lab measures")
-        if not isinstance(value, int | float):
+        truth = facts.get(name, metrics.get(name))
+        if isinstance(value, str) and truth is not None and not isinstance(truth, str):
             raise Refused(f"ANSWER claims {name} = {value!r}, which is no number")
+        if not isinstance(value, int | float | str):
+            raise Refused(f"ANSWER claims {name} = {value!r}, which is neither a number nor a text")
     metrics["answer"] = str(given["verdict"] or "")
     metrics["answer_claims"] = len(claims)
-    metrics["answer_wrong"] = sum(not _agree(value, metrics[name]) for name, value in claims.items())
-
-
-def _agree(claimed: float, measured: float | None) -> bool:
-    """Whether two figures are equal to a tenth; counts of 0 must be 0."""
-    return measured is not None and abs(claimed - measured) <= 0.1 * max(abs(measured), abs(claimed))
+    metrics["answer_wrong"] = sum(
+        not agree(value, facts.get(name, metrics.get(name))) for name, value in claims.items()
+    )
 
 
 def _named(error: BaseException) -> str:
