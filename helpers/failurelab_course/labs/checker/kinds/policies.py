@@ -45,8 +45,9 @@ def _watched(trainer: Any, run: Run) -> Iterator[None]:
         config = kwargs.get("generation_config") or model.generation_config
         temperatures.append(float(kwargs.get("temperature") or config.temperature or 1.0))
         ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        end = run.tokenizer.eos_token_id
         for row in getattr(out, "sequences", out)[:, ids.shape[1] :].tolist():
-            drawn.update(tuple(row[:length]) for length in range(1, len(row) + 1))
+            drawn.add(tuple(row[: row.index(end) + 1] if end in row else row))
         return out
 
     def read(_: Any, args: tuple, output: Any) -> None:
