@@ -92,7 +92,7 @@ _WEIGHTS = {
     "effective_share": "effective sample size of the weights of 64 long completions of a rounding engine, as a share",
     "effective_short": "the same for completions of 16 tokens",
     "weight_error": "largest difference of a weight from 1 where engine and policy agree",
-    "weights_follow": "correlation of a token's weight with its probability ratio, where the engine is at temperature 0.7",
+    "weights_follow": "correlation of a token's weight with its ratio, for an engine at temperature 0.7",
 }
 _BY_KIND = {
     "trainer": _COMMON | _TRAINING | _ROLLOUTS | _LOG,

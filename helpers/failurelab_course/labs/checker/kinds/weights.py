@@ -36,7 +36,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
     def effective(pair: tuple[torch.Tensor, torch.Tensor]) -> float:
         return min(engines.effective_sample_size(column) for column in weights(*pair).T)
 
-    policy, engine = long = _drawn(run, LONG)
+    long = _drawn(run, LONG)
     other, hot = _drawn(run, SHORT, TEMPERATURE)
     ratio = (other - hot).exp()
     pair = torch.stack([weights(other, hot).flatten(), ratio.flatten()])
@@ -44,7 +44,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
     run.metrics |= {
         "effective_share": effective(long),
         "effective_short": effective(_drawn(run, SHORT)),
-        "weight_error": float((weights(policy, policy) - 1).abs().max()),
+        "weight_error": float((weights(long[0], long[0]) - 1).abs().max()),
         "weights_follow": float(follow),
     }
 
