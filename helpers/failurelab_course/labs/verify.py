@@ -18,7 +18,16 @@ from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine
 from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import client as check_client
-from failurelab_course.labs.definition import Broken, Lab, LabError, broken_rules, find, learner_script, signature
+from failurelab_course.labs.definition import (
+    Broken,
+    Lab,
+    LabError,
+    broken_rules,
+    find,
+    learner_script,
+    signature,
+    wrong_facts,
+)
 from failurelab_course.labs.definition import known as known
 from failurelab_course.labs.definition import load as load
 
@@ -213,6 +222,7 @@ def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[
             _record_order(task),
             kind=lab.kind,
             memory_limit=lab.memory_limit,
+            facts=lab.facts,
         )
     while waiting:
         answer = server.answer(server.longest(max(task.time_limit for task in waiting.values())))
@@ -273,6 +283,8 @@ def _judge(task: _Task, answer: dict[str, Any]) -> None:
         row.reason = wrong or "; ".join(said)
     else:
         row.result, row.reason = _judge_declared(task.declared, row, wrong, measured["refused"])
+        if row.state == BROKEN and row.result == PASS and (not_so := wrong_facts(lab, row.metrics)):
+            row.result, row.reason = FAIL, f"facts of lab.toml are not so: {'; '.join(not_so)}"
 
 
 def _wrong(lab: Lab, metrics: dict[str, Any], refused: str) -> str:

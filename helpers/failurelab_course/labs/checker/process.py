@@ -95,6 +95,7 @@ def _measure(order: dict[str, Any]) -> None:
         order["trainer"],
         order["kind"],
         device=order["device"],
+        facts=order["facts"],
         # A forked check has them already.
         prepare=None if order["device"] == "cpu" else import_needs,
     )
