@@ -189,7 +189,7 @@ def _list_of_labs() -> str:
     for lab in labs():
         card = tomllib.loads((lab / "lab.toml").read_text(encoding="utf-8"))
         link = f"[{lab.name[:2]} {card['title']}]({lab.name}.md)"
-        lines.append(f"| {link} | {card['given']} | {card['minutes']} | {card['era']} |")
+        lines.append(f"| {link} | {card.get('given', '-')} | {card['minutes']} | {card['era']} |")
     listed = "\n".join(lines)
     pages = "\n".join(lab.name for lab in labs())
     contents = f"\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
@@ -209,7 +209,7 @@ def _lab(folder: pathlib.Path) -> str:
 | | |
 | --- | --- |
 | **Difficulty** | {card["difficulty"]} |
-| **Given** | {card["given"]} |
+| **Given** | {card.get("given", "-")} |
 | **Minutes** | {card["minutes"]} |
 | **Era** | {card["era"]} |
 
