@@ -38,7 +38,7 @@ HEALED = {
     "accuracy_after": 0.56,
     "accuracy_gain": 0.12,
     "accuracy_there": 0.49,
-    "cut_first": 0.0,
+    "overrun_first": 0.0,
     "rollout_gap": 0.01,
     "finite": True,
     "loss_first": 0.0,
