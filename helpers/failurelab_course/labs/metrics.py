@@ -73,7 +73,7 @@ NODE = {
     "layer_refusal": "text: the first line of the first of these refusals, or empty",
 }
 _LOGITS = {
-    "rows_made": "rows of logits that the model returned for each sequence; 0 where it returned log-probabilities",
+    "rows_made": "rows of logits that the model's head made for each sequence; 0 where it was not called",
     "rows_needed": "rows from the first that is used on: one for each completion token, and one more",
     "positions_off": "positions from a row's own next token on to the token that it is scored against; 0 is right",
 }
