@@ -313,9 +313,9 @@ def test_a_slip_in_lab_toml_is_named(lab, old, new, message):
 
 
 def test_labs_are_found_by_number_or_name():
-    assert [lab.name for lab in labs.find(["1", "02_garbage_rollouts", "01"])] == [
+    assert [lab.name for lab in labs.find(["1", "02_starts_too_low", "01"])] == [
         "01_frozen_embeddings",
-        "02_garbage_rollouts",
+        "02_starts_too_low",
     ]
     with pytest.raises(labs.LabError, match="unknown lab '77'"):
         labs.find(["77"])
