@@ -19,7 +19,8 @@ from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.judge import JudgeError
 
-# Of one completion: the step it was generated for, its prompt, 1.0 if it is right, else 0.0, and whether it has an end
+# Of one completion: the step it was generated for, its prompt, 1.0 if it is right, else 0.0; whether it goes on after
+# its end
 Score = tuple[int, str, float, bool]
 
 
@@ -66,25 +67,29 @@ class Kept:
     """Finds layers that get their gradient from kept activations, and not from a second forward pass.
 
     A flag says what was asked for. What checkpointing does is to compute a layer again when the backward pass comes to
-    it, so forward passes that begin inside autograd's backward pass are noted. A layer that gets no gradient keeps
-    nothing either.
+    it, so the linear maps of each layer are listened to, whoever calls them: a layer was computed again if at least
+    half of them ran inside autograd's backward pass. A layer that gets no gradient keeps nothing either.
     """
 
     def __init__(self, model: torch.nn.Module):
         self._again: set[torch.nn.Module] = set()
-        self._layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
-        self._handles = [layer.register_forward_pre_hook(self._note) for layer in self._layers]
+        layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
+        self._maps = {
+            layer: [part for part in layer.modules() if isinstance(part, torch.nn.Linear)] for layer in layers
+        }
+        self._handles = [part.register_forward_pre_hook(self._note) for parts in self._maps.values() for part in parts]
 
-    def _note(self, layer: torch.nn.Module, _: Any) -> None:
+    def _note(self, part: torch.nn.Module, _: Any) -> None:
         if torch._C._current_graph_task_id() != -1:
-            self._again.add(layer)
+            self._again.add(part)
 
     def count(self) -> int:
         """Return how many layers kept activations since the last call; gradients must be there."""
         kept = [
             layer
-            for layer in self._layers
-            if layer not in self._again and any(parameter.grad is not None for parameter in layer.parameters())
+            for layer, parts in self._maps.items()
+            if 2 * len(self._again.intersection(parts)) < len(parts)
+            and any(parameter.grad is not None for parameter in layer.parameters())
         ]
         self._again.clear()
         return len(kept)
@@ -136,7 +141,6 @@ class _Watch(transformers.TrainerCallback):
 def train(trainer: transformers.Trainer, run: Run) -> None:
     """Train, and fill in what shows during training; also where training ends in an error."""
     metrics = run.metrics
-    metrics["accuracy_before"] = run.judge.accuracy()
     model = trainer.model
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trainable = trained(model, trainer.optimizer)
@@ -195,13 +199,17 @@ def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Calla
         sequences = getattr(out, "sequences", out)
         prompts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         completions = tokenizer.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True)
-        ended = (sequences[:, ids.shape[1] :] == tokenizer.eos_token_id).any(1).tolist()
+        ends = (sequences[:, ids.shape[1] :] == tokenizer.eos_token_id).cumsum(1)
+        more = (
+            (ends.diff(dim=1) == 0) & (ends[:, 1:] > 0) & (sequences[:, ids.shape[1] + 1 :] != tokenizer.pad_token_id)
+        )
+        goes_on = more.any(1).tolist()
         samples = len(completions) // len(prompts)
         for index, completion in enumerate(completions):
             asked = re.search(r"\d+\+\d+=", prompts[index // samples])
             if asked and asked[0] in answers:
                 right = models.reward([completion], [answers[asked[0]]])[0]
-                scores.append((step(), asked[0], right, ended[index]))
+                scores.append((step(), asked[0], right, goes_on[index]))
         return out
 
     return handles.wrap_method(model, "generate", generate, "the checker's scores of rollouts")
@@ -218,7 +226,7 @@ def score(scores: list[Score], run: Run) -> None:
     last = [score for score in scores if score[0] >= steps - max(1, steps // 4)]
     metrics["reward_first"] = sum(right for _, _, right, _ in first) / len(first)
     metrics["reward_last"] = sum(right for _, _, right, _ in last) / len(last)
-    metrics["cut_first"] = sum(not ended for *_, ended in first) / len(first)
+    metrics["overrun_first"] = sum(goes_on for *_, goes_on in first) / len(first)
     # On the very prompts of these rollouts: some sums are easier than others.
     answers = dict(models.sums())
     prompts = [(prompt, answers[prompt]) for _, prompt, *_ in first]
