@@ -141,6 +141,7 @@ class Lab:
     given: str
     facts: dict[str, str | int | float | bool]
     failures: tuple[str, ...]
+    upstream: tuple[str, ...]
     era: str
     kind: str
     trainer: str
@@ -219,7 +220,7 @@ def retired(folder: pathlib.Path | None = None) -> dict[str, str]:
         return {}
     raw = Table.read(path, LabError, path.name)
     entries = {}
-    for id in list(raw.keys()):
+    for id in list(raw.rest):
         entry = Table(path.name, raw.take(id, dict), LabError, f"{id}: ")
         entries[id] = f"lab {id[1:]} is retired: {entry.text('why')}. Next: lab {entry.text('instead')[1:]}"
         entry.done()
@@ -247,6 +248,7 @@ def load(folder: pathlib.Path) -> Lab:
         given=raw.take("given", str, ""),
         facts=raw.take("facts", dict, {}),
         failures=raw.texts("failures", ()),
+        upstream=raw.texts("upstream", ()),
         era=raw.text("era"),
         kind=kind,
         trainer=raw.text("trainer"),
@@ -269,8 +271,10 @@ def load(folder: pathlib.Path) -> Lab:
         raise LabError(f"{where}: id is {lab.id!r}, the folder says L{lab.number}; an id is never changed")
     if lab.id in retired(folder.parent):
         raise LabError(f"{where}: {lab.id} is retired, and a number is never used again. Next: take a new one")
-    if not lab.failures and not lab.false_alarm:
-        raise LabError(f"{where}: failures: it is missing or empty; only a false alarm has none")
+    if not (lab.failures or lab.false_alarm or lab.upstream):
+        raise LabError(
+            f"{where}: failures: it is missing or empty; only a false alarm, or a lab with upstream, has none"
+        )
     for id in lab.failures:
         try:
             registry.get(id)

@@ -36,6 +36,7 @@ _ROLLOUTS = {
     "reward_first": "share of right completions among the trainer's own rollouts, first tenth of the steps",
     "reward_last": "share of right completions among the trainer's own rollouts, last quarter of the steps",
     "accuracy_there": "share of right answers of the untrained model in eval mode, on the first rollouts' prompts",
+    "cut_first": "share of the first rollouts that hold no end: they were cut at their longest length",
     "rollout_gap": "accuracy_there - reward_first: how much worse the rollouts are than the model",
 }
 _LOG = {

@@ -19,8 +19,8 @@ from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.judge import JudgeError
 
-# Of one completion: the step it was generated for, its prompt, and 1.0 if it is right, else 0.0
-Score = tuple[int, str, float]
+# Of one completion: the step it was generated for, its prompt, 1.0 if it is right, else 0.0, and whether it has an end
+Score = tuple[int, str, float, bool]
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
@@ -191,12 +191,13 @@ def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Calla
         sequences = getattr(out, "sequences", out)
         prompts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         completions = tokenizer.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True)
+        ended = (sequences[:, ids.shape[1] :] == tokenizer.eos_token_id).any(1).tolist()
         samples = len(completions) // len(prompts)
         for index, completion in enumerate(completions):
             asked = re.search(r"\d+\+\d+=", prompts[index // samples])
             if asked and asked[0] in answers:
                 right = models.reward([completion], [answers[asked[0]]])[0]
-                scores.append((step(), asked[0], right))
+                scores.append((step(), asked[0], right, ended[index]))
         return out
 
     return handles.wrap_method(model, "generate", generate, "the checker's scores of rollouts")
@@ -208,14 +209,15 @@ def score(scores: list[Score], run: Run) -> None:
     metrics["rollouts"] = len(scores)
     if not scores:
         return
-    steps = max(step for step, _, _ in scores) + 1
+    steps = max(step for step, *_ in scores) + 1
     first = [score for score in scores if score[0] < max(1, steps // 10)]
     last = [score for score in scores if score[0] >= steps - max(1, steps // 4)]
-    metrics["reward_first"] = sum(score for _, _, score in first) / len(first)
-    metrics["reward_last"] = sum(score for _, _, score in last) / len(last)
+    metrics["reward_first"] = sum(right for _, _, right, _ in first) / len(first)
+    metrics["reward_last"] = sum(right for _, _, right, _ in last) / len(last)
+    metrics["cut_first"] = sum(not ended for *_, ended in first) / len(first)
     # On the very prompts of these rollouts: some sums are easier than others.
     answers = dict(models.sums())
-    prompts = [(prompt, answers[prompt]) for _, prompt, _ in first]
+    prompts = [(prompt, answers[prompt]) for _, prompt, *_ in first]
     metrics["accuracy_there"] = run.judge.accuracy(prompts=prompts, draws=1)
     metrics["rollout_gap"] = metrics["accuracy_there"] - metrics["reward_first"]
 
