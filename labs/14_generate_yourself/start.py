@@ -1,15 +1,24 @@
-"""Lab 14: rollouts of your own, in today's libraries.
+"""Lab 14: rollouts of your own.
 
-The same forty lines by hand, all weights trained, checkpointing on, in the newest transformers. The warning of old days
-is gone, every tensor has a gradient. And yet the reward starts far below what this model can do.
+"The reward of our own loop starts at 0.02. The same model, evaluated, answers four sums in ten. We had moved from
+transformers 4.52 to the newest; there is no warning, every tensor has a gradient, and the reward function is right: I
+fed it by hand."
 
-Repair the rollouts, so that the model learns from its own words. Checkpointing stays on.
+Make the model learn from what it would say itself. Activations are not kept, for the real model would not fit. And say
+what it was given when it wrote the first completions: ANSWER.
 """
 
 import pathlib
 import random
 
 import torch
+
+ANSWER = {
+    "verdict": "",  # what is wrong: "prompts", "completions" or "rewards"
+    # before any repair, of the third forward pass of the first `generate`:
+    "tokens_given": None,  # input_ids.shape[1]
+    "tokens_cached": None,  # past_key_values.get_seq_length(), as the pass begins
+}
 
 SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]
 GROUP = 8  # completions of one prompt, compared with each other
@@ -19,7 +28,6 @@ def sample(model, tokenizer, prompts):
     """Return the completions of each prompt, GROUP times, as ids behind their prompts."""
     repeated = [each for each in prompts for _ in range(GROUP)]
     batch = tokenizer(repeated, return_tensors="pt", padding=True).to(model.device)
-    # TODO: what comes out of here is not what this model would say. Find out why, and repair it.
     with torch.no_grad():
         sequences = model.generate(**batch, max_new_tokens=4, do_sample=True, top_k=0, top_p=1.0)
     return sequences, batch["attention_mask"]

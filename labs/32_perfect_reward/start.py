@@ -17,8 +17,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 ANSWER = {
     "verdict": "",  # which of the two misleads: "evaluation" or "reward"
-    "reward_last": None,  # share of right completions in the last ten steps, before any repair
-    "distance_last": None,  # what `distance` returns in the mean of the last ten steps, before any repair
+    "distance_first": None,  # what `distance` returns, in the mean of the first four steps, before any repair
+    "distance_last": None,  # the same, in the mean of the last four steps
 }
 
 SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]
@@ -30,11 +30,12 @@ def exact(completions, answer, **_):
 
 def distance(completions, answer, **_):
     """The cost of an answer: nothing for a right one, up to 1 for one that is ten or more away, or no number at all."""
-    misses = [
-        abs(int(completion) - int(right)) if completion.strip().isdecimal() else 10
-        for completion, right in zip(completions, answer)
-    ]
-    return [-min(miss, 10) / 10 for miss in misses]
+    costs = []
+    for completion, right in zip(completions, answer):
+        said = completion.strip()
+        miss = abs(int(said) - int(right)) if said.isdecimal() else 10
+        costs.append(-min(miss, 10) / 10)
+    return costs
 
 
 def build_trainer(model_path, output_dir):

@@ -1,8 +1,8 @@
 """Lab 33: far away at the first step.
 
 "The SFT team hands us its weights as a state dict, and we start GRPO from them. In trl 0.14 that went well. Since the
-upgrade the KL is above 5 at the very first step, when nothing has been trained yet, and what SFT had taught is gone
-after forty steps. The script has not changed. Did their weights not arrive?"
+upgrade the KL is above 5 at the very first step, when nothing has been trained yet, and the reward falls by half in
+forty steps, where it used to rise. The script has not changed. Did their weights not arrive?"
 
 The run is to start from what SFT taught, to get better, and to be held near its start by the same beta. Fill in ANSWER.
 """
