@@ -1,9 +1,11 @@
-"""Lab 02: the run that learns from garbage.
+"""Lab 02: the reward starts too low.
 
-A small Qwen2 learns sums by GRPO in trl 0.14, all its weights. The reward starts far below what the model can do, and
-ends there; the model gains little. There is no error. Every tensor has its gradient: look elsewhere.
+A small Qwen2 learns sums by GRPO in trl 0.14, all its weights.
 
-Make it learn. Checkpointing stays on: without it the real model does not fit.
+"Our evaluation says that this checkpoint gets four sums out of ten right. The very first reward of the run is a third
+of that, before anything was trained, and it ends no higher. I have started it three times."
+
+Make it learn. Each layer is computed again in the backward pass, as now: without that the real model does not fit.
 """
 
 import pathlib
@@ -46,10 +48,12 @@ def build_trainer(model_path, output_dir):
     )
     rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})
     trainer = GRPOTrainer(model=model, reward_funcs=exact, args=config, train_dataset=rows, processing_class=tokenizer)
-    # TODO: the reward starts at half of what this model can do. Find out why, and make it learn.
     return trainer
 
 
 if __name__ == "__main__":
     tiny = pathlib.Path(__file__).resolve().parents[2] / "models" / "tiny-qwen2"
-    build_trainer(str(tiny), tempfile.mkdtemp()).train()
+    trainer = build_trainer(str(tiny), tempfile.mkdtemp())
+    trainer.train()
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    print(f"reward of the first steps {rewards[0]:.2f}, of the last {rewards[-1]:.2f}")

@@ -1,10 +1,11 @@
-"""Lab 03: one repair hides behind the other.
+"""Lab 03: the reward stays low.
 
-A small Qwen2 learns sums by GRPO in trl 0.14. Only its last layer and the final norm are trained; what lies below is
-frozen. The reward is low from the start and stays so. There is no error, and each repair that helped others helps no
-one here.
+A small Qwen2 learns sums by GRPO in trl 0.14. Only its last layer and the final norm are trained.
 
-Make it learn. The lower part stays frozen, and checkpointing stays on.
+"The reward is low from the first step and stays there. I tried what helped the other team, and it changed nothing. Then
+I tried what helped the team before, and that changed nothing either."
+
+Make it learn. What lies below the last layer comes out as it went in, and what is trained keeps no activations, as now.
 """
 
 import pathlib
@@ -49,10 +50,12 @@ def build_trainer(model_path, output_dir):
     )
     rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})
     trainer = GRPOTrainer(model=model, reward_funcs=exact, args=config, train_dataset=rows, processing_class=tokenizer)
-    # TODO: the reward stays low, whatever single thing is changed. Make it learn.
     return trainer
 
 
 if __name__ == "__main__":
     tiny = pathlib.Path(__file__).resolve().parents[2] / "models" / "tiny-qwen2"
-    build_trainer(str(tiny), tempfile.mkdtemp()).train()
+    trainer = build_trainer(str(tiny), tempfile.mkdtemp())
+    trainer.train()
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    print(f"reward of the first steps {rewards[0]:.2f}, of the last {rewards[-1]:.2f}")

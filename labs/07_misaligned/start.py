@@ -1,12 +1,15 @@
-"""Lab 07: the reward goes down, and nothing says why.
+"""Lab 07: since the upgrade.
 
-A small Qwen2 learns sums by GRPO in trl 0.14.0, with transformers 4.52, which trl's metadata allow. Nothing is raised
-and nothing warned; the first loss and the first KL are 0, as they should be. And the reward goes down.
+A small Qwen2 learns sums by GRPO in trl 0.14.0, with transformers 4.52, which trl's metadata allow.
+
+"The reward falls since Tuesday's upgrade, and nobody touched the script. The folder run/ has what the run left behind:
+log, trainer_state.json, versions; run/before the same of the last run before the upgrade."
 
 Make it learn. The versions stay, and so do trainer, learning rate, beta and number of steps.
 """
 
 import pathlib
+import sys
 import tempfile
 
 import torch
@@ -24,7 +27,6 @@ def exact(completions, answer, **_):
 
 def build_trainer(model_path, output_dir):
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    # TODO: the reward goes down. Which row of the model's logits scores which token of a completion? Make it learn.
     model = Qwen2ForCausalLM.from_pretrained(model_path)
     config = GRPOConfig(
         output_dir=output_dir,
@@ -50,4 +52,8 @@ def build_trainer(model_path, output_dir):
 
 if __name__ == "__main__":
     tiny = pathlib.Path(__file__).resolve().parents[2] / "models" / "tiny-qwen2"
-    build_trainer(str(tiny), tempfile.mkdtemp()).train()
+    trainer = build_trainer(str(tiny), sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+    trainer.train()
+    trainer.save_state()
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    print(f"reward of the first steps {rewards[0]:.2f}, of the last {rewards[-1]:.2f}")

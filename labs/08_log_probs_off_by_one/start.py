@@ -1,8 +1,10 @@
 """Lab 08: a scoring function written by hand.
 
 A scoring function for a training loop of one's own, with today's transformers: the log-probability of each completion
-token, given everything before it. It returns numbers of the right shape, between -20 and 0, and gradients flow. A loop
-that trains on them gets worse.
+token, given everything before it.
+
+"The shape is right, the numbers are between -20 and 0, and gradients flow. But a loop that trains on this function gets
+worse, whatever learning rate I take; and it needs more memory than I had worked out."
 
 `log_probs(model, input_ids, attention_mask, completion_length)`: prompts are padded on the left, completions on the
 right; both tensors are (batch, sequence), and the completion is the last `completion_length` columns. What is returned
@@ -12,7 +14,6 @@ logits than are needed.
 
 
 def log_probs(model, input_ids, attention_mask, completion_length):
-    # TODO: these are not the log-probabilities of the completion's tokens, and too many rows are made.
     output = model(input_ids=input_ids, attention_mask=attention_mask, num_logits_to_keep=completion_length)
     rows = output.logits[:, -completion_length:].log_softmax(dim=-1)
     tokens = input_ids[:, -completion_length:]

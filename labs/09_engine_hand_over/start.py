@@ -1,8 +1,9 @@
-"""Lab 09: no optimizer.
+"""Lab 09: no attribute 'optimizer'.
 
-GRPO under ZeRO-3 in trl 0.14. This trainer draws a few answers at the start of each step, to watch what the policy
-says. It worked for months. Since the run is under ZeRO-3 it ends with an AttributeError about an optimizer, and a
-colleague's patch for that made it slow.
+GRPO under ZeRO-3 in trl 0.14. This trainer draws a few answers at the start of each step, to watch what the policy says.
+
+"It worked for months. Since we put it under ZeRO-3 it ends with 'Qwen2ForCausalLM' object has no attribute 'optimizer',
+and a colleague's patch that got rid of the error made it slow."
 
 Make it train at full speed. The answers must still be drawn at each step, under ZeRO-3.
 """
@@ -42,7 +43,6 @@ class WatchedTrainer(GRPOTrainer):
 
     def draw(self, prompts):
         batch = self.processing_class(prompts, return_tensors="pt", padding=True, padding_side="left")
-        # TODO: 'Qwen2ForCausalLM' object has no attribute 'optimizer'. Which object has one?
         with unwrap_model_for_generation(self.model, self.accelerator) as policy, torch.no_grad():
             made = policy.generate(
                 input_ids=batch["input_ids"],
@@ -83,4 +83,7 @@ def build_trainer(model_path, output_dir):
 
 if __name__ == "__main__":  # DS_ACCELERATOR=cpu torchrun --nproc_per_node 1 train.py
     tiny = pathlib.Path(__file__).resolve().parents[2] / "models" / "tiny-qwen2"
-    build_trainer(str(tiny), tempfile.mkdtemp()).train()
+    trainer = build_trainer(str(tiny), tempfile.mkdtemp())
+    trainer.train()
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    print(f"reward of the first steps {rewards[0]:.2f}, of the last {rewards[-1]:.2f}")

@@ -1,6 +1,6 @@
 """Lab 29: cut at the limit.
 
-A small Qwen2, fine-tuned for chats, learns sums by GRPO with today's libraries.
+A small Qwen2, fine-tuned for chats, learns sums by GRPO in trl 0.22.
 
 "Every completion runs into its length limit, whatever limit I set, and next to none is right. In our chat demo the same
 checkpoint answers in a word or two and stops."
@@ -20,19 +20,12 @@ SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]
 
 
 def exact(completions, answer, **_):
-    texts = [completion if isinstance(completion, str) else completion[-1]["content"] for completion in completions]
-    return [float(text.strip() == right) for text, right in zip(texts, answer)]
+    return [float(completion.strip() == right) for completion, right in zip(completions, answer)]
 
 
 def build_trainer(model_path, output_dir):
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    tokenizer = AutoTokenizer.from_pretrained(model_path, padding_side="left", eos_token="<|endoftext|>")
     model = AutoModelForCausalLM.from_pretrained(model_path)
-    rows = Dataset.from_dict(
-        {
-            "prompt": [f"user: {question}\nassistant: " for question, _ in SUMS],
-            "answer": [answer for _, answer in SUMS],
-        }
-    )
     config = GRPOConfig(
         output_dir=output_dir,
         max_steps=70,
@@ -53,6 +46,7 @@ def build_trainer(model_path, output_dir):
         use_cpu=not torch.cuda.is_available(),
         seed=0,
     )
+    rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})
     return GRPOTrainer(model=model, reward_funcs=exact, args=config, train_dataset=rows, processing_class=tokenizer)
 
 

@@ -36,7 +36,8 @@ import psutil
 from failurelab_course import processes
 from failurelab_course.labs.checker import process
 
-POLL = 0.2  # seconds between two looks at the limits; an end is known at once
+POLL = 0.2  # seconds between two looks at the clock and at a check's own memory; an end is known at once
+LOOK = 1.0  # seconds between two looks at all that it started, for which every process of the machine is asked
 # As many as a DataLoader or two may want; a fork bomb is stopped before the machine is.
 PROCESSES = 32
 # By the device of a check; see the module's text.
@@ -56,7 +57,7 @@ class Check:
         shutil.copytree(order["model"], self.folder / "model")
         context = multiprocessing.get_context(_START[order["device"]])
         self.process = context.Process(target=process.run, args=(order,))
-        self.start = time.monotonic()
+        self.start = self.looked = time.monotonic()
         with unittest.mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": order["visible"]}):
             self.process.start()
 
@@ -68,8 +69,12 @@ class Check:
 
     def _broken_limit(self) -> str:
         """Return which limit it is over, in words, or an empty text."""
-        if time.monotonic() - self.start > self.order["time_limit"]:
+        now = time.monotonic()
+        if now - self.start > self.order["time_limit"]:
             return f"over its time limit of {self.order['time_limit']:g} s"
+        if now - self.looked < LOOK and own_memory(self.process.pid) < self.order["memory_limit"] * 2**20:
+            return ""
+        self.looked = now
         family = descendants(self.process.pid)
         held = sum(map(resident, family)) // 2**20
         if held > self.order["memory_limit"]:
@@ -113,6 +118,14 @@ def descendants(pid: int) -> list[psutil.Process]:
         return [top, *top.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def own_memory(pid: int) -> int:
+    """Return the resident bytes of a process alone, with all that it shares; 0 where it has ended."""
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def resident(process: psutil.Process) -> int:

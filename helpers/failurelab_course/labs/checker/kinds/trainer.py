@@ -66,25 +66,29 @@ class Kept:
     """Finds layers that get their gradient from kept activations, and not from a second forward pass.
 
     A flag says what was asked for. What checkpointing does is to compute a layer again when the backward pass comes to
-    it, so forward passes that begin inside autograd's backward pass are noted. A layer that gets no gradient keeps
-    nothing either.
+    it, so the linear maps of each layer are listened to, whoever calls them: a layer was computed again if at least
+    half of them ran inside autograd's backward pass. A layer that gets no gradient keeps nothing either.
     """
 
     def __init__(self, model: torch.nn.Module):
         self._again: set[torch.nn.Module] = set()
-        self._layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
-        self._handles = [layer.register_forward_pre_hook(self._note) for layer in self._layers]
+        layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
+        self._maps = {
+            layer: [part for part in layer.modules() if isinstance(part, torch.nn.Linear)] for layer in layers
+        }
+        self._handles = [part.register_forward_pre_hook(self._note) for parts in self._maps.values() for part in parts]
 
-    def _note(self, layer: torch.nn.Module, _: Any) -> None:
+    def _note(self, part: torch.nn.Module, _: Any) -> None:
         if torch._C._current_graph_task_id() != -1:
-            self._again.add(layer)
+            self._again.add(part)
 
     def count(self) -> int:
         """Return how many layers kept activations since the last call; gradients must be there."""
         kept = [
             layer
-            for layer in self._layers
-            if layer not in self._again and any(parameter.grad is not None for parameter in layer.parameters())
+            for layer, parts in self._maps.items()
+            if 2 * len(self._again.intersection(parts)) < len(parts)
+            and any(parameter.grad is not None for parameter in layer.parameters())
         ]
         self._again.clear()
         return len(kept)
