@@ -4,7 +4,7 @@
 rewards and advantages by hand, and they are right. With ten times the learning rate it is the same."
 
 Forty lines of group-relative policy optimization, written by hand, without a trainer. Make it learn. The embeddings keep
-their values, and activations are not kept, for the real model would not fit. And say what it trained before: ANSWER.
+their values, and activations are not kept, for the real model would not fit. And fill in ANSWER.
 """
 
 import pathlib
@@ -13,8 +13,9 @@ import random
 import torch
 
 ANSWER = {
-    "verdict": "",  # before any repair the loop trains one tensor: its name in model.named_parameters()
-    "tensors_without_gradient": None,  # before any repair, of those that require grad, after a backward pass
+    # of a run of fifty steps before any repair:
+    "verdict": "",  # the parameter that changes most, by its name in model.named_parameters()
+    "tensors_changed": None,  # how many parameters differ after it
 }
 
 SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]

@@ -4,21 +4,13 @@
 transformers 4.52 to the newest; there is no warning, every tensor has a gradient, and the reward function is right: I
 fed it by hand."
 
-Make the model learn from what it would say itself. Activations are not kept, for the real model would not fit. And say
-what it was given when it wrote the first completions: ANSWER.
+Make it learn. Activations are not kept, for the real model would not fit.
 """
 
 import pathlib
 import random
 
 import torch
-
-ANSWER = {
-    "verdict": "",  # what is wrong: "prompts", "completions" or "rewards"
-    # before any repair, of the third forward pass of the first `generate`:
-    "tokens_given": None,  # input_ids.shape[1]
-    "tokens_cached": None,  # past_key_values.get_seq_length(), as the pass begins
-}
 
 SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]
 GROUP = 8  # completions of one prompt, compared with each other

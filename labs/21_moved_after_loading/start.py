@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOConfig
 
 ANSWER = {
-    "verdict": "",  # the attribute of bitsandbytes' QuantState whose tensor stays on the first GPU
+    "verdict": "",  # of all that a 4-bit layer holds, what is not on its GPU: the name of the attribute
 }
 
 COMMAND = "accelerate launch --num_processes 2 train.py"

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOConfig
 
 ANSWER = {
-    "verdict": "",  # the class of torch that brings the second GPU in
-    "copies": None,  # how many copies of the model one training pass computes with, before any repair
+    "verdict": "",  # the class of torch that brings the second GPU in, before any repair
 }
 
 COMMAND = "python train.py"
