@@ -1,6 +1,6 @@
 """Lab 31: below zero.
 
-"The loss is negative in about every second step: a loss below zero, how can that be? And in four of ten groups all
+"The loss is negative in about every third step: a loss below zero, how can that be? And in four of ten groups all
 rewards are equal, `frac_reward_zero_std` says, so nearly half of what we generate teaches nothing. I think that
 something is wrong with our rewards or with the sign of the loss."
 
