@@ -142,7 +142,8 @@ def describe(lines: Iterable[str]) -> str:
         [
             "None of the course's literal texts is in it. Some failures are silent. What a reward does in them:",
             *silent,
-            f"More in {PAGE}. Which of them your versions have: failurelab doctor --python PATH",
+            f"More in {PAGE}. Which of them your versions have: failurelab doctor --python PATH; "
+            "which your script has: failurelab preflight SCRIPT",
         ]
     )
 

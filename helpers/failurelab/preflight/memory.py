@@ -4,12 +4,13 @@ A training step of the full model on fake tensors (`failurelab.simulate`) gives 
 logits take at once; nothing is computed. The optimizer's states, a reference model and the cache of generation are
 counted from shapes. Simulated devices hold for a process, so the step has one of its own:
 
-    python -m failurelab.preflight.memory < step.json
+    python child.py memory < step.json
 
 Not in the figure, so that a run needs more: fragmentation, the CUDA context, what other processes and vLLM take.
 """
 
 import json
+import pathlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,7 +110,7 @@ def _simulate(step: dict[str, Any]) -> dict[str, Any]:
         subprocess.TimeoutExpired: it took longer than two minutes.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "failurelab.preflight.memory"],
+        [sys.executable, str(pathlib.Path(__file__).with_name("child.py")), "memory"],
         input=json.dumps(step, default=str),
         capture_output=True,
         text=True,
@@ -159,7 +160,7 @@ def _weigh(seen: Seen, load: Load, step: dict[str, Any], peak: dict[str, Any]) -
     return Finding("memory", evidence, repair)
 
 
-def _main() -> None:
+def main() -> None:
     """Read a step, simulate it, and print its peak as JSON: in a process of its own."""
     import torch
     from transformers import AutoConfig
@@ -220,7 +221,3 @@ def _main() -> None:
             }
         )
     )
-
-
-if __name__ == "__main__":
-    _main()
