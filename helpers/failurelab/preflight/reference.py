@@ -52,7 +52,9 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
             "Load the reference from the policy's checkpoint, or leave ref_model out.",
         )
     gap, share = _gap(model, model, reference), _share_changed(model, reference)
-    if gap <= _APART or not share:
+    if not share:
+        return Held("F19", "policy and reference model have the same weights")
+    if gap <= _APART:
         return Held("F19", f"policy and reference model give the same log-probabilities (apart by {gap:.2g} at most)")
     if seen.small and share == 1:
         return NotChecked("F19", "policy and reference were both built small, and differ by how they were loaded")
