@@ -11,6 +11,7 @@ from failurelab_course.ledger.tables import (
     machines,
     memory,
     offline,
+    policies,
     preflight,
     rounding,
     times,
@@ -31,7 +32,7 @@ PAGES = (
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     name.replace("_", "-"): function
-    for module in (machines, training, memory, together, offline, preflight, times)
+    for module in (machines, training, memory, together, rounding, policies, offline, preflight, times)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }
