@@ -163,9 +163,9 @@ def train(trainer: transformers.Trainer, run: Run) -> None:
             changed = [name for name, now in model.named_parameters() if name in before and _differ(before[name], now)]
             metrics["tensors_changed"] = sum(name in trainable for name in changed)
             metrics["frozen_changed"] = len(changed) - metrics["tensors_changed"]
-            trained = [(before[name], now) for name, now in model.named_parameters() if name in trainable]
-            differ = sum(int((now.detach().cpu() != old.cpu()).sum()) for old, now in trained)
-            metrics["elements_changed"] = differ / max(1, sum(old.numel() for old, _ in trained))
+            pairs = [(before[name], now) for name, now in model.named_parameters() if name in trainable]
+            differ = sum(int((now.detach().cpu() != old.cpu()).sum()) for old, now in pairs)
+            metrics["elements_changed"] = differ / max(1, sum(old.numel() for old, _ in pairs))
             metrics["weights_bits"] = 8 * max(before.values(), key=torch.Tensor.numel).dtype.itemsize
             score(scores, run)
             losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
