@@ -20,7 +20,7 @@ PAGES = (
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     name.replace("_", "-"): function
-    for module in (machines, training, memory, together, offline, times)
+    for module in (machines, training, memory, together, rounding, offline, times)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }
