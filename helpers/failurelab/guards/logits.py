@@ -176,11 +176,15 @@ class LogitsGuard(Guard):
 
     def _cure(self) -> str:
         """Return what to do; which name the model takes is asked only where something was found."""
+        repair = ""
         try:
-            name = f"This model takes {keep_argument(self._model) or 'no argument'} for that and swallows other names. "
+            argument = keep_argument(self._model)
+            name = f"This model takes {argument or 'no argument'} for that and swallows other names. "
+            if argument:
+                repair = "failurelab.logits.repair(model) before the trainer is made, "
         except Exception as error:  # what was found is told all the same
             name = f"(By which name this model is asked for fewer could not be found: {type(error).__name__}.) "
-        return f"{name}Next: versions that fit, or failurelab.logits.completion_logps."
+        return f"{name}Next: versions that fit, {repair}or failurelab.logits.completion_logps."
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare this step's peak memory with that of the first ones."""

@@ -13,6 +13,14 @@ from failurelab_course.ledger.tables.training import CURVES
 
 # Of each picture: the runs (failure, cases, a line for each label, and what makes a run's label), and how it is drawn.
 PICTURES = {
+    "silent.png": {
+        "runs": ("F7", "curve: (?P<name>.+)", ("checkpointing off", "broken"), "name"),
+        "names": ("healthy", "broken, without an error"),
+        "title": "One GRPO script, run twice with one option changed",
+        "height": 3.2,
+        "top": 0.9,
+        "legend": {"loc": "upper left"},
+    },
     "rollouts.png": {
         "runs": ("F7", "curve: (?P<name>.+)", CURVES, "name"),
         "title": "The same run, broken twice: one repair alone does not heal",
@@ -39,7 +47,7 @@ def select_lines(name: str, records: list[Record]) -> dict[str, pandas.DataFrame
 def make_digest(name: str, records: list[Record]) -> str:
     """Return a digest of what a picture shows; the file carries it, so that a stale one is found."""
     lines = select_lines(name, records).values()
-    if name == "rollouts.png":
+    if PICTURES[name]["runs"][0] == "F7":
         shown = [run for runs in lines for run in runs[["case", "seed", "figures"]].to_numpy().tolist()]
     else:
         shown = [[*runs[["name", "era"]].iloc[0], list(runs["figures"])] for runs in lines]
@@ -58,7 +66,8 @@ def draw_pictures(records: list[Record], folder: pathlib.Path) -> None:
     for name, style in PICTURES.items():
         with pyplot.style.context(display.STYLE):
             figure, axes = pyplot.subplots(figsize=(7.5, style["height"]))
-            for label, runs in select_lines(name, records).items():
+            lines = select_lines(name, records)
+            for label, runs in zip(style.get("names", lines), lines.values()):
                 rewards, steps = pandas.DataFrame(list(runs["rewards"])), runs["steps"].iloc[0]  # (seeds, steps)
                 wide = {} if axes.lines else {"linewidth": 7, "alpha": 0.35}
                 (line,) = axes.plot(steps, rewards.median(), label=label, **wide)
