@@ -37,10 +37,10 @@ def build_trainer(model_path, output_dir):
     adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     config = GRPOConfig(
         output_dir=output_dir,
-        max_steps=70,
-        learning_rate=2e-3,
+        max_steps=30,
+        learning_rate=4e-3,
         lr_scheduler_type="linear",
-        warmup_steps=7,
+        warmup_steps=3,
         per_device_train_batch_size=24,  # prompts, in trl 0.14
         gradient_accumulation_steps=1,
         num_generations=4,

@@ -1,9 +1,11 @@
 """The rules that all labs keep, and how a run is judged: on measured metrics that are made up here."""
 
+import contextlib
 import dataclasses
 import re
 import shutil
 import subprocess
+import threading
 
 import pytest
 
@@ -12,6 +14,7 @@ from failurelab_course import eras
 from failurelab_course.labs import definition as lab_files
 from failurelab_course.labs import metrics
 from failurelab_course.labs import verify as labs
+from failurelab_course.labs.checker import client as check_client
 
 LABS = eras.root() / "labs"
 HEALED = {
@@ -38,7 +41,7 @@ HEALED = {
     "accuracy_after": 0.56,
     "accuracy_gain": 0.12,
     "accuracy_there": 0.49,
-    "cut_first": 0.0,
+    "overrun_first": 0.0,
     "rollout_gap": 0.01,
     "finite": True,
     "loss_first": 0.0,
@@ -171,6 +174,36 @@ def test_a_fact_is_proved_against_the_broken_run(lab):
 )
 def test_a_claim_is_right_to_a_tenth_and_a_text_to_its_words(claimed, measured, agree):
     assert metrics.agree(claimed, measured) == agree
+
+
+def test_the_next_era_s_imports_begin_while_this_one_is_asked(lab, monkeypatch):
+    """An era that does not start is its own labs' trouble; every other is asked, and ended."""
+    log, begun = [], threading.Event()
+
+    @contextlib.contextmanager
+    def start(era, needs, jobs, device):
+        log.append(f"start {era}")
+        if era == "second":
+            begun.set()
+        if era == "third":
+            raise check_client.EnvironmentBroken("no third")
+        yield era
+        log.append(f"end {era}")
+
+    def ask(server, waiting, done):
+        assert server != "first" or begun.wait(60)
+        waiting.clear()
+
+    monkeypatch.setattr(check_client, "start", start)
+    monkeypatch.setattr(labs, "_ask", ask)
+    eras_asked = ("first", "second", "third", "fourth")
+    rows = [labs.Row(lab.name, "check", "script.py") for _ in eras_asked]
+    tasks = [labs._Task(dataclasses.replace(lab, era=era), lab.start, row) for era, row in zip(eras_asked, rows)]
+    labs._run(tasks, 1, lambda row: None)
+    assert [row.reason for row in rows] == ["", "", "no third", ""]
+    assert rows[2].result == "ENVIRONMENT"
+    assert log.index("start second") < log.index("end first")
+    assert sorted(log) == sorted([*(f"start {era}" for era in eras_asked), "end first", "end second", "end fourth"])
 
 
 def test_a_number_is_never_used_again(lab):
@@ -313,9 +346,9 @@ def test_a_slip_in_lab_toml_is_named(lab, old, new, message):
 
 
 def test_labs_are_found_by_number_or_name():
-    assert [lab.name for lab in labs.find(["1", "02_garbage_rollouts", "01"])] == [
+    assert [lab.name for lab in labs.find(["1", "02_starts_too_low", "01"])] == [
         "01_frozen_embeddings",
-        "02_garbage_rollouts",
+        "02_starts_too_low",
     ]
     with pytest.raises(labs.LabError, match="unknown lab '77'"):
         labs.find(["77"])

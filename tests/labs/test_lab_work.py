@@ -281,7 +281,7 @@ def course(tmp_path):
     for path in eras.root().iterdir():
         if path.name not in ("labs", ".course", ".git", ".pytest_cache", ".hypothesis"):
             (root / path.name).symlink_to(path)
-    for name in ("01_frozen_embeddings", "02_garbage_rollouts"):
+    for name in ("01_frozen_embeddings", "02_starts_too_low"):
         folder = root / "labs" / name
         shutil.copytree(LABS / name, folder)
         (folder / "train.py").unlink(missing_ok=True)
@@ -312,7 +312,7 @@ def test_a_learner_in_a_terminal(course, tmp_path):
     assert script.is_file()  # it was made, for the list says that it is to be edited
     opened = learner("open", "02")
     assert opened.end() == 0
-    assert opened.plain == "labs/02_garbage_rollouts/train.py" and (course / opened.plain).is_file()
+    assert opened.plain == "labs/02_starts_too_low/train.py" and (course / opened.plain).is_file()
     checked = learner("check")
     assert checked.end() == 1
     assert "it does what the symptom says: The log of the sums run" in checked.plain

@@ -36,7 +36,7 @@ _ROLLOUTS = {
     "reward_first": "share of right completions among the trainer's own rollouts, first tenth of the steps",
     "reward_last": "share of right completions among the trainer's own rollouts, last quarter of the steps",
     "accuracy_there": "share of right answers of the untrained model in eval mode, on the first rollouts' prompts",
-    "cut_first": "share of the first rollouts that hold no end: they were cut at their longest length",
+    "overrun_first": "share of the first rollouts in which more follows the model's own end",
     "rollout_gap": "accuracy_there - reward_first: how much worse the rollouts are than the model",
 }
 _LOG = {
@@ -73,7 +73,7 @@ NODE = {
     "layer_refusal": "text: the first line of the first of these refusals, or empty",
 }
 _LOGITS = {
-    "rows_made": "rows of logits that the model returned for each sequence; 0 where it returned log-probabilities",
+    "rows_made": "rows of logits that the model's head made for each sequence; 0 where it was not called",
     "rows_needed": "rows from the first that is used on: one for each completion token, and one more",
     "positions_off": "positions from a row's own next token on to the token that it is scored against; 0 is right",
 }

@@ -17,6 +17,7 @@ stop torch, which reserves far more than it uses.
 
 import collections
 import contextlib
+import functools
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -34,6 +35,7 @@ from typing import Any
 import psutil
 
 from failurelab_course import processes
+from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import process
 
 POLL = 0.2  # seconds between two looks at the clock and at a check's own memory; an end is known at once
@@ -161,6 +163,17 @@ def broken_needs(folder: pathlib.Path) -> dict[str, str]:
     return json.loads(report.read_text())
 
 
+def accuracy_of(model: str, folder: pathlib.Path) -> float:
+    """Return the accuracy of a model as it is given, measured in a process of its own that never runs a script."""
+    report = folder / "accuracy.json"
+    clean = multiprocessing.get_context("forkserver").Process(target=process.report_accuracy, args=(model, report))
+    clean.start()
+    clean.join()
+    if clean.exitcode:
+        raise SystemExit(clean.exitcode)
+    return json.loads(report.read_text())
+
+
 def serve(pipe: multiprocessing.connection.Connection, jobs: int) -> None:
     """Do the orders that come over the connection, so many at once, until it is closed."""
     process.adopt_orphans()
@@ -168,6 +181,7 @@ def serve(pipe: multiprocessing.connection.Connection, jobs: int) -> None:
     helpers = psutil.Process().children()  # the fork server, and the tracker that multiprocessing has with it
     waiting: collections.deque[dict[str, Any]] = collections.deque()
     running: list[Check] = []
+    accuracy = functools.cache(functools.partial(accuracy_of, folder=pathlib.Path.cwd()))  # the same for every check
 
     def end(check: Check) -> None:
         running.remove(check)
@@ -177,7 +191,9 @@ def serve(pipe: multiprocessing.connection.Connection, jobs: int) -> None:
     try:
         while True:
             while waiting and len(running) < jobs:
-                running.append(Check(waiting.popleft()))
+                order = waiting.popleft()
+                before = accuracy(order["model"]) if "accuracy_before" in metrics.of(order["kind"]) else None
+                running.append(Check(order | {"accuracy_before": before}))
             ended = [check.process.sentinel for check in running]
             if pipe in multiprocessing.connection.wait([pipe, *ended], POLL if running else None):
                 waiting.append(json.loads(pipe.recv_bytes()))

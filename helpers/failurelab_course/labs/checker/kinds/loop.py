@@ -29,7 +29,6 @@ def measure(script: types.ModuleType, run: Run) -> None:
     metrics = run.metrics
     train = run.function(script, "train(model, tokenizer, steps)")
     model, tokenizer = models.load(str(run.model_path), device=run.device)
-    metrics["accuracy_before"] = run.judge.accuracy()
     run.stage = "train"
     scores: list[Score] = []
     with _watched(model, metrics), scored_rollouts(model, tokenizer, scores, lambda: metrics["steps_done"]):

@@ -19,7 +19,8 @@ from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.judge import JudgeError
 
-# Of one completion: the step it was generated for, its prompt, 1.0 if it is right, else 0.0, and whether it has an end
+# Of one completion: the step it was generated for, its prompt, 1.0 if it is right, else 0.0; whether it goes on after
+# its end
 Score = tuple[int, str, float, bool]
 
 
@@ -140,7 +141,6 @@ class _Watch(transformers.TrainerCallback):
 def train(trainer: transformers.Trainer, run: Run) -> None:
     """Train, and fill in what shows during training; also where training ends in an error."""
     metrics = run.metrics
-    metrics["accuracy_before"] = run.judge.accuracy()
     model = trainer.model
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trainable = trained(model, trainer.optimizer)
@@ -195,13 +195,17 @@ def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Calla
         sequences = getattr(out, "sequences", out)
         prompts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         completions = tokenizer.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True)
-        ended = (sequences[:, ids.shape[1] :] == tokenizer.eos_token_id).any(1).tolist()
+        ends = (sequences[:, ids.shape[1] :] == tokenizer.eos_token_id).cumsum(1)
+        more = (
+            (ends.diff(dim=1) == 0) & (ends[:, 1:] > 0) & (sequences[:, ids.shape[1] + 1 :] != tokenizer.pad_token_id)
+        )
+        goes_on = more.any(1).tolist()
         samples = len(completions) // len(prompts)
         for index, completion in enumerate(completions):
             asked = re.search(r"\d+\+\d+=", prompts[index // samples])
             if asked and asked[0] in answers:
                 right = models.reward([completion], [answers[asked[0]]])[0]
-                scores.append((step(), asked[0], right, ended[index]))
+                scores.append((step(), asked[0], right, goes_on[index]))
         return out
 
     return handles.wrap_method(model, "generate", generate, "the checker's scores of rollouts")
@@ -218,7 +222,7 @@ def score(scores: list[Score], run: Run) -> None:
     last = [score for score in scores if score[0] >= steps - max(1, steps // 4)]
     metrics["reward_first"] = sum(right for _, _, right, _ in first) / len(first)
     metrics["reward_last"] = sum(right for _, _, right, _ in last) / len(last)
-    metrics["cut_first"] = sum(not ended for *_, ended in first) / len(first)
+    metrics["overrun_first"] = sum(goes_on for *_, goes_on in first) / len(first)
     # On the very prompts of these rollouts: some sums are easier than others.
     answers = dict(models.sums())
     prompts = [(prompt, answers[prompt]) for _, prompt, *_ in first]
