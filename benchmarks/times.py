@@ -12,6 +12,8 @@ that too.
 
 import argparse
 import collections
+import contextlib
+import ctypes
 import json
 import os
 import pathlib
@@ -37,6 +39,7 @@ CALLS = {
     "tests": ["make", "test"],
 }
 FROM_NOTHING = ("first", "set-up")
+PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 # Seconds on an idle core that one may take. A lab's are those of all its scripts.
 BUDGETS = {"notebooks": 40, "labs": 20}
 
@@ -53,6 +56,9 @@ def timed(command: list[str], clone: pathlib.Path, caches: pathlib.Path) -> dict
     start = time.perf_counter()
     done = subprocess.run(command, cwd=clone, env=os.environ | fresh, capture_output=True, text=True)
     seconds, (after, could_after) = time.perf_counter() - start, observe.machine_seconds()
+    with contextlib.suppress(ChildProcessError):  # servers whose parent ended before them
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         print(done.stdout[-4000:], done.stderr[-2000:], sep="\n", file=sys.stderr)
@@ -144,6 +150,8 @@ def main() -> None:
     parser.add_argument("--junit", type=pathlib.Path, help="take the tests' minutes from this file, and run nothing")
     asked = parser.parse_args()
     os.environ["FAILURELAB_SOURCE"] = SOURCE
+    if sys.platform == "linux":  # what a server computed is counted too, for it becomes our child when its parent ends
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if asked.budget:
         lines = over_budget(asked.out)
         print("\n".join(lines or ["every notebook and lab that was measured is within its budget"]))

@@ -6,6 +6,7 @@ Each module is usable alone, needs torch and transformers only, and works unchan
     rollouts    does generation draw from the policy; generation that does
     logits      log-probabilities of a completion without all logits; are they the completion's?
     placement   on which device each tensor lies, and where it should
+    updates     which share of the weights a step can change, or rounds to nothing
     zero3       the engine, and generation under ZeRO-3
     guards      callbacks that watch a trainer for all of these
     simulate    devices that are not there: placement and memory of models of any size
@@ -26,5 +27,6 @@ __all__ = [
     "placement",
     "rollouts",
     "simulate",
+    "updates",
     "zero3",
 ]

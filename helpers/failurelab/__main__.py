@@ -1,6 +1,7 @@
 """The command `failurelab`; `python -m failurelab` is the same.
 
-This package has two verbs: `symptoms`, which looks a log up, and `doctor`, which looks at a Python's libraries. Where
+This package has three verbs: `symptoms`, which looks a log up, `doctor`, which looks at a Python's libraries, and
+`preflight`, which judges a training script. Where
 the course is installed its command line takes over, which has these and its own: it is found by the entry-point group
 `failurelab.commands`, for this package imports nothing of the course.
 """
@@ -28,7 +29,12 @@ def main(arguments=None) -> int:
         return command.load()()
     from failurelab.errors import FailureLabError
 
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if words[:1] == ["preflight"]:  # what comes after is the script's, and may look like an option
+            from failurelab.preflight import command
+
+            return command.main(words[1:])
         options = _parser().parse_args(arguments)
         return options.run(options)
     except FailureLabError as error:
@@ -40,7 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "failurelab", description="Failures of GRPO and Online DPO training: is your run affected?"
     )
-    verbs = parser.add_subparsers(required=True, metavar="symptoms|doctor")
+    verbs = parser.add_subparsers(required=True, metavar="preflight|symptoms|doctor")
+    verbs.add_parser("preflight", help="judge a training script before the GPU hours are spent")
     symptoms = verbs.add_parser("symptoms", help="which failures do a log's lines belong to, and what repairs them?")
     symptoms.add_argument("log", nargs="?", type=pathlib.Path, help="a log; without one it is read from the input")
     symptoms.set_defaults(run=_symptoms)

@@ -35,6 +35,17 @@ def test_the_cell_that_makes_the_name_is_named(cells):
     assert "code cell 1" in order._advice("trainer", "trl-0.14", "%%era trl-0.14\ntrainer.train()")
 
 
+def test_of_several_cells_the_nearest_above_is_named(tmp_path, monkeypatch):
+    """A name that is made again: the cell that comes last before the one that asks."""
+    texts = ["rate = 1e-6", "rate = 1e-3", "print(rate)", "rate = 0"]
+    content = {"cells": [{"cell_type": "code", "source": [text]} for text in texts]}
+    path = tmp_path / "01.ipynb"
+    path.write_text(json.dumps(content))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(path))
+    advice = order._advice("rate", "", "print(rate)")
+    assert "code cell 2" in advice and "`rate = 1e-3`" in advice
+
+
 def test_a_name_of_another_kernel_is_none_of_this_one(cells):
     """What an era's cell makes and does not bring back is not here."""
     assert order._advice("trainer", "", cells[4]) == ""

@@ -23,6 +23,7 @@ from failurelab_course.experiments import faults
 # Where no error is caught, a guard only hands on: to its own check, or to what the run has called.
 HANDS_ON = re.compile(
     r"self\._check\(|return (await )?(generate|unwrap)\(|rewards = (await )?function\(|return rewards"
+    r"|batch = generate\(|return batch|answer = function\(|return answer|try:"
 )
 
 
@@ -96,9 +97,10 @@ def break_guard(name, **attributes):
         (break_guard("PlacementGuard", device="no such device"), 1),
         (break_guard("EngineGuard", _trainer=Hostile()), 1),
         (break_guard("RewardGuard", _trainer=Hostile()), 1),
+        (break_guard("EngineMismatchGuard", _trainer=Hostile()), 1),
         (break_guard("GradientGuard", ignore="("), 0),  # is asked for only where something is missing
     ],
-    ids=["tokenizer", "prompts", "function", "memory", "device", "engine", "reward", "pattern"],
+    ids=["tokenizer", "prompts", "function", "memory", "device", "engine", "reward", "policies", "pattern"],
 )
 def test_what_a_guard_asks_raises(trained, change, reasons):
     messages = train(*trained, before=change)
@@ -188,6 +190,7 @@ def test_every_guard_says_in_one_line_that_it_found_nothing_wrong(trained, caplo
         "tensors of the model are on cpu",
         "no parameter is partitioned by ZeRO-3",
         "groups had equal rewards",
+        "no second engine",
     ):
         assert line in text
     assert max(line.count("\n") for line in caplog.messages) == 0

@@ -60,6 +60,8 @@ def test_every_id_was_given_once():
         ("F7", "0.14.0", "4.49.0", False),
         ("F7", "0.14.0", "4.52.4", False),
         ("F7", "0.14.0", "4.53.3", True),
+        ("F7", "0.21.0", "4.48.3", True),
+        ("F7", "0.21.0", "4.53.3", True),
         ("F7", "0.22.0", "4.53.3", False),
         ("F7", "0.9.0", "4.9.0", False),  # 4.9 is older than 4.49, and 0.9 than 0.14: no comparison of strings
     ],

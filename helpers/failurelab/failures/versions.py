@@ -20,7 +20,8 @@ from failurelab.failures.toml_table import read_toml
 _HEALTHY = pathlib.Path(__file__).with_name("healthy.toml")
 _MEANING = (
     "EXPOSED tells what they do to a run of the kind that its line names; IF YOURS, what they do to code of your own "
-    "of that kind. Your script was not read: where it does none of that, the line does not concern you."
+    "of that kind. Your script was not read: where it does none of that, the line does not concern you. "
+    "The script itself is judged by failurelab preflight SCRIPT."
 )
 
 
@@ -34,15 +35,7 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
     Raises:
         VersionsError: it is no Python, or does not answer.
     """
-    code = (
-        "import importlib.metadata as m, json\n"
-        "def v(n):\n"
-        "    try: return m.version(n) or 'damaged'\n"
-        "    except m.PackageNotFoundError: return None\n"
-        "    except Exception: return 'damaged'\n"
-        f"print(json.dumps({{n: v(n) for n in {LIBRARIES!r}}}))"
-    )
-    versions = _ask(python, code)
+    versions = ask_versions(python)
     listed = ", ".join(f"{name} {version}" for name, version in versions.items()) or "none of the libraries under study"
     damaged = [name for name, version in versions.items() if not _is_version(version)]
     if damaged:
@@ -68,6 +61,23 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
         repair = "" if status == PASS else _repair(failure, versions)
         checks.append(Check(f"{failure.id} {failure.title}", status, hit.reason, repair, failure.id))
     return checks
+
+
+def ask_versions(python: str | pathlib.Path) -> dict[str, str]:
+    """Return the versions of the libraries under study that a Python has; nothing is imported there.
+
+    Raises:
+        VersionsError: it is no Python, or does not answer.
+    """
+    code = (
+        "import importlib.metadata as m, json\n"
+        "def v(n):\n"
+        "    try: return m.version(n) or 'damaged'\n"
+        "    except m.PackageNotFoundError: return None\n"
+        "    except Exception: return 'damaged'\n"
+        f"print(json.dumps({{n: v(n) for n in {LIBRARIES!r}}}))"
+    )
+    return _ask(python, code)
 
 
 def _is_version(text: str) -> bool:
@@ -110,7 +120,8 @@ def _repair(failure: failures.Failure, versions: dict[str, str]) -> str:
     lines += [f"upgrade: {upgrade}" for upgrade in upgrades]
     lines.append(f"in place: {failure.fix}")
     lines += [f"helper: failurelab.{failure.helper}"] if failure.helper else []
-    return "\n".join([*lines, f"why: notebooks/{failure.notebook}.ipynb"])
+    lines += [f"why: notebooks/{failure.notebook}.ipynb"] if failure.notebook else []
+    return "\n".join(lines)
 
 
 def _healthy_stack() -> str:

@@ -29,6 +29,7 @@ import failurelab
 from failurelab import guards, logits
 from failurelab.guards.base import Guard
 from failurelab_course.experiments import models, trainers
+from failurelab_course.experiments.second_engine import SecondEngine
 
 HOUSE = str(pathlib.Path(failurelab.__file__).parent) + os.sep
 Line = tuple[str, int]  # a file's path, and the number
@@ -156,6 +157,27 @@ def _flat(model: Any, tokenizer: Any) -> Any:
     return _grpo(model, tokenizer, reward=lambda completions, **_: [0.0] * len(completions))
 
 
+def _rounded(model: Any, tokenizer: Any) -> Any:
+    return _grpo(model.to(torch.bfloat16), tokenizer, learning_rate=1e-6)
+
+
+def _two_engines(model: Any, tokenizer: Any, **wrong: Any) -> Any:
+    """A second engine, where trl can have one of one's own."""
+    engine = SecondEngine(model, tokenizer, **wrong)
+    trainer = _grpo(model, tokenizer)
+    if hasattr(trainer, "rollout_func"):
+        trainer.rollout_func = engine
+    return trainer
+
+
+def _other_temperature(model: Any, tokenizer: Any) -> Any:
+    """Tokens are drawn at a temperature at which they are not scored."""
+    trainer = _two_engines(model, tokenizer, temperature=0.5)
+    if not hasattr(trainer, "rollout_func"):
+        trainer.generation_config.temperature = 0.5
+    return trainer
+
+
 # For each guard: how it is made, a run that it finds nothing wrong with, and one that it finds something in. In the
 # first it is to stop what it finds, in the second to warn.
 GUARDS: dict[str, tuple[Callable[[Any, str], Guard], Sequence[Callable[[Any, Any], Any]]]] = {
@@ -171,6 +193,11 @@ GUARDS: dict[str, tuple[Callable[[Any, str], Guard], Sequence[Callable[[Any, Any
     "EngineGuard": (lambda trainer, action: guards.EngineGuard(trainer, action), (_grpo, _partitioned)),
     "PlacementGuard": (lambda trainer, action: guards.PlacementGuard(action), (_grpo, _late_scores)),
     "RewardGuard": (lambda trainer, action: guards.RewardGuard(trainer, action, groups=4), (_grpo, _flat)),
+    "UpdateGuard": (lambda trainer, action: guards.UpdateGuard(action, steps=2), (_grpo, _rounded)),
+    "EngineMismatchGuard": (
+        lambda trainer, action: guards.EngineMismatchGuard(trainer, action),
+        (_two_engines, _other_temperature),
+    ),
 }
 
 

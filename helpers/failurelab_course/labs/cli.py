@@ -69,7 +69,7 @@ def list_labs(as_json: Json = False) -> None:
         style = _COLOURS["green"] if progress.solved else ""
         hints = f", hints: {progress.hints} of {len(lab.hints)}" if progress.hints else ""
         # which notebooks a lab belongs to says what is wrong in it
-        about = dict.fromkeys(registry.get(id).notebook[:2] for id in lab.failures if progress.solved)
+        about = dict.fromkeys(registry.get(id).notebook[:2] or "-" for id in lab.failures if progress.solved)
         state_text = Text(progress.words + hints, style)
         said = " ".join(lab.symptom.split()) or lab.title
         table.add_row(lab.number, said, lab.given, str(lab.minutes), lab.era, " ".join(about) or "-", state_text)

@@ -24,6 +24,8 @@ _TRAINING = {
     "tensors_without_gradient": "trainable tensors whose gradient is None after the backward pass, in the worst step",
     "tensors_zero_gradient": "trainable tensors whose gradient is all zero after the backward pass, in the last step",
     "tensors_changed": "trainable tensors whose values differ after training",
+    "elements_changed": "share of the numbers in the trainable tensors that differ after training",
+    "weights_bits": "bits that each number of the largest tensor is kept in",
     "frozen_changed": "frozen tensors whose values differ after training",
     "warnings": "how often torch's 'None of the inputs have requires_grad=True' came through the warning filters",
     "accuracy_before": "share of right answers before training: eval mode, sampled at temperature 1, mean of 4 draws",
@@ -82,6 +84,18 @@ _LOG_PROBS = {
     "gradient_error": "largest difference of a gradient from that of the truth, as a share of the largest entry",
     "scores_from": "text: what the scores equal instead of the truth, or empty",
 }
+_POLICIES = {
+    "temperature_off": "share by which the temperature that tokens were scored at is another than they were drawn at",
+    "policy_gap_first": "mean difference of the rollouts' log-probabilities from the policy's, first step, in nats",
+    "policy_gap": "the same, in the mean of the last quarter of the steps",
+    "foreign_tokens": "tokens that were trained on and that no generation in the process had drawn, over all steps",
+}
+_WEIGHTS = {
+    "effective_share": "effective sample size of the weights of 64 long completions of a rounding engine, as a share",
+    "effective_short": "the same for completions of 16 tokens",
+    "weight_error": "largest difference of a weight from 1 where engine and policy agree",
+    "weights_follow": "correlation of a token's weight with its ratio, for an engine at temperature 0.7",
+}
 _BY_KIND = {
     "trainer": _COMMON | _TRAINING | _ROLLOUTS | _LOG,
     "loop": _COMMON | _TRAINING | _ROLLOUTS,
@@ -90,6 +104,8 @@ _BY_KIND = {
     "log_probs": _COMMON | _LOGITS | _LOG_PROBS,
     "placement": _COMMON | PLACEMENT,
     "node": _COMMON | PLACEMENT | NODE,
+    "policies": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _POLICIES,
+    "weights": _COMMON | _WEIGHTS,
     "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | PLACEMENT,
 }
 KINDS = tuple(_BY_KIND)
@@ -101,7 +117,17 @@ CPU_ONLY = {
     "node": "its node and GPUs are simulated, the same on every machine",
     "launch": "its ranks have simulated devices, and a process with these takes no others",
 }
-METRICS = {name: text for metrics in _BY_KIND.values() for name, text in metrics.items()}
+_SCRIPT = {  # what `failurelab preflight` tells of a script; no lab measures them yet
+    "groups": "completions of one prompt that were compared",
+    "flat_groups": "number of these whose rewards are all equal",
+    "clipped_share": "share of completions that reached the limit without an end",
+    "prompts_without_template": "prompts for a chat model that hold no mark of its chat template",
+    "ends_not_seen": "completions whose last token the trainer does not take for an end",
+    "right_answers_rewarded": "right answers that got more than a wrong one in the same words",
+    "kl_at_first_step": "KL of the policy from its reference before anything was trained, in nats for each token",
+    "gradient_scale": "the gradient's norm over that of the same completions in one batch",
+}
+METRICS = {name: text for metrics in (*_BY_KIND.values(), _SCRIPT) for name, text in metrics.items()}
 
 
 def agree(claimed: str | float, measured: str | float | None) -> bool:

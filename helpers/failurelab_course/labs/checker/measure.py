@@ -11,6 +11,8 @@ depends on the lab's kind; each kind has a module of its own, with a function `m
     node        kinds.node         COMMAND, and prepare(model_path, output_dir) -> model, config, on a simulated node
     logits      kinds.logits       build_trainer(model_path, output_dir) -> a Trainer, whose logits are read
     launch      kinds.launch       both build_trainer and load_model(model_path, rank), each measured whatever fails
+    policies    kinds.policies     build_trainer(model_path, output_dir) -> a Trainer, whose engine is compared with it
+    weights     kinds.weights      importance_weights(policy_logps, engine_logps, mask), of a loop of one's own
     log_probs   kinds.log_probs    log_probs(model, input_ids, attention_mask, completion_length), a scoring function
 
 It runs in the era's Python, in a process of its own (see `server`).
@@ -32,7 +34,18 @@ from failurelab_course.experiments import deepspeed, models
 from failurelab_course.experiments.quiet import count_warnings
 from failurelab_course.labs.checker import judge, patched
 from failurelab_course.labs.checker.base import Measured, Refused, Run, import_script
-from failurelab_course.labs.checker.kinds import engine, launch, log_probs, logits, loop, node, placement, trainer
+from failurelab_course.labs.checker.kinds import (
+    engine,
+    launch,
+    log_probs,
+    logits,
+    loop,
+    node,
+    placement,
+    policies,
+    trainer,
+    weights,
+)
 from failurelab_course.labs.metrics import agree, of
 
 WARNING = "None of the inputs have requires_grad=True"
@@ -43,6 +56,8 @@ KINDS = {
     "engine": engine.measure,
     "logits": logits.measure,
     "log_probs": log_probs.measure,
+    "policies": policies.measure,
+    "weights": weights.measure,
     "placement": placement.measure,
     "node": node.measure,
     "launch": launch.measure,

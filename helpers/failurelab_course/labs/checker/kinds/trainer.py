@@ -55,10 +55,10 @@ def built(script: types.ModuleType, run: Run) -> transformers.Trainer:
 
 
 def is_as_given(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> bool:
-    """Whether a model's weights are those of `start`; adapters rename the layers that they wrap, the others must be."""
+    """Whether a model's weights are those of `start`, in their dtype; adapters rename the layers that they wrap."""
     weights = {name: tensor for name, tensor in unwrap(model).state_dict().items() if name in start}
     return bool(weights) and all(
-        tensor.shape == start[name].shape and torch.equal(tensor.float().cpu(), start[name])
+        tensor.shape == start[name].shape and torch.equal(tensor.cpu(), start[name].to(tensor.dtype))
         for name, tensor in weights.items()
     )
 
@@ -163,6 +163,10 @@ def train(trainer: transformers.Trainer, run: Run) -> None:
             changed = [name for name, now in model.named_parameters() if name in before and _differ(before[name], now)]
             metrics["tensors_changed"] = sum(name in trainable for name in changed)
             metrics["frozen_changed"] = len(changed) - metrics["tensors_changed"]
+            trained = [(before[name], now) for name, now in model.named_parameters() if name in trainable]
+            differ = sum(int((now.detach().cpu() != old.cpu()).sum()) for old, now in trained)
+            metrics["elements_changed"] = differ / max(1, sum(old.numel() for old, _ in trained))
+            metrics["weights_bits"] = 8 * max(before.values(), key=torch.Tensor.numel).dtype.itemsize
             score(scores, run)
             losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
             weights = all(bool(parameter.isfinite().all()) for parameter in model.parameters())

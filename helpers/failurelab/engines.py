@@ -1,0 +1,183 @@
+"""Two engines, two policies: the engine that generates gives its tokens other probabilities than the trainer does.
+
+Rollouts come from an engine of its own (vLLM, a server, a copy of the model), and the trainer scores them with the
+weights that it trains. The two must be one policy. They are not where the scores leave out the temperature of the
+sampling (trl 0.14 and 0.15), where the engine's weights are old, where it computes in another dtype, or where the
+tokens are not those that were drawn (text decoded and encoded again). Nothing raises an error.
+
+`compare` measures the gap for each token. `importance_weights` are what trl 1.16 makes of it under `use_vllm`:
+w = exp(sum of log-ratios) for a whole sequence, and 0 where w is above 3. The log-ratios of a sequence add up, so
+rounding alone takes more sequences, and more of the effective sample size, the longer they are.
+
+Upstream: TRL #3029, #4159 (temperature), #2698, #4571 (weights never synced), #5814, #4772 (one weight for a whole
+sequence), #5224 (encoded again).
+"""
+
+import dataclasses
+import math
+
+import torch
+
+from failurelab.errors import FailureLabError
+
+MODES = ("sequence_mask", "sequence_truncate", "token_mask", "token_truncate")
+
+
+class EngineAnswerError(FailureLabError):
+    """The engine's log-probabilities cannot be compared: they are missing, too few, too many, or no numbers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gap:
+    """How far the engine's log-probabilities are from the policy's, over the tokens that count.
+
+    Attributes:
+        mean: of the absolute differences, in nats a token.
+        largest: of them.
+        bias: mean of policy minus engine; negative where the policy finds the tokens less likely than the engine did.
+        tokens: that were compared.
+        masked: share of sequences that trl 1.16's default leaves out of the loss.
+        effective: effective sample size of the sequences' importance weights, before any cap, as a share of them.
+    """
+
+    mean: float
+    largest: float
+    bias: float
+    tokens: int
+    masked: float
+    effective: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.mean:.3g} nats a token in the mean, {self.largest:.3g} at most; the effective sample size is "
+            f"{self.effective:.0%} of the sequences, and a cap of 3 leaves out {self.masked:.0%}"
+        )
+
+
+def importance_weights(
+    policy_logps: torch.Tensor,
+    engine_logps: torch.Tensor,
+    mask: torch.Tensor,
+    mode: str = "sequence_mask",
+    cap: float | None = 3.0,
+    floor: float | None = None,
+) -> torch.Tensor:
+    """Return the importance weights that trl 1.16 multiplies the loss with under `use_vllm`.
+
+    Source: `_generate_and_score_completions` in trl 1.16.0's grpo_trainer.py; a test holds them together.
+
+    Args:
+        policy_logps: of the completions' tokens by the trainer, (batch, tokens), at the sampling's temperature.
+        engine_logps: of the same tokens by the engine that drew them, (batch, tokens); where one is NaN, the token
+            counts as if both agreed, as in trl.
+        mask: 1 for a token that counts, (batch, tokens).
+        mode: one of MODES; trl's `vllm_importance_sampling_mode`.
+        cap: the largest weight, `vllm_importance_sampling_clip_max`; None is no cap.
+        floor: the smallest weight, `vllm_importance_sampling_clip_min`.
+
+    Returns:
+        (batch, 1) for a sequence's weight, (batch, tokens) for those of its tokens; 0 where `mask` modes leave out.
+
+    Raises:
+        EngineAnswerError: the shapes differ.
+        ValueError: another mode.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r} is none of: {', '.join(MODES)}")
+    _same_shape(policy_logps, engine_logps, mask)
+    log_ratios = ((policy_logps - engine_logps) * mask).nan_to_num(nan=0.0)  # (batch, tokens)
+    if mode.startswith("sequence"):
+        log_ratios = log_ratios.sum(-1, keepdim=True)  # (batch, 1)
+    weights = log_ratios.exp()
+    if mode.endswith("truncate"):
+        return weights if cap is None and floor is None else weights.clamp(floor, cap)
+    outside = (weights < (-math.inf if floor is None else floor)) | (weights > (math.inf if cap is None else cap))
+    return weights.masked_fill(outside, 0.0)
+
+
+def effective_sample_size(weights: torch.Tensor) -> float:
+    """Return (sum of w)² / (n x sum of w²), a share from 0 to 1: how much of a batch its weights leave.
+
+    1 where all weights are equal, 1/n where one outweighs all others, 0 where all are 0.
+    """
+    weights = weights.double().flatten()
+    largest = weights.max() if len(weights) else 0.0
+    if not largest > 0:
+        return 0.0
+    weights = weights / largest  # their squares may be too large for a float otherwise
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
+
+
+def compare(policy_logps: torch.Tensor, engine_logps: torch.Tensor | None, mask: torch.Tensor) -> Gap:
+    """Compare the engine's log-probabilities with the policy's, token by token.
+
+    Args:
+        policy_logps: of the completions' tokens by the trainer, (batch, tokens), in nats.
+        engine_logps: of the same tokens by the engine; None if it gave none.
+        mask: 1 for a token that counts, (batch, tokens).
+
+    Raises:
+        EngineAnswerError: there are none, of another shape, or one is no finite number where the mask is 1.
+    """
+    if engine_logps is None:
+        raise EngineAnswerError("the engine gives no log-probabilities. Next: ask it for those of the tokens it drew")
+    _same_shape(policy_logps, engine_logps, mask)
+    counts = mask.bool()
+    if not counts.any():
+        raise EngineAnswerError("no token of the batch counts: the mask is all 0, so there is nothing to compare")
+    policy, engine = policy_logps.detach().double(), engine_logps.detach().double().to(policy_logps.device)
+    wrong = int((~engine[counts].isfinite()).sum())
+    if wrong:
+        raise EngineAnswerError(
+            f"{wrong} of the engine's {int(counts.sum())} log-probabilities are no finite numbers. trl takes the "
+            "weight of such a token for 1"
+        )
+    difference = torch.where(counts, policy - engine, 0.0)
+    weights = importance_weights(policy, engine, counts, cap=None)
+    return Gap(
+        mean=float(difference.abs()[counts].mean()),
+        largest=float(difference.abs().max()),
+        bias=float(difference[counts].mean()),
+        tokens=int(counts.sum()),
+        masked=float((weights > 3.0).double().mean()),
+        effective=effective_sample_size(weights),
+    )
+
+
+def scoring_temperature(logits: torch.Tensor, gradient: torch.Tensor, highest: int = 8) -> float | None:
+    """Return the temperature at which a trainer has scored its tokens, read from the gradient of its logits.
+
+    The gradient of log-softmax(logits / T) is, for every token but the scored one, a share of softmax(logits / T). So
+    its logarithm is a line over the logits, with the slope 1 / T, whatever the advantages and the rest of the loss.
+
+    Args:
+        logits: (batch, rows, vocabulary), as the model returned them.
+        gradient: of the loss by these, of the same shape.
+        highest: so many tokens of each row are read, those with the largest logits.
+
+    Returns:
+        The median over the rows that were used; None if no row was, or none can be read.
+    """
+    logits, gradient = logits.detach().flatten(0, -2).double(), gradient.detach().flatten(0, -2).double()
+    used = gradient.abs().amax(-1) > 0
+    logits, gradient = logits[used], gradient[used]  # (rows, vocabulary)
+    if not len(logits):
+        return None
+    scored = gradient.abs().argmax(-1, keepdim=True)  # minus the sum of all others
+    sign = -gradient.gather(-1, scored).sign()
+    logits = logits.scatter(-1, scored, -math.inf)
+    x, where = logits.topk(min(highest, logits.shape[-1] - 1), -1)
+    y = (gradient.gather(-1, where) * sign).log()  # NaN or -inf where the gradient is no share of a softmax
+    x, y = x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
+    slopes = (x * y).sum(-1) / (x * x).sum(-1)
+    slopes = slopes[slopes.isfinite() & (slopes > 0)]
+    return float(1 / slopes.median()) if len(slopes) else None
+
+
+def _same_shape(policy_logps: torch.Tensor, engine_logps: torch.Tensor, mask: torch.Tensor) -> None:
+    if not policy_logps.shape == engine_logps.shape == mask.shape:
+        raise EngineAnswerError(
+            f"the policy's log-probabilities are {tuple(policy_logps.shape)}, the engine's "
+            f"{tuple(engine_logps.shape)}, the mask {tuple(mask.shape)}: one for each token of each completion is "
+            "needed. Next: look whether the engine's tokens are those that the trainer was given"
+        )

@@ -1,0 +1,241 @@
+"""The script, run as it is in the Python that trains, up to the end of a cut training; what was found goes into a file.
+
+What is changed for that time: models are built small (`small`), training arguments are cut (`cuts`), the script's own
+code sees the rank that the launch gives it (`ranks`), saving and uploading do nothing, and `train()` of every Trainer
+judges and ends the process.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import json
+import os
+import pathlib
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from failurelab.preflight import errors
+from failurelab.preflight.findings import Answer, Finding, Held, NotChecked, Source
+
+
+def main(spec: dict[str, Any]) -> None:
+    """Run the script that `spec` names; ends this process."""
+    path = pathlib.Path(spec["script"])
+    report = Report(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        compile(text, str(path), "exec")
+    except (SyntaxError, ValueError) as error:
+        line, problem = getattr(error, "lineno", "?"), getattr(error, "msg", error)
+        report.end(error=f"{path}, line {line}: {type(error).__name__}: {problem}")
+    report.say("importing torch and transformers")
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        report.end(error=errors.describe(error, path))
+    run = Run(spec, Source(str(path), text), report)
+    sys.argv = [str(path), *spec["arguments"]]
+    with run.watching():
+        report.say(f"running {path.name}")
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except BaseException as error:
+            report.traceback(error)
+            run.ended(errors.describe(error, path, spec["stderr"]))
+        run.ended(f"{path.name} ended without training: it never called train() of a transformers Trainer")
+
+
+class Report:
+    """What the parent is told: stages while it runs, and answers at the end."""
+
+    def __init__(self, path: pathlib.Path, progress: pathlib.Path):
+        self._path, self._progress = path, progress
+        self.answers: list[Answer] = []
+        self.notes: list[str] = []
+
+    def say(self, stage: str) -> None:
+        """Tell what is done now."""
+        with self._progress.open("a") as file:
+            file.write(stage + "\n")
+
+    def traceback(self, error: BaseException) -> None:
+        """Print the script's error where its other output goes."""
+        traceback.print_exception(type(error), error, error.__traceback__)
+
+    def end(self, error: str = "", cut: list[str] | None = None, trained: bool = False) -> None:
+        """Write the answers, and end the process: nothing of the script runs after that."""
+        kinds = {Finding: "findings", Held: "held", NotChecked: "not_checked"}
+        answers: dict[str, list] = {kind: [] for kind in kinds.values()}
+        for answer in self.answers:
+            answers[kinds[type(answer)]].append(dataclasses.asdict(answer))
+        told = {**answers, "error": error, "cut": cut or [], "notes": self.notes, "trained": trained}
+        whole = self._path.with_suffix(".part")
+        whole.write_text(json.dumps(told))
+        whole.rename(self._path)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+class Run:
+    """One script, watched until its first training ends."""
+
+    def __init__(self, spec: dict[str, Any], source: Source, report: Report):
+        from failurelab.preflight import cuts
+
+        self.spec, self.source, self.report = spec, source, report
+        self.loads: list[Any] = []
+        self.adapters: list[Any] = []
+        self.arguments = cuts.Arguments(spec["steps"], spec["output"])
+        self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
+        self.datasets: dict[int, Any] = {}
+        self.making = 0
+        self.training = self.evaluated = False
+        self.real = spec["real_model"]
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, the script's models, arguments and trainers are watched."""
+        from failurelab.preflight import ranks, small, trainers
+
+        size = self.spec["world_size"]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(errors.no_other_processes(self.source.path))
+            stack.enter_context(ranks.seen_as_last(size))
+            stack.enter_context(self.arguments.cut())
+            stack.enter_context(
+                small.built_small(
+                    self.loads, self.adapters, lambda: self.making > 0, self.real, lambda m: ranks.read_map(m, size)
+                )
+            )
+            stack.enter_context(trainers.watched(self))
+            yield
+
+    def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Make a trainer: note what it is given, and give it the first rows of its dataset."""
+        from failurelab.preflight import cuts
+
+        try:
+            bound = inspect.signature(original).bind_partial(trainer, *args, **kwargs)
+        except TypeError:
+            return original(trainer, *args, **kwargs)  # which says what is wrong
+        named = dict(bound.arguments)
+        for name, parameter in bound.signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                named |= named.pop(name, {})
+        named.pop("self", None)
+        self.given[id(trainer)] = {**named, **self.given.get(id(trainer), {})}
+        for name in ("train_dataset", "eval_dataset"):
+            dataset = named.get(name)
+            if name == "train_dataset":
+                self.datasets.setdefault(id(trainer), dataset)
+            cut = cuts.cut_rows(dataset)
+            if cut is not dataset:
+                if name in bound.arguments:
+                    bound.arguments[name] = cut
+                else:
+                    next(value for value in bound.arguments.values() if isinstance(value, dict) and name in value)[
+                        name
+                    ] = cut
+        if not self.making:
+            self.report.say(f"making {type(trainer).__name__}")
+        self.making += 1
+        try:
+            original(*bound.args, **bound.kwargs)
+        finally:
+            self.making -= 1
+
+    def train(self, original: Callable[..., Any], trainer: Any) -> None:
+        """Judge a trainer before its training, train for a few steps, and judge again; ends the process."""
+        from failurelab.preflight import cuts, judges, launched, watched
+        from failurelab.preflight.findings import Seen
+
+        asked = self.arguments.asked(trainer.args)
+        given = self.given.get(id(trainer), {})
+        seen = Seen(
+            trainer=trainer,
+            asked=asked,
+            dataset=self.datasets.get(id(trainer), trainer.train_dataset),
+            loads=self.loads,
+            world_size=self.spec["world_size"],
+            memory=self.spec["memory"],
+            small=any(load.small for load in self.loads),
+            given=given,
+            gpus=errors.visible_gpus(),
+            zero_stage=max(self.spec["zero_stage"], errors.zero_stage(asked.get("deepspeed"))),
+            evaluated=self.evaluated,
+            source=dataclasses.replace(self.source, line=_line(self.source.path)),
+        )
+        self._note_other_trainings(seen.source)
+        self.report.say("judging lengths, rewards and arguments")
+        self._ask([launched.judge, *judges.BEFORE], seen)
+        trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
+        watch = watched.Watch(seen, self.adapters)
+        trainer.data_collator = cuts.cut_batches(trainer.data_collator)
+        self.report.say(f"training {self.spec['steps']} steps")
+        error = ""
+        with watch.listening():
+            try:
+                original(trainer)
+                watch.finished = True
+            except BaseException as problem:
+                self.report.traceback(problem)
+                error = errors.describe(problem, self.source.path, line=seen.source.line)
+        seen.log = list(trainer.state.log_history)
+        self._ask([lambda _: watch.answers(), *judges.AFTER], seen)
+        if watch.reward_error is not None:
+            self.report.traceback(watch.reward_error)
+            error = error or errors.describe(watch.reward_error, self.source.path, line=seen.source.line)
+        self.report.end(error, self._cuts(trainer, seen), trained=True)
+
+    def ended(self, error: str) -> None:
+        """Tell of a script that ended before training, with what its loads alone say."""
+        from failurelab.preflight import launched
+        from failurelab.preflight.findings import Seen
+
+        if self.loads:
+            seen = Seen(None, {}, loads=self.loads, world_size=self.spec["world_size"], gpus=errors.visible_gpus())
+            self._ask([launched.judge_loads], seen)
+        self.report.end(error)
+
+    def _ask(self, judges: list[Callable[..., Any]], seen: Any) -> None:
+        for judge in judges:
+            try:
+                self.report.answers.extend(judge(seen))
+            except Exception as error:
+                self.report.traceback(error)
+                name = getattr(judge, "__module__", "").rpartition(".")[2]
+                self.report.answers.append(
+                    NotChecked(name, f"this check itself failed: {type(error).__name__}: {error}")
+                )
+
+    def _cuts(self, trainer: Any, seen: Any) -> list[str]:
+        cut = self.arguments.cuts(trainer.args)
+        names = dict.fromkeys(load.name for load in self.loads if load.small)
+        built = [f"{name}: built small and random, with its vocabulary" for name in names]
+        rows = len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
+        picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
+        return [*built, *cut, *([f"{picked} short ones of {rows} rows"] if picked < rows else [])]
+
+    def _note_other_trainings(self, source: Source) -> None:
+        lines = errors.trainings(source.text)
+        others = [line for line in lines if line != source.line]
+        if source.line and others:
+            self.report.notes.append(
+                f"the script trains again in line {', '.join(map(str, others))}: the training of line {source.line}, "
+                "which comes first, was judged"
+            )
+
+
+def _line(path: str) -> int:
+    """Return the script's line that is being run now, or 0."""
+    frame = sys._getframe(1)
+    lines = []
+    while frame is not None:
+        if frame.f_code.co_filename == path:
+            lines.append(frame.f_lineno)
+        frame = frame.f_back
+    return lines[0] if lines else 0

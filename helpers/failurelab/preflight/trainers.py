@@ -1,0 +1,78 @@
+"""Every Trainer of the script watched from its making on: trl's, transformers' own, and subclasses of them.
+
+`__init__` and `train` are wrapped on each class between the trainer's and `Trainer` when one is made: trl imports its
+trainers late, and some have a `train` of their own.
+"""
+
+import collections
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+_SAVING = ("save_model", "push_to_hub", "create_model_card", "save_state")
+
+
+@contextlib.contextmanager
+def watched(run: Any) -> Iterator[None]:
+    """Inside, trainers are made by `run.initialize` and trained by `run.train`; saving does nothing."""
+    from transformers import PreTrainedModel, Trainer
+
+    with contextlib.ExitStack() as stack:
+        wrapped: set[type] = set()
+
+        def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+            for kind in cls.__mro__[: cls.__mro__.index(Trainer) + 1]:
+                if kind not in wrapped and issubclass(kind, Trainer):
+                    wrapped.add(kind)
+                    _wrap(kind, run, stack)
+            return object.__new__(cls)
+
+        # A class whose __new__ is taken away again refuses arguments, so it keeps one that does nothing.
+        Trainer.__new__ = new
+        stack.callback(setattr, Trainer, "__new__", lambda cls, *args, **kwargs: object.__new__(cls))
+        for name in ("save_pretrained", "push_to_hub"):
+            stack.enter_context(mock.patch.object(PreTrainedModel, name, _nothing))
+        yield
+
+
+def _wrap(kind: type, run: Any, stack: contextlib.ExitStack) -> None:
+    for name, around in (("__init__", _init), ("train", _train), ("evaluate", _evaluate)):
+        if name in vars(kind):
+            stack.enter_context(mock.patch.object(kind, name, around(vars(kind)[name], run)))
+    for name in _SAVING:
+        if name in vars(kind):
+            stack.enter_context(mock.patch.object(kind, name, _nothing))
+
+
+def _init(original: Callable[..., None], run: Any) -> Callable[..., None]:
+    @functools.wraps(original)
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        run.initialize(original, self, args, kwargs)
+
+    return initialize
+
+
+def _train(original: Callable[..., Any], run: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if run.training:
+            return original(self, *args, **kwargs)  # a trainer's own train() that calls its parent's
+        run.training = True
+        return run.train(original, self)
+
+    return train
+
+
+def _evaluate(original: Callable[..., Any], run: Any) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run.evaluated = run.evaluated or not run.training
+        return collections.defaultdict(lambda: float("nan"))
+
+    return evaluate
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Save and upload nothing."""

@@ -1,0 +1,180 @@
+"""Updates that round to nothing: which share of the weights one optimizer step can change, before any training.
+
+What goes wrong: a bfloat16 number has 8 significant bits, so two neighbours near 0.02 are 0.0001 apart. AdamW's first
+step is as large as the learning rate. Added to a weight that is kept in bfloat16 it is lost if it is less than half of
+that distance, at every step anew: loss and grad_norm look healthy, and the weights stay as they were. Whether that
+happens can be read from the weights, their dtype and the learning rate alone:
+
+    print(updates.share_that_changes(model, learning_rate=1e-6))
+
+What is predicted is a step that is added to the weights themselves, and rounded to nearest. An optimizer that keeps
+float32 copies (DeepSpeed's), or that rounds stochastically, loses nothing, whatever is predicted. An element whose
+gradient is zero does not change in any dtype; the prediction is for those that have one.
+
+Sources: torch.optim.AdamW (the step is learning_rate * m / (sqrt(v) + eps)); IEEE 754 (to nearest, ties to even).
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from failurelab._text import list_names
+from failurelab.errors import FailureLabError
+
+FIRST_STEP = (1.0,)
+"""Sizes of AdamW's first step, in learning rates: m / sqrt(v) is 1 where a gradient is far above `eps`."""
+LATER_STEPS = tuple(0.23 * statistics.NormalDist().inv_cdf(0.5 + (part + 0.5) / 32) for part in range(16))
+"""Sizes of AdamW's later steps, where gradients change their sign at random: m / sqrt(v) is then spread normally, with
+the deviation sqrt((1 - 0.9) / (1 + 0.9)) for beta1 = 0.9. Elements whose gradients agree take larger steps, up to 1."""
+_CHUNK = 1 << 22  # elements at once, so that the pass holds some 50 MB
+
+
+class UpdateError(FailureLabError):
+    """Nothing could be judged; the message says why, and the next step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorShare:
+    """One tensor: its name, its dtype in training, its elements, and the share of these that a step changes."""
+
+    name: str
+    dtype: torch.dtype
+    elements: int
+    share: float
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateReport:
+    """Which share of the elements one step can change.
+
+    Attributes:
+        learning_rate: of the step.
+        tensors: those judged, in order.
+        left_out: why the others were not, by name.
+    """
+
+    learning_rate: float
+    tensors: tuple[TensorShare, ...]
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def elements(self) -> int:
+        """Elements of all tensors that were judged."""
+        return sum(tensor.elements for tensor in self.tensors)
+
+    @property
+    def share(self) -> float:
+        """Share of these elements that a step changes."""
+        return sum(tensor.share * tensor.elements for tensor in self.tensors) / self.elements
+
+    def by_dtype(self) -> dict[torch.dtype, float]:
+        """Return the share for each dtype, the one with the most elements first."""
+        groups: dict[torch.dtype, list[TensorShare]] = {}
+        for tensor in self.tensors:
+            groups.setdefault(tensor.dtype, []).append(tensor)
+        reports = {dtype: UpdateReport(self.learning_rate, tuple(group)) for dtype, group in groups.items()}
+        return {dtype: part.share for dtype, part in sorted(reports.items(), key=lambda item: -item[1].elements)}
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{share:.2%} in {_name(dtype)}" for dtype, share in self.by_dtype().items())
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.left_out.items():
+            reasons.setdefault(reason, []).append(name)
+        rest = "".join(f" Not judged: {list_names(names)} ({reason})." for reason, names in reasons.items())
+        return (
+            f"a step of learning rate {self.learning_rate:g} changes {self.share:.2%} of {self.elements:,} elements "
+            f"in {len(self.tensors)} tensors ({shares}).{rest}"
+        )
+
+
+def share_that_changes(
+    model: nn.Module, learning_rate: float, *, step_sizes: Sequence[float] = FIRST_STEP
+) -> UpdateReport:
+    """Predict which share of the trainable elements one optimizer step can change; nothing is trained.
+
+    Args:
+        model: any; frozen parameters are left out.
+        learning_rate: of the step: the highest of the schedule is the most favourable.
+        step_sizes: sizes of single elements' steps in learning rates, each as frequent as the others: FIRST_STEP, or
+            LATER_STEPS, which are smaller.
+
+    Raises:
+        UpdateError: no trainable parameter can be judged.
+    """
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return shares(named, learning_rate, step_sizes=step_sizes)
+
+
+def shares(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    learning_rate: float,
+    *,
+    dtype: torch.dtype | None = None,
+    step_sizes: Sequence[float] = FIRST_STEP,
+) -> UpdateReport:
+    """Predict as `share_that_changes`, for tensors by name, such as a checkpoint's; one is held at a time.
+
+    Args:
+        tensors: pairs of a name and a tensor.
+        learning_rate: of the step.
+        dtype: that the tensors would be trained in; by default each one's own.
+        step_sizes: sizes of single elements' steps in learning rates.
+
+    Raises:
+        UpdateError: nothing was given that could be judged.
+    """
+    if not learning_rate > 0:
+        raise UpdateError(
+            f"a learning rate of {learning_rate} changes nothing, in any dtype. Next: give the highest one"
+        )
+    judged, left_out = [], {}
+    for name, tensor in tensors:
+        tensor = tensor.detach()
+        if reason := not_judged(tensor):
+            left_out[name] = reason
+            continue
+        kept = dtype or tensor.dtype
+        share = statistics.fmean(expected_share(tensor, learning_rate * size, dtype=kept) for size in step_sizes)
+        judged.append(TensorShare(name, kept, tensor.numel(), share))
+    if not judged:
+        why = next((f"{name}: {reason}" for name, reason in left_out.items()), "nothing is trainable")
+        raise UpdateError(f"no weights to judge ({why}). Next: give the tensors as the optimizer gets them")
+    return UpdateReport(learning_rate, tuple(judged), left_out)
+
+
+def expected_share(tensor: torch.Tensor, step: float, *, dtype: torch.dtype | None = None) -> float:
+    """Return which share of a tensor's elements another number replaces when a step is added and the sum is rounded.
+
+    Half of the steps are taken upwards and half downwards, because the signs of gradients are not known.
+
+    Args:
+        tensor: of any shape, in a floating-point dtype.
+        step: its size, larger than 0, in the units of the weights.
+        dtype: that the weights are kept in; by default the tensor's.
+    """
+    dtype, changed = dtype or tensor.dtype, 0
+    flat = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).reshape(-1)
+    wide = torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
+    for start in range(0, flat.numel(), _CHUNK):
+        before = flat[start : start + _CHUNK].to(dtype)
+        exact = before.to(wide)
+        changed += sum(int(((exact + signed).to(dtype) != before).sum()) for signed in (step, -step))
+    return changed / (2 * flat.numel())
+
+
+def not_judged(tensor: torch.Tensor) -> str:
+    """Return why no step on this tensor's own numbers can be predicted; empty if one can."""
+    if hasattr(tensor, "ds_id"):
+        return "partitioned by ZeRO-3, whose optimizer steps copies in float32"
+    if tensor.is_meta:
+        return "on the meta device, or offloaded: its numbers are not here"
+    if not tensor.is_floating_point() or tensor.dtype.itemsize < 2 or hasattr(tensor, "quant_state"):
+        return "quantized: no optimizer steps it"
+    return "" if tensor.numel() else "empty"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,74 @@
+"""Batch arithmetic: the judge refuses what the installed trl refuses, and says what a step is."""
+
+import pytest
+
+datasets = pytest.importorskip("datasets")
+trl = pytest.importorskip("trl")
+
+import small  # noqa: E402
+
+from failurelab.preflight import batch  # noqa: E402
+from failurelab.preflight.findings import Finding, Held, Seen  # noqa: E402
+
+SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
+
+
+def seen(trainer=None, world_size=1, rows=64, **asked):
+    dataset = datasets.Dataset.from_dict({"prompt": ["1+1="] * rows})
+    if trainer is None:
+        trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
+        trainer.args = trl.GRPOConfig(output_dir="unused", report_to=[], use_cpu=True, bf16=False)
+    return Seen(trainer=trainer, asked=asked, dataset=dataset, world_size=world_size)
+
+
+def judge(**options):
+    """Return what is said of the batch itself; of the loss's scale there is more."""
+    return [answer for answer in batch.judge_batch(seen(**options)) if answer.failure == "batch"]
+
+
+def asked(size, generations, accumulated=1, **more):
+    names = ("per_device_train_batch_size", "num_generations", "gradient_accumulation_steps")
+    return dict(zip(names, (size, generations, accumulated))) | more
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_it_refuses_what_this_trl_refuses(size, model, tokenizer, tmp_path):
+    """Each size is handed to the real trainer; trl 0.14 refuses none, and then one generation is told all the same."""
+    error = None
+    try:
+        args = trl.GRPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, **asked(*size))
+        rows = datasets.Dataset.from_dict({"prompt": ["1+1="] * 64})
+        trl.GRPOTrainer(
+            model=model, reward_funcs=small.alternate, args=args, train_dataset=rows, processing_class=tokenizer
+        )
+    except ValueError as caught:
+        error = caught
+    findings = [answer for answer in batch.judge_batch(seen(**asked(*size))) if isinstance(answer, Finding)]
+    if error is None and size[1] > 1:
+        assert findings == []
+    else:
+        assert [finding.failure for finding in findings] == ["batch"]
+    assert (error is None) or batch.refused(error).failure == "batch"
+
+
+def test_a_batch_is_judged_for_the_launch_and_not_for_this_machine():
+    """Six completions are no multiple of four on one device; on two they are."""
+    answers = {world: [type(answer) for answer in judge(world_size=world, **asked(6, 4))] for world in (1, 2)}
+    assert answers[2] == [Held]
+    counts_prompts = "prompts" in judge(**asked(8, 4))[0].evidence.partition("counts ")[2]
+    assert answers[1] == ([Held] if counts_prompts else [Finding])
+
+
+def test_what_one_step_is():
+    (held,) = judge(world_size=2, **asked(8, 4, 3))
+    counts_prompts = "8 counts prompts" in held.evidence
+    assert ("192 completions of 48 prompts" if counts_prompts else "48 completions of 12 prompts") in held.evidence
+
+
+def test_another_error_is_not_about_batches():
+    assert batch.refused(ValueError("Unrecognized model")) is None
+    assert batch.refused(RuntimeError("must be divisible by num_generations")) is None
+
+
+def test_other_trainers_have_no_such_arithmetic():
+    assert list(batch.judge_batch(seen(per_device_train_batch_size=3))) == []

@@ -1,0 +1,198 @@
+"""Prompts, templates, ends and lengths, with real tokenizers: what is told, and what is odd and left alone."""
+
+import copy
+import dataclasses
+import types
+
+import pytest
+import transformers
+
+datasets = pytest.importorskip("datasets")
+trl = pytest.importorskip("trl")
+
+from failurelab.preflight.findings import Finding, Held, Load, NotChecked, Seen  # noqa: E402
+from failurelab.preflight.lengths import judge_lengths  # noqa: E402
+from failurelab.preflight.rows import prompt_ids  # noqa: E402
+from failurelab.preflight.tokens import judge_ends, judge_template  # noqa: E402
+
+TEXTS = ["3+4=", "5+6=", "8+9=", "12+30="]
+QUESTIONS = ["What is 3+4?", "Compute 5+6", "Add 8 and 9.", "12+30="]
+MESSAGES = [[{"role": "user", "content": text}] for text in TEXTS]
+
+
+def reward(completions, **_):
+    return [0.0] * len(completions)
+
+
+def seen(model, tokenizer, prompts, name="base/tiny", log=(), limits=None, **options):
+    """Return what preflight sees of a GRPO script; its trainer is one of the installed trl that was never begun."""
+    trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
+    attributes = {"reward_funcs": [reward], "processing_class": tokenizer, "model": model, "chat_template": None}
+    attributes |= {"tools": None, "chat_template_kwargs": {}, "environment_factories": None, "_is_vlm": False}
+    if hasattr(trl.GRPOTrainer, "_tokenize_prompts"):
+        ends = model.generation_config.eos_token_id
+        attributes["eos_token_ids"] = list({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])})
+    asked = {"max_completion_length": 64, "max_prompt_length": None} | (limits or {})
+    attributes["args"] = types.SimpleNamespace(**asked)
+    vars(trainer).update(attributes)
+    dataset = datasets.Dataset.from_dict({"prompt": prompts} | options.pop("columns", {}))
+    load = Load(name, {}, model.config, by_trainer=False)
+    return Seen(trainer=trainer, asked=asked, dataset=dataset, loads=[load], log=list(log), **options)
+
+
+def only(answers, failure):
+    (answer,) = (answer for answer in answers if answer.failure == failure)
+    return answer
+
+
+@pytest.fixture
+def with_bos(tokenizer):
+    """Return a tokenizer that begins each text with a token of its own, as Llama's and Gemma's do."""
+    from tokenizers import processors
+
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"bos_token": "<|im_start|>"})
+    mark = [("<|im_start|>", own.bos_token_id)]
+    own._tokenizer.post_processor = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=mark)
+    return own
+
+
+@pytest.mark.parametrize(
+    ("prompts", "name", "kind"),
+    [
+        (MESSAGES, "Qwen/Qwen2-0.5B-Instruct", Held),
+        (QUESTIONS, "Qwen/Qwen2-0.5B-Instruct", Finding),
+        (QUESTIONS, "google/gemma-2-2b-it", Finding),
+        (QUESTIONS, "Qwen/Qwen2-0.5B", NotChecked),
+        (["SUBREDDIT: r/x POST: I asked why. TL;DR:"] * 4, "Qwen/Qwen2-0.5B-Instruct", NotChecked),
+        (TEXTS, "/models/chat-data/tiny-qwen2", NotChecked),
+        ([f"<|im_start|>user\n{text}<|im_end|>\n" for text in TEXTS], "Qwen/Qwen2-0.5B-Instruct", Held),
+    ],
+)
+def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
+    """A base model's tokenizer has a template too, and plain prompts are right for it: only a chat model is told."""
+    answer = only(judge_template(seen(model, tokenizer, prompts, name)), "F12")
+    assert type(answer) is kind
+
+
+def test_a_real_model_is_asked_both_ways(model, tokenizer):
+    """The course's model was taught plain sums: it ends without the template, whatever it is called."""
+    answer = only(judge_template(seen(model, tokenizer, TEXTS, "x-instruct", small=False)), "F12")
+    assert isinstance(answer, Held) and "of 4 asked greedily, 4 end" in answer.evidence
+
+
+def test_without_a_template_there_is_nothing_to_apply(model, tokenizer):
+    plain = copy.deepcopy(tokenizer)
+    plain.chat_template = None
+    assert isinstance(only(judge_template(seen(model, plain, TEXTS, "x-chat")), "F12"), Held)
+
+
+def test_a_sequence_begun_twice(model, with_bos):
+    """Text that holds the beginning already is begun again by a trl that adds special tokens, and by no other."""
+    texts = [f"<|im_start|>user\n{text}<|im_end|>\n" for text in TEXTS]
+    answers = list(judge_template(seen(model, with_bos, texts)))
+    adds = prompt_ids(seen(model, with_bos, TEXTS).trainer, TEXTS)[0][0] == with_bos.bos_token_id
+    assert any(isinstance(answer, Finding) for answer in answers) is adds
+    assert adds is hasattr(trl.GRPOTrainer, "_tokenize_prompts")
+
+
+def test_rows_that_a_trainer_made_are_looked_at_too(model, with_bos):
+    bos = with_bos.bos_token_id
+    trainer = types.SimpleNamespace(processing_class=with_bos, model=model)
+    for begun, kinds in (([bos, bos, 5], [Finding]), ([bos, 5], [])):
+        trainer.train_dataset = datasets.Dataset.from_dict({"input_ids": [begun] * 3})
+        answers = judge_template(Seen(trainer=trainer, asked={}, dataset=datasets.Dataset.from_dict({"text": ["a"]})))
+        assert [type(answer) for answer in answers] == kinds
+
+
+def test_a_turn_that_ends_with_another_token(model, tokenizer):
+    """The model ends its turn with <|im_end|>; trl up to 1.9 knows the tokenizer's end alone, which is another here."""
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = "<|endoftext|>"
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, other.eos_token_id]
+    answer = only(judge_ends(seen(model, other, MESSAGES, "Qwen/Qwen2-0.5B-Instruct")), "F13")
+    takes_all = hasattr(trl.GRPOTrainer, "_tokenize_prompts")
+    assert type(answer) is (Held if takes_all else Finding)
+    assert takes_all or "padding counts as the completion" in answer.evidence
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2-0.5B-Instruct", "Qwen/Qwen2-0.5B"])
+def test_an_end_that_no_config_knows(name, model, tokenizer):
+    """A chat model with the base model's ends never stops; of a base model nobody knows how it ends."""
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = "<|endoftext|>"
+    model.generation_config.eos_token_id = other.eos_token_id
+    answer = only(judge_ends(seen(model, other, MESSAGES, name)), "F13")
+    assert type(answer) is (Finding if "Instruct" in name else NotChecked)
+
+
+@pytest.mark.parametrize("prompts", [TEXTS, MESSAGES], ids=["plain", "chat"])
+def test_two_ends_are_odd_and_healthy(prompts, model, tokenizer):
+    """Qwen2's own generation config has two ends; the turn ends with the tokenizer's."""
+    model.generation_config.eos_token_id = [2, 0]
+    assert isinstance(only(judge_ends(seen(model, tokenizer, prompts, "x-Instruct")), "F13"), Held)
+
+
+@pytest.mark.parametrize("padding", ["<|im_end|>", "<|endoftext|>"])
+def test_an_end_that_is_masked_as_padding(padding, model, tokenizer):
+    """Transformers' own collator masks whatever has the padding's id; with an id of its own only padding is masked."""
+    other = copy.deepcopy(tokenizer)
+    other.pad_token = padding
+    collator = transformers.DataCollatorForLanguageModeling(other, mlm=False)
+    ids = [other(text + other.eos_token)["input_ids"] for text in TEXTS]
+    trainer = types.SimpleNamespace(
+        processing_class=other,
+        model=model,
+        data_collator=collator,
+        train_dataset=datasets.Dataset.from_dict({"input_ids": ids}),
+    )
+    answer = only(judge_ends(Seen(trainer=trainer, asked={})), "F13")
+    assert type(answer) is (Finding if padding == other.eos_token else Held)
+
+
+@pytest.mark.parametrize("own_padding", [False, True])
+def test_the_real_trainer_of_examples(own_padding, model, tokenizer, tmp_path):
+    """With one token for both, SFTTrainer of 0.14 and 0.15 masks the end; the later ones mask what they padded."""
+    other = copy.deepcopy(tokenizer)
+    other.pad_token = "<|endoftext|>" if own_padding else other.eos_token
+    config = trl.SFTConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False)
+    rows = datasets.Dataset.from_dict({"text": [text + other.eos_token for text in TEXTS]})
+    trainer = trl.SFTTrainer(model=model, args=config, train_dataset=rows, processing_class=other)
+    answer = only(judge_ends(Seen(trainer=trainer, asked=dataclasses.asdict(config), dataset=rows)), "F13")
+    by_id = isinstance(trainer.data_collator, transformers.DataCollatorForLanguageModeling)
+    assert type(answer) is (Finding if by_id and not own_padding else Held)
+
+
+def test_prompts_that_are_cut(model, tokenizer):
+    for limit, kind in ((4, Finding), (16, Held)):
+        answers = judge_lengths(seen(model, tokenizer, ["12345+6="] * 9 + ["1="], limits={"max_prompt_length": limit}))
+        answer = next(iter(answers))
+        assert type(answer) is kind and f"longer than max_prompt_length {limit}" in answer.evidence
+
+
+def test_one_long_prompt_in_twenty_is_odd(model, tokenizer):
+    prompts = ["1+1="] * 19 + ["1+1=" * 9]
+    answer = next(iter(judge_lengths(seen(model, tokenizer, prompts, limits={"max_prompt_length": 8}))))
+    assert isinstance(answer, Held) and answer.evidence.startswith("1 of 20")
+
+
+@pytest.mark.parametrize(("limit", "kind"), [(8, Finding), (64, NotChecked)])
+def test_answers_longer_than_a_completion_may_be(limit, kind, model, tokenizer):
+    """References that fit say nothing of a completion's length: the model may speak longer."""
+    rows = {"solution": ["First one adds, then one is done: 7"] * 4}
+    answers = list(judge_lengths(seen(model, tokenizer, TEXTS, columns=rows, limits={"max_completion_length": limit})))
+    assert [type(answer) for answer in answers] == [kind]
+
+
+@pytest.mark.parametrize(("share", "kind"), [(1.0, Finding), (0.5, Held)])
+def test_a_real_model_that_never_ends(share, kind, model, tokenizer):
+    log = [{"completions/clipped_ratio": share}] * 3
+    answers = list(judge_lengths(seen(model, tokenizer, TEXTS, log=log, small=False)))
+    assert [type(answer) for answer in answers] == [kind]
+
+
+def test_other_trainers_have_no_completions(model, tokenizer):
+    trainer = types.SimpleNamespace(processing_class=tokenizer, model=model)
+    rows = datasets.Dataset.from_dict({"prompt": TEXTS, "chosen": TEXTS, "rejected": TEXTS})
+    assert list(judge_lengths(Seen(trainer=trainer, asked={"max_prompt_length": 1}, dataset=rows))) == []
+    assert list(judge_template(Seen(trainer=trainer, asked={}, dataset=rows))) == []

@@ -1,0 +1,245 @@
+"""Updates that round to nothing: the share predicted from numbers alone, and the guard on real and made-up runs."""
+
+import logging
+import types
+import warnings
+
+import pytest
+import torch
+from small import alternate, lora, qwen2
+
+from failurelab import guards, updates
+from failurelab_course.experiments import models, trainers
+
+
+def stepped(weights, rate, seed=0, steps=1):
+    """Return weights after AdamW steps with random gradients."""
+    weights = torch.nn.Parameter(weights.clone())
+    optimizer = torch.optim.AdamW([weights], lr=rate, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        before = weights.detach().clone()
+        weights.grad = torch.randn(weights.shape, generator=generator).to(weights.dtype)
+        optimizer.step()
+    return before, weights.detach()
+
+
+@pytest.mark.parametrize("rate", [1e-6, 3e-5, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_is_predicted_is_what_a_step_changes(dtype, rate):
+    """Within a tenth, as long as the optimizer steps the weights themselves."""
+    weights = 0.05 * torch.randn(200_000, generator=torch.Generator().manual_seed(1))
+    before, after = stepped(weights.to(dtype), rate)
+    real = float((before != after).float().mean())
+    assert updates.expected_share(weights.to(dtype), rate) == pytest.approx(real, rel=0.1)
+
+
+def test_later_steps_are_smaller():
+    """Where gradients change their sign at random, m / sqrt(v) is about a quarter, and fewer elements move."""
+    weights = (0.05 * torch.randn(200_000, generator=torch.Generator().manual_seed(1))).bfloat16()
+    before, after = stepped(weights, 3e-5, steps=30)
+    real = float((before != after).float().mean())
+    first, later = (
+        updates.shares([("w", before)], 3e-5, step_sizes=sizes).share
+        for sizes in (updates.FIRST_STEP, updates.LATER_STEPS)
+    )
+    assert later == pytest.approx(real, rel=0.1) and first > 2 * real
+
+
+def test_numbers_that_can_be_worked_out_by_hand():
+    """Between 1 and 2 neighbours in bfloat16 are 2**-7 apart, below 1 half as far, and ties go to the even one."""
+    one = torch.ones(1, dtype=torch.bfloat16)
+    assert updates.expected_share(one, 2.0**-7) == 1
+    assert updates.expected_share(one, 2.0**-8 - 2.0**-20) == 0.5  # downwards only
+    assert updates.expected_share(one, 2.0**-8) == 0.5  # a tie upwards goes back to 1, which is even
+    assert updates.expected_share(one, 2.0**-10) == 0
+    assert updates.expected_share(one.float(), 2.0**-10) == 1
+    assert updates.expected_share(one.float(), 2.0**-10, dtype=torch.bfloat16) == 0
+    assert updates.expected_share(torch.zeros(3, dtype=torch.bfloat16), 1e-9) == 1
+    assert updates.expected_share(torch.zeros(3, dtype=torch.float16), 1e-9) == 0  # it has no smaller number than 6e-8
+
+
+def test_chunks_are_added_up(monkeypatch):
+    weights = torch.randn(1000).bfloat16()
+    whole = updates.expected_share(weights, 1e-3)
+    monkeypatch.setattr(updates, "_CHUNK", 7)
+    assert updates.expected_share(weights, 1e-3) == whole
+
+
+def test_a_model_of_mixed_dtypes_with_frozen_parts():
+    model = qwen2(dtype=torch.bfloat16)
+    model.get_input_embeddings().requires_grad_(False)
+    model.model.norm.float()
+    report = updates.share_that_changes(model, 1e-6)
+    assert list(report.by_dtype()) == [torch.bfloat16, torch.float32]
+    assert report.by_dtype()[torch.bfloat16] < 0.1 and report.by_dtype()[torch.float32] == 1
+    assert report.elements == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert "in bfloat16, 100.00% in float32" in str(report)
+    asked = updates.shares(model.named_parameters(), 1e-6, dtype=torch.float32)
+    assert asked.share > 0.99 and set(asked.by_dtype()) == {torch.float32}
+
+
+def test_what_has_no_numbers_is_left_out():
+    partitioned = torch.zeros(0)
+    partitioned.ds_id = 1
+    tensors = {
+        "four_bit": torch.zeros(2, dtype=torch.uint8),
+        "offloaded": torch.zeros(2, device="meta"),
+        "partitioned": partitioned,
+    }
+    report = updates.shares([*tensors.items(), ("kept", torch.ones(2))], 1e-6)
+    assert report.elements == 2 and set(report.left_out) == set(tensors)
+    assert "Not judged: offloaded (on the meta device" in str(report)
+    with pytest.raises(updates.UpdateError, match=r"no weights to judge .*offloaded.*Next") as error:
+        updates.shares(list(tensors.items())[1:2], 1e-6)
+    assert "\n" not in str(error.value)
+    with pytest.raises(updates.UpdateError, match="nothing is trainable"):
+        updates.share_that_changes(torch.nn.Linear(2, 2).requires_grad_(False), 1e-6)
+    with pytest.raises(updates.UpdateError, match="changes nothing"):
+        updates.share_that_changes(torch.nn.Linear(2, 2), 0.0)
+
+
+class Stochastic(torch.optim.AdamW):
+    """Rounds each step up or down at random, so that it is right on average."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weights in group["params"]:
+                if weights.grad is not None:
+                    exact = weights.float() - group["lr"] * weights.grad.float().sign()
+                    bits = exact.view(torch.int32)
+                    noise = torch.randint_like(bits, 1 << 16)
+                    weights.copy_(((bits + noise) & -(1 << 16)).view(torch.float32))
+
+
+class Master(torch.optim.AdamW):
+    """Keeps float32 copies in its state, as optimizers with master weights do."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weights in group["params"]:
+                if weights.grad is not None:
+                    copy = self.state[weights].setdefault("w32", weights.float().clone())
+                    weights.copy_(copy.sub_(group["lr"] * weights.grad.float().sign()))
+
+
+class Partition(torch.optim.AdamW):
+    """Steps one flat float32 copy of all parameters, as ZeRO's optimizers do, and then writes it back."""
+
+    def __init__(self, parameters, **options):
+        self.model = list(parameters)
+        self.flat = torch.nn.Parameter(torch.cat([p.detach().float().reshape(-1) for p in self.model]))
+        super().__init__([self.flat], **options)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.flat.grad = torch.cat([p.grad.float().reshape(-1) for p in self.model])
+        super().step()
+        start = 0
+        for weights in self.model:
+            weights.copy_(self.flat[start : start + weights.numel()].view_as(weights))
+            start += weights.numel()
+
+
+def run(model, rates, *, optimizer=torch.optim.AdamW, action="warn", gradient=lambda step, p: torch.randn_like(p)):
+    """Give a guard steps as a trainer would; return the guard, and the messages of its warnings."""
+    torch.manual_seed(0)
+    guard = guards.UpdateGuard(action)
+    steps = optimizer([p for p in model.parameters() if p.requires_grad], lr=1.0, weight_decay=0.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        guard.on_train_begin(None, None, None, model=model)
+        for number, rate in enumerate(rates):
+            state = types.SimpleNamespace(global_step=number)
+            for group in steps.param_groups:
+                group["lr"] = rate
+            for parameter in model.parameters():
+                parameter.grad = gradient(number, parameter) if parameter.requires_grad else None
+            guard.on_pre_optimizer_step(None, state, None, model=model, optimizer=steps)
+            steps.step()
+            guard.on_optimizer_step(None, state, None, model=model, optimizer=steps)
+        guard.on_train_end(None, None, None)
+    return guard, [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+
+
+def test_steps_that_round_to_nothing_are_told():
+    guard, messages = run(qwen2(dtype=torch.bfloat16), [1e-6] * 6)
+    assert len(messages) == 1 and "in step 3, at learning rate 1e-06" in messages[0]
+    assert "round to nothing. Next: load the weights in float32" in messages[0]
+    assert guard.report.predicted / 2 < guard.report.share < guard.report.predicted < 0.1  # the second step is smaller
+    assert guard.report.dtypes == ("bfloat16",)
+    with pytest.raises(guards.GuardTripped, match="UpdateGuard: in step 3"):
+        run(qwen2(dtype=torch.bfloat16), [1e-6] * 6, action="stop")
+    for wrong in ({"least": 0}, {"steps": 1}, {"sample": 0}):
+        with pytest.raises(ValueError):
+            guards.UpdateGuard(**wrong)
+
+
+def adapter():
+    return lora(qwen2(dtype=torch.bfloat16))
+
+
+def frozen():
+    model = qwen2(dtype=torch.bfloat16).requires_grad_(False)
+    model.model.norm.float().requires_grad_(True)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        (qwen2, {}),
+        (adapter, {}),
+        (frozen, {}),
+        (lambda: qwen2(dtype=torch.bfloat16), {"rates": [0.0, *(2e-6 * 10**power for power in range(5)), *[1e-2] * 5]}),
+        (lambda: qwen2(dtype=torch.bfloat16), {"rates": [0.0] * 6}),
+        (lambda: qwen2(dtype=torch.bfloat16), {"gradient": lambda step, p: torch.zeros_like(p)}),
+        (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": Stochastic}),
+        (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": Master}),
+        (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": Partition}),
+    ],
+    ids=["float32", "adapter", "frozen", "warm-up", "rate-0", "zero-gradients", "stochastic", "master", "partition"],
+)
+def test_no_false_alarm(build, options):
+    _, messages = run(build(), **{"rates": [1e-6] * 6} | options)
+    assert messages == []
+
+
+def test_zero_gradients_first_are_waited_for():
+    """A batch whose rewards are all equal gives none; the steps after it are compared."""
+    some = lambda step, p: torch.randn_like(p) * (step > 2)  # noqa: E731
+    _, messages = run(qwen2(dtype=torch.bfloat16), [1e-6] * 8, gradient=some)
+    assert len(messages) == 1 and "in step 6" in messages[0]
+
+
+def test_no_optimizer_to_ask_is_said_once():
+    guard = guards.UpdateGuard()
+    guard.on_train_begin(None, None, None)
+    with pytest.warns(guards.GuardWarning, match="UpdateGuard: could not check: ") as said:
+        for _ in range(2):
+            guard.on_pre_optimizer_step(None, None, None, model=qwen2(), optimizer=None)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_in_a_real_run(tmp_path, dtype, caplog):
+    """In the stack at hand, at trl's default learning rate: the weights' dtype decides, and so it is predicted."""
+    pytest.importorskip("datasets")
+    model, tokenizer = models.load("tiny", dtype=dtype)
+    predicted = updates.share_that_changes(model, 1e-6).share
+    guard = guards.UpdateGuard()
+    trainer = trainers.grpo(
+        model, tokenizer, steps=3, prompts_per_step=4, learning_rate=1e-6, output_dir=str(tmp_path), reward=alternate,
+        callbacks=[guard],
+    )  # fmt: skip
+    with warnings.catch_warnings(record=True) as caught, caplog.at_level(logging.INFO, logger="failurelab.guards"):
+        warnings.simplefilter("always")
+        trainer.train()
+    messages = [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+    assert len(messages) == (dtype == torch.bfloat16)
+    if messages:
+        assert predicted < 0.01 and guard.report.share < 2 * predicted
+    else:
+        assert predicted > 0.99 and "in less than 32 bits, so no step is lost" in caplog.text
