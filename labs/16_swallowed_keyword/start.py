@@ -1,14 +1,24 @@
 """Lab 16: a keyword that nobody heard.
 
-Somebody wrapped the policy, so that its logits come in float32 whatever it computes in: three lines, harmless, tested.
-Since then the loop that trains on these scores gets worse, without an error. The names of all arguments are right.
+"Since Tuesday the loop that trains on these scores gets worse, without an error. Run by hand, the file shows it: the
+scores are not the log-probabilities that the model wrote with. On Tuesday we upgraded transformers, and somebody wrapped
+the policy so that its logits come in float32. The names of all arguments are right, I have checked."
 
 `log_probs(model, input_ids, attention_mask, completion_length)`: prompts are padded on the left, completions on the
 right; both tensors are (batch, sequence), and the completion is the last `completion_length` columns. What is returned
-is (batch, completion_length). Scores of padding do not matter. The wrapper stays, and does what it was written for.
+is (batch, completion_length). Scores of padding do not matter. Logits stay in float32, and no more rows of them are made
+than are needed. Repair it, and fill in ANSWER.
 """
 
 import torch
+
+
+ANSWER = {
+    "verdict": "",  # where it goes wrong: "transformers", "wrapper" or "loop", the one in log_probs
+    # of the run by hand, before any repair: rows of logits for each sequence
+    "rows_asked": None,
+    "rows_returned": None,
+}
 
 
 class InFloat32(torch.nn.Module):
@@ -19,7 +29,6 @@ class InFloat32(torch.nn.Module):
         self.model = model
 
     def forward(self, input_ids, attention_mask=None, **kwargs):
-        # TODO: the scores are other tokens', and too many rows are made. Who was asked for fewer, and who heard it?
         output = self.model(input_ids=input_ids, attention_mask=attention_mask)
         output.logits = output.logits.float()
         return output

@@ -1,9 +1,10 @@
 """Lab 17: a warning in every step.
 
-A small Qwen2 learns sums by GRPO in trl 0.14, all weights, with checkpointing. torch says again and again that "None of
-the inputs have requires_grad=True. Gradients will be None". Threads about this text are full of repairs.
+"torch says again and again that 'None of the inputs have requires_grad=True. Gradients will be None'. Threads about this
+text are full of repairs, and none of them says how to tell whether one is needed."
 
-Does this run need one? Measure it, and fill in ANSWER. Change the training only if it is broken.
+A small Qwen2 learns sums by GRPO in trl 0.14, all weights, with checkpointing. Is this run broken? Measure it, and fill in
+ANSWER. Change the training only if it is.
 """
 
 import pathlib
@@ -15,8 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 ANSWER = {
-    # TODO: is this run broken? Measure, then write "broken" or "harmless", and the figures that show it.
-    "verdict": "",
+    "verdict": "",  # "broken" or "harmless"
     "tensors_trainable": None,
     "tensors_without_gradient": None,  # of the trainable ones, after a backward pass
     "tensors_changed": None,  # of the trainable ones, by the whole training
@@ -54,7 +54,7 @@ def build_trainer(model_path, output_dir):
     )
     rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})
     trainer = GRPOTrainer(model=model, reward_funcs=exact, args=config, train_dataset=rows, processing_class=tokenizer)
-    trainer.generation_config.use_cache = False  # lab 02
+    trainer.generation_config.use_cache = False  # checkpointed layers do not keep it
     return trainer
 
 

@@ -1,9 +1,10 @@
 """Lab 18: a loss of zero.
 
-A small Qwen2 learns sums by GRPO in trl 0.14. The loss that is logged starts at 0.0, and then drifts up.
-People open threads about this, and change what they can change.
+"The loss starts at 0.0, and then it drifts up. I have tried a larger beta and a higher learning rate, so that there is
+something to minimise, and it only got worse."
 
-Is this run broken? Measure it, and fill in ANSWER. Change the training only if it is.
+A small Qwen2 learns sums by GRPO in trl 0.14. Is this run broken? Measure it, and fill in ANSWER. Change the training
+only if it is.
 """
 
 import pathlib
@@ -15,8 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 ANSWER = {
-    # TODO: is this run broken? Measure, then write "broken" or "harmless", and the figures that show it.
-    "verdict": "",
+    "verdict": "",  # "broken" or "harmless"
     "tensors_without_gradient": None,  # of the trainable ones, after a backward pass
     "reward_first": None,  # mean over the first 7 steps, to a tenth
     "reward_last": None,  # mean over the last 17 steps, to a tenth
@@ -59,4 +59,7 @@ def build_trainer(model_path, output_dir):
 
 if __name__ == "__main__":
     tiny = pathlib.Path(__file__).resolve().parents[2] / "models" / "tiny-qwen2"
-    build_trainer(str(tiny), tempfile.mkdtemp()).train()
+    trainer = build_trainer(str(tiny), tempfile.mkdtemp())
+    trainer.train()
+    for row in trainer.state.log_history[:70:7]:
+        print(f"step {row['step']:2}  loss {row['loss']:+.4f}")

@@ -1,16 +1,20 @@
 """Lab 21: moved after loading.
 
-Lab 11's script, repaired by somebody in a hurry: each of two processes loads the 4-bit model on GPU 0, moves it to its
-own GPU, and writes that into the device map, so that accelerate is content. It trains. Then an evaluation answers one
-prompt at a time, and rank 1 stops: "Input tensors need to be on the same GPU".
+"Both of our processes train. Then an evaluation answers one prompt at a time, and rank 1 stops: 'Input tensors need to be
+on the same GPU'. With two prompts at once it goes on. accelerate has nothing to say about it."
 
-Make every process's model whole where it trains, for training and for generation. It stays in 4 bit.
+Each of two processes is to have the 4-bit model whole on the GPU that it trains on, for training and for generation.
+And name what was left behind: ANSWER.
 """
 
 import torch
 from accelerate import PartialState
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOConfig
+
+ANSWER = {
+    "verdict": "",  # of all that a 4-bit layer holds, what is not on its GPU: the name of the attribute
+}
 
 COMMAND = "accelerate launch --num_processes 2 train.py"
 FOUR_BIT = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
@@ -19,7 +23,6 @@ FOUR_BIT = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bf
 def prepare(model_path, output_dir):
     config = GRPOConfig(output_dir=output_dir, gradient_checkpointing=True, report_to=[])
     home = f"cuda:{PartialState().local_process_index}"
-    # TODO: a 4-bit layer is more than its weight. What moves, and what stays behind?
     model = AutoModelForCausalLM.from_pretrained(model_path, quantization_config=FOUR_BIT, device_map={"": 0})
     model.to(home)
     model.hf_device_map = {"": home}

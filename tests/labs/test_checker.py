@@ -55,6 +55,33 @@ CHEATS = {
         ],
         "1 of 25 tensors were changed by training",
     ),
+    "switches_checkpointing_off_for_the_pass": (
+        [
+            (
+                "def build_trainer(",
+                "class Trainer(GRPOTrainer):\n    def compute_loss(self, model, *args, **kwargs):\n"
+                "        model.gradient_checkpointing_disable()\n"
+                "        loss = super().compute_loss(model, *args, **kwargs)\n"
+                "        model.gradient_checkpointing_enable()\n        return loss\n\n\ndef build_trainer(",
+            ),
+            ("trainer = GRPOTrainer(", "trainer = Trainer("),
+        ],
+        "layers keep their activations for the backward pass",
+    ),
+    "leaves_tensors_out_of_the_optimizer": (
+        [
+            REPAIR,
+            (
+                "processing_class=tokenizer)",
+                "processing_class=tokenizer, optimizers=(torch.optim.AdamW(model.model.norm.parameters()), None))",
+            ),
+        ],
+        "25 tensors are frozen",
+    ),
+    "claims_what_is_no_figure": (
+        [REPAIR, ("SUMS = [", "ANSWER = {'verdict': 'healthy', 'sanity': 1}\nSUMS = [")],
+        "which is no figure that this lab measures",
+    ),
     "brings_other_weights": (
         [REPAIR, ("    config = GRPOConfig(", "    model.lm_head.weight.data.mul_(1.5)\n    config = GRPOConfig(")],
         "not the one in model_path",

@@ -1,8 +1,11 @@
 """The rules that all labs keep, and how a run is judged: on measured metrics that are made up here."""
 
+import contextlib
+import dataclasses
 import re
 import shutil
 import subprocess
+import threading
 
 import pytest
 
@@ -11,6 +14,7 @@ from failurelab_course import eras
 from failurelab_course.labs import definition as lab_files
 from failurelab_course.labs import metrics
 from failurelab_course.labs import verify as labs
+from failurelab_course.labs.checker import client as check_client
 
 LABS = eras.root() / "labs"
 HEALED = {
@@ -37,6 +41,7 @@ HEALED = {
     "accuracy_after": 0.56,
     "accuracy_gain": 0.12,
     "accuracy_there": 0.49,
+    "overrun_first": 0.0,
     "rollout_gap": 0.01,
     "finite": True,
     "loss_first": 0.0,
@@ -86,6 +91,7 @@ def test_a_healed_run_passes_and_a_silent_failure_does_not(lab):
         {"learning_rate": 0.0},
         {"checkpointing": False},
         {"tensors_frozen": 0},
+        {"frozen_changed": 1},
         {"tensors_without_gradient": 1},
         {"tensors_changed": 24},
         {"rollout_gap": 0.2},
@@ -144,6 +150,81 @@ def test_exit_status(results, status):
     assert labs.exit_status([labs.Row("l", "check", "s", result) for result in results]) == status
 
 
+def test_a_fact_is_proved_against_the_broken_run(lab):
+    """What ANSWER is compared with must be what the script measures before its repair; other facts are beliefs."""
+    lab = dataclasses.replace(lab, facts={"tensors_changed": 1, "undone_by": "a function"})
+    assert judged(lab, "broken", SILENT).result == "PASS"
+    lab = dataclasses.replace(lab, facts={"tensors_changed": 2})
+    row = judged(lab, "broken", SILENT)
+    assert (row.result, row.reason) == ("FAIL", "facts of lab.toml are not so: tensors_changed is 1, lab.toml says 2")
+
+
+@pytest.mark.parametrize(
+    ("claimed", "measured", "agree"),
+    [
+        (0.52, 0.55, True),
+        (0.4, 0.55, False),
+        (0, 0, True),
+        (1, 0, False),
+        (3, None, False),
+        (" Reentrant", "reentrant", True),
+        ("0.26", "0.26.0", False),
+        ("3", 3, True),
+    ],
+)
+def test_a_claim_is_right_to_a_tenth_and_a_text_to_its_words(claimed, measured, agree):
+    assert metrics.agree(claimed, measured) == agree
+
+
+def test_the_next_era_s_imports_begin_while_this_one_is_asked(lab, monkeypatch):
+    """An era that does not start is its own labs' trouble; every other is asked, and ended."""
+    log, begun = [], threading.Event()
+
+    @contextlib.contextmanager
+    def start(era, needs, jobs, device):
+        log.append(f"start {era}")
+        if era == "second":
+            begun.set()
+        if era == "third":
+            raise check_client.EnvironmentBroken("no third")
+        yield era
+        log.append(f"end {era}")
+
+    def ask(server, waiting, done):
+        assert server != "first" or begun.wait(60)
+        waiting.clear()
+
+    monkeypatch.setattr(check_client, "start", start)
+    monkeypatch.setattr(labs, "_ask", ask)
+    eras_asked = ("first", "second", "third", "fourth")
+    rows = [labs.Row(lab.name, "check", "script.py") for _ in eras_asked]
+    tasks = [labs._Task(dataclasses.replace(lab, era=era), lab.start, row) for era, row in zip(eras_asked, rows)]
+    labs._run(tasks, 1, lambda row: None)
+    assert [row.reason for row in rows] == ["", "", "no third", ""]
+    assert rows[2].result == "ENVIRONMENT"
+    assert log.index("start second") < log.index("end first")
+    assert sorted(log) == sorted([*(f"start {era}" for era in eras_asked), "end first", "end second", "end fourth"])
+
+
+def test_a_number_is_never_used_again(lab):
+    """A retired lab is named with the one to take instead, and its id cannot come back."""
+    register = lab.folder.parent / "retired.toml"
+    register.write_text('[L77]\nwhy = "it repeated lab 01"\ninstead = "L01"\n')
+    with pytest.raises(labs.LabError, match=r"lab 77 is retired: it repeated lab 01\. Next: lab 01"):
+        labs.find(["77"], lab.folder.parent)
+    with pytest.raises(labs.LabError, match="lab 77 is retired"):
+        labs.find(["77_some_name"], lab.folder.parent)
+    register.write_text(register.read_text().replace("L77", "L01"))
+    with pytest.raises(labs.LabError, match="L01 is retired, and a number is never used again"):
+        lab_files.load(lab.folder)
+
+
+def test_the_register_here_names_labs_that_are_there():
+    there = {lab.id for lab in labs.find()}
+    for id, message in lab_files.retired().items():
+        assert id not in there and f"L{message[-2:]}" in there
+
+
 def test_the_labs_here_keep_the_rules():
     assert len(labs.known()) >= 3
     for lab in labs.find():
@@ -166,7 +247,6 @@ def test_a_learner_s_script_is_a_copy_that_git_ignores(lab):
         lab_files.learner_script(lab)
 
 
-ADDED = '[{ after = "TODO", add = '
 EDITED = """\
 first = 1
     second = 2  # why
@@ -195,7 +275,7 @@ def test_an_edit_changes_one_place(tmp_path, edit, result):
     ("old", "new", "problem"),
     [
         ('{ drop = "gradient_check', '{ drop = "gradient_chick', "which is in start.py 0 times"),
-        ('"learning_rate=5e-4"', '"="', "which is in start.py 38 times"),
+        ('"learning_rate=5e-4"', '"="', r"which is in start.py \d\d times"),
     ],
 )
 def test_an_edit_that_no_longer_applies_is_one_line(lab, old, new, problem):
@@ -212,11 +292,20 @@ def test_an_edit_that_no_longer_applies_is_one_line(lab, old, new, problem):
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("start.py", "TODO", "DONE", "has 0 lines with TODO"),
-        ("start.py", "import pathlib\n", "import pathlib  # TODO\n", "has 2 lines with TODO"),
+        ("start.py", "import pathlib\n", "import pathlib  # TODO\n", "finding the place is what the lab trains"),
+        ("start.py", "when we froze", "when they froze", "the symptom of lab.toml is not in start.py's docstring"),
+        ("start.py", "import pathlib\n", "import pathlib  # see lab 02\n", "speaks of lab 02: that gives it away"),
+        ("start.py", 'if __name__ == "__main__":', "if False:", "does nothing when it is run by hand"),
+        ("hints.md", "## Second", "## Second\n\nAs in lab 17.", "speaks of lab 17"),
+        ("lab.toml", 'given = "place"', 'given = "run"', "run/trainer_state.json is not there"),
+        (
+            "lab.toml",
+            'given = "place"',
+            'given = "luck"',
+            "given is 'luck', and is one of place, symptom, run, nothing",
+        ),
         ("start.py", "import pathlib\n", "import failurelab.gradients\n", "imports failurelab"),
         ("lab.toml", "model.enable_input_require_grads()", "x = 1\n    " * 13, "changes 13 lines"),
-        ("lab.toml", ADDED, '[["TODO", "DONE"], { after = "DONE", add = ', "does not repeat the TODO"),
         ("lab.toml", "# ^^^", "#", "does not mark its repair"),
         ("hints.md", "## Third", "### Third", "must have 3 hints"),
         ("lab.toml", '"train_mode"', '"filter_warnings"', "the wrong fix filter_warnings is declared twice"),
@@ -240,7 +329,7 @@ def test_a_lab_that_breaks_a_rule_is_told_so(lab, file, old, new, message):
         ("time_limit = 240", 'time_limit = "4 minutes"', "time_limit"),
         ("minutes = 10", "minuets = 10", "minutes: it is missing"),
         ('era = "trl-0.14"', 'era = "trl-0.14"\nkind = "dance"', "kind: 'dance' is none of trainer, "),
-        ('failures = ["F1"]', "failures = []", "only a false alarm has none"),
+        ('failures = ["F1"]', "failures = []", "only a false alarm, or a lab with upstream, has none"),
         ("[broken]", "[brocken]", "broken: it is missing"),
         ("[broken]", "[broken", "is no TOML"),
         ('["learning_rate=5e-4", ', "[", r"wrong_fixes 3: edits: .* is none of \["),
@@ -257,9 +346,9 @@ def test_a_slip_in_lab_toml_is_named(lab, old, new, message):
 
 
 def test_labs_are_found_by_number_or_name():
-    assert [lab.name for lab in labs.find(["1", "02_garbage_rollouts", "01"])] == [
+    assert [lab.name for lab in labs.find(["1", "02_starts_too_low", "01"])] == [
         "01_frozen_embeddings",
-        "02_garbage_rollouts",
+        "02_starts_too_low",
     ]
     with pytest.raises(labs.LabError, match="unknown lab '77'"):
         labs.find(["77"])

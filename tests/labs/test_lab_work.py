@@ -80,6 +80,17 @@ def test_every_wrong_fix_is_known_by_its_code(name, lab):
         assert lab_work.wrong_fix(other) == each
 
 
+def test_a_script_that_nobody_touched_is_told_no_figure(lab):
+    """Comments are no repair; the first line of code that differs is answered with figures."""
+    measured = row(lab, "FAIL", "24 of 25 tensors still have no gradient")
+    measured.metrics = {"tensors_without_gradient": 24}
+    lab.train.write_text(lab.start.read_text() + "# why?\n")
+    assert lab_work.judged(lab, measured).reason == f"it does what the symptom says: {lab.symptom}"
+    measured.reason = "24 of 25 tensors still have no gradient"
+    lab.train.write_text(lab.start.read_text().replace("max_steps=70", "max_steps=71"))
+    assert lab_work.judged(lab, measured).reason == "24 of 25 tensors still have no gradient"
+
+
 def test_hints_grow_and_can_be_read_again(lab):
     assert lab_work.hint(lab, again=True) == []
     assert [lab_work.hint(lab)[0][0] for _ in range(4)] == [1, 2, 3, 3]
@@ -270,7 +281,7 @@ def course(tmp_path):
     for path in eras.root().iterdir():
         if path.name not in ("labs", ".course", ".git", ".pytest_cache", ".hypothesis"):
             (root / path.name).symlink_to(path)
-    for name in ("01_frozen_embeddings", "02_garbage_rollouts"):
+    for name in ("01_frozen_embeddings", "02_starts_too_low"):
         folder = root / "labs" / name
         shutil.copytree(LABS / name, folder)
         (folder / "train.py").unlink(missing_ok=True)
@@ -301,10 +312,11 @@ def test_a_learner_in_a_terminal(course, tmp_path):
     assert script.is_file()  # it was made, for the list says that it is to be edited
     opened = learner("open", "02")
     assert opened.end() == 0
-    assert opened.plain == "labs/02_garbage_rollouts/train.py" and (course / opened.plain).is_file()
+    assert opened.plain == "labs/02_starts_too_low/train.py" and (course / opened.plain).is_file()
     checked = learner("check")
     assert checked.end() == 1
-    assert "24 of 25 tensors still have no gradient" in checked.plain
+    assert "it does what the symptom says: The log of the sums run" in checked.plain
+    assert "gradient" not in checked.plain.partition("FAIL")[2].replace("Gradients will be None", "")
     hinted = learner("hint", "01")
     assert hinted.end() == 0
     assert "Hint 1 of 3" in hinted.text

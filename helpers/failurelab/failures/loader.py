@@ -86,7 +86,8 @@ class Claim:
 class Failure:
     """One thing that goes wrong; see the fields of the files in this folder.
 
-    `notices` are those of its `symptoms` that healthy runs print too, each with what decides.
+    `notebook` is empty until there is one about it. `notices` are those of its `symptoms` that healthy runs print too,
+    each with what decides.
     """
 
     id: str
@@ -168,7 +169,7 @@ def _failure(path: pathlib.Path) -> Failure:
     failure = Failure(
         id=id,
         title=raw.text("title"),
-        notebook=raw.text("notebook"),
+        notebook=raw.text("notebook", ""),
         what_breaks=raw.text("what_breaks"),
         symptoms=raw.texts("symptoms"),
         root_cause=raw.text("root_cause").strip(),

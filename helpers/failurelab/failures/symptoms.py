@@ -142,7 +142,8 @@ def describe(lines: Iterable[str]) -> str:
         [
             "None of the course's literal texts is in it. Some failures are silent. What a reward does in them:",
             *silent,
-            f"More in {PAGE}. Which of them your versions have: failurelab doctor --python PATH",
+            f"More in {PAGE}. Which of them your versions have: failurelab doctor --python PATH; "
+            "which your script has: failurelab preflight SCRIPT",
         ]
     )
 
@@ -169,7 +170,8 @@ def _describe_match(match: Match) -> str:
         lines.append(f"  no verdict: {match.notice}")
     lines.append(f"  {'if it is' if match.notice else 'repair'}: {failure.fix}")
     lines += [f"  helper: failurelab.{failure.helper}"] if failure.helper else []
-    return "\n".join([*lines, f"  why: notebooks/{failure.notebook}.ipynb"])
+    lines += [f"  why: notebooks/{failure.notebook}.ipynb"] if failure.notebook else []
+    return "\n".join(lines)
 
 
 def _normal(text: str) -> str:

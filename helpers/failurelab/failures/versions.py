@@ -20,7 +20,8 @@ from failurelab.failures.toml_table import read_toml
 _HEALTHY = pathlib.Path(__file__).with_name("healthy.toml")
 _MEANING = (
     "EXPOSED tells what they do to a run of the kind that its line names; IF YOURS, what they do to code of your own "
-    "of that kind. Your script was not read: where it does none of that, the line does not concern you."
+    "of that kind. Your script was not read: where it does none of that, the line does not concern you. "
+    "The script itself is judged by failurelab preflight SCRIPT."
 )
 
 
@@ -119,7 +120,8 @@ def _repair(failure: failures.Failure, versions: dict[str, str]) -> str:
     lines += [f"upgrade: {upgrade}" for upgrade in upgrades]
     lines.append(f"in place: {failure.fix}")
     lines += [f"helper: failurelab.{failure.helper}"] if failure.helper else []
-    return "\n".join([*lines, f"why: notebooks/{failure.notebook}.ipynb"])
+    lines += [f"why: notebooks/{failure.notebook}.ipynb"] if failure.notebook else []
+    return "\n".join(lines)
 
 
 def _healthy_stack() -> str:

@@ -1,1 +1,1 @@
-"""A training script judged before the GPU hours are spent: `failurelab preflight train.py`, or `python -m failurelab.preflight`."""
+"""A training script judged before the GPU hours are spent: `failurelab preflight`, `python -m failurelab.preflight`."""

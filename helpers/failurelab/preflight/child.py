@@ -1,5 +1,7 @@
 """Runs in the Python that trains: `PYTHON child.py SPEC`. It takes this package along, and nothing else from beside it.
 
+`PYTHON child.py memory` runs `failurelab.preflight.memory` there in the same way.
+
 That Python may have another failurelab, or none; what else stands in this package's folder must not be found there.
 """
 
@@ -16,8 +18,6 @@ PACKAGE = pathlib.Path(__file__).parent.parent
 
 def main() -> None:
     """Take the package along, then run the script that SPEC names."""
-    spec = json.loads(pathlib.Path(sys.argv[1]).read_text())
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     loader = importlib.util.spec_from_file_location(
         "failurelab", PACKAGE / "__init__.py", submodule_search_locations=[str(PACKAGE)]
     )
@@ -26,6 +26,14 @@ def main() -> None:
         del sys.modules[name]
     sys.modules["failurelab"] = package
     loader.loader.exec_module(package)
+    if sys.argv[1] == "memory":
+        del sys.path[0]
+        from failurelab.preflight import memory
+
+        memory.main()
+        return
+    spec = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     sys.path[0] = spec["folder"]
     from failurelab.preflight import run
 

@@ -116,7 +116,7 @@ class Arguments:
         for other, asked, cut in reversed(self._made):
             if other is arguments:
                 names = ("per_device_train_batch_size", "num_generations", *_AT_MOST, "gradient_accumulation_steps")
-                names = [name for name in names if name in cut and cut[name] != asked[name] and asked[name] is not None]
+                names = [name for name in names if name in cut and asked[name] is not None and cut[name] < asked[name]]
                 return [f"{name} {asked[name]} -> {cut[name]}" for name in names if "eval" not in name]
         return []
 

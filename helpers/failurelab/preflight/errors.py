@@ -19,6 +19,7 @@ _NETWORK = (
     "LocalEntryNotFoundError",
     "NewConnectionError",
 )
+_OWN = str(pathlib.Path(__file__).parent.parent)
 _GATED = ("GatedRepoError", "RepositoryNotFoundError")
 
 
@@ -138,7 +139,7 @@ def _is_called_by(script: str) -> bool:
     folder, frame = str(pathlib.Path(script).resolve().parent), sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "site-packages" in name:
+        if "site-packages" in name or name.startswith(_OWN):
             return False
         if name == script or os.path.realpath(name).startswith(folder + os.sep):
             return True

@@ -8,15 +8,16 @@ import dataclasses
 import json
 import pathlib
 import re
+import shutil
 
 from failurelab.errors import FailureLabError
 
 # Options of the launchers that take no value; every other one does, unless it is written with "=".
-_FLAGS = frozenset(
-    "--cpu --multi_gpu --tpu --ipex --quiet --debug --module --no_python --use_deepspeed --use_fsdp --use_megatron_lm "
-    "--standalone --multi-gpu --use-deepspeed --use-fsdp --same_network --dynamo_use_dynamic --no-python "
-    "--run-path --run_path --no_local_rank --force_multi".split()
-)
+_FLAGS = frozenset((
+    "--cpu", "--multi_gpu", "--tpu", "--ipex", "--quiet", "--debug", "--no_python", "--use_deepspeed", "--use_fsdp",
+    "--use_megatron_lm", "--standalone", "--multi-gpu", "--use-deepspeed", "--use-fsdp", "--same_network",
+    "--dynamo_use_dynamic", "--no-python", "--run-path", "--run_path", "--no_local_rank", "--force_multi",
+))  # fmt: skip
 _SHORT_FLAGS = ("-m", "-u", "-q", "-O", "-I", "-B")
 
 
@@ -36,7 +37,7 @@ class Launch:
         world_size: processes in all.
         zero_stage: of DeepSpeed, as the launch asks for it.
         environment: variables set in front of the command.
-        python: the interpreter that the line names; None where it names a launcher.
+        python: the interpreter that the line names, or that of its launcher; None where none is found.
     """
 
     script: str
@@ -69,7 +70,7 @@ def read(words: list[str]) -> Launch:
             command = "accelerate" if words[1].startswith("accelerate") else "torchrun"
             words = words[2:]
     elif command in ("accelerate", "torchrun", "deepspeed"):
-        words.pop(0)
+        python = _interpreter(words.pop(0))
     elif command.endswith(".py"):
         command = "python"
     else:
@@ -87,6 +88,17 @@ def read(words: list[str]) -> Launch:
         )
     size, stage = _size(options, command)
     return Launch(words[0], tuple(words[1:]), size, stage, tuple(variables), python)
+
+
+def _interpreter(command: str) -> str | None:
+    """Return the Python that a launcher's own file names in its first line: that of its environment."""
+    path = shutil.which(command)
+    if path is None:
+        return None
+    with open(path, "rb") as file:
+        first = file.readline().decode(errors="replace").strip()
+    named = first.removeprefix("#!").split(" ")[0]
+    return named if first.startswith("#!/") and pathlib.Path(named).name.startswith("python") else None
 
 
 def _options(words: list[str], command: str) -> tuple[dict[str, str], list[str]]:

@@ -18,7 +18,8 @@ import torch
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _VARIABLES = {"LOCAL_RANK": -1, "RANK": -1, "WORLD_SIZE": 0, "LOCAL_WORLD_SIZE": 0}
-_PASSED_THROUGH = ("local_process_index", "process_index", "local_rank")  # properties that read another's
+_INDICES = ("local_process_index", "process_index")
+_PASSED_THROUGH = (*_INDICES, "local_rank")  # properties that read another's
 
 
 @contextlib.contextmanager
@@ -77,7 +78,7 @@ def _states(world_size: int) -> Iterator[None]:
     if importlib.util.find_spec("accelerate") is None:
         yield
         return
-    from accelerate import PartialState
+    from accelerate.state import AcceleratorState, PartialState
 
     def index(name: str) -> property:
         def read(self: Any) -> int:
@@ -85,13 +86,14 @@ def _states(world_size: int) -> Iterator[None]:
 
         return property(read, lambda self, value: self.__dict__.__setitem__(name, value))
 
-    for name in ("local_process_index", "process_index"):
-        setattr(PartialState, name, index(name))
+    places = [(kind, name) for kind in (PartialState, AcceleratorState) for name in _INDICES]
+    for kind, name in places:
+        setattr(kind, name, index(name))
     try:
         yield
     finally:
-        for name in ("local_process_index", "process_index"):
-            delattr(PartialState, name)
+        for kind, name in places:
+            delattr(kind, name)
 
 
 def _by_script() -> bool:
@@ -101,6 +103,6 @@ def _by_script() -> bool:
         name, code = frame.f_code.co_filename, frame.f_code.co_name
         through = code in _PASSED_THROUGH or name.startswith("<frozen") or name.endswith(("/os.py", "_abc.py"))
         if not through and name != __file__:
-            return not name.startswith(_LIBRARIES) and not name.startswith("<")
+            return name == sys.argv[0] or not name.startswith((*_LIBRARIES, "<"))
         frame = frame.f_back
     return False

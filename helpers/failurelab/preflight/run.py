@@ -29,7 +29,8 @@ def main(spec: dict[str, Any]) -> None:
         text = path.read_text(encoding="utf-8-sig")
         compile(text, str(path), "exec")
     except (SyntaxError, ValueError) as error:
-        report.end(error=f"{path}, line {getattr(error, 'lineno', '?')}: {type(error).__name__}: {error}")
+        line, problem = getattr(error, "lineno", "?"), getattr(error, "msg", error)
+        report.end(error=f"{path}, line {line}: {type(error).__name__}: {problem}")
     report.say("importing torch and transformers")
     try:
         import transformers  # noqa: F401
@@ -179,6 +180,7 @@ class Run:
         with watch.listening():
             try:
                 original(trainer)
+                watch.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
                 error = errors.describe(problem, self.source.path, line=seen.source.line)
@@ -216,7 +218,7 @@ class Run:
         built = [f"{name}: built small and random, with its vocabulary" for name in names]
         rows = len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
-        return [*built, *cut, *([f"{picked} of {rows} rows, the shortest"] if picked < rows else [])]
+        return [*built, *cut, *([f"{picked} short ones of {rows} rows"] if picked < rows else [])]
 
     def _note_other_trainings(self, source: Source) -> None:
         lines = errors.trainings(source.text)

@@ -40,13 +40,16 @@ class Watch:
         self.trainer = seen.trainer
         self.reward_error: BaseException | None = None
         self._gradients = guards.GradientGuard("warn")
-        self._rollouts = guards.RolloutGuard("warn", prompts=_two_prompts(self.trainer), max_new_tokens=NEW_TOKENS)
+        self._rollouts = guards.RolloutGuard(
+            "warn", prompts=_two_prompts(self.trainer), max_new_tokens=NEW_TOKENS, tokenizer=_tokenizer(seen)
+        )
         self._logits = guards.LogitsGuard("warn")
         self._tripped: dict[str, Any] = {}
         self._failed: dict[str, str] = {}
         self._kinds: set[str] = set()  # of checkpointing, in the passes that were judged
         self._asked: _Asked | None = None
-        self._generated = False
+        self._generated: set[bool] = set()  # in train mode, in eval mode
+        self.finished = False
         self._replaced = self._find_replaced()
 
     @contextlib.contextmanager
@@ -79,7 +82,7 @@ class Watch:
         guard._could_not_check = lambda reason: self._failed.setdefault(name, reason)
 
     def _around_generate(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._generated = True
+        self._generated.add(generate.__self__.training)
         return generate(*args, **kwargs)
 
     def _read_forward(self, model: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
@@ -171,9 +174,13 @@ class Watch:
         if report is None:
             if "RolloutGuard" in self._failed:
                 return NotChecked("F7", self._failed["RolloutGuard"])
+            if True in self._generated:
+                return NotChecked(
+                    "F7", "tokens are generated in train mode, and there is no tokenizer to judge them by"
+                )
             if self._generated:
                 return Held("F7", "the trainer generates in eval mode, where nothing goes wrong")
-            if getattr(self.trainer, "reward_funcs", None) or hasattr(self.trainer, "judge"):
+            if not self.finished or getattr(self.trainer, "reward_funcs", None):
                 return NotChecked("F7", "training ended before the trainer generated anything")
             return Held("F7", "this trainer generates nothing")
         if report.agrees:
@@ -265,6 +272,17 @@ def _two_prompts(trainer: Any) -> list[Any] | None:
     prompts = sorted((row["prompt"] for row in dataset), key=lambda prompt: len(str(prompt)))
     plain = all(isinstance(prompt, str) or _is_text(prompt) for prompt in prompts)
     return [prompts[0], prompts[-1]] if plain and prompts and prompts[0] else None
+
+
+def _tokenizer(seen: Seen) -> Any:
+    """Return the trainer's tokenizer, or, for a trainer that was given none, that of the model it loaded last."""
+    tokenizer = getattr(seen.trainer, "processing_class", None)
+    if tokenizer is None and seen.loads:
+        from transformers import AutoTokenizer
+
+        with contextlib.suppress(Exception):  # then nothing is judged by it, and the answer says so
+            return AutoTokenizer.from_pretrained(seen.loads[-1].name)
+    return tokenizer
 
 
 def _is_text(prompt: Any) -> bool:

@@ -56,23 +56,28 @@ def list_labs(as_json: Json = False) -> None:
     rows = [(lab, state.get(lab.name, lab_state.Progress())) for lab in all_labs]
     if as_json:
         listed = [
-            {"lab": lab.name, "title": lab.title, "failures": lab.failures, "state": progress.words}
+            {"lab": lab.name, "title": lab.title, "symptom": lab.symptom, "given": lab.given, "state": progress.words}
+            | ({"failures": lab.failures} if progress.solved else {})
             for lab, progress in rows
         ]
         print(json.dumps({"schema": 1, "labs": listed}, indent=1))
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for head in ("lab", "title", "level", "min", "era", "see", "state"):
-        table.add_column(head, no_wrap=head in ("level", "min", "era"))
+    for head in ("lab", "what is said", "given", "min", "era", "see", "state"):
+        table.add_column(head, no_wrap=head in ("given", "min", "era"))
     for lab, progress in rows:
         style = _COLOURS["green"] if progress.solved else ""
         hints = f", hints: {progress.hints} of {len(lab.hints)}" if progress.hints else ""
-        notebooks = " ".join(dict.fromkeys(registry.get(id).notebook[:2] for id in lab.failures)) or "-"
+        # which notebooks a lab belongs to says what is wrong in it
+        about = dict.fromkeys(registry.get(id).notebook[:2] or "-" for id in lab.failures if progress.solved)
         state_text = Text(progress.words + hints, style)
-        table.add_row(lab.number, lab.title, lab.difficulty, str(lab.minutes), lab.era, notebooks, state_text)
+        said = " ".join(lab.symptom.split()) or lab.title
+        table.add_row(lab.number, said, lab.given, str(lab.minutes), lab.era, " ".join(about) or "-", state_text)
     console.print(table)
     solved = sum(bool(progress.solved) for _, progress in rows)
-    console.print("see: the notebooks about its cause", style="dim")
+    for given, words in lab_files.GIVEN.items():
+        console.print(f"given {given}: {words}", style="dim")
+    console.print("see: the notebooks about its cause, once it is solved", style="dim")
     console.print(f"{solved} of {len(rows)} solved.", style="bold")
     if solved < len(rows):
         lab = lab_work.next_lab(state)
@@ -105,6 +110,8 @@ def hint(
     shown = lab_work.hint(lab, again=again)
     if len(shown) == len(lab.hints) and not again:
         console.print(f"Lab {lab.number} is solved: here are all its hints; none is counted.", style="dim")
+    if [number for number, _ in shown] == [1]:
+        console.print(" ".join(lab.symptom.split()), style="italic")
     for number, text in shown:
         console.print(f"Hint {number} of {len(lab.hints)} for lab {lab.number}", style="bold")
         console.print(Markdown(text))

@@ -1,10 +1,13 @@
 """What a lab's folder holds, read and checked: `lab.toml`, the scripts, the hints, and the rules that all labs keep.
 
-labs/NN_name/start.py   the broken script, with exactly one TODO
-             lab.toml   what is measured, what a healthy run is, and why a script that is not one fails; then, as edits
-                        of start.py, what people try and the solution, whose repair is marked: # ^^^ why
-             hints.md   three hints, growing
+labs/NN_name/start.py   the whole script as a user has it: nothing in it marks the fault
+             lab.toml   the symptom; what is measured, what a healthy run is, and why a script that is not one fails;
+                        then, as edits of start.py, what people try and the solution, whose repair is marked: # ^^^ why
+             hints.md   three hints, growing: where to look, what to measure, what to change
+             run/       with `given = "run"`: the log, trainer_state.json and versions of a run of start.py
              train.py   the learner's copy of start.py: made at first use, and ignored by git
+
+labs/retired.toml       labs that are no more: a number is never used again
 
 An edit finds a text that is in start.py exactly once, and is one of three:
 
@@ -22,7 +25,8 @@ import pathlib
 import re
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from failurelab import failures as registry
 from failurelab.errors import FailureLabError
@@ -35,6 +39,13 @@ from failurelab_course.labs import metrics
 _NAME = re.compile(r"(\d\d)_[a-z0-9_]+")
 HINTS = 3
 CHANGED = 12  # lines of code that a solution may change
+# What a learner starts from, from the easiest to the hardest.
+GIVEN = {
+    "place": "the symptom, and the part of the script that it comes from",
+    "symptom": "the symptom, and the script",
+    "run": "what a run left behind, and the script",
+    "nothing": "a script whose run looks healthy",
+}
 MEMORY_LIMIT = 4096  # MiB that a check may hold; the small model's training needs less than one GiB
 
 
@@ -126,7 +137,11 @@ class Lab:
     folder: pathlib.Path
     id: str
     title: str
+    symptom: str
+    given: str
+    facts: dict[str, str | int | float | bool]
     failures: tuple[str, ...]
+    upstream: tuple[str, ...]
     era: str
     kind: str
     trainer: str
@@ -182,13 +197,34 @@ def find(names: Iterable[str] | None = None, folder: pathlib.Path | None = None)
     there = known(folder)
     if names is None:
         return [load(folder / name) for name in there]
-    chosen = []
+    chosen, gone = [], retired(folder)
     for asked in names:
         fits = [name for name in there if asked == name or (asked.isdigit() and int(asked) == int(name[:2]))]
+        number = f"L{int(asked):02}" if asked.isdigit() else f"L{asked[:2]}"
+        if not fits and number in gone:
+            raise LabError(gone[number])
         if not fits:
             raise LabError(f"unknown lab {asked!r}. The labs are: {', '.join(there) or 'none'}")
         chosen += fits
     return [load(folder / name) for name in dict.fromkeys(chosen)]
+
+
+def retired(folder: pathlib.Path | None = None) -> dict[str, str]:
+    """Return the ids of labs that are no more, and of each why, and which lab to take instead.
+
+    Raises:
+        LabError: retired.toml cannot be read.
+    """
+    path = (folder or eras.root() / "labs") / "retired.toml"
+    if not path.is_file():
+        return {}
+    raw = Table.read(path, LabError, path.name)
+    entries = {}
+    for id in list(raw.rest):
+        entry = Table(path.name, raw.take(id, dict), LabError, f"{id}: ")
+        entries[id] = f"lab {id[1:]} is retired: {entry.text('why')}. Next: lab {entry.text('instead')[1:]}"
+        entry.done()
+    return entries
 
 
 def load(folder: pathlib.Path) -> Lab:
@@ -208,7 +244,11 @@ def load(folder: pathlib.Path) -> Lab:
         folder=folder,
         id=raw.text("id"),
         title=raw.text("title"),
+        symptom=raw.take("symptom", str, ""),
+        given=raw.take("given", str, ""),
+        facts=raw.take("facts", dict, {}),
         failures=raw.texts("failures", ()),
+        upstream=raw.texts("upstream", ()),
         era=raw.text("era"),
         kind=kind,
         trainer=raw.text("trainer"),
@@ -229,8 +269,12 @@ def load(folder: pathlib.Path) -> Lab:
     raw.done()
     if lab.id != f"L{lab.number}":
         raise LabError(f"{where}: id is {lab.id!r}, the folder says L{lab.number}; an id is never changed")
-    if not lab.failures and not lab.false_alarm:
-        raise LabError(f"{where}: failures: it is missing or empty; only a false alarm has none")
+    if lab.id in retired(folder.parent):
+        raise LabError(f"{where}: {lab.id} is retired, and a number is never used again. Next: take a new one")
+    if not (lab.failures or lab.false_alarm or lab.upstream):
+        raise LabError(
+            f"{where}: failures: it is missing or empty; only a false alarm, or a lab with upstream, has none"
+        )
     for id in lab.failures:
         try:
             registry.get(id)
@@ -333,6 +377,15 @@ def _check_metrics(lab: Lab, where: str) -> None:
             raise LabError(f"{where}: {predicate}: {name!r} is no figure. Measured are: {', '.join(measured)}")
 
 
+def wrong_facts(lab: Lab, measured: Mapping[str, Any]) -> list[str]:
+    """Return the facts of lab.toml that name a figure of the run and are not what the broken run measured."""
+    return [
+        f"{name} is {measured[name]}, lab.toml says {fact}"
+        for name, fact in lab.facts.items()
+        if name in measured and not metrics.agree(fact, measured[name])
+    ]
+
+
 def signature(lab: Lab) -> tuple[Predicate, ...]:
     """Return what the broken run must show: the lab's own signature, and of its failures' what this kind measures."""
     measured = set(metrics.of(lab.kind))
@@ -347,10 +400,20 @@ def broken_rules(lab: Lab) -> list[str]:
     problems = [f"{path.name} is missing" for path in (lab.start, lab.folder / "hints.md") if not path.is_file()]
     if problems:
         return problems
-    start = lab.broken.text()
-    todo = _todo(start)
-    if len(todo) != 1:
-        problems.append(f"start.py has {len(todo)} lines with TODO: it has exactly one")
+    start, hints = lab.broken.text(), (lab.folder / "hints.md").read_text(encoding="utf-8")
+    if "TODO" in start:
+        problems.append("start.py holds a TODO: finding the place is what the lab trains")
+    if lab.given not in GIVEN:
+        problems.append(f"lab.toml: given is {lab.given!r}, and is one of {', '.join(GIVEN)}")
+    told = ast.get_docstring(ast.parse(start)) or ""
+    if not lab.symptom or " ".join(lab.symptom.split()) not in " ".join(told.split()):
+        problems.append("the symptom of lab.toml is not in start.py's docstring: what does a colleague see?")
+    if lab.given == "run" and not (lab.folder / "run" / "trainer_state.json").is_file():
+        problems.append('given = "run", and run/trainer_state.json is not there')
+    if not re.search(r"^if __name__ == .__main__.:", start, re.MULTILINE):
+        problems.append("start.py does nothing when it is run by hand: it has no `if __name__ == '__main__':`")
+    for number in sorted({*re.findall(r"\b[Ll]abs? (\d\d)\b", start + hints)} - {lab.number}):
+        problems.append(f"start.py or hints.md speaks of lab {number}: that gives it away")
     for script in (*lab.wrong_fixes, lab.solution):
         try:
             script.text()
@@ -359,8 +422,6 @@ def broken_rules(lab: Lab) -> list[str]:
     if problems:
         return problems
     solution = lab.solution.text()
-    if _todo(solution) != todo:
-        problems.append("the solution does not repeat the TODO of start.py: a reader could not find the place")
     if not re.search(r"^\s*# \^\^\^ \S", solution, re.MULTILINE):
         problems.append("the solution does not mark its repair with a line '# ^^^ why'")
     if (changed := changed_lines(lab)) > CHANGED:
@@ -390,7 +451,3 @@ def _code(source: str) -> list[str]:
         if isinstance(node, documented) and ast.get_docstring(node):
             node.body = node.body[1:] or [ast.Pass()]
     return ast.unparse(tree).splitlines()
-
-
-def _todo(source: str) -> list[str]:
-    return [line.strip() for line in source.splitlines() if "TODO" in line]

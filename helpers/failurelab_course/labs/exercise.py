@@ -36,7 +36,10 @@ def next_lab(state: lab_state.State, after: str = "") -> Lab:
 
 
 def judged(lab: Lab, row: labs.Row) -> labs.Row:
-    """Keep what a check of the learner's script found in the state file, and add what it looks like to the reason."""
+    """Keep what a check of the learner's script found in the state file, and add what it looks like to the reason.
+
+    Of a script that is as it was at first no figure is told: to find the place is what the lab trains.
+    """
     tried = wrong_fix(lab)
     with lab_state.change(lab.name) as progress:
         if not progress.solved and row.result in (labs.PASS, labs.FAIL):
@@ -45,9 +48,15 @@ def judged(lab: Lab, row: labs.Row) -> labs.Row:
                 progress.solved = lab_state.now()
             elif tried and tried.name not in progress.wrong_fixes:
                 progress.wrong_fixes.append(tried.name)
-    if row.result == labs.FAIL and tried:
+    if row.result == labs.FAIL and row.metrics and _is_untouched(lab):
+        row.reason = f"it does what the symptom says: {' '.join(lab.symptom.split())}"
+    elif row.result == labs.FAIL and tried:
         row.reason += f". This is a repair that many try. {tried.reason}"
     return row
+
+
+def _is_untouched(lab: Lab) -> bool:
+    return bool(lab.symptom) and code_parts(lab.train.read_text(encoding="utf-8")) == code_parts(lab.broken.text())
 
 
 def wrong_fix(lab: Lab) -> "labs.Broken | None":

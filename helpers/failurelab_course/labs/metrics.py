@@ -10,20 +10,22 @@ from typing import Any
 _COMMON = {
     "error": "text: what was raised, as 'Type: first line', or empty",
     "error_stage": "text: where it was raised: import, build, train or measure; or empty",
-    "answer": "text: the verdict in the script's ANSWER, `harmless` or `broken`; empty where it gives none",
-    "answer_claims": "number of figures that the script's ANSWER gives to support its verdict",
-    "answer_wrong": "number of these that differ from what was measured here by more than a tenth",
+    "answer": "text: the verdict in the script's ANSWER; empty where it gives none",
+    "answer_claims": "number of figures and facts that the script's ANSWER gives to support its verdict",
+    "answer_wrong": "number of these that differ from what is so: figures by more than a tenth",
 }
 _TRAINING = {
-    "checkpointing": "boolean: activation checkpointing was on in the training pass",
+    "checkpointing": "boolean: every layer with a gradient was computed again in the backward pass, so none was kept",
     "steps_done": "number of optimizer steps",
     "learning_rate": "the largest learning rate of any step",
     "tensors_total": "number of parameter tensors of the model that is trained",
-    "tensors_trainable": "number of these that require grad",
-    "tensors_frozen": "number of these that do not",
+    "tensors_trainable": "number of these that require grad and that the optimizer holds",
+    "tensors_frozen": "number of the others",
     "tensors_without_gradient": "trainable tensors whose gradient is None after the backward pass, in the worst step",
     "tensors_zero_gradient": "trainable tensors whose gradient is all zero after the backward pass, in the last step",
     "tensors_changed": "trainable tensors whose values differ after training",
+    "elements_changed": "share of the numbers in the trainable tensors that differ after training",
+    "weights_bits": "bits that each number of the largest tensor is kept in",
     "frozen_changed": "frozen tensors whose values differ after training",
     "warnings": "how often torch's 'None of the inputs have requires_grad=True' came through the warning filters",
     "accuracy_before": "share of right answers before training: eval mode, sampled at temperature 1, mean of 4 draws",
@@ -36,6 +38,7 @@ _ROLLOUTS = {
     "reward_first": "share of right completions among the trainer's own rollouts, first tenth of the steps",
     "reward_last": "share of right completions among the trainer's own rollouts, last quarter of the steps",
     "accuracy_there": "share of right answers of the untrained model in eval mode, on the first rollouts' prompts",
+    "overrun_first": "share of the first rollouts in which more follows the model's own end",
     "rollout_gap": "accuracy_there - reward_first: how much worse the rollouts are than the model",
 }
 _LOG = {
@@ -72,7 +75,7 @@ NODE = {
     "layer_refusal": "text: the first line of the first of these refusals, or empty",
 }
 _LOGITS = {
-    "rows_made": "rows of logits that the model returned for each sequence; 0 where it returned log-probabilities",
+    "rows_made": "rows of logits that the model's head made for each sequence; 0 where it was not called",
     "rows_needed": "rows from the first that is used on: one for each completion token, and one more",
     "positions_off": "positions from a row's own next token on to the token that it is scored against; 0 is right",
 }
@@ -80,6 +83,18 @@ _LOG_PROBS = {
     "log_prob_error": "largest difference from the truth, a float64 copy of the model with all logits, in nats",
     "gradient_error": "largest difference of a gradient from that of the truth, as a share of the largest entry",
     "scores_from": "text: what the scores equal instead of the truth, or empty",
+}
+_POLICIES = {
+    "temperature_off": "share by which the temperature that tokens were scored at is another than they were drawn at",
+    "policy_gap_first": "mean difference of the rollouts' log-probabilities from the policy's, first step, in nats",
+    "policy_gap": "the same, in the mean of the last quarter of the steps",
+    "foreign_tokens": "tokens that were trained on and that no generation in the process had drawn, over all steps",
+}
+_WEIGHTS = {
+    "effective_share": "effective sample size of the weights of 64 long completions of a rounding engine, as a share",
+    "effective_short": "the same for completions of 16 tokens",
+    "weight_error": "largest difference of a weight from 1 where engine and policy agree",
+    "weights_follow": "correlation of a token's weight with its ratio, for an engine at temperature 0.7",
 }
 _BY_KIND = {
     "trainer": _COMMON | _TRAINING | _ROLLOUTS | _LOG,
@@ -89,6 +104,8 @@ _BY_KIND = {
     "log_probs": _COMMON | _LOGITS | _LOG_PROBS,
     "placement": _COMMON | PLACEMENT,
     "node": _COMMON | PLACEMENT | NODE,
+    "policies": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _POLICIES,
+    "weights": _COMMON | _WEIGHTS,
     "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | PLACEMENT,
 }
 KINDS = tuple(_BY_KIND)
@@ -100,7 +117,24 @@ CPU_ONLY = {
     "node": "its node and GPUs are simulated, the same on every machine",
     "launch": "its ranks have simulated devices, and a process with these takes no others",
 }
-METRICS = {name: text for metrics in _BY_KIND.values() for name, text in metrics.items()}
+_SCRIPT = {  # what `failurelab preflight` tells of a script; no lab measures them yet
+    "groups": "completions of one prompt that were compared",
+    "flat_groups": "number of these whose rewards are all equal",
+    "clipped_share": "share of completions that reached the limit without an end",
+    "prompts_without_template": "prompts for a chat model that hold no mark of its chat template",
+    "ends_not_seen": "completions whose last token the trainer does not take for an end",
+    "right_answers_rewarded": "right answers that got more than a wrong one in the same words",
+    "kl_at_first_step": "KL of the policy from its reference before anything was trained, in nats for each token",
+    "gradient_scale": "the gradient's norm over that of the same completions in one batch",
+}
+METRICS = {name: text for metrics in (*_BY_KIND.values(), _SCRIPT) for name, text in metrics.items()}
+
+
+def agree(claimed: str | float, measured: str | float | None) -> bool:
+    """Whether a claim is right: numbers to a tenth, counts of 0 exactly, texts but for case and blanks."""
+    if isinstance(claimed, str) or isinstance(measured, str):
+        return str(claimed).strip().casefold() == str(measured).strip().casefold()
+    return measured is not None and abs(claimed - measured) <= 0.1 * max(abs(measured), abs(claimed))
 
 
 def of(kind: str) -> dict[str, str]:

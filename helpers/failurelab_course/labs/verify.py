@@ -11,6 +11,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 from failurelab.failures import predicates
@@ -18,7 +19,16 @@ from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine
 from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import client as check_client
-from failurelab_course.labs.definition import Broken, Lab, LabError, broken_rules, find, learner_script, signature
+from failurelab_course.labs.definition import (
+    Broken,
+    Lab,
+    LabError,
+    broken_rules,
+    find,
+    learner_script,
+    signature,
+    wrong_facts,
+)
 from failurelab_course.labs.definition import known as known
 from failurelab_course.labs.definition import load as load
 
@@ -173,17 +183,57 @@ def _run(tasks: Sequence[_Task], jobs: int, done: Callable[[Row], None]) -> None
             done(task.row)
         else:
             able.append(task)
-    for era, device in dict.fromkeys((task.lab.era, task.row.device) for task in able):
-        here = [task for task in able if (task.lab.era, task.row.device) == (era, device)]
-        waiting = dict(enumerate(here))
-        needs = sorted({need for task in here for need in task.lab.needs})
+    groups: dict[tuple[str, str], list[_Task]] = {}
+    for task in able:
+        groups.setdefault((task.lab.era, task.row.device), []).append(task)
+    with _started_ahead(groups, jobs) as servers:
+        for here, start in zip(groups.values(), servers):
+            waiting = dict(enumerate(here))
+            try:
+                with start() as server:
+                    _ask(server, waiting, done)
+            except check_client.EnvironmentBroken as error:
+                for task in waiting.values():
+                    task.row.result, task.row.reason = ENVIRONMENT, str(error)
+                    done(task.row)
+
+
+@contextlib.contextmanager
+def _started_ahead(groups: dict[tuple[str, str], list[_Task]], jobs: int) -> Iterator[Iterator[Callable[[], Any]]]:
+    """Give for each era and device a function that enters its server.
+
+    Imports take one core for 5 to 20 seconds. So a server's begin while the checks of the one before it run.
+    """
+    starting: list[tuple[Any, futures.Future]] = []
+
+    def begin(era: str, device: str, tasks: list[_Task]) -> None:
+        needs = sorted({need for task in tasks for need in task.lab.needs})
+        manager = check_client.start(era, needs, jobs, device=device)
+        starting.append((manager, starter.submit(manager.__enter__)))
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[check_client.Server]:
+        manager, future = starting.pop(0)
         try:
-            with check_client.start(era, needs, jobs, device=device) as server:
-                _ask(server, waiting, done)
-        except check_client.EnvironmentBroken as error:
-            for task in waiting.values():
-                task.row.result, task.row.reason = ENVIRONMENT, str(error)
-                done(task.row)
+            server = future.result()
+        finally:
+            if following := next(left, None):
+                begin(*following)
+        with contextlib.ExitStack() as stack:
+            stack.push(manager)
+            yield server
+
+    with futures.ThreadPoolExecutor(1) as starter:
+        left = ((*key, tasks) for key, tasks in groups.items())
+        if first := next(left, None):
+            begin(*first)
+        try:
+            yield (entered for _ in groups)
+        finally:
+            for manager, future in starting:
+                with contextlib.suppress(check_client.EnvironmentBroken):
+                    future.result()
+                    manager.__exit__(None, None, None)
 
 
 def cannot_run(lab: Lab, device: str) -> str:
@@ -213,6 +263,7 @@ def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[
             _record_order(task),
             kind=lab.kind,
             memory_limit=lab.memory_limit,
+            facts=lab.facts,
         )
     while waiting:
         answer = server.answer(server.longest(max(task.time_limit for task in waiting.values())))
@@ -273,6 +324,8 @@ def _judge(task: _Task, answer: dict[str, Any]) -> None:
         row.reason = wrong or "; ".join(said)
     else:
         row.result, row.reason = _judge_declared(task.declared, row, wrong, measured["refused"])
+        if row.state == BROKEN and row.result == PASS and (not_so := wrong_facts(lab, row.metrics)):
+            row.result, row.reason = FAIL, f"facts of lab.toml are not so: {'; '.join(not_so)}"
 
 
 def _wrong(lab: Lab, metrics: dict[str, Any], refused: str) -> str:

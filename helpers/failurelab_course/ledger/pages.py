@@ -6,12 +6,24 @@ from collections.abc import Callable
 
 from failurelab_course import eras
 from failurelab_course.ledger.records import EvidenceError, Record
-from failurelab_course.ledger.tables import Selection, machines, memory, offline, times, together, training
+from failurelab_course.ledger.tables import (
+    Selection,
+    machines,
+    memory,
+    offline,
+    policies,
+    preflight,
+    rounding,
+    times,
+    together,
+    training,
+)
 
 # Where tables stand, from the repository's root.
 PAGES = (
     "README.md",
     "docs/measured.md",
+    "docs/preflight.md",
     "docs/offline.md",
     "docs/prerequisites.md",
     "docs/appendix/03.md",
@@ -20,7 +32,7 @@ PAGES = (
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     name.replace("_", "-"): function
-    for module in (machines, training, memory, together, offline, times)
+    for module in (machines, training, memory, together, rounding, policies, offline, preflight, times)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }

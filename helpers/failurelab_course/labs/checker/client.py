@@ -63,8 +63,9 @@ class Server:
         *,
         kind: str = "trainer",
         memory_limit: int = 4096,
+        facts: dict[str, Any] | None = None,
     ) -> None:
-        """Order one check; its answer carries `id`. Limits are in seconds and MiB; for `kind` see `measure`.
+        """Order one check; its answer carries `id`. Limits are in seconds and MiB; for `kind`, `facts` see `measure`.
 
         Raises:
             EnvironmentBroken: the server has ended.
@@ -84,6 +85,7 @@ class Server:
             "time_limit": time_limit,
             "memory_limit": memory_limit,
             "record": record,
+            "facts": facts,
         }
         try:
             self.pipe.send_bytes(json.dumps(order).encode())

@@ -11,6 +11,8 @@ depends on the lab's kind; each kind has a module of its own, with a function `m
     node        kinds.node         COMMAND, and prepare(model_path, output_dir) -> model, config, on a simulated node
     logits      kinds.logits       build_trainer(model_path, output_dir) -> a Trainer, whose logits are read
     launch      kinds.launch       both build_trainer and load_model(model_path, rank), each measured whatever fails
+    policies    kinds.policies     build_trainer(model_path, output_dir) -> a Trainer, whose engine is compared with it
+    weights     kinds.weights      importance_weights(policy_logps, engine_logps, mask), of a loop of one's own
     log_probs   kinds.log_probs    log_probs(model, input_ids, attention_mask, completion_length), a scoring function
 
 It runs in the era's Python, in a process of its own (see `server`).
@@ -21,7 +23,7 @@ import os
 import pathlib
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import safetensors.torch
@@ -32,8 +34,19 @@ from failurelab_course.experiments import deepspeed, models
 from failurelab_course.experiments.quiet import count_warnings
 from failurelab_course.labs.checker import judge, patched
 from failurelab_course.labs.checker.base import Measured, Refused, Run, import_script
-from failurelab_course.labs.checker.kinds import engine, launch, log_probs, logits, loop, node, placement, trainer
-from failurelab_course.labs.metrics import of
+from failurelab_course.labs.checker.kinds import (
+    engine,
+    launch,
+    log_probs,
+    logits,
+    loop,
+    node,
+    placement,
+    policies,
+    trainer,
+    weights,
+)
+from failurelab_course.labs.metrics import agree, of
 
 WARNING = "None of the inputs have requires_grad=True"
 # How a lab of each kind is run, and what is measured.
@@ -43,6 +56,8 @@ KINDS = {
     "engine": engine.measure,
     "logits": logits.measure,
     "log_probs": log_probs.measure,
+    "policies": policies.measure,
+    "weights": weights.measure,
     "placement": placement.measure,
     "node": node.measure,
     "launch": launch.measure,
@@ -58,6 +73,8 @@ def run(
     kind: str = "trainer",
     *,
     device: str = "cpu",
+    facts: Mapping[str, Any] | None = None,
+    accuracy_before: float | None = None,
     prepare: Callable[[], Any] | None = None,
 ) -> Measured:
     """Import `script`, let it do its work and measure; no error of the script leaves this function.
@@ -69,6 +86,8 @@ def run(
         trainer_class: for the kind `trainer`, the class of trl or transformers that the trainer must be an instance of.
         kind: one of `KINDS`.
         device: `cpu` or `cuda`, where the script must compute; of the process's GPUs it is the current one.
+        facts: what the script's ANSWER may say beside figures that are measured here, by name.
+        accuracy_before: of the model as it is given, where it is known; else the judge measures it.
         prepare: is called before the script is imported and after the judge was made, which must not know of a GPU.
     """
     metrics: dict[str, Any] = dict.fromkeys(of(kind))
@@ -85,6 +104,8 @@ def run(
     # What a user would see is counted: the script's own filters, set in the block, take effect.
     with judge.start(clean, tokenizer) as scorer, count_warnings(WARNING) as shown:
         work = Run(model_path, output_dir, trainer_class, metrics, clean, tokenizer, scorer, start, save, device)
+        if "accuracy_before" in metrics:
+            metrics["accuracy_before"] = scorer.accuracy() if accuracy_before is None else accuracy_before
         if prepare is not None:
             prepare()
         transformers.set_seed(0)
@@ -93,7 +114,7 @@ def run(
             try:
                 module = import_script(script)
                 KINDS[kind](module, work)
-                answer(module, metrics)
+                answer(module, metrics, facts or {})
             finally:
                 changed = patched.replaced(before)
             if changed:
@@ -113,34 +134,34 @@ def run(
     return measured
 
 
-def answer(module: types.ModuleType, metrics: dict[str, Any]) -> None:
-    """Compare the ANSWER that a script gives, if any, with what was measured.
+def answer(module: types.ModuleType, metrics: dict[str, Any], facts: Mapping[str, Any]) -> None:
+    """Compare the ANSWER that a script gives, if any, with the lab's facts and with what was measured.
 
-    `ANSWER = {"verdict": "harmless", "tensors_without_gradient": 0}`: a verdict, and figures that support it. A false
-    alarm is answered so: nothing in the training is changed, and why is said in figures that can be wrong.
+    `ANSWER = {"verdict": "harmless", "tensors_without_gradient": 0}`: a verdict, and what supports it. A broken lab may
+    ask for one as well as for a repair: then the lab's facts say what was so before the repair.
 
     Raises:
-        Refused: it is not of this form, or names what is no figure.
+        Refused: it is not of this form, or names what is neither a fact nor a figure.
     """
     given = getattr(module, "ANSWER", None)
     if given is None:
         return
     if not isinstance(given, dict) or "verdict" not in given:
         raise Refused("ANSWER is a dictionary with a verdict and figures, such as {'verdict': 'broken', 'warnings': 3}")
-    claims = {name: value for name, value in given.items() if name != "verdict" and value is not None}
+    claims = {name: value for name, value in given.items() if name != "verdict" and value not in (None, "")}
     for name, value in claims.items():
-        if name not in metrics or isinstance(metrics[name], str):
+        if name not in metrics and name not in facts:
             raise Refused(f"ANSWER claims {name!r}, which is no figure that this lab measures")
-        if not isinstance(value, int | float):
+        truth = facts.get(name, metrics.get(name))
+        if isinstance(value, str) and truth is not None and not isinstance(truth, str):
             raise Refused(f"ANSWER claims {name} = {value!r}, which is no number")
+        if not isinstance(value, int | float | str):
+            raise Refused(f"ANSWER claims {name} = {value!r}, which is neither a number nor a text")
     metrics["answer"] = str(given["verdict"] or "")
     metrics["answer_claims"] = len(claims)
-    metrics["answer_wrong"] = sum(not _agree(value, metrics[name]) for name, value in claims.items())
-
-
-def _agree(claimed: float, measured: float | None) -> bool:
-    """Whether two figures are equal to a tenth; counts of 0 must be 0."""
-    return measured is not None and abs(claimed - measured) <= 0.1 * max(abs(measured), abs(claimed))
+    metrics["answer_wrong"] = sum(
+        not agree(value, facts.get(name, metrics.get(name))) for name, value in claims.items()
+    )
 
 
 def _named(error: BaseException) -> str:

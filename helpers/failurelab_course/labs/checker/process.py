@@ -37,6 +37,15 @@ def report_imports(path: pathlib.Path) -> None:
     path.write_text(json.dumps(BROKEN))
 
 
+def report_accuracy(model: str, path: pathlib.Path) -> None:
+    """Write the accuracy of a model as it is given."""
+    from failurelab_course.experiments import models
+    from failurelab_course.labs.checker import judge
+
+    with judge.start(*models.load(model)) as scorer:
+        path.write_text(json.dumps(scorer.accuracy()))
+
+
 def adopt_orphans() -> None:
     """Make this process the one to which what it started falls when its parent ends, instead of the system's first."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -95,6 +104,8 @@ def _measure(order: dict[str, Any]) -> None:
         order["trainer"],
         order["kind"],
         device=order["device"],
+        facts=order["facts"],
+        accuracy_before=order["accuracy_before"],
         # A forked check has them already.
         prepare=None if order["device"] == "cpu" else import_needs,
     )

@@ -17,6 +17,7 @@ stop torch, which reserves far more than it uses.
 
 import collections
 import contextlib
+import functools
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -34,9 +35,11 @@ from typing import Any
 import psutil
 
 from failurelab_course import processes
+from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import process
 
-POLL = 0.2  # seconds between two looks at the limits; an end is known at once
+POLL = 0.2  # seconds between two looks at the clock and at a check's own memory; an end is known at once
+LOOK = 1.0  # seconds between two looks at all that it started, for which every process of the machine is asked
 # As many as a DataLoader or two may want; a fork bomb is stopped before the machine is.
 PROCESSES = 32
 # By the device of a check; see the module's text.
@@ -56,7 +59,7 @@ class Check:
         shutil.copytree(order["model"], self.folder / "model")
         context = multiprocessing.get_context(_START[order["device"]])
         self.process = context.Process(target=process.run, args=(order,))
-        self.start = time.monotonic()
+        self.start = self.looked = time.monotonic()
         with unittest.mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": order["visible"]}):
             self.process.start()
 
@@ -68,8 +71,12 @@ class Check:
 
     def _broken_limit(self) -> str:
         """Return which limit it is over, in words, or an empty text."""
-        if time.monotonic() - self.start > self.order["time_limit"]:
+        now = time.monotonic()
+        if now - self.start > self.order["time_limit"]:
             return f"over its time limit of {self.order['time_limit']:g} s"
+        if now - self.looked < LOOK and own_memory(self.process.pid) < self.order["memory_limit"] * 2**20:
+            return ""
+        self.looked = now
         family = descendants(self.process.pid)
         held = sum(map(resident, family)) // 2**20
         if held > self.order["memory_limit"]:
@@ -115,6 +122,14 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
+def own_memory(pid: int) -> int:
+    """Return the resident bytes of a process alone, with all that it shares; 0 where it has ended."""
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0
+
+
 def resident(process: psutil.Process) -> int:
     """Return the resident bytes of a process; what it shares with others, as after a fork, is divided among them."""
     try:
@@ -148,6 +163,17 @@ def broken_needs(folder: pathlib.Path) -> dict[str, str]:
     return json.loads(report.read_text())
 
 
+def accuracy_of(model: str, folder: pathlib.Path) -> float:
+    """Return the accuracy of a model as it is given, measured in a process of its own that never runs a script."""
+    report = folder / "accuracy.json"
+    clean = multiprocessing.get_context("forkserver").Process(target=process.report_accuracy, args=(model, report))
+    clean.start()
+    clean.join()
+    if clean.exitcode:
+        raise SystemExit(clean.exitcode)
+    return json.loads(report.read_text())
+
+
 def serve(pipe: multiprocessing.connection.Connection, jobs: int) -> None:
     """Do the orders that come over the connection, so many at once, until it is closed."""
     process.adopt_orphans()
@@ -155,6 +181,7 @@ def serve(pipe: multiprocessing.connection.Connection, jobs: int) -> None:
     helpers = psutil.Process().children()  # the fork server, and the tracker that multiprocessing has with it
     waiting: collections.deque[dict[str, Any]] = collections.deque()
     running: list[Check] = []
+    accuracy = functools.cache(functools.partial(accuracy_of, folder=pathlib.Path.cwd()))  # the same for every check
 
     def end(check: Check) -> None:
         running.remove(check)
@@ -164,7 +191,9 @@ def serve(pipe: multiprocessing.connection.Connection, jobs: int) -> None:
     try:
         while True:
             while waiting and len(running) < jobs:
-                running.append(Check(waiting.popleft()))
+                order = waiting.popleft()
+                before = accuracy(order["model"]) if "accuracy_before" in metrics.of(order["kind"]) else None
+                running.append(Check(order | {"accuracy_before": before}))
             ended = [check.process.sentinel for check in running]
             if pipe in multiprocessing.connection.wait([pipe, *ended], POLL if running else None):
                 waiting.append(json.loads(pipe.recv_bytes()))

@@ -3,7 +3,7 @@
 A function that scores completions is right, or it trains something else without an error. So it is asked about sums of
 different lengths, with prompts padded on the left and completions on the right, and compared with a float64 copy of the
 model: all logits, no cleverness. Compared are the scores, their gradients, and where the scores come from if they are
-others; counted are the rows of logits that the model returned for them.
+others; counted are the rows of logits that the model's head made for them.
 """
 
 import copy
@@ -11,6 +11,7 @@ import types
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from failurelab import logits
 from failurelab_course.labs.checker.base import Refused, Run
@@ -35,15 +36,13 @@ def measure(script: types.ModuleType, run: Run) -> None:
     truth = _scored(rows, ids, length, 0)
     returned: list[int] = []
 
-    def note(module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-        logits = getattr(output, "logits", None)
-        given = kwargs.get("input_ids", args[0] if args else None)
-        scoring = given is not None and given.shape[1] > length  # and not a helper's probe of two tokens
-        if scoring and isinstance(logits, torch.Tensor) and logits.shape[-1] == rows.shape[-1]:
-            returned.append(logits.shape[1])
+    def note(module: Any, args: tuple, output: Any) -> None:
+        if module is head and isinstance(output, torch.Tensor) and output.shape[-1] == rows.shape[-1]:
+            returned.append(output.shape[1] if output.dim() == 3 else len(output) // len(ids))
 
     run.stage = "measure"
-    handle = model.register_forward_hook(note, with_kwargs=True)
+    # at the head, whoever calls it; for all modules, so that it stays a plain one to a library that looks
+    head, handle = model.get_output_embeddings(), register_module_forward_hook(note)
     got = log_probs(model, ids.to(run.device), mask.to(run.device), length)
     handle.remove()
     if not isinstance(got, torch.Tensor) or got.shape != truth.shape:

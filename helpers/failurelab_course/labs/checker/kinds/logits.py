@@ -1,81 +1,140 @@
 """The kind `logits`: a trainer, measured as the kind `trainer` is, and which rows of logits its training pass uses.
 
 What goes wrong is in figures that no log shows: rows made and never used (memory), or rows scored against tokens that
-do not follow them (silence). Both are read from the gradient of the logits in the first training pass, below the
-trainer, so that no name of a trainer's method is relied on (see `logits_guard`).
+do not follow them (silence). Both are read at the model's head in the first training pass, below trainer and model: no
+name of a trainer's method is relied on, and rows that are cut away after they were made count as made.
 """
 
 import types
-import warnings
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
-from failurelab.guards.base import GuardWarning
-from failurelab.guards.logits import LogitsGuard
+from failurelab._unwrap import unwrap
 from failurelab_course.labs.checker.base import Run
 from failurelab_course.labs.checker.kinds import trainer as measure_trainer
 
 _CLOSE = 1e-3  # nats
+_READ = 32  # at most so many rows of one call of the head are compared
+_AGREE = 0.95  # share of the rows that one distance must explain
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
     """Build the script's trainer, train it, and fill in `run.metrics`."""
     run.stage = "build"
     trainer = measure_trainer.built(script, run)
-    guard = LogitsGuard(action="warn", waste=float("inf"), growth=float("inf"))
-    trainer.add_callback(guard)
-    first = _First(run)
-    handle = trainer.model.register_forward_hook(first, with_kwargs=True)
+    head = _Head(trainer.model, run)
     run.stage = "train"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", GuardWarning)
-            measure_trainer.train(trainer, run)
+        measure_trainer.train(trainer, run)
     finally:
-        handle.remove()
-        report = guard.report
-        if report is not None and report.made:
-            run.metrics |= {"rows_made": report.made, "rows_needed": report.needed}
-            if report.shift is not None and first.early is not None:
-                run.metrics["positions_off"] = report.shift + first.early
+        head.remove()
+        run.metrics |= head.metrics()
     run.stage = "measure"
     measure_trainer.after(trainer, run)
 
 
-class _First:
-    """Looks at the first training pass, when the clean model still has the same weights.
+class _Head:
+    """Reads the first training pass, when the clean model still has the same weights.
 
-    The guard takes the rows that it sees for the sequence's last ones. `early` is by how many positions they lie before
-    those, found by comparison with the clean model; None if they are no rows of its logits. A model that answers with
-    log-probabilities in place of logits makes no rows at all, and is judged here.
+    The rows that the head makes are found among the clean model's, which says where they stand. The gradient of a row
+    says which token it was scored against: by log-softmax the scored token's entry has one sign, all others the other.
+    The gradient of the hidden states says which rows were used.
     """
 
-    def __init__(self, run: Run):
-        self.run, self.early, self.seen = run, None, False
+    def __init__(self, model: Any, run: Run):
+        self._run, base = run, unwrap(model)
+        self._head = base.get_output_embeddings()
+        self._passes = self._made = self._needed = 0
+        self._ids = self._clean = None
+        self._found: list[tuple[torch.Tensor, int]] = []  # where a row may stand (batch, tokens), and its token
+        self._in_place = False
+        self._handles = [
+            base.get_decoder().register_forward_hook(self._on_hidden, with_kwargs=True),
+            base.register_forward_hook(self._on_output),
+            # for all modules: with a hook of its own, a head is no plain one to a library that replaces its forward
+            register_module_forward_hook(self._on_head),
+        ]
 
-    def __call__(self, module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-        logits = getattr(output, "logits", None)
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        if not torch.is_grad_enabled() or logits is None or self.seen:
+    def remove(self) -> None:
+        """Stop listening."""
+        for handle in self._handles:
+            handle.remove()
+
+    def metrics(self) -> dict[str, int]:
+        """Return what was read; a figure that could not be read is left out."""
+        read = {"rows_made": self._made, "rows_needed": self._needed} if self._needed else {}
+        distances = sorted(range(-self._ids.shape[1], self._ids.shape[1]), key=abs) if self._found else ()
+        off = next((distance for distance in distances if self._explains(distance)), 0 if self._in_place else None)
+        return read if off is None else read | {"positions_off": off}
+
+    def _in_first_pass(self) -> bool:
+        return self._passes == 1 and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
+
+    def _on_hidden(self, module: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:
+            return  # generation, the reference model, or a second computation for the backward pass
+        self._passes += 1
+        ids, mask = kwargs.get("input_ids", args[0] if args else None), kwargs.get("attention_mask")
+        hidden = output[0]
+        if self._passes > 1 or not isinstance(ids, torch.Tensor) or not hidden.requires_grad:
             return
-        self.seen = True
-        ids, logits = ids.cpu(), logits.detach().cpu()  # where the clean model is
-        mask, returned, length = kwargs.get("attention_mask"), logits.shape[1], ids.shape[1]
-        mask = None if mask is None else mask.cpu()
-        counts = torch.ones_like(ids) if mask is None else mask
+        self._ids = ids.cpu()
+        hidden.register_hook(self._on_gradient_of_hidden)
+        mask = mask.cpu() if isinstance(mask, torch.Tensor) and mask.shape == ids.shape else None
         with torch.no_grad():
-            rows = self.run.clean(input_ids=ids, attention_mask=mask).logits
+            rows = self._run.clean(input_ids=self._ids, attention_mask=mask).logits
+        counts = torch.ones_like(self._ids) if mask is None else mask
+        self._clean = rows.masked_fill(counts[..., None] == 0, torch.nan)
 
-        def same(got: torch.Tensor, truth: torch.Tensor, places: torch.Tensor) -> bool:
-            return bool(((got - truth).abs().amax(-1)[places.bool()] < _CLOSE).all())
+    def _on_gradient_of_hidden(self, gradient: torch.Tensor) -> None:
+        used = (gradient != 0).any(-1).any(0)  # (tokens)
+        if used.any():
+            self._needed = len(used) - int(used.nonzero()[0])
 
-        if logits.shape[-1] > 1:
-            starts = [length - returned - early for early in range(length - returned + 1)]
-            fits = (at for at in starts if same(logits, rows[:, at : at + returned], counts[:, at : at + returned]))
-            self.early = next((length - returned - at for at in fits), None)
+    def _on_head(self, module: Any, args: tuple, output: Any) -> None:
+        if module is not self._head or not self._in_first_pass() or self._clean is None:
             return
-        truth = rows[:, -returned - 1 : -1].log_softmax(-1).gather(-1, ids[:, -returned:, None])
-        self.run.metrics |= {"rows_made": 0, "rows_needed": 0}
-        if same(logits, truth, counts[:, -returned:]):
-            self.run.metrics["positions_off"] = 0
+        vocabulary = self._clean.shape[-1]
+        if isinstance(output, torch.Tensor) and output.shape[-1] == vocabulary:
+            self._made += output.numel() // vocabulary // len(self._ids)
+            if output.requires_grad:
+                logits = output.detach()
+                output.register_hook(lambda gradient: self._read(gradient, logits))
+
+    def _read(self, gradient: torch.Tensor, logits: torch.Tensor) -> None:
+        """Note where rows stand, and against which token each was scored; both (batch, rows, vocabulary)."""
+        gradient, flat = (tensor.detach().cpu().flatten(0, -2) for tensor in (gradient, logits))
+        used = gradient.any(-1).nonzero()[:, 0]
+        for index in used[:: max(1, len(used) // _READ)].tolist():
+            slope = gradient[index]
+            token = int(slope.argmax() if slope.amax() >= -slope.amin() else slope.argmin())
+            places = (self._clean - flat[index]).abs().amax(-1) < _CLOSE  # (batch, tokens)
+            if logits.dim() == 3 and len(logits) == len(places):
+                own = torch.zeros_like(places)
+                own[index // logits.shape[1]] = True
+                places &= own
+            if places.any():
+                self._found.append((places, token))
+
+    def _explains(self, distance: int) -> bool:
+        """Whether rows were scored against the token that many positions after their own next one."""
+        ids, length = self._ids, self._ids.shape[1]
+        agree = 0
+        for places, token in self._found:
+            batch, column = places.nonzero(as_tuple=True)
+            target = column + 1 + distance
+            inside = (target >= 0) & (target < length)
+            agree += bool((inside & (ids[batch, target.clamp(0, length - 1)] == token)).any())
+        return agree >= _AGREE * len(self._found)
+
+    def _on_output(self, module: Any, args: tuple, output: Any) -> None:
+        """Judge a model that answers with log-probabilities in place of logits, (batch, tokens, 1)."""
+        scores = getattr(output, "logits", None)
+        if self._clean is None or not self._in_first_pass() or scores is None or scores.shape[-1] != 1:
+            return
+        scored = scores.shape[1]
+        rows = self._clean[:, -scored - 1 : -1].log_softmax(-1)
+        truth = rows.gather(-1, self._ids[:, -scored:, None])
+        self._in_place = bool(((scores.detach().cpu() - truth).abs() < _CLOSE)[~truth.isnan()].all())

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Refused, Run
-from failurelab_course.labs.checker.kinds.trainer import Score, score, scored_rollouts
+from failurelab_course.labs.checker.kinds.trainer import Kept, Score, score, scored_rollouts
 
 STEPS = 50
 
@@ -29,7 +29,6 @@ def measure(script: types.ModuleType, run: Run) -> None:
     metrics = run.metrics
     train = run.function(script, "train(model, tokenizer, steps)")
     model, tokenizer = models.load(str(run.model_path), device=run.device)
-    metrics["accuracy_before"] = run.judge.accuracy()
     run.stage = "train"
     scores: list[Score] = []
     with _watched(model, metrics), scored_rollouts(model, tokenizer, scores, lambda: metrics["steps_done"]):
@@ -61,6 +60,7 @@ def _watched(model: torch.nn.Module, metrics: dict[str, Any]) -> Iterator[None]:
     """Look at the model's gradients before each step of any optimizer that holds its parameters."""
     metrics |= {"steps_done": 0, "learning_rate": 0.0, "tensors_without_gradient": 0, "checkpointing": True}
     own = {id(parameter) for parameter in model.parameters()}
+    kept = Kept(model)
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         groups = [group for group in optimizer.param_groups if own & {id(parameter) for parameter in group["params"]}]
@@ -74,11 +74,12 @@ def _watched(model: torch.nn.Module, metrics: dict[str, Any]) -> Iterator[None]:
         metrics["tensors_zero_gradient"] = sum(
             parameter.grad is not None and not parameter.grad.any() for parameter in trainable
         )
-        metrics["checkpointing"] &= bool(model.is_gradient_checkpointing) and model.training
+        metrics["checkpointing"] &= not kept.count()
 
     handle = register_optimizer_step_pre_hook(before_step)
     try:
         yield
     finally:
         handle.remove()
+        kept.remove()
         metrics["checkpointing"] &= metrics["steps_done"] > 0

@@ -19,8 +19,9 @@ from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Refused, Run
 from failurelab_course.labs.checker.judge import JudgeError
 
-# Of one completion: the step it was generated for, its prompt, and 1.0 if it is right, else 0.0
-Score = tuple[int, str, float]
+# Of one completion: the step it was generated for, its prompt, 1.0 if it is right, else 0.0; whether it goes on after
+# its end
+Score = tuple[int, str, float, bool]
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
@@ -54,23 +55,72 @@ def built(script: types.ModuleType, run: Run) -> transformers.Trainer:
 
 
 def is_as_given(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> bool:
-    """Whether a model's weights are those of `start`; adapters rename the layers that they wrap, the others must be."""
+    """Whether a model's weights are those of `start`, in their dtype; adapters rename the layers that they wrap."""
     weights = {name: tensor for name, tensor in unwrap(model).state_dict().items() if name in start}
     return bool(weights) and all(
-        tensor.shape == start[name].shape and torch.equal(tensor.float().cpu(), start[name])
+        tensor.shape == start[name].shape and torch.equal(tensor.cpu(), start[name].to(tensor.dtype))
         for name, tensor in weights.items()
     )
+
+
+class Kept:
+    """Finds layers that get their gradient from kept activations, and not from a second forward pass.
+
+    A flag says what was asked for. What checkpointing does is to compute a layer again when the backward pass comes to
+    it, so the linear maps of each layer are listened to, whoever calls them: a layer was computed again if at least
+    half of them ran inside autograd's backward pass. A layer that gets no gradient keeps nothing either.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self._again: set[torch.nn.Module] = set()
+        layers = [module for module in model.modules() if type(module).__name__.endswith("DecoderLayer")]
+        self._maps = {
+            layer: [part for part in layer.modules() if isinstance(part, torch.nn.Linear)] for layer in layers
+        }
+        self._handles = [part.register_forward_pre_hook(self._note) for parts in self._maps.values() for part in parts]
+
+    def _note(self, part: torch.nn.Module, _: Any) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            self._again.add(part)
+
+    def count(self) -> int:
+        """Return how many layers kept activations since the last call; gradients must be there."""
+        kept = [
+            layer
+            for layer, parts in self._maps.items()
+            if 2 * len(self._again.intersection(parts)) < len(parts)
+            and any(parameter.grad is not None for parameter in layer.parameters())
+        ]
+        self._again.clear()
+        return len(kept)
+
+    def remove(self) -> None:
+        """Stop listening."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def trained(model: torch.nn.Module, optimizer: Any) -> list[str]:
+    """Return the names of what requires grad and is held by the optimizer; without one, of what requires grad."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} if optimizer else None
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and (held is None or id(parameter) in held)
+    ]
 
 
 class _Watch(transformers.TrainerCallback):
     """Looks at gradients when they are there, between the backward pass and the optimizer step."""
 
-    def __init__(self, metrics: dict[str, Any]):
-        self.metrics = metrics
+    def __init__(self, metrics: dict[str, Any], kept: Kept):
+        self.metrics, self.kept = metrics, kept
 
     def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **_):
-        trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        names = set(trained(model, optimizer))
+        trainable = [parameter for name, parameter in model.named_parameters() if name in names]
         metrics = self.metrics
+        metrics["checkpointing"] = not self.kept.count() and metrics["checkpointing"] is not False
         metrics["tensors_trainable"] = len(trainable)
         metrics["tensors_frozen"] = metrics["tensors_total"] - len(trainable)
         without = sum(parameter.grad is None for parameter in trainable)
@@ -79,7 +129,6 @@ class _Watch(transformers.TrainerCallback):
             metrics["tensors_zero_gradient"] = sum(
                 parameter.grad is not None and not parameter.grad.any() for parameter in trainable
             )
-            metrics["checkpointing"] = bool(getattr(unwrap(model), "is_gradient_checkpointing", False))
 
     def on_step_end(self, args, state, control, optimizer=None, **_):
         metrics = self.metrics
@@ -92,10 +141,9 @@ class _Watch(transformers.TrainerCallback):
 def train(trainer: transformers.Trainer, run: Run) -> None:
     """Train, and fill in what shows during training; also where training ends in an error."""
     metrics = run.metrics
-    metrics["accuracy_before"] = run.judge.accuracy()
     model = trainer.model
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trainable = trained(model, trainer.optimizer)
     metrics |= {
         "tensors_total": len(before),
         "tensors_trainable": len(trainable),
@@ -103,15 +151,22 @@ def train(trainer: transformers.Trainer, run: Run) -> None:
         "steps_done": 0,
         "learning_rate": 0.0,
     }
-    trainer.add_callback(_Watch(metrics))
+    kept = Kept(model)
+    trainer.add_callback(_Watch(metrics, kept))
     scores: list[Score] = []
     with scored_rollouts(model, run.tokenizer, scores, lambda: trainer.state.global_step):
         try:
             trainer.train()
         finally:
+            kept.remove()
+            trainable = trained(model, trainer.optimizer)
             changed = [name for name, now in model.named_parameters() if name in before and _differ(before[name], now)]
             metrics["tensors_changed"] = sum(name in trainable for name in changed)
             metrics["frozen_changed"] = len(changed) - metrics["tensors_changed"]
+            pairs = [(before[name], now) for name, now in model.named_parameters() if name in trainable]
+            differ = sum(int((now.detach().cpu() != old.cpu()).sum()) for old, now in pairs)
+            metrics["elements_changed"] = differ / max(1, sum(old.numel() for old, _ in pairs))
+            metrics["weights_bits"] = 8 * max(before.values(), key=torch.Tensor.numel).dtype.itemsize
             score(scores, run)
             losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
             weights = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
@@ -144,12 +199,17 @@ def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Calla
         sequences = getattr(out, "sequences", out)
         prompts = tokenizer.batch_decode(ids, skip_special_tokens=True)
         completions = tokenizer.batch_decode(sequences[:, ids.shape[1] :], skip_special_tokens=True)
+        ends = (sequences[:, ids.shape[1] :] == tokenizer.eos_token_id).cumsum(1)
+        more = (
+            (ends.diff(dim=1) == 0) & (ends[:, 1:] > 0) & (sequences[:, ids.shape[1] + 1 :] != tokenizer.pad_token_id)
+        )
+        goes_on = more.any(1).tolist()
         samples = len(completions) // len(prompts)
         for index, completion in enumerate(completions):
             asked = re.search(r"\d+\+\d+=", prompts[index // samples])
             if asked and asked[0] in answers:
                 right = models.reward([completion], [answers[asked[0]]])[0]
-                scores.append((step(), asked[0], right))
+                scores.append((step(), asked[0], right, goes_on[index]))
         return out
 
     return handles.wrap_method(model, "generate", generate, "the checker's scores of rollouts")
@@ -161,14 +221,15 @@ def score(scores: list[Score], run: Run) -> None:
     metrics["rollouts"] = len(scores)
     if not scores:
         return
-    steps = max(step for step, _, _ in scores) + 1
+    steps = max(step for step, *_ in scores) + 1
     first = [score for score in scores if score[0] < max(1, steps // 10)]
     last = [score for score in scores if score[0] >= steps - max(1, steps // 4)]
-    metrics["reward_first"] = sum(score for _, _, score in first) / len(first)
-    metrics["reward_last"] = sum(score for _, _, score in last) / len(last)
+    metrics["reward_first"] = sum(right for _, _, right, _ in first) / len(first)
+    metrics["reward_last"] = sum(right for _, _, right, _ in last) / len(last)
+    metrics["overrun_first"] = sum(goes_on for *_, goes_on in first) / len(first)
     # On the very prompts of these rollouts: some sums are easier than others.
     answers = dict(models.sums())
-    prompts = [(prompt, answers[prompt]) for _, prompt, _ in first]
+    prompts = [(prompt, answers[prompt]) for _, prompt, *_ in first]
     metrics["accuracy_there"] = run.judge.accuracy(prompts=prompts, draws=1)
     metrics["rollout_gap"] = metrics["accuracy_there"] - metrics["reward_first"]
 

@@ -1,0 +1,205 @@
+#!/usr/bin/env python3
+"""What `failurelab preflight` says of a corpus of scripts, broken and healthy, against what each of them has.
+
+    python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--rules COMMIT]
+
+The corpus and its expected causes stand in `benchmarks/corpus`. Each case runs in a fresh copy of a folder with a model
+of Qwen2-0.5B's sizes (configuration and tokenizer, no weights), the tiny Qwen2, an adapter and four small datasets.
+Resumable: a case that was judged in this repository's `.course/preflight_corpus` is read, unless `--again`.
+
+Eras: today.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+import time
+
+import tomllib
+
+from failurelab.preflight import answer, command, launch
+from failurelab_course import eras
+from failurelab_course.experiments import devices, observe
+
+HERE = pathlib.Path(__file__).parent
+CORPUS = HERE / "corpus"
+CACHE = HERE.parent / ".course" / "preflight_corpus"
+QWEN = {
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896,
+    "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+    "max_position_embeddings": 32768, "max_window_layers": 24, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "initializer_range": 0.02, "attention_dropout": 0.0, "use_cache": True, "use_sliding_window": False,
+    "sliding_window": 32768, "tie_word_embeddings": True, "bos_token_id": 0, "pad_token_id": 0, "eos_token_id": 2,
+    "rope_theta": 1000000.0, "torch_dtype": "bfloat16",
+}  # fmt: skip
+ADAPTER = {
+    "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "Qwen/Qwen2-0.5B-Instruct", "r": 8,
+    "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "inference_mode": True, "bias": "none",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A script with its arguments, and the failures that it has.
+
+    Attributes:
+        name: of the case.
+        half: `first`, `fresh` or `trl`: who wrote it.
+        script: its path in the corpus, or `trl:` and the path in the stack's own trl.
+        stack: the era that it runs in.
+        expected: its failures, the worst first; empty for a healthy one.
+        also: failures that may be found too, and need not.
+        arguments: of the script.
+        environment: variables of the command.
+        launch: what stands before the script in the command.
+        odd: why a healthy script looks broken.
+        memory: of one device, in GiB, that the peak is held to.
+    """
+
+    name: str
+    half: str
+    script: str
+    stack: str
+    expected: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    launch: str = ""
+    odd: str = ""
+    memory: float | None = None
+
+
+def read_corpus() -> list[Case]:
+    """Return the cases of the corpus, from each of its TOML files."""
+    cases = []
+    for path in sorted(CORPUS.glob("*.toml")):
+        for table in tomllib.loads(path.read_text())["case"]:
+            lists = {name: tuple(table[name]) for name in ("expected", "also", "arguments") if name in table}
+            cases.append(Case(**(table | lists)))
+    return cases
+
+
+def make_folder(folder: pathlib.Path) -> None:
+    """Write what the corpus' scripts read: models, an adapter, datasets and the scripts themselves."""
+    tiny = HERE.parent / "models" / "tiny-qwen2"
+    for name in (path.name for path in CORPUS.iterdir() if path.is_dir()):
+        shutil.copytree(CORPUS / name, folder / name)
+    (folder / "models").mkdir()
+    (folder / "models" / "tiny-qwen2").symlink_to(tiny.resolve())
+    for name in ("Qwen2-0.5B", "Qwen2-0.5B-Instruct"):
+        qwen = folder / "Qwen" / name
+        qwen.mkdir(parents=True)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tiny / file, qwen)
+        (qwen / "config.json").write_text(json.dumps(QWEN))
+        (qwen / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0], "pad_token_id": 0}))
+    adapter = folder / "adapters" / "sft"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text(json.dumps(ADAPTER))
+    (folder / "data").mkdir()
+    sums = [(a, b, "please " * (a % 3)) for a in range(20) for b in range(1, 20, 2)]
+    rows = {
+        "sums": [{"prompt": f"{polite}{a}+{b}=", "answer": str(a + b)} for a, b, polite in sums],
+        "chat": [
+            {"prompt": [{"role": "user", "content": f"{polite}what is {a}+{b}?"}], "answer": str(a + b)}
+            for a, b, polite in sums
+        ],
+        "sft": [
+            {"messages": [{"role": "user", "content": f"{a}+{b}?"}, {"role": "assistant", "content": str(a + b)}]}
+            for a, b, _ in sums
+        ],
+        "dpo": [
+            {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a + b + 1)} for a, b, _ in sums
+        ],
+    }  # fmt: skip
+    for name, lines in rows.items():
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "data" / f"{name}.jsonl").write_text(text)
+        (folder / "trl-lib" / name).mkdir(parents=True)  # as a dataset of the hub is called
+        for split in ("train", "test"):
+            (folder / "trl-lib" / name / f"{split}.jsonl").write_text(text)
+
+
+def judge(case: Case) -> dict:
+    """Run preflight on a case; return what it found, its error, and its seconds."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="corpus-") as name:
+        folder = pathlib.Path(name)
+        make_folder(folder)
+        before = dict(os.environ)
+        os.environ |= {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", **case.environment}
+        here = pathlib.Path.cwd()
+        os.chdir(folder)
+        left = {path.name for path in folder.iterdir()}
+        try:
+            python = eras.find(case.stack).python
+            script = case.script
+            if script.startswith("trl:"):
+                (package,) = python.parent.parent.glob("lib/python*/site-packages/trl")
+                script = str(package / script.removeprefix("trl:"))
+            words = [*case.launch.split(), script, *case.arguments]
+            line = launch.read(words) if case.launch else launch.Launch(script, case.arguments)
+            answered = command.ask(line, python=str(python), memory=case.memory, time_limit=300)
+        finally:
+            os.chdir(here)
+            os.environ.clear()
+            os.environ.update(before)
+        new = sorted({path.name for path in folder.iterdir()} - left - {"cache"})
+    return {
+        "found": [found["failure"] for found in answered.findings],
+        "not_checked": [found["failure"] for found in answered.not_checked],
+        "error": answered.error,
+        "left_behind": new,
+        "seconds": round(time.perf_counter() - started, 1),
+        "text": answer.text(answered),
+    }
+
+
+def right(case: Case, result: dict) -> dict[str, bool]:
+    """Return whether a case was named, its cause first, and nothing false said of it; a healthy one must train too."""
+    found = result["found"]
+    return {
+        "ran": bool(case.expected) or not result["error"],
+        "named": set(case.expected) <= set(found),
+        "first": not case.expected or found[:1] == [case.expected[0]],
+        "nothing_false": set(found) <= {*case.expected, *case.also},
+    }
+
+
+def main() -> None:
+    """Judge the corpus, print what came of each case, and record it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", type=devices.argument, default="cpu")
+    parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--again", action="store_true", help="judge also what was judged before")
+    parser.add_argument("--rules", default="", help="the commit of the rules, for the ledger")
+    options = parser.parse_args()
+    CACHE.mkdir(parents=True, exist_ok=True)
+    for case in read_corpus():
+        if options.only not in case.name:
+            continue
+        kept = CACHE / f"{case.name}.json"
+        if kept.exists() and not options.again:
+            result = json.loads(kept.read_text())
+        else:
+            result = judge(case)
+            kept.write_text(json.dumps(result))
+        verdict = right(case, result)
+        word = "right" if all(verdict.values()) else "WRONG"
+        error = f"  ERROR {result['error'][:150]}" * bool(result["error"])
+        print(f"{word} {case.name}: expected {case.expected}, found {result['found']}, "
+              f"{result['seconds']} s, left {result['left_behind']}{error}", flush=True)  # fmt: skip
+        metrics = {
+            "expected": ", ".join(case.expected) or "none", "found": ", ".join(result["found"]) or "none",
+            "also_allowed": ", ".join(case.also), **verdict, "seconds": result["seconds"], "stack": case.stack,
+            "half": case.half, "ended_in_an_error": bool(result["error"]), "rules": options.rules,
+        }  # fmt: skip
+        observe.record("ground", "measured", metrics, case=f"preflight: {case.name}")
+
+
+if __name__ == "__main__":
+    main()

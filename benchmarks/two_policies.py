@@ -1,0 +1,198 @@
+"""Two policies: what importance weights leave of a batch, by length, with rounding alone; and the guard on 20 runs.
+
+An engine in 16 bits draws completions, the same weights in float32 score them. One draw of the largest length holds all
+shorter ones: a completion's first tokens are a completion of so many tokens. Models are a random Qwen2 of 12 layers
+(width 512, vocabulary 32,000, weights doubled so that it is as sure of its tokens as a trained one), and the small one that
+ships. Gaps are measured, none is made up.
+
+The guard is asked about 10 runs with a fault (weights that are old or were never sent, adapters left out, another
+temperature, log-probabilities without it, moved by one token, another engine's ids) and 10 in which nothing is wrong.
+
+Eras: today.
+"""
+
+import argparse
+import copy
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers
+
+from failurelab import engines, guards
+from failurelab_course.experiments import devices, models, observe, trainers
+from failurelab_course.experiments.second_engine import SecondEngine
+
+LENGTHS = (16, 64, 256, 448, 1024, 2048)
+PROMPT = 8
+
+
+def random_model(device: str) -> Any:
+    """Return a random Qwen2 of 12 layers."""
+    torch.manual_seed(0)
+    config = transformers.Qwen2Config(
+        vocab_size=32000,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+    )
+    model = transformers.Qwen2ForCausalLM(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(2.0)
+    return model.to(device)
+
+
+@torch.no_grad()
+def both_logps(model: Any, dtype: torch.dtype, length: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the policy's and the engine's log-probabilities of what the engine draws, both (count, length)."""
+    engine = copy.deepcopy(model).to(dtype)
+    torch.manual_seed(0)
+    ids = step = torch.randint(3, model.config.vocab_size, (count, PROMPT), device=model.device)
+    cache, theirs = None, []
+    for _ in range(length):
+        out = engine(input_ids=step, past_key_values=cache, use_cache=True)
+        cache, rows = out.past_key_values, out.logits[:, -1].float().log_softmax(-1)
+        step = torch.multinomial(rows.exp(), 1)
+        theirs.append(rows.gather(1, step))
+        ids = torch.cat([ids, step], 1)
+    ours = []
+    for row in ids.split(1):
+        logps = model(input_ids=row).logits[:, PROMPT - 1 : -1].log_softmax(-1)
+        ours.append(logps.gather(2, row[:, PROMPT:, None])[..., 0])
+    return torch.cat(ours), torch.cat(theirs, 1)
+
+
+def by_length(device: str) -> None:
+    """Record masked share and effective sample size by length."""
+    tiny = models.load("tiny", device=device)[0].eval()
+    cases = [
+        ("12 layers, bfloat16", random_model, torch.bfloat16, 2048, 16),
+        ("small Qwen2, bfloat16", lambda _: tiny, torch.bfloat16, 448, 128),
+        ("small Qwen2, float16", lambda _: tiny, torch.float16, 448, 128),
+    ]
+    for name, build, dtype, longest, count in cases:
+        ours, theirs = both_logps(build(device), dtype, longest, count)
+        for length in (each for each in LENGTHS if each <= longest):
+            policy, engine = ours[:, :length], theirs[:, :length]
+            mask = torch.ones_like(policy)
+            gap = engines.compare(policy, engine, mask)
+            whole = engines.importance_weights(policy, engine, mask, cap=None)
+            single = engines.importance_weights(policy, engine, mask, "token_truncate")
+            kept = engines.importance_weights(policy, engine, mask)
+            figures = {
+                "length": length,
+                "sequences": count,
+                "gap": gap.mean,
+                "largest_gap": gap.largest,
+                "masked": gap.masked,
+                "effective": gap.effective,
+                "effective_kept": engines.effective_sample_size(kept),
+                "effective_token": engines.effective_sample_size(single),
+                "smallest": float(whole.min()),
+                "median": float(whole.median()),
+                "largest": float(whole.max()),
+            }
+            observe.record("F17", "measured", figures, case=f"weights: {name}, {length} tokens", device=device)
+            print(name, {key: round(value, 4) for key, value in figures.items()}, flush=True)
+
+
+def merged(text: str) -> list[int]:
+    """Encode as a tokenizer does that has a token for each pair of digits: an id that the model never draws."""
+    ids, place = [], 0
+    while place < len(text):
+        pair = text[place : place + 2]
+        ids.append(200 + int(pair) % 50 if len(pair) == 2 and pair.isdigit() else 3 + ord(pair[0]) % 200)
+        place += 2 if len(pair) == 2 and pair.isdigit() else 1
+    return ids
+
+
+# What is wrong with the engine, and what the guard is to say that it looks like.
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "never sent": ({"behind": math.inf}, "stale"),
+    "never sent, bfloat16": ({"behind": math.inf, "dtype": torch.bfloat16}, "stale"),
+    "4 steps behind": ({"behind": 4}, "stale"),
+    "8 steps behind, bfloat16": ({"behind": 8, "dtype": torch.bfloat16}, "stale"),
+    "adapter never sent": ({"behind": math.inf, "adapter": True}, "stale"),
+    "drawn at 0.6": ({"temperature": 0.6}, "temperature"),
+    "log-probabilities without the temperature": ({"scaled": False, "asked": 0.7}, "temperature"),
+    "drawn at 1.3, bfloat16": ({"temperature": 1.3, "dtype": torch.bfloat16}, "temperature"),
+    "moved by one token": ({"shift": 1}, "tokens"),
+    "encoded again": ({"encode_again": merged}, "tokens"),
+}
+HEALTHY: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": torch.bfloat16},
+    "float16": {"dtype": torch.float16},
+    "temperature 0.7": {"asked": 0.7},
+    "temperature 1.2, bfloat16": {"asked": 1.2, "dtype": torch.bfloat16},
+    "adapter": {"adapter": True},
+    "adapter, bfloat16": {"adapter": True, "dtype": torch.bfloat16},
+    "one step behind, small steps": {"behind": 1, "rate": 1e-5},
+    "long completions, bfloat16": {"dtype": torch.bfloat16, "length": 24},
+    "its own model": {"own": True},
+}
+
+
+def judged(seed: int, device: str, **wrong: Any) -> tuple[Any, list[str]]:
+    """Train for 12 steps under the guard; return its report, and what it said."""
+    policy, tokenizer = models.load(device=device)
+    asked, rate = wrong.pop("asked", 1.0), wrong.pop("rate", 1e-3)
+    adapter, own, length = wrong.pop("adapter", False), wrong.pop("own", False), wrong.pop("length", 4)
+    options: dict[str, Any] = {"temperature": asked, "max_completion_length": length}
+    if adapter:
+        from peft import LoraConfig
+
+        options["peft_config"] = LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+        rate *= 5
+    engine = SecondEngine(policy, tokenizer, **wrong)
+    trainer = trainers.grpo(policy, tokenizer, steps=12, seed=seed, prompts_per_step=8, learning_rate=rate, **options)
+    if not own:
+        trainer.rollout_func = engine
+    guard = guards.EngineMismatchGuard(trainer)
+    trainer.add_callback(guard)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    return guard.report, [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+
+
+def runs() -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the name, the options and the expected cause of each run."""
+    yield from ((name, options, cause) for name, (options, cause) in FAULTS.items())
+    yield from ((name, options, "") for name, options in HEALTHY.items())
+
+
+def guard_runs(device: str, seeds: int = 1, judge: Callable[..., Any] = judged) -> None:
+    """Record what the guard says about each run."""
+    for seed in range(seeds):
+        for name, options, cause in runs():
+            report, messages = judge(seed, device, **options)
+            figures = {
+                "expected": cause,
+                "looks_like": report.looks_like,
+                "told": len(messages),
+                "gap_first": report.gaps[0][1].mean if report.gaps else None,
+                "gap_last": report.gaps[-1][1].mean if report.gaps else None,
+            }
+            state = "broken" if cause else "healthy"
+            observe.record("F16", state, figures, case=f"guard: {name}", seed=seed, device=device)
+            print(name, figures, messages[:1], flush=True)
+
+
+def main() -> None:
+    """Record both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", type=devices.argument, default="cpu")
+    device = parser.parse_args().device
+    observe.quiet()
+    guard_runs(device)
+    by_length(device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""F15: completions drawn at one temperature and scored at another.
+
+GRPOTrainer of trl 0.14 and 0.15 hands the temperature to generate() and leaves it out of its log-probabilities: policy
+and reference model are scored as if it had been 1. The default there is 0.9. Later releases divide the logits by it, or
+let a fused head do so; both read `self.temperature`, which the earlier ones do not have.
+
+Upstream: TRL #3029.
+"""
+
+import inspect
+from collections.abc import Iterator
+
+from failurelab.preflight.findings import Answer, Finding, Held, NotChecked, Seen
+from failurelab.preflight.rows import trl_source
+
+_NOTEBOOK = "10_two_policies"
+_OFF = 0.02  # from 1; less changes no log-probability that training would notice
+
+
+def judge_scores(seen: Seen) -> Iterator[Answer]:
+    """Tell a temperature other than 1 where this release's log-probabilities know none."""
+    classes = type(seen.trainer).__mro__
+    if not any(cls.__name__ == "GRPOTrainer" and cls.__module__.startswith("trl.") for cls in classes):
+        return
+    temperature = seen.asked.get("temperature")
+    if temperature is None:
+        return
+    if abs(temperature - 1) <= _OFF:
+        yield Held("F15", f"completions are drawn at temperature {temperature:g}")
+    elif "self.temperature" in trl_source(seen.trainer):
+        yield Held("F15", f"drawn at temperature {temperature:g}, and scored at it: this trl divides the logits by it")
+    elif any("temperature" in _own_source(cls) for cls in classes if not cls.__module__.startswith("trl.")):
+        yield NotChecked(
+            "F15", "the script's own trainer names the temperature; how it scores with it was not looked at"
+        )
+    else:
+        yield Finding(
+            "F15",
+            f"completions are drawn at temperature {temperature:g} and scored at 1: this trl leaves it out "
+            "of its log-probabilities",
+            "Set temperature=1.0, or upgrade to trl 0.16 or later.",
+            _NOTEBOOK,
+        )
+
+
+def _own_source(cls: type) -> str:
+    """Return the source of a class that the script wrote; empty for those of a library."""
+    if cls.__module__.partition(".")[0] in ("transformers", "builtins", "abc", "typing", "accelerate", "trl"):
+        return ""
+    try:
+        return inspect.getsource(cls)
+    except (OSError, TypeError):
+        return ""

@@ -1,0 +1,104 @@
+"""The kind `policies`: a trainer whose rollouts may come from another policy than the one that is trained.
+
+As the kind `trainer`. In addition every generation in the process is watched, whichever model it is of: at which
+temperature it draws, and which ids. The log-probabilities that came with the rollouts are compared with the policy's
+own, and the temperature of the scores is read from the gradient of the logits.
+"""
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import transformers
+
+from failurelab import engines, handles
+from failurelab.logits import completion_logps
+from failurelab_course.experiments import models
+from failurelab_course.labs.checker.base import Run
+from failurelab_course.labs.checker.kinds import trainer as plain
+
+
+def measure(script: types.ModuleType, run: Run) -> None:
+    """Build the script's trainer, train it, and fill in `run.metrics`."""
+    run.stage = "build"
+    trainer = plain.built(script, run)
+    run.stage = "train"
+    with _watched(trainer, run):
+        plain.train(trainer, run)
+    run.stage = "measure"
+    plain.after(trainer, run)
+
+
+@contextmanager
+def _watched(trainer: Any, run: Run) -> Iterator[None]:
+    metrics, drawn, scores = run.metrics, set(), []
+    metrics |= {"temperature_off": None, "policy_gap_first": None, "policy_gap": None, "foreign_tokens": 0}
+    temperatures: list[float] = []
+    gaps: list[float] = []
+    generate = transformers.GenerationMixin.generate
+
+    def noted(model: Any, *args: Any, **kwargs: Any) -> Any:
+        out = generate(model, *args, **kwargs)
+        config = kwargs.get("generation_config") or model.generation_config
+        temperatures.append(float(kwargs.get("temperature") or config.temperature or 1.0))
+        ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        end = run.tokenizer.eos_token_id
+        for row in getattr(out, "sequences", out)[:, ids.shape[1] :].tolist():
+            drawn.add(tuple(row[: row.index(end) + 1] if end in row else row))
+        return out
+
+    def read(_: Any, args: tuple, output: Any) -> None:
+        rows = getattr(output, "logits", None)
+        if isinstance(rows, torch.Tensor) and rows.requires_grad and rows.shape[-1] > 1 and temperatures:
+            kept, sampled = rows.detach().clone(), temperatures[-1]
+            rows.register_hook(lambda gradient: _off(kept, gradient, sampled, metrics))
+
+    def judge(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        batch = method(*args, **kwargs)
+        _rollouts(batch, trainer, run, drawn, scores, gaps)
+        drawn.clear()
+        return batch
+
+    hook = trainer.model.register_forward_hook(read)
+    try:
+        with mock.patch.object(transformers.GenerationMixin, "generate", noted):
+            if callable(getattr(trainer, "_generate_and_score_completions", None)):
+                with handles.wrap_method(trainer, "_generate_and_score_completions", judge, "the checker's look"):
+                    yield
+            else:
+                yield
+    finally:
+        hook.remove()
+        if gaps:
+            metrics["policy_gap_first"], last = gaps[0], gaps[-max(1, len(gaps) // 4) :]
+            metrics["policy_gap"] = sum(last) / len(last)
+        if scores:
+            plain.score(scores, run)
+
+
+def _off(rows: torch.Tensor, gradient: torch.Tensor, sampled: float, metrics: dict[str, Any]) -> None:
+    scored = engines.scoring_temperature(rows, gradient)
+    if scored is not None:
+        metrics["temperature_off"] = max(abs(scored / sampled - 1), metrics["temperature_off"] or 0.0)
+
+
+@torch.no_grad()
+def _rollouts(batch: dict, trainer: Any, run: Run, drawn: set, scores: list[plain.Score], gaps: list[float]) -> None:
+    """Score a batch of rollouts, count what nobody drew, and compare its log-probabilities with the policy's."""
+    answers, mask = dict(models.sums()), batch["completion_mask"].bool()
+    for prompt, kept, ids, counts in zip(batch["prompt_ids"], batch["prompt_mask"], batch["completion_ids"], mask):
+        asked = run.tokenizer.decode(prompt[kept.bool()], skip_special_tokens=True)
+        ids = ids[counts].tolist()
+        right = models.reward([run.tokenizer.decode(ids, skip_special_tokens=True)], [answers.get(asked, "")])[0]
+        scores.append((trainer.state.global_step, asked, right))
+        run.metrics["foreign_tokens"] += 0 if tuple(ids) in drawn else len(ids)
+    engine = batch.get("sampling_per_token_logps")
+    if engine is None or engine.shape != mask.shape:
+        return
+    whole = (torch.cat([batch[f"prompt_{part}"], batch[f"completion_{part}"]], 1) for part in ("ids", "mask"))
+    with torch.random.fork_rng(), handles.keep_modes(trainer.model):
+        policy = completion_logps(trainer.model.eval(), *whole, mask.shape[1], trainer.args.temperature)
+    gaps.append(float((policy - engine).abs()[mask].nan_to_num(nan=99.0).mean()))

@@ -1,0 +1,64 @@
+"""The kind `weights`: a script's own `importance_weights(policy_logps, engine_logps, mask)`.
+
+It is given log-probabilities as they are measured: of the small model in float32 and of a copy in bfloat16 that drew
+the tokens, of short and long completions; of two that agree; and of an engine at another temperature, for which weights
+are there.
+"""
+
+import copy
+import types
+
+import torch
+
+from failurelab import engines
+from failurelab_course.labs.checker.base import Refused, Run
+
+SHORT, LONG, COUNT, TEMPERATURE = 16, 448, 64, 0.7
+
+
+def measure(script: types.ModuleType, run: Run) -> None:
+    """Ask the script's function, and fill in `run.metrics`.
+
+    Raises:
+        Refused: there is no such function, or its weights are not one for each sequence or each token.
+    """
+    weigh = run.function(script, "importance_weights(policy_logps, engine_logps, mask)")
+    run.stage = "measure"
+
+    def weights(policy: torch.Tensor, engine: torch.Tensor) -> torch.Tensor:
+        got = weigh(policy.clone(), engine.clone(), torch.ones_like(policy))
+        shapes = [(len(policy), 1), tuple(policy.shape)]
+        if not isinstance(got, torch.Tensor) or tuple(got.shape) not in shapes:
+            shape = tuple(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
+            raise Refused(f"importance_weights returned {shape}, and not one for a sequence or token: {shapes}")
+        return got.detach().expand_as(policy)
+
+    def effective(pair: tuple[torch.Tensor, torch.Tensor]) -> float:
+        return min(engines.effective_sample_size(column) for column in weights(*pair).T)
+
+    long = _drawn(run, LONG)
+    other, hot = _drawn(run, SHORT, TEMPERATURE)
+    ratio = (other - hot).exp()
+    pair = torch.stack([weights(other, hot).flatten(), ratio.flatten()])
+    follow = torch.corrcoef(pair)[0, 1] if pair[0].std() > 0 else torch.tensor(0.0)
+    run.metrics |= {
+        "effective_share": effective(long),
+        "effective_short": effective(_drawn(run, SHORT)),
+        "weight_error": float((weights(long[0], long[0]) - 1).abs().max()),
+        "weights_follow": float(follow),
+    }
+
+
+@torch.no_grad()
+def _drawn(run: Run, length: int, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both log-probabilities, (sequences, tokens), of what a bfloat16 copy draws at a temperature."""
+    engine = copy.deepcopy(run.clean).to(torch.bfloat16)
+    torch.manual_seed(0)
+    ids = torch.randint(3, run.clean.config.vocab_size, (COUNT, 8), device=run.clean.device)
+    out = engine.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=True, temperature=temperature,
+        top_k=0, eos_token_id=None, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    new = out.sequences[:, 8:, None]
+    theirs = (torch.stack(out.logits, 1).float() / temperature).log_softmax(-1).gather(-1, new)[..., 0]
+    return run.clean(out.sequences).logits[:, 7:-1].log_softmax(-1).gather(-1, new)[..., 0], theirs

@@ -1,0 +1,143 @@
+"""Rules are measured where they count: a layer that is computed again, a row that is made, a token after the end."""
+
+import types
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from failurelab_course import eras
+from failurelab_course.experiments import models
+from failurelab_course.labs.checker import measure
+from failurelab_course.labs.checker.base import Refused
+from failurelab_course.labs.checker.kinds import logits, trainer
+
+MODEL = str(eras.root() / "models" / "tiny-qwen2")
+
+
+@pytest.fixture
+def tiny():
+    """The small model in train mode, and its tokenizer."""
+    model, tokenizer = models.load(MODEL)
+    return model.train(), tokenizer
+
+
+def batch(tokenizer):
+    """Two sums with their answers and ends, (2, 6); the completion is the last two tokens."""
+    return tokenizer(["3+4=7<|im_end|>", "8+1=9<|im_end|>"], return_tensors="pt")
+
+
+def score(rows, ids):
+    return rows.log_softmax(-1).gather(-1, ids[:, -2:, None])[..., 0]
+
+
+def all_rows(model, ids, mask):
+    return score(model(input_ids=ids, attention_mask=mask).logits[:, -3:-1], ids)
+
+
+def asked_for(model, ids, mask):
+    return score(model(input_ids=ids, attention_mask=mask, logits_to_keep=3).logits[:, :-1], ids)
+
+
+def head_on_a_slice(model, ids, mask):
+    hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state
+    return score(model.lm_head(hidden[:, -3:-1]), ids)
+
+
+def head_on_flat_rows(model, ids, mask):
+    hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state[:, -3:-1]
+    return score(model.lm_head(hidden.flatten(0, 1)).unflatten(0, (2, 2)), ids)
+
+
+def one_late(model, ids, mask):
+    return score(model(input_ids=ids, attention_mask=mask, logits_to_keep=2).logits, ids)
+
+
+def from_the_front(model, ids, mask):
+    return score(model(input_ids=ids, attention_mask=mask).logits[:, :2], ids)
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "made", "needed", "off"),
+    [
+        (all_rows, 6, 3, 0),
+        (asked_for, 3, 3, 0),
+        (head_on_a_slice, 2, 3, 0),
+        (head_on_flat_rows, 2, 3, 0),
+        (one_late, 2, 2, -1),
+        (from_the_front, 6, 6, 3),
+    ],
+)
+def test_rows_of_logits_are_read_at_the_head(tiny, log_probs, made, needed, off):
+    """However a script comes to its scores: rows that it cuts away count, and its own call of the head does too."""
+    model, tokenizer = tiny
+    head = logits._Head(model, types.SimpleNamespace(clean=models.load(MODEL)[0]))
+    ids = batch(tokenizer)["input_ids"]
+    with torch.no_grad():
+        model(input_ids=ids)  # generation, or the reference model
+    (log_probs(model, ids, torch.ones_like(ids)) * torch.tensor([[1.0], [-1.0]])).sum().backward()
+    head.remove()
+    assert head.metrics() == {"rows_made": made, "rows_needed": needed, "positions_off": off}
+    assert not model.lm_head._forward_hooks
+
+
+def test_kept_activations_are_counted_and_no_flag_is_asked(tiny):
+    """Either kind of checkpointing, or one's own; and a flag that is set while the pass goes without it."""
+    model, tokenizer = tiny
+    ids = batch(tokenizer)["input_ids"]
+    layers = model.model.layers
+
+    def kept():
+        listening = trainer.Kept(model)
+        model.zero_grad()
+        model(input_ids=ids, use_cache=False).logits.sum().backward()
+        listening.remove()
+        return listening.count()
+
+    assert kept() == len(layers)
+    for reentrant in (False, True):
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        assert kept() == 0
+    assert model.is_gradient_checkpointing
+    for layer in layers:  # the flag of the model is on, and no layer goes by it
+        layer.gradient_checkpointing = False
+    assert kept() == len(layers)
+    for layer in layers:
+        layer.forward = lambda *args, own=layer.forward, **kw: checkpoint(own, *args, use_reentrant=False, **kw)
+    assert kept() == 0
+
+
+def test_completions_that_go_on_after_their_end_are_seen(tiny):
+    _, tokenizer = tiny
+    prompt = tokenizer(["3+4="], return_tensors="pt")["input_ids"]
+    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    (seven,) = tokenizer.encode("7")
+    written = [[seven, end, pad, pad], [seven, end, seven, pad], [seven, end, end, end], [seven] * 4]
+    sequences = torch.cat([prompt.expand(4, -1), torch.tensor(written)], dim=1)
+    model = types.SimpleNamespace(generate=lambda input_ids: sequences)
+    scores = []
+    with trainer.scored_rollouts(model, tokenizer, scores, lambda: 0):
+        model.generate(prompt)
+    assert [goes_on for *_, goes_on in scores] == [False, True, False, False]
+    assert [right for _, _, right, _ in scores] == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_an_answer_may_claim_facts_and_figures():
+    """Facts come before figures: they say what was so before the repair."""
+    metrics = {"tensors_changed": 25, "warnings": 3, "refusal": ""}
+    facts = {"tensors_changed": 1, "undone_by": "a_function"}
+
+    def answered(**claims):
+        found = dict(metrics)
+        measure.answer(types.SimpleNamespace(ANSWER={"verdict": "broken"} | claims), found, facts)
+        return found["answer"], found["answer_claims"], found["answer_wrong"]
+
+    assert answered(tensors_changed=1, undone_by="A_function ", warnings=3) == ("broken", 3, 0)
+    assert answered(tensors_changed=25, undone_by="another", warnings=None) == ("broken", 2, 2)
+    for claims, problem in (
+        ({"luck": 1}, "which is no figure"),
+        ({"warnings": "three"}, "which is no number"),
+        ({"undone_by": [1]}, "neither a number nor a text"),
+    ):
+        with pytest.raises(Refused, match=problem):
+            answered(**claims)

@@ -1,0 +1,220 @@
+"""Judges of temperature, reference, updates and memory: broken, healthy and odd, with real trainers and models."""
+
+import types
+
+import pytest
+import torch
+
+datasets = pytest.importorskip("datasets")
+trl = pytest.importorskip("trl")
+
+import small  # noqa: E402
+
+from failurelab.preflight import memory  # noqa: E402
+from failurelab.preflight.findings import Finding, Held, Load, NotChecked, Seen  # noqa: E402
+from failurelab.preflight.judges import AFTER, BEFORE  # noqa: E402
+from failurelab.preflight.reference import judge_reference  # noqa: E402
+from failurelab.preflight.rows import trl_source  # noqa: E402
+from failurelab.preflight.scores import judge_scores  # noqa: E402
+from failurelab.preflight.updates import judge_updates  # noqa: E402
+
+GIB = 2**30
+
+
+@pytest.fixture
+def grpo(tokenizer, tmp_path):
+    """Return a function that makes the real GRPOTrainer of the installed trl for a model."""
+
+    def make(model, **options):
+        config = {"beta": 0.04, "per_device_train_batch_size": 4, "num_generations": 2, "report_to": []} | options
+        args = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **config)
+        rows = datasets.Dataset.from_dict({"prompt": ["1+1=", "2+2="] * 4, "answer": ["2", "4"] * 4})
+        return trl.GRPOTrainer(
+            model=model, reward_funcs=small.alternate, args=args, train_dataset=rows, processing_class=tokenizer
+        )
+
+    return make
+
+
+def seen(trainer, **options):
+    args = getattr(trainer, "args", None)
+    asked = dict(args.to_dict()) if hasattr(args, "to_dict") else {}
+    return Seen(trainer=trainer, asked=asked | options.pop("asked", {}), **options)
+
+
+def one(answers):
+    (answer,) = answers
+    return answer
+
+
+@pytest.mark.parametrize(("temperature", "odd"), [(1.0, False), (0.9, True), (0.3, True)])
+def test_a_temperature_that_is_left_out(temperature, odd):
+    """Releases before 0.16 leave it out; for the later ones any temperature is one like another."""
+    trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
+    leaves_out = "self.temperature" not in trl_source(trainer)
+    answer = one(judge_scores(seen(trainer, asked={"temperature": temperature})))
+    assert type(answer) is (Finding if odd and leaves_out else Held)
+    assert leaves_out is not hasattr(trl.GRPOConfig, "steps_per_generation")  # which came after 0.16
+
+
+def test_a_trainer_that_scores_for_itself_is_not_judged():
+    class Own(trl.GRPOTrainer):
+        def score(self, logits):
+            return logits / self.args.temperature
+
+    trainer = Own.__new__(Own)
+    knows = "self.temperature" in trl_source(trainer)
+    assert type(one(judge_scores(seen(trainer, asked={"temperature": 0.5})))) is (Held if knows else NotChecked)
+
+
+def test_an_untouched_policy_is_its_own_reference(grpo, model):
+    answer = one(judge_reference(seen(grpo(model))))
+    assert isinstance(answer, Held) and "the same log-probabilities" in answer.evidence
+
+
+def test_a_policy_that_was_changed_after_its_load(grpo, model):
+    """As by a merged adapter. Releases that copy the policy keep the change; those that load by name lose it."""
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight.mul_(1.5)
+    trainer = grpo(model)
+    kept = torch.equal(
+        trainer.ref_model.model.layers[0].self_attn.q_proj.weight, model.model.layers[0].self_attn.q_proj.weight
+    )
+    answer = one(judge_reference(seen(trainer)))
+    assert type(answer) is (Held if kept else Finding) and answer.failure == "F19"
+    assert kept is ("create_reference_model(model)" in trl_source(trainer))
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_reference_that_is_the_policy_without_its_adapter(adapted, grpo, model):
+    """A new adapter is zero, and the reference is the policy; of a trained one the reference knows nothing, unless it
+    was copied (0.14), or has an adapter of its own (today).
+    """
+    wrapped = small.lora(model)
+    if adapted:
+        with torch.no_grad():
+            for name, parameter in wrapped.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.5)
+    trainer = grpo(wrapped)
+    without = trainer.ref_model is None and "ref" not in trainer.model.peft_config
+    assert type(one(judge_reference(seen(trainer)))) is (Finding if adapted and without else Held)
+
+
+def test_nothing_to_sync():
+    trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
+    trainer.ref_model = None
+    answer = one(judge_reference(seen(trainer, asked={"sync_ref_model": True, "beta": 0.04})))
+    assert isinstance(answer, Finding) and "no reference model" in answer.evidence
+
+
+def test_another_checkpoint_as_the_reference():
+    models = small.qwen2(), small.qwen2(seed=1)
+    for model, name in zip(models, ("sft", "base")):
+        model.config._name_or_path = name
+    trainer = types.SimpleNamespace(model=models[0], ref_model=models[1])
+    assert "the policy is sft and its reference is base" in one(judge_reference(seen(trainer))).evidence
+    models[1].config._name_or_path = "sft"  # built small, by different loads: nothing can be told
+    assert isinstance(one(judge_reference(seen(trainer))), NotChecked)
+
+
+def test_without_a_penalty_no_reference_is_needed():
+    trainer = types.SimpleNamespace(model=small.qwen2(), ref_model=None)
+    assert list(judge_reference(seen(trainer, asked={"beta": 0.0}))) == []
+
+
+def updates(dtype, rate, model=None, **options):
+    model = model or small.qwen2()
+    load = Load(options.pop("name", "Qwen/Qwen2-0.5B"), {}, model.config, by_trainer=False, dtype=dtype)
+    load.small = options.pop("cut", True)
+    asked = {"learning_rate": rate, "optim": options.pop("optim", "adamw_torch_fused")}
+    return one(judge_updates(seen(types.SimpleNamespace(model=model), asked=asked, loads=[load], **options)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rate", "kind"),
+    [
+        ("bfloat16", 1e-6, Finding),
+        ("float32", 1e-6, Held),
+        ("bfloat16", 1e-3, Held),
+        ("float16", 1e-6, Held),
+    ],
+)
+def test_steps_that_are_rounded_away(dtype, rate, kind):
+    """float16 has eight times finer neighbours near 0.02, and a step of 1e-6 is lost on most; 1e-3 is never lost."""
+    answer = updates(dtype, rate)
+    assert type(answer) is kind or (dtype == "float16" and isinstance(answer, Finding))
+    assert answer.failure == "F9"
+    if isinstance(answer, Finding):
+        assert "initializer_range" in answer.evidence and answer.notebook == "09_rounded_away"
+
+
+def test_real_weights_are_read_where_they_are_here(model):
+    answer = updates("bfloat16", 1e-6, model, cut=False)
+    assert isinstance(answer, Finding) and "the checkpoint's elements" in answer.evidence
+    folder = model.config._name_or_path
+    stored = updates("bfloat16", 1e-6, name=folder)
+    assert isinstance(stored, Finding) and "a sample of the checkpoint" in stored.evidence
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"zero_stage": 2}, Held),
+        ({"optim": "adafactor"}, NotChecked),
+        ({"given": {"optimizers": (1, None)}}, NotChecked),
+    ],
+    ids=["zero", "adafactor", "own"],
+)
+def test_optimizers_that_do_not_round_or_are_not_known(options, kind):
+    assert type(updates("bfloat16", 1e-6, **options)) is kind
+
+
+def test_an_adapter_is_spared():
+    assert isinstance(updates("bfloat16", 1e-6, small.lora(small.qwen2())), Held)
+
+
+def test_memory_of_a_whole_step(grpo, model, tokenizer):
+    """A real simulation in a process of its own; half of what it says is not enough, twice as much is."""
+    trainer = grpo(model)
+    load = Load(model.config._name_or_path, {}, model.config, by_trainer=False)
+    rows = trainer.train_dataset
+    asked = {"max_completion_length": 64, "optim": "adamw_torch"}
+    step = memory._step(seen(trainer, asked=asked, dataset=rows, loads=[load]), load)
+    assert step["length"] == 68 and step["logits"] == 65
+    peak = memory._simulate(step)
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    assert peak["weights"] == peak["gradients"] == 4 * elements
+    logits = step["rows"] * 65 * model.config.vocab_size * 4
+    assert peak["rest"] > logits
+    for share, kind in ((0.5, Finding), (2, Held)):
+        total = 3 * peak["weights"] + peak["gradients"] + peak["rest"] + peak["weights"]
+        answer = memory._weigh(seen(trainer, asked=asked, memory=share * total), load, step, peak)
+        assert type(answer) is kind and "reference model" in answer.evidence
+
+
+def test_memory_is_judged_only_where_it_was_given(grpo, model):
+    assert list(memory.judge_memory(seen(grpo(model)))) == []
+
+
+def test_memory_that_is_sharded_is_not_simulated(grpo, model):
+    load = Load("x", {}, model.config, by_trainer=False)
+    assert isinstance(one(memory.judge_memory(seen(grpo(model), memory=GIB, loads=[load], zero_stage=2))), NotChecked)
+
+
+def test_every_judge_takes_a_whole_healthy_trainer(grpo, model, tokenizer):
+    """What the command does: all of them in order, on one trainer that is well."""
+    trainer = grpo(model, temperature=1.0)
+    trainer.reward_funcs = [lambda completions, answer, **_: [float(c == a) for c, a in zip(completions, answer)]]
+    load = Load(model.config._name_or_path, {}, model.config, by_trainer=False, small=False)
+    whole = seen(trainer, dataset=trainer.train_dataset, loads=[load])
+    answers = [answer for judge in (*BEFORE, *AFTER) for answer in judge(whole)]
+    assert not [answer for answer in answers if isinstance(answer, Finding)]
+    assert {answer.failure for answer in answers if isinstance(answer, Held)} >= {
+        "batch",
+        "F10",
+        "F14",
+        "F15",
+        "F19",
+        "F9",
+    }

@@ -1,0 +1,339 @@
+"""Preflight beside its judges: what is cut and what is kept as asked, whose rank is seen, repairs as diffs, answers."""
+
+import json
+import os
+import pathlib
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+import transformers
+from small import qwen2
+
+from failurelab.preflight import answer, cuts, errors, launch, launched, ranks, repairs, small
+from failurelab.preflight.findings import Finding, Held, Load, NotChecked, Seen, Source
+
+
+def config(**more):
+    return transformers.Qwen2Config(
+        **{"vocab_size": 3000, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
+        | {"num_attention_heads": 14, "num_key_value_heads": 2, "max_window_layers": 24}
+        | more
+    )
+
+
+def test_a_model_is_cut_in_width_and_depth_and_keeps_class_and_vocabulary():
+    """Policy and reference are loaded from one name: they must be the same model, or KL would start above 0."""
+    model, again = (small.build(transformers.Qwen2ForCausalLM, config()) for _ in range(2))
+    assert type(model) is transformers.Qwen2ForCausalLM
+    assert model.config.vocab_size == 3000 and model.config.num_hidden_layers == 2 and model.config.hidden_size == 64
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+
+
+def test_a_configuration_that_cannot_be_narrow_keeps_its_width():
+    """A class that refuses the narrow sizes still gets few layers."""
+
+    class Wide(transformers.Qwen2ForCausalLM):
+        def __init__(self, config):
+            if config.hidden_size < 128:
+                raise ValueError("too narrow")
+            super().__init__(config)
+
+    model = small.build(Wide, config(hidden_size=128, num_attention_heads=4, intermediate_size=256))
+    assert model.config.hidden_size == 128 and model.config.num_hidden_layers == 2
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A folder with a configuration alone: its weights are not there."""
+    folder = tmp_path / "Qwen2-0.5B"
+    config(torch_dtype="bfloat16").save_pretrained(folder)
+    return str(folder)
+
+
+def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint):
+    """The dtype of the real load differs by transformers' release; four bits need no bitsandbytes."""
+    loads = []
+    with small.built_small(loads, [], lambda: False, False, lambda given: (given, False)):
+        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, torch_dtype=torch.bfloat16)
+        four = transformers.AutoModelForCausalLM.from_pretrained(
+            checkpoint, quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True), device_map={"": 0}
+        )
+    assert loads[0].dtype == "bfloat16" and [load.bits for load in loads] == [0, 4]
+    assert loads[0].config.num_hidden_layers == 24 and loads[0].small
+    assert model.dtype == torch.float32 and model.name_or_path == checkpoint
+    assert loads[1].device_map == {"": 0} and four.is_loaded_in_4bit
+    assert not four.model.layers[0].mlp.up_proj.weight.requires_grad and four.model.norm.weight.requires_grad
+    with pytest.raises(OSError):
+        transformers.AutoModelForCausalLM.from_pretrained(checkpoint)  # as it was before
+
+
+def test_a_small_local_model_keeps_its_own_weights(trained):
+    """The course's own model is as cheap as a cut one, and says more."""
+    loads, name = [], trained[0].name_or_path or trained[0].config._name_or_path
+    with small.built_small(loads, [], lambda: True, False, lambda given: (given, False)):
+        model = transformers.AutoModelForCausalLM.from_pretrained(name)
+    assert not loads[0].small and loads[0].by_trainer
+    assert torch.equal(model.lm_head.weight, trained[0].lm_head.weight)
+
+
+def test_arguments_are_cut_before_their_validation_and_known_as_asked(tmp_path):
+    """Nothing is saved or reported, also where the script's folder is named; what it sets later counts as asked."""
+    made = cuts.Arguments(3, str(tmp_path))
+    with made.cut():
+        arguments = transformers.TrainingArguments(
+            "the_script_s_own", per_device_train_batch_size=64, save_strategy="steps", num_train_epochs=7
+        )
+    assert arguments.output_dir == str(tmp_path) and arguments.max_steps == 3
+    assert str(getattr(arguments.save_strategy, "value", arguments.save_strategy)) == "no"
+    asked = made.asked(arguments)
+    assert asked["per_device_train_batch_size"] == 64 and asked["output_dir"] == "the_script_s_own"
+    assert "per_device_train_batch_size 64 -> 2" in made.cuts(arguments)
+    arguments.per_device_train_batch_size = 16
+    assert made.asked(arguments)["per_device_train_batch_size"] == 16
+    again = transformers.TrainingArguments("out", save_strategy="steps")
+    assert again.max_steps == -1  # nothing is left of the cut
+
+
+class Rows(list):
+    """A dataset, as far as it is chosen from."""
+
+    def select(self, indices):
+        return Rows(self[index] for index in indices)
+
+
+def test_rows_that_are_trained_on_differ_in_length():
+    """Garbage rollouts of transformers 4.48 need a padded batch: rows of one length would hide them."""
+    chosen = cuts.choose_short(Rows("x" * (1 + index % 9) for index in range(100)), 4)
+    assert len(chosen) == 4 and len({len(row) for row in chosen}) == 4
+    assert max(map(len, chosen)) <= 5
+
+
+def test_a_long_batch_keeps_its_answers():
+    """Labels of a prompt are masked: the positions that are kept are those with labels."""
+    ids = torch.arange(1, 201)[None].repeat(2, 1)
+    labels = torch.where((ids > 150) & (ids <= 160), ids, -100)
+    batch = cuts.cut_batches(lambda: {"input_ids": ids, "labels": labels})()
+    assert batch["input_ids"].shape == (2, cuts.WINDOW) and (batch["labels"] != -100).sum() == 20
+
+
+SCRIPT_OF_RANKS = """
+import os
+import torch
+from accelerate import Accelerator, PartialState
+state, accelerator = PartialState(), Accelerator(cpu=True)
+assert accelerator.local_process_index == 3
+ranks = (state.local_process_index, int(os.environ["LOCAL_RANK"]), os.environ.get("WORLD_SIZE"))
+device = torch.cuda.current_device()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers for itself")
+def test_a_script_sees_itself_as_the_last_rank_and_libraries_do_not(monkeypatch, tmp_path):
+    """`{"": LOCAL_RANK}` and `{"": 0}` are one map on rank 0; on the last rank they differ."""
+    pytest.importorskip("accelerate")
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT_OF_RANKS)
+    seen = {}
+    with ranks.seen_as_last(4):
+        exec(compile(script.read_text(), str(script), "exec"), seen)
+        from accelerate.state import PartialState
+
+        assert not PartialState().distributed_type.value.startswith("MULTI")
+    assert seen["ranks"] == (3, 3, "4") and seen["device"] == 3
+    assert "LOCAL_RANK" not in os.environ and PartialState().local_process_index == 0
+
+
+def seen(source="", line=0, **more):
+    return Seen(None, {}, source=Source("train.py", source, line), **more)
+
+
+SCRIPT = """def main():
+    trainer = make(
+        peft_config=LoraConfig(),
+    )
+    trainer.train()
+"""
+
+
+def test_a_repair_is_a_diff_of_the_script_s_own_lines():
+    """Where the script is not the place, such as a call within another, a sentence says what to do."""
+    text = repairs.before_training(seen(SCRIPT, 5), "{trainer}.model.enable_input_require_grads()", "hook")
+    assert "+    trainer.model.enable_input_require_grads()" in text.splitlines()
+    assert repairs.before_training(seen("make().train()\n", 1), "{trainer}.x()", "hook") == "hook"
+    assert repairs.before_training(seen(SCRIPT, 0), "{trainer}.x()", "hook") == "hook"
+    assert "-        peft_config=LoraConfig()," in repairs.without_argument(seen(SCRIPT, 5), "peft_config", "none")
+    one = "t = make(m, peft_config=LoraConfig(r=8), a=1)\n"
+    assert "+t = make(m, a=1)" in repairs.without_argument(seen(one), "peft_config", "none")
+
+
+@pytest.mark.parametrize(
+    "line, script, size, stage",
+    [
+        ("accelerate launch --num_processes 4 train.py --lr 1", "train.py", 4, 0),
+        ("accelerate launch --multi_gpu --num_processes=2 a/train.py", "a/train.py", 2, 0),
+        ("accelerate launch --use_deepspeed --zero_stage 3 --num_processes 8 train.py", "train.py", 8, 3),
+        ("accelerate launch --config_file zero3.yaml train.py", "train.py", 4, 3),
+        ("torchrun --standalone --nproc_per_node=2 --nnodes 3 train.py", "train.py", 6, 0),
+        ("python -m torch.distributed.run --nproc-per-node 2 train.py", "train.py", 2, 0),
+        ("CUDA_VISIBLE_DEVICES=0,1 python3 -u train.py x", "train.py", 1, 0),
+        ("deepspeed --num_gpus 2 train.py --deepspeed ds.json", "train.py", 2, 0),
+    ],
+)
+def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypatch):
+    """As users have them; the script's own options are left to the script."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("zero3.yaml").write_text(
+        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n"
+    )
+    started = launch.read(line.split())
+    assert (started.script, started.world_size, started.zero_stage) == (script, size, stage)
+    assert dict(started.environment).get("CUDA_VISIBLE_DEVICES", "0,1") == "0,1"
+
+
+LINES = ["accelerate launch", "torchrun -m pkg.train", "bash run.sh", "torchrun --nnodes x t.py"]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_without_a_script_is_refused(line):
+    with pytest.raises(launch.LaunchError, match="Next"):
+        launch.read(line.split())
+
+
+def load(bits=4, **more):
+    return Load("Qwen", {}, None, False, bits=bits, **more)
+
+
+@pytest.mark.parametrize(
+    "given, world_size, found",
+    [
+        (load(device_map={"": 0}), 4, True),
+        (load(device_map={"": 3}), 4, False),
+        (load(device_map="cuda:0"), 4, True),
+        (load(device_map="auto"), 4, True),
+        (load(early=True), 4, True),
+        (load(early=False), 4, False),
+        (load(bits=0, early=True), 4, False),
+        (load(device_map={"": 0}), 1, False),
+    ],
+)
+def test_a_load_is_placed_as_the_last_rank_places_it(given, world_size, found):
+    """Without a map transformers takes the current device for a quantized model: GPU 0 while no rank is known."""
+    answers = {answer.failure: answer for answer in launched.judge_loads(seen(loads=[given], world_size=world_size))}
+    assert isinstance(answers["F5"], Finding) is found
+
+
+def test_one_process_with_several_gpus(monkeypatch):
+    """DataParallel around a 4-bit model; a machine without GPUs cannot tell how many there will be."""
+    monkeypatch.setattr(launched, "_version", lambda package: launched.Version("4.48"))
+    kinds = {gpus: type(launched._one_process(seen(loads=[load()], gpus=gpus))) for gpus in (None, 1, 2)}
+    assert kinds == {None: NotChecked, 1: Held, 2: Finding}
+    assert isinstance(launched._one_process(seen(loads=[load(device_map="auto")], gpus=2)), Held)
+    monkeypatch.setattr(launched, "_version", lambda package: launched.Version("5.6"))
+    assert isinstance(launched._one_process(seen(loads=[load()], gpus=2)), Held)
+
+
+def test_the_engine_is_judged_by_versions(monkeypatch):
+    """GRPOTrainer of trl 0.15 leaves ZeRO-3's hooks on; evaluate() before train() breaks every release."""
+    kind = type("GRPOTrainer", (), {})
+    monkeypatch.setattr(launched, "_version", lambda package: launched.Version("0.15.2"))
+    given = Seen(kind(), {}, zero_stage=3)
+    assert isinstance(launched._engine(given), Finding)
+    monkeypatch.setattr(launched, "_version", lambda package: launched.Version("1.16"))
+    assert isinstance(launched._engine(given), Held)
+    given.evaluated = True
+    assert isinstance(launched._engine(given), Finding)
+    given.zero_stage = 2
+    assert isinstance(launched._engine(given), Held)
+
+
+@pytest.mark.parametrize(
+    "error, text",
+    [
+        (EOFError("EOF when reading a line"), "asks on its input"),
+        (ModuleNotFoundError("No module named 'x'", name="unsloth"), "needs unsloth"),
+        (FileNotFoundError(2, "No such file", "data.jsonl"), "reads data.jsonl, which is not there"),
+        (OSError("You are trying to access a gated repo.\nMake sure"), "does not give to this user"),
+        (OSError("We couldn't connect to 'https://huggingface.co' to load"), "needs the network"),
+        (SystemExit(0), "ended by itself with status 0"),
+        (ValueError("of its own\nmaking"), "ended in ValueError: of its own making"),
+    ],
+)
+def test_a_script_s_own_error_is_one_line(error, text):
+    line = errors.describe(error, "train.py")
+    assert text in line and "\n" not in line and line.startswith("train.py")
+
+
+def test_a_script_that_wants_arguments_is_quoted(tmp_path):
+    """What argparse says is missing belongs into the line; it ends with status 2."""
+    log = tmp_path / "stderr"
+    log.write_text("usage: train.py [-h] --model MODEL\ntrain.py: error: --model is required\n")
+    assert "wants other arguments" in errors.describe(SystemExit(2), "train.py", str(log))
+    assert "--model is required" in errors.describe(SystemExit(2), "train.py", str(log))
+
+
+def test_a_second_training_is_told():
+    """Two trainers in one script: the lines of both, and no call of a model's train()."""
+    text = "a_trainer.train()\nmodel.train()\nif x:\n    Trainer(m).train()\n"
+    assert errors.trainings(text) == [1, 4]
+
+
+def test_the_zero_stage_of_a_configuration(tmp_path):
+    """As a dict, as the path of a file, as text; what cannot be read asks for nothing."""
+    config = {"zero_optimization": {"stage": 3}}
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config))
+    stages = [errors.zero_stage(given) for given in (config, path, str(path), json.dumps(config), None, "nowhere")]
+    assert stages == [3, 3, 3, 3, 0, 0]
+
+
+def told(**more):
+    return answer.Told("train.py", {"trl": "0.14.0"}, **more)
+
+
+FOUND = [{"failure": failure, "evidence": "e", "repair": "r", "notebook": None} for failure in ("F3a", "F7", "F2")]
+
+
+def test_the_answer_in_each_form():
+    """Worst first, what is found overrules what held, and the exit status tells which of three it was."""
+    both = told(
+        findings=[*FOUND],
+        held=[{"failure": failure, "evidence": "x"} for failure in ("F2", "F10", "F4")],
+        not_checked=[{"failure": "F12", "why": "w\x00"}],
+        error="train.py ended",
+    )  # fmt: skip
+    answer.sort(both)
+    assert [found["failure"] for found in both.findings] == ["F2", "F7", "F3a"]
+    assert both.findings[0]["notebook"] == "03_no_grad_fn"
+    assert [held["failure"] for held in both.held] == ["F4", "F10"]
+    assert set(answer.to_json(both)) == {"findings", "held", "not_checked", "script", "versions"}
+    json.dumps(answer.to_json(both))
+    text = answer.text(both)
+    assert text.index("FOUND  F2") < text.index("FOUND  F3a") < text.index("HELD") < text.index("NOT CHECKED")
+    assert "ERROR train.py ended" in text
+    suite = ElementTree.fromstring(answer.junit(both))
+    counts = {name: suite.get(name) for name in ("tests", "failures", "skipped", "errors")}
+    assert counts == {"tests": "7", "failures": "3", "skipped": "1", "errors": "1"}
+    assert [told(findings=FOUND, error="x").exit_status, told(error="x").exit_status, told().exit_status] == [1, 3, 0]
+
+
+def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):
+    """A trained adapter's weights fit the real model alone: a cut one gets an adapter that is not zero."""
+    peft = pytest.importorskip("peft")
+    adapter = tmp_path / "adapter"
+    peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM").save_pretrained(adapter)
+    adapters = []
+    with small.built_small([], adapters, lambda: False, False, lambda given: (given, False)):
+        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
+        wrapped = peft.PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
+    (trained,) = adapters
+    assert torch.equal(small.probe(wrapped), trained.logits) and not torch.equal(trained.logits, trained.base)
+    assert any(parameter.requires_grad for parameter in wrapped.parameters())
+
+
+def test_the_probe_leaves_modes_as_they_are():
+    model = qwen2()
+    model.train()
+    assert small.probe(model).shape == (1, 8, 32) and model.training
