@@ -16,7 +16,7 @@ import transformers
 from failurelab import guards, updates
 from failurelab_course.experiments import deepspeed, devices, models, observe, trainers
 
-SEEDS, CURE_STEPS, RATE = 3, 100, 3e-5
+SEEDS, CURE_STEPS, RATE = 3, 80, 3e-5
 BF16, F32 = torch.bfloat16, torch.float32
 WORK = {"prompts_per_step": 8, "num_generations": 4}
 GRID = (
@@ -178,7 +178,7 @@ def main() -> None:
             for seed in range(SEEDS):
                 record(f"cure: {cure}", seed, device, run(seed))
         record("cure: DeepSpeed's bf16", 0, device, engine(folder, device))
-        record("float16 weights", 0, device, train(folder, torch.float16, RATE, 20, 0, device=device))
+        record("cure: float16 weights", 0, device, train(folder, torch.float16, RATE, 20, 0, device=device))
         for dtype in (BF16, torch.float16):
             observe.record("F9", "measured", {"gap": gap(folder, dtype, device)}, case=f"gap to float32: {name(dtype)}")
 

@@ -2,7 +2,7 @@
 
 "We moved to new GPUs and new libraries on Tuesday. Since then the reward of this run has been flat. Nothing else looks
 wrong: the rollouts are as good as the model, grad_norm is what it was, no warning, no error. On the old machine the
-same options learned from the first hundred steps on. We have not touched the learning rate: our sweep found 5e-5, and a
+same options learned from the first hundred steps on. We have not touched the learning rate: our sweep found 3e-5, and a
 larger one broke the full model."
 
 Find out what happens to the updates, and make it learn. The learning rate stays.
@@ -29,7 +29,7 @@ def build_trainer(model_path, output_dir):
     config = GRPOConfig(
         output_dir=output_dir,
         max_steps=60,
-        learning_rate=5e-5,
+        learning_rate=3e-5,
         lr_scheduler_type="constant",
         per_device_train_batch_size=16,
         num_generations=4,

@@ -193,7 +193,7 @@ def frozen():
         (qwen2, {}),
         (adapter, {}),
         (frozen, {}),
-        (lambda: qwen2(dtype=torch.bfloat16), {"rates": [0.0, *(2e-6 * 10**power for power in range(5)), *[1e-2] * 5]}),
+        (lambda: qwen2(dtype=torch.bfloat16), {"rates": [0.0, *(2e-7 * power for power in range(1, 6)), *[1e-2] * 4]}),
         (lambda: qwen2(dtype=torch.bfloat16), {"rates": [0.0] * 6}),
         (lambda: qwen2(dtype=torch.bfloat16), {"gradient": lambda step, p: torch.zeros_like(p)}),
         (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": Stochastic}),

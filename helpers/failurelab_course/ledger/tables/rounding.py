@@ -31,9 +31,7 @@ def rounding(records: list[Record]) -> str:
 
 def rounding_cures(records: list[Record]) -> str:
     """Each cure at the same learning rate: what changed, the reward's ends, and accuracy against no cure."""
-    runs = select_runs(
-        records, "F9", "(cure: )?(?P<cure>none|.*weights.*|learning rate .*|.*rounding|.*copies.*|Deep.*)"
-    )
+    runs = select_runs(records, "F9", "cure: (?P<cure>.+)")
     groups = dict(list(runs.groupby("cure", sort=False)))
     none = groups["none"]["accuracy_after"]
 
