@@ -186,7 +186,7 @@ def main() -> None:
         if kept.exists() and not options.again:
             result = json.loads(kept.read_text())
         else:
-            result = judge(case)
+            result = judge(case) | {"rules": options.rules}
             kept.write_text(json.dumps(result))
         verdict = right(case, result)
         word = "right" if all(verdict.values()) else "WRONG"
@@ -196,7 +196,7 @@ def main() -> None:
         metrics = {
             "expected": ", ".join(case.expected) or "none", "found": ", ".join(result["found"]) or "none",
             "also_allowed": ", ".join(case.also), **verdict, "seconds": result["seconds"], "stack": case.stack,
-            "half": case.half, "ended_in_an_error": bool(result["error"]), "rules": options.rules,
+            "half": case.half, "ended_in_an_error": bool(result["error"]), "rules": result.get("rules", options.rules),
         }  # fmt: skip
         observe.record("ground", "measured", metrics, case=f"preflight: {case.name}")
 

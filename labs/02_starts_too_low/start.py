@@ -2,8 +2,8 @@
 
 A small Qwen2 learns sums by GRPO in trl 0.14, all its weights.
 
-"Our evaluation says that this checkpoint gets four sums out of ten right. The very first reward of the run is a third
-of that, before anything was trained, and it ends no higher. I have started it three times."
+"Our evaluation says that this checkpoint gets four sums out of ten right. The very first reward of the run is half of
+that, before anything was trained, and the last is still below it. I have started it three times."
 
 Make it learn. Each layer is computed again in the backward pass, as now: without that the real model does not fit.
 """

@@ -69,7 +69,7 @@ def test_a_trainer_that_scores_for_itself_is_not_judged():
 
 def test_an_untouched_policy_is_its_own_reference(grpo, model):
     answer = one(judge_reference(seen(grpo(model))))
-    assert isinstance(answer, Held) and "the same log-probabilities" in answer.evidence
+    assert isinstance(answer, Held) and "the same weights" in answer.evidence
 
 
 def test_a_policy_that_was_changed_after_its_load(grpo, model):
@@ -218,3 +218,20 @@ def test_every_judge_takes_a_whole_healthy_trainer(grpo, model, tokenizer):
         "F19",
         "F9",
     }
+
+
+def test_tokens_that_were_added_are_no_change():
+    """The policy has rows for new tokens, which the reference of its name lacks; the rest is the same."""
+    reference = small.qwen2()
+    policy = small.qwen2()
+    policy.resize_token_embeddings(40)
+    for each in (policy, reference):
+        each.config._name_or_path = "same"
+    trainer = types.SimpleNamespace(model=policy, ref_model=reference)
+    assert isinstance(one(judge_reference(seen(trainer))), Held)
+
+
+def test_another_dtype_is_no_other_model():
+    policy, reference = small.qwen2(), small.qwen2()
+    trainer = types.SimpleNamespace(model=policy.bfloat16(), ref_model=reference)
+    assert isinstance(one(judge_reference(seen(trainer, small=False))), Held)

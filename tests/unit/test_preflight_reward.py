@@ -251,3 +251,11 @@ def test_forms_are_read_off_a_function():
     assert any(re.fullmatch(r"<reasoning>.*</reasoning>.*<result>42</result>", each) for each in written)
     assert [form("42") for form in forms(unread_numbers, "42")] == ["<answer>42</answer>"]
     assert forms(unread_numbers, "Paris") == []  # it can match no word
+
+
+def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
+    """Which of them a source line belongs to is unknown, so nothing is said of what they read."""
+    pair = [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: list(map(len, completions))]
+    (answer,) = judge(pair[0], tokenizer=tokenizer)
+    assert isinstance(answer, NotChecked)
+    assert not [answer for answer in judge(pair[1], tokenizer=tokenizer) if isinstance(answer, Finding)]

@@ -16,6 +16,7 @@ from failurelab.preflight.rows import prompt_ids  # noqa: E402
 from failurelab.preflight.tokens import judge_ends, judge_template  # noqa: E402
 
 TEXTS = ["3+4=", "5+6=", "8+9=", "12+30="]
+QUESTIONS = ["What is 3+4?", "Compute 5+6", "Add 8 and 9.", "12+30="]
 MESSAGES = [[{"role": "user", "content": text}] for text in TEXTS]
 
 
@@ -60,9 +61,10 @@ def with_bos(tokenizer):
     ("prompts", "name", "kind"),
     [
         (MESSAGES, "Qwen/Qwen2-0.5B-Instruct", Held),
-        (TEXTS, "Qwen/Qwen2-0.5B-Instruct", Finding),
-        (TEXTS, "google/gemma-2-2b-it", Finding),
-        (TEXTS, "Qwen/Qwen2-0.5B", NotChecked),
+        (QUESTIONS, "Qwen/Qwen2-0.5B-Instruct", Finding),
+        (QUESTIONS, "google/gemma-2-2b-it", Finding),
+        (QUESTIONS, "Qwen/Qwen2-0.5B", NotChecked),
+        (["SUBREDDIT: r/x POST: I asked why. TL;DR:"] * 4, "Qwen/Qwen2-0.5B-Instruct", NotChecked),
         (TEXTS, "/models/chat-data/tiny-qwen2", NotChecked),
         ([f"<|im_start|>user\n{text}<|im_end|>\n" for text in TEXTS], "Qwen/Qwen2-0.5B-Instruct", Held),
     ],

@@ -64,7 +64,7 @@ def sort(told: Told) -> None:
     told.findings.sort(key=lambda answer: _rank(answer["failure"]))
     found = {answer["failure"] for answer in told.findings}
     for answer in told.findings:
-        answer["notebook"] = answer["notebook"] or notebooks.get(answer["failure"])
+        answer["notebook"] = answer["notebook"] or notebooks.get(answer["failure"]) or None
     told.not_checked = _once([a for a in told.not_checked if a["failure"] not in found])
     left = found | {answer["failure"] for answer in told.not_checked}
     told.held = _once([answer for answer in told.held if answer["failure"] not in left])

@@ -458,8 +458,10 @@ def _tree(function: Callable[..., Any]) -> Any:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         return None
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    return next((node for node in ast.walk(tree) if isinstance(node, kinds)), None)
+    lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+    if getattr(function, "__name__", "") == "<lambda>":
+        return lambdas[0] if len(lambdas) == 1 else None  # which of a line's it is, nobody knows
+    return next((node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
 
 
 def _asked(function: Callable[..., Any]) -> list[str]:

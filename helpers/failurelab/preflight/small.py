@@ -129,7 +129,8 @@ def build(cls: type, config: Any, **options: Any) -> torch.nn.Module:
 
 
 def _built(cls: type, config: Any, options: dict[str, Any]) -> torch.nn.Module:
-    seed = zlib.crc32(str(config.to_dict()).encode())  # policy and reference of one name are the same model
+    # Policy and reference of one name are the same model, also where they are loaded in different dtypes.
+    seed = zlib.crc32(f"{cls.__name__} {config._name_or_path} {getattr(config, 'vocab_size', '')}".encode())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = cls._from_config(config, **options, **{_dtype_argument(): torch.float32})

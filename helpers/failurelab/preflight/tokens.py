@@ -22,6 +22,11 @@ from failurelab.preflight.rows import generates, is_conversation, prompt_ids, sa
 
 ROWS = 32
 _CHAT = re.compile(r"instruct|chat|zephyr|\bit\b|assistant", re.IGNORECASE)
+_TASK = re.compile(
+    r"(what|who|how|why|when|where|which|is|are|can|please|solve|compute|calculate|find|write|explain|give|name|list|"
+    r"translate|summari[sz]e|answer|add|multiply|count|describe|question)\b",
+    re.IGNORECASE,
+)
 _TURN = [{"role": "user", "content": "Question?"}, {"role": "assistant", "content": "Answer."}]
 TOKENS = 64  # drawn from a real model, to see whether it ends
 
@@ -55,10 +60,20 @@ def judge_template(seen: Seen) -> Iterator[Answer]:
     repair = 'Make each prompt a list of messages: {"prompt": [{"role": "user", "content": text}], …}.'
     if not seen.small:
         yield _ask_model(seen, tokenizer, [prompt for prompt in prompts if mark not in prompt][:4], evidence, repair)
-    elif _CHAT.search(name.rstrip("/").split("/")[-1].replace("_", "-")):
-        yield Finding("F12", f"{evidence}, and {name} is a chat model by its name", repair)
+    elif _is_chat(name) and 2 * sum(map(_is_asked, prompts)) > len(prompts):
+        yield Finding("F12", f"{evidence}; they ask or tell, and {name} is a chat model by its name", repair)
     else:
         yield NotChecked("F12", f"{evidence}; whether the model needs it, only the real model tells (--real-model)")
+
+
+def _is_chat(name: str) -> bool:
+    return bool(_CHAT.search(name.rstrip("/").split("/")[-1].replace("_", "-")))
+
+
+def _is_asked(prompt: str) -> bool:
+    """Return whether a text is a question or a task; one that ends in a cue, as `TL;DR:`, is to be gone on with."""
+    text = prompt.strip()
+    return not text.endswith((":", "=")) and bool(text.endswith((".", "?", "!")) or _TASK.match(text))
 
 
 def _mark(tokenizer: Any) -> str:
@@ -153,7 +168,7 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
         return Held("F13", f"{ends}, which is the end of a turn in the chat template")
     name = seen.loads[0].name if seen.loads else ""
     found = f"{ends}, and a turn of the chat template ends with {_names(tokenizer, {turn})}"
-    if turn in config or _CHAT.search(name.rstrip("/").split("/")[-1]):
+    if turn in config or _is_chat(name):
         return Finding(
             "F13",
             f"{found}, which the model's generation config has too: after it, padding counts as the completion"

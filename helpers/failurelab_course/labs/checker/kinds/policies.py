@@ -93,7 +93,7 @@ def _rollouts(batch: dict, trainer: Any, run: Run, drawn: set, scores: list[plai
         asked = run.tokenizer.decode(prompt[kept.bool()], skip_special_tokens=True)
         ids = ids[counts].tolist()
         right = models.reward([run.tokenizer.decode(ids, skip_special_tokens=True)], [answers.get(asked, "")])[0]
-        scores.append((trainer.state.global_step, asked, right))
+        scores.append((trainer.state.global_step, asked, right, run.tokenizer.eos_token_id in ids))
         run.metrics["foreign_tokens"] += 0 if tuple(ids) in drawn else len(ids)
     engine = batch.get("sampling_per_token_logps")
     if engine is None or engine.shape != mask.shape:

@@ -242,7 +242,8 @@ def after(trainer: transformers.Trainer, run: Run) -> None:
     """
     metrics, trained = run.metrics, trainer.model
     run.must_be_there("the trained model", trained.parameters())
-    if hasattr(trained, "get_base_model"):
+    # a PeftModel, or a model of transformers that an adapter was added to
+    if hasattr(trained, "get_base_model") or getattr(trained, "_hf_peft_config_loaded", False):
         folder = run.output_dir / "measured-adapter"
         trained.save_pretrained(folder)
         try:

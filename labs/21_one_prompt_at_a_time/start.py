@@ -1,4 +1,4 @@
-"""Lab 21: moved after loading.
+"""Lab 21: one prompt at a time.
 
 "Both of our processes train. Then an evaluation answers one prompt at a time, and rank 1 stops: 'Input tensors need to be
 on the same GPU'. With two prompts at once it goes on. accelerate has nothing to say about it."

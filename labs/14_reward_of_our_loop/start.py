@@ -1,4 +1,4 @@
-"""Lab 14: rollouts of your own.
+"""Lab 14: the reward of our own loop.
 
 "The reward of our own loop starts at 0.02. The same model, evaluated, answers four sums in ten. We had moved from
 transformers 4.52 to the newest; there is no warning, every tensor has a gradient, and the reward function is right: I

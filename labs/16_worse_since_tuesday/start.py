@@ -1,4 +1,4 @@
-"""Lab 16: a keyword that nobody heard.
+"""Lab 16: worse since Tuesday.
 
 "Since Tuesday the loop that trains on these scores gets worse, without an error. Run by hand, the file shows it: the
 scores are not the log-probabilities that the model wrote with. On Tuesday we upgraded transformers, and somebody wrapped
