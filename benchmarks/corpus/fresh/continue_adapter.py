@@ -37,8 +37,8 @@ def has_number(completions, answer, **kwargs):
 
 args = GRPOConfig(
     output_dir="stage2", beta=a.beta, temperature=1.0, learning_rate=1e-5, num_generations=4,
-    per_device_train_batch_size=4, max_completion_length=64, gradient_checkpointing=False, sync_ref_model=a.sync,
-    report_to="none",
+    per_device_train_batch_size=4, max_completion_length=64, gradient_checkpointing=False,
+    report_to="none", **({"sync_ref_model": True} if a.sync else {}),
 )  # fmt: skip
 trainer = GRPOTrainer(model=model, reward_funcs=has_number, args=args, train_dataset=dataset,
                       processing_class=tokenizer, peft_config=new)  # fmt: skip
