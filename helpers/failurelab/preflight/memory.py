@@ -197,7 +197,9 @@ def main() -> None:
         base = model.get_base_model() if step["lora"] else model
         hidden = base.model(input_ids=ids, use_cache=False)[0]
         logits = base.get_output_embeddings()(hidden[:, -step["logits"] :])
-        logits.float().log_softmax(-1)[..., 0].mean().backward()
+        # Under autocast a log_softmax is computed in float32; else in the dtype of the logits, as trl does.
+        wider = logits.float() if step["autocast"] else logits
+        wider.log_softmax(-1)[..., 0].mean().backward()
 
     peak = simulate.peak_memory(run, model)
     gradients = sum(p.numel() * p.element_size() for p in trained)
