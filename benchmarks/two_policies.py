@@ -2,8 +2,8 @@
 
 An engine in 16 bits draws completions, the same weights in float32 score them. One draw of the largest length holds all
 shorter ones: a completion's first tokens are a completion of so many tokens. Models are a random Qwen2 of 12 layers
-(width 512, vocabulary 32,000, weights doubled so that it is as sure of its tokens as a trained one), and the small one that
-ships. Gaps are measured, none is made up.
+(width 512, vocabulary 32,000, weights doubled so that it is as sure of its tokens as a trained one), and the small one
+that ships. Gaps are measured, none is made up.
 
 The guard is asked about 10 runs with a fault (weights that are old or were never sent, adapters left out, another
 temperature, log-probabilities without it, moved by one token, another engine's ids) and 10 in which nothing is wrong.
