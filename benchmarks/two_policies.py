@@ -1,9 +1,9 @@
 """Two policies: what importance weights leave of a batch, by length, with rounding alone; and the guard on 20 runs.
 
-An engine in 16 bits draws completions, the same weights in float32 score them. One draw of the largest length holds
-all shorter ones: a completion's first tokens are a completion of so many tokens. Models are a random Qwen2 of 12
-layers (width 512, vocabulary 32,000, weights doubled so that it is as sure of its tokens as a trained one), and the
-small one that ships. Gaps are measured, none is made up.
+An engine in 16 bits draws completions, the same weights in float32 score them. One draw of the largest length holds all
+shorter ones: a completion's first tokens are a completion of so many tokens. Models are a random Qwen2 of 12 layers
+(width 512, vocabulary 32,000, weights doubled so that it is as sure of its tokens as a trained one), and the small one
+that ships. Gaps are measured, none is made up.
 
 The guard is asked about 10 runs with a fault (weights that are old or were never sent, adapters left out, another
 temperature, log-probabilities without it, moved by one token, another engine's ids) and 10 in which nothing is wrong.
@@ -15,7 +15,7 @@ import argparse
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -67,14 +67,22 @@ def both_logps(model: Any, dtype: torch.dtype, length: int, count: int) -> tuple
     return torch.cat(ours), torch.cat(theirs, 1)
 
 
-def by_length(device: str) -> None:
+def small_model(device: str) -> Any:
+    """Return the model that ships."""
+    return models.load("tiny", device=device)[0].eval()
+
+
+# Name, model, the engine's dtype, the largest length, and how many completions.
+Case = tuple[str, Callable[[str], Any], torch.dtype, int, int]
+SMALL: tuple[Case, ...] = (
+    ("small Qwen2, bfloat16", small_model, torch.bfloat16, 448, 64),
+    ("small Qwen2, float16", small_model, torch.float16, 448, 64),
+)
+LARGE: tuple[Case, ...] = (("12 layers, bfloat16", random_model, torch.bfloat16, 2048, 16),)
+
+
+def by_length(device: str, cases: Iterable[Case]) -> None:
     """Record masked share and effective sample size by length."""
-    tiny = models.load("tiny", device=device)[0].eval()
-    cases = [
-        ("small Qwen2, bfloat16", lambda _: tiny, torch.bfloat16, 448, 64),
-        ("small Qwen2, float16", lambda _: tiny, torch.float16, 448, 64),
-        ("12 layers, bfloat16", random_model, torch.bfloat16, 2048, 16),
-    ]
     for name, build, dtype, longest, count in cases:
         ours, theirs = both_logps(build(device), dtype, longest, count)
         for length in (each for each in LENGTHS if each <= longest):
@@ -190,8 +198,9 @@ def main() -> None:
     parser.add_argument("--device", type=devices.argument, default="cpu")
     device = parser.parse_args().device
     observe.quiet()
+    by_length(device, SMALL)
     guard_runs(device)
-    by_length(device)
+    by_length(device, LARGE)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,14 @@
 from failurelab_course.ledger.records import Record
 from failurelab_course.ledger.tables import list_runs, select_runs, table
 
+NOT_RECORDED = "Not recorded yet: `failurelab evidence record --out evidence/cpu.json --only two_policies`."
+
 
 def weights(records: list[Record]) -> str:
     """Rounding alone: what one weight for a sequence, and one for each token, leave of a batch, by length."""
     runs = select_runs(records, "F17", "weights: (?P<engine>.+), (?P<tokens>\\d+) tokens")
+    if runs.empty:
+        return NOT_RECORDED
     return table(
         ["engine", "tokens"],
         list_runs(runs, "engine", "tokens"),
@@ -25,6 +29,8 @@ def weights(records: list[Record]) -> str:
 def engine_guard(records: list[Record]) -> str:
     """EngineMismatchGuard on runs with a fault, and on runs in which nothing is wrong."""
     runs = select_runs(records, "F16", "guard: (?P<name>.+)")
+    if runs.empty:
+        return NOT_RECORDED
     return table(
         ["run"],
         list_runs(runs, "name"),
