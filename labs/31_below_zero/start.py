@@ -61,4 +61,6 @@ if __name__ == "__main__":
     trainer = build_trainer(str(tiny), tempfile.mkdtemp())
     trainer.train()
     for row in trainer.state.log_history[:40:4]:
-        print(f"step {row['step']:2}  loss {row['loss']:+.4f}  groups without variance {row['frac_reward_zero_std']:.2f}")
+        print(
+            f"step {row['step']:2}  loss {row['loss']:+.4f}  groups without variance {row['frac_reward_zero_std']:.2f}"
+        )
