@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `failurelab preflight` says of a corpus of scripts, broken and healthy, against what each of them has.
 
-    python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--rules COMMIT]
+    python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--kept] [--rules COMMIT]
 
 The corpus and its expected causes stand in `benchmarks/corpus`. Each case runs in a fresh copy of a folder with a model
 of Qwen2-0.5B's sizes (configuration and tokenizer, no weights), the tiny Qwen2, an adapter and four small datasets.
@@ -176,6 +176,7 @@ def main() -> None:
     parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--again", action="store_true", help="judge also what was judged before")
+    parser.add_argument("--kept", action="store_true", help="judge nothing; record what was judged before")
     parser.add_argument("--rules", default="", help="the commit of the rules, for the ledger")
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -183,6 +184,8 @@ def main() -> None:
         if options.only not in case.name:
             continue
         kept = CACHE / f"{case.name}.json"
+        if options.kept and not kept.exists():
+            continue
         if kept.exists() and not options.again:
             result = json.loads(kept.read_text())
         else:

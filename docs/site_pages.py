@@ -120,7 +120,8 @@ def literal_texts() -> dict[str, list[str]]:
     texts: dict[str, list[str]] = {}
     for path in sorted((ROOT / "helpers" / "failurelab" / "failures").glob("F*.toml")):
         failure = tomllib.loads(path.read_text(encoding="utf-8"))
-        texts.setdefault(failure["notebook"], []).extend(failure.get("symptoms", []))
+        if "notebook" in failure:
+            texts.setdefault(failure["notebook"], []).extend(failure.get("symptoms", []))
     return texts
 
 

@@ -1,6 +1,7 @@
 """Lab 09: no attribute 'optimizer'.
 
-GRPO under ZeRO-3 in trl 0.14. This trainer draws a few answers at the start of each step, to watch what the policy says.
+GRPO under ZeRO-3 in trl 0.14. This trainer draws a few answers at the start of each step, to watch what the policy
+says.
 
 "It worked for months. Since we put it under ZeRO-3 it ends with 'Qwen2ForCausalLM' object has no attribute 'optimizer',
 and a colleague's patch that got rid of the error made it slow."

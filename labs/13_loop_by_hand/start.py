@@ -3,8 +3,8 @@
 "My loop does fifty steps, the loss moves at each of them, and the reward is where it was. I have looked at completions,
 rewards and advantages by hand, and they are right. With ten times the learning rate it is the same."
 
-Forty lines of group-relative policy optimization, written by hand, without a trainer. Make it learn. The embeddings keep
-their values, and activations are not kept, for the real model would not fit. And fill in ANSWER.
+Forty lines of group-relative policy optimization, written by hand, without a trainer. Make it learn. The embeddings
+keep their values, and activations are not kept, for the real model would not fit. And fill in ANSWER.
 """
 
 import pathlib

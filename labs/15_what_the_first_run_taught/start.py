@@ -1,8 +1,8 @@
 """Lab 15: what the first run taught.
 
-"The adapter that came out of our first run answers two sums of three. GRPO was to go on from there, and its first rewards
-are 0.45, what the model answers without any adapter. There is no error, and the reward rises a little. I trained the
-first run twice as long, and GRPO began at 0.45 again."
+"The adapter that came out of our first run answers two sums of three. GRPO was to go on from there, and its first
+rewards are 0.45, what the model answers without any adapter. There is no error, and the reward rises a little. I
+trained the first run twice as long, and GRPO began at 0.45 again."
 
 Begin where the first run ended, and make it better. One adapter must come out, for the model as it was given.
 """

@@ -1,17 +1,16 @@
 """Lab 16: worse since Tuesday.
 
 "Since Tuesday the loop that trains on these scores gets worse, without an error. Run by hand, the file shows it: the
-scores are not the log-probabilities that the model wrote with. On Tuesday we upgraded transformers, and somebody wrapped
-the policy so that its logits come in float32. The names of all arguments are right, I have checked."
+scores are not the log-probabilities that the model wrote with. On Tuesday we upgraded transformers, and somebody
+wrapped the policy so that its logits come in float32. The names of all arguments are right, I have checked."
 
 `log_probs(model, input_ids, attention_mask, completion_length)`: prompts are padded on the left, completions on the
 right; both tensors are (batch, sequence), and the completion is the last `completion_length` columns. What is returned
-is (batch, completion_length). Scores of padding do not matter. Logits stay in float32, and no more rows of them are made
-than are needed. Repair it, and fill in ANSWER.
+is (batch, completion_length). Scores of padding do not matter. Logits stay in float32, and no more rows of them are
+made than are needed. Repair it, and fill in ANSWER.
 """
 
 import torch
-
 
 ANSWER = {
     "verdict": "",  # where it goes wrong: "transformers", "wrapper" or "loop", the one in log_probs

@@ -1,10 +1,10 @@
 """Lab 17: a warning in every step.
 
-"torch says again and again that 'None of the inputs have requires_grad=True. Gradients will be None'. Threads about this
-text are full of repairs, and none of them says how to tell whether one is needed."
+"torch says again and again that 'None of the inputs have requires_grad=True. Gradients will be None'. Threads about
+this text are full of repairs, and none of them says how to tell whether one is needed."
 
-A small Qwen2 learns sums by GRPO in trl 0.14, all weights, with checkpointing. Is this run broken? Measure it, and fill in
-ANSWER. Change the training only if it is.
+A small Qwen2 learns sums by GRPO in trl 0.14, all weights, with checkpointing. Is this run broken? Measure it, and
+fill in ANSWER. Change the training only if it is.
 """
 
 import pathlib

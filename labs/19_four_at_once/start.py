@@ -1,12 +1,12 @@
 """Lab 19: four at once.
 
-"It ends before its first step, in 'element 0 of tensors does not require grad and does not have a grad_fn'. Last month I
-made that message go away, and then it trained for a night and had learned nothing. On two GPUs it never started."
+"It ends before its first step, in 'element 0 of tensors does not require grad and does not have a grad_fn'. Last month
+I made that message go away, and then it trained for a night and had learned nothing. On two GPUs it never started."
 
 A Qwen2 learns sums by GRPO with an adapter and checkpointing, in trl 0.15. With GPUs `accelerate launch` starts this
 script once for each, and each process loads the model in 4 bit; without, the small model is trained in float32. Four
-things are wrong. Make it learn, on one device and on several, with no more rows of logits than are needed. The adapter is
-the only thing trained, and activations are not kept.
+things are wrong. Make it learn, on one device and on several, with no more rows of logits than are needed. The adapter
+is the only thing trained, and activations are not kept.
 """
 
 import pathlib

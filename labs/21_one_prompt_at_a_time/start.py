@@ -1,7 +1,7 @@
 """Lab 21: one prompt at a time.
 
-"Both of our processes train. Then an evaluation answers one prompt at a time, and rank 1 stops: 'Input tensors need to be
-on the same GPU'. With two prompts at once it goes on. accelerate has nothing to say about it."
+"Both of our processes train. Then an evaluation answers one prompt at a time, and rank 1 stops: 'Input tensors need to
+be on the same GPU'. With two prompts at once it goes on. accelerate has nothing to say about it."
 
 Each of two processes is to have the 4-bit model whole on the GPU that it trains on, for training and for generation.
 And name what was left behind: ANSWER.

@@ -6,8 +6,8 @@ The part of a training loop of one's own that corrects for an engine: each compl
 the engine has the same weights as the trainer and each token differs by a hundredth of a nat. The rest hardly count."
 
 Let long completions count as short ones do. Where engine and policy agree the weight is 1, and where they really
-differ (another temperature, say) the weights still say so. Return one weight for a sequence, (batch, 1), or one for each
-token, (batch, tokens).
+differ (another temperature, say) the weights still say so. Return one weight for a sequence, (batch, 1), or one for
+each token, (batch, tokens).
 """
 
 import torch

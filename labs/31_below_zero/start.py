@@ -61,6 +61,5 @@ if __name__ == "__main__":
     trainer = build_trainer(str(tiny), tempfile.mkdtemp())
     trainer.train()
     for row in trainer.state.log_history[:40:4]:
-        print(
-            f"step {row['step']:2}  loss {row['loss']:+.4f}  groups without variance {row['frac_reward_zero_std']:.2f}"
-        )
+        flat = row["frac_reward_zero_std"]
+        print(f"step {row['step']:2}  loss {row['loss']:+.4f}  groups without variance {flat:.2f}")

@@ -1,8 +1,8 @@
 """Lab 32: a perfect reward.
 
-"Since Monday we pay for near misses too, so that the model learns something from a wrong sum. The total reward has never
-looked better: it climbs to 1.0 within forty steps. But the people who evaluate say that the model no longer answers one
-sum. I think their script is broken."
+"Since Monday we pay for near misses too, so that the model learns something from a wrong sum. The total reward has
+never looked better: it climbs to 1.0 within forty steps. But the people who evaluate say that the model no longer
+answers one sum. I think their script is broken."
 
 Who is right? Find out which of the two misleads, the evaluation or the reward. Fill in ANSWER, and make the run learn.
 """

@@ -1,8 +1,8 @@
 """Lab 34: the second GPU of the server.
 
-"On my workstation this trains. On the server, which has two GPUs, the first pass ends in 'Input tensors need to be on the
-same GPU', and the message names cuda:1. There is no cuda:1 in my script: each process loads the model on its own GPU,
-and I start one process."
+"On my workstation this trains. On the server, which has two GPUs, the first pass ends in 'Input tensors need to be on
+the same GPU', and the message names cuda:1. There is no cuda:1 in my script: each process loads the model on its own
+GPU, and I start one process."
 
 COMMAND is part of the script here: it is what you would type. Make it train in 4 bit on the server: a process has one
 GPU, and no second one that it sees and does not use. And fill in ANSWER.

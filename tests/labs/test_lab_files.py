@@ -32,6 +32,8 @@ HEALED = {
     "tensors_without_gradient": 0,
     "tensors_zero_gradient": 0,
     "tensors_changed": 25,
+    "elements_changed": 1.0,
+    "weights_bits": 32,
     "frozen_changed": 0,
     "warnings": 230,
     "rollouts": 6720,

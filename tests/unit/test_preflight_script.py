@@ -10,7 +10,7 @@ import torch
 import transformers
 from small import qwen2
 
-from failurelab.preflight import answer, cuts, errors, launch, launched, ranks, repairs, small
+from failurelab.preflight import answer, cuts, errors, launch, launched, ranks, repairs, run, small
 from failurelab.preflight.findings import Finding, Held, Load, NotChecked, Seen, Source
 
 
@@ -337,3 +337,21 @@ def test_the_probe_leaves_modes_as_they_are():
     model = qwen2()
     model.train()
     assert small.probe(model).shape == (1, 8, 32) and model.training
+
+
+def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
+    """A subclass with *args and **kwargs, as people write them: the dataset is noted whole, and cut for the trainer."""
+    spec = {"steps": 1, "output": str(tmp_path), "real_model": False}
+    watched = run.Run(spec, Source("train.py", ""), run.Report(tmp_path / "report", tmp_path / "progress"))
+    taken = {}
+
+    def parent(self, model, args=None, train_dataset=None, **more):
+        taken.update(model=model, train_dataset=train_dataset, **more)
+
+    def subclass(self, *args, keep=True, **kwargs):
+        watched.initialize(parent, self, args, kwargs)
+
+    rows, trainer = Rows("row" for _ in range(2000)), object()
+    watched.initialize(subclass, trainer, ("model", "arguments", rows), {"tokenizer": "t", "keep": False})
+    assert taken["model"] == "model" and taken["tokenizer"] == "t" and len(taken["train_dataset"]) == 512
+    assert watched.datasets[id(trainer)] is rows and watched.given[id(trainer)]["args"] == "arguments"

@@ -48,6 +48,9 @@ def main(spec: dict[str, Any]) -> None:
         run.ended(f"{path.name} ended without training: it never called train() of a transformers Trainer")
 
 
+_DATASETS = ("train_dataset", "eval_dataset")
+
+
 class Report:
     """What the parent is told: stages while it runs, and answers at the end."""
 
@@ -118,33 +121,21 @@ class Run:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
         from failurelab.preflight import cuts
 
-        try:
-            bound = inspect.signature(original).bind_partial(trainer, *args, **kwargs)
-        except TypeError:
-            return original(trainer, *args, **kwargs)  # which says what is wrong
-        named = dict(bound.arguments)
-        for name, parameter in bound.signature.parameters.items():
-            if parameter.kind is parameter.VAR_KEYWORD:
-                named |= named.pop(name, {})
-        named.pop("self", None)
-        self.given[id(trainer)] = {**named, **self.given.get(id(trainer), {})}
-        for name in ("train_dataset", "eval_dataset"):
-            dataset = named.get(name)
-            if name == "train_dataset":
-                self.datasets.setdefault(id(trainer), dataset)
-            cut = cuts.cut_rows(dataset)
-            if cut is not dataset:
-                if name in bound.arguments:
-                    bound.arguments[name] = cut
-                else:
-                    next(value for value in bound.arguments.values() if isinstance(value, dict) and name in value)[
-                        name
-                    ] = cut
+        parameters = list(inspect.signature(original).parameters.values())[1 : len(args) + 1]
+        names = [each.name if each.kind is each.POSITIONAL_OR_KEYWORD else "" for each in parameters]
+        names += [""] * (len(args) - len(names))  # of a subclass that passes *args on
+        given = dict(zip(names, args)) | kwargs  # by name; also by an old name, which a decorator translates
+        given.pop("", None)
+        self.given[id(trainer)] = {**given, **self.given.get(id(trainer), {})}
+        if given.get("train_dataset") is not None:
+            self.datasets.setdefault(id(trainer), given["train_dataset"])
+        args = tuple(cuts.cut_rows(value) if name in _DATASETS else value for name, value in zip(names, args))
+        kwargs = {name: cuts.cut_rows(value) if name in _DATASETS else value for name, value in kwargs.items()}
         if not self.making:
             self.report.say(f"making {type(trainer).__name__}")
         self.making += 1
         try:
-            original(*bound.args, **bound.kwargs)
+            original(trainer, *args, **kwargs)
         finally:
             self.making -= 1
 

@@ -50,6 +50,7 @@ class Watch:
         self._asked: _Asked | None = None
         self._generated: set[bool] = set()  # in train mode, in eval mode
         self.finished = False
+        self._model = "the cut model" if seen.small else "the model"
         self._replaced = self._find_replaced()
 
     @contextlib.contextmanager
@@ -143,11 +144,11 @@ class Watch:
             return
         missing, total = len(report.without_gradient), len(report.trainable)
         if not missing:
-            yield Held(own, f"all {total} trainable tensors of the cut model get a gradient")
+            yield Held(own, f"all {total} trainable tensors of {self._model} get a gradient")
         elif "reentrant" in self._kinds:
             yield Finding(
                 own,
-                f"{missing} of {total} trainable tensors of the cut model get no gradient in the first step "
+                f"{missing} of {total} trainable tensors of {self._model} get no gradient in the first step "
                 f"({list_names(report.without_gradient)}): reentrant gradient checkpointing cuts layers off whose "
                 "input needs none"
                 + (
@@ -189,8 +190,8 @@ class Watch:
             "F7",
             f"the completions that the trainer generates are not the policy's: log-probabilities are off by "
             f"{report.mean_error:.2f} nats a token, {report.error:.2f} at most, where rounding gives "
-            f"{report.rounding:g} (gradient checkpointing {report.checkpointing}, use_cache={report.use_cache}; the "
-            "cut model's figures)",
+            f"{report.rounding:g} (gradient checkpointing {report.checkpointing}, "
+            f"use_cache={report.use_cache}; figures of {self._model})",
             repairs.before_training(
                 self.seen,
                 "{trainer}.generation_config.use_cache = False",

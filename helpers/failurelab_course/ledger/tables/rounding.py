@@ -9,6 +9,8 @@ from failurelab_course.ledger.tables import count, markdown, select_runs, spread
 
 _GRID = r"(?P<trained>full|LoRA|LoRA, adapters in bfloat16), (?P<dtype>bfloat16|float32), learning rate (?P<rate>\S+)"
 
+_NONE = "Not recorded yet: `failurelab evidence record --only rounding`."
+
 
 def _percent(values: pandas.Series) -> str:
     return spread([100 * value for value in values], ".2f") + " %"
@@ -17,6 +19,8 @@ def _percent(values: pandas.Series) -> str:
 def rounding(records: list[Record]) -> str:
     """Elements changed, predicted and real, by what is trained, dtype, learning rate and era."""
     runs = select_runs(records, "F9", _GRID)
+    if runs.empty:
+        return _NONE
     groups = runs.groupby(["trained", "dtype", "rate", "era"], sort=False)
     return table(
         ["what is trained", "model in", "learning rate", "era"],
@@ -32,6 +36,8 @@ def rounding(records: list[Record]) -> str:
 def rounding_cures(records: list[Record]) -> str:
     """Each cure at the same learning rate: what changed, the reward's ends, and accuracy against no cure."""
     runs = select_runs(records, "F9", "cure: (?P<cure>.+)")
+    if runs.empty:
+        return _NONE
     groups = dict(list(runs.groupby("cure", sort=False)))
     none = groups["none"]["accuracy_after"]
 
@@ -58,6 +64,8 @@ def rounding_cures(records: list[Record]) -> str:
 def update_guard(records: list[Record]) -> str:
     """Runs with the failure and without, and what the guard said of them."""
     runs = select_runs(records, "F9", "(?!gap).*")
+    if runs.empty:
+        return _NONE
     runs = runs[runs["lost"].notna()]
     runs = runs.assign(lost=runs["lost"].astype(bool), alarm=runs["alarm"].astype(bool))
     lines = [

@@ -89,7 +89,7 @@ class Kept:
             layer
             for layer, parts in self._maps.items()
             if 2 * len(self._again.intersection(parts)) < len(parts)
-            and any(parameter.grad is not None for parameter in layer.parameters())
+            and any(parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters())
         ]
         self._again.clear()
         return len(kept)
