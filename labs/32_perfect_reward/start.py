@@ -17,8 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 ANSWER = {
     "verdict": "",  # which of the two misleads: "evaluation" or "reward"
-    "distance_first": None,  # what `distance` returns, in the mean of the first four steps, before any repair
-    "distance_last": None,  # the same, in the mean of the last four steps
+    "distance_last": None,  # what `distance` returns, in the mean of the last four steps, before any repair
 }
 
 SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]
