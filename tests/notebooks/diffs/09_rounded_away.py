@@ -30,6 +30,8 @@ start = AutoModelForCausalLM.from_pretrained(model_path).float().to(model.device
 then = dict(start.named_parameters())
 changed = sum(int((weight.float() != then[name]).sum()) for name, weight in model.named_parameters())
 share = changed / sum(weight.numel() for weight in then.values())
-metrics = {"share": share, "before": share_right(start), "after": share_right(model.float())}
+trained = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).to(model.device)
+trained.load_state_dict(model.state_dict())
+metrics = {"share": share, "before": share_right(start), "after": share_right(trained)}
 healed = share > 0.9 and metrics["after"] > metrics["before"] + 0.03
 """
