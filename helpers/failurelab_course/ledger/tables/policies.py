@@ -11,6 +11,7 @@ def weights(records: list[Record]) -> str:
     runs = select_runs(records, "F17", "weights: (?P<engine>.+), (?P<tokens>\\d+) tokens")
     if runs.empty:
         return NOT_RECORDED
+    runs = runs.assign(tokens=runs["tokens"].astype(int)).sort_values(["engine", "tokens"])
     return table(
         ["engine", "tokens"],
         list_runs(runs, "engine", "tokens"),
