@@ -237,12 +237,14 @@ def test_one_process_with_several_gpus(monkeypatch):
 
 def test_the_engine_is_judged_by_versions(monkeypatch):
     """GRPOTrainer of trl 0.15 leaves ZeRO-3's hooks on; evaluate() before train() breaks every release."""
-    kind = type("GRPOTrainer", (), {})
+    kind = type("GRPOTrainer", (), {"__module__": "trl.trainer.grpo_trainer"})
     monkeypatch.setattr(launched, "_version", lambda package: launched.Version("0.15.2"))
     given = Seen(kind(), {}, zero_stage=3)
     assert isinstance(launched._engine(given), Finding)
     monkeypatch.setattr(launched, "_version", lambda package: launched.Version("1.16"))
     assert isinstance(launched._engine(given), Held)
+    given.trainer = type("OwnTrainer", (kind,), {"__module__": "__main__"})()
+    assert "OwnTrainer, of the script's own" in launched._engine(given).why
     given.evaluated = True
     assert isinstance(launched._engine(given), Finding)
     given.zero_stage = 2

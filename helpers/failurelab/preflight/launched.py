@@ -47,7 +47,21 @@ def _engine(seen: Seen) -> Answer:
             "hooks stay on, and each token gathers every layer again (by versions; no engine runs here)",
             "trl 0.16 or later; or generate under failurelab.zero3.generation_model(trainer)",
         )
+    if own := _own_code(seen.trainer):
+        return NotChecked(
+            "F4",
+            f"{own}, of the script's own, may take the bare model for ZeRO-3's engine, and no engine runs here: "
+            "guards.EngineGuard(trainer) watches it",
+        )
     return Held("F4", f"ZeRO-3, and trl {_version('trl')} hands its engine to generation (by versions)")
+
+
+def _own_code(trainer: Any) -> str:
+    """Return the names of the trainer's class and of its callbacks that are in no library; empty if all are."""
+    callbacks = getattr(getattr(trainer, "callback_handler", None), "callbacks", [])
+    kinds = [type(trainer), *(kind if isinstance(kind, type) else type(kind) for kind in callbacks)]
+    libraries = ("accelerate", "failurelab", "transformers", "trl")
+    return ", ".join(kind.__name__ for kind in kinds if kind.__module__.partition(".")[0] not in libraries)
 
 
 def _ranks(seen: Seen) -> Answer:
