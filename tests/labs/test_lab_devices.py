@@ -145,7 +145,9 @@ def test_which_labs_use_a_gpu(written):
     """By kind: simulated devices are the same everywhere. A lab may say less in its lab.toml, and no more."""
     for lab in labs.find():
         assert lab.devices == (("cpu",) if lab.kind in metrics.CPU_ONLY else ("cpu", "cuda"))
-    assert {lab.kind for lab in labs.find()} - set(metrics.CPU_ONLY) == {"trainer", "loop", "logits", "log_probs"}
+    assert {lab.kind for lab in labs.find()} - set(metrics.CPU_ONLY) == {
+        *("trainer", "loop", "logits", "log_probs", "policies", "weights")
+    }
     assert set(metrics.CPU_ONLY) < set(metrics.KINDS) == set(measure.KINDS)
     lab = written('devices = ["cpu"]')
     assert lab.devices == ("cpu",)

@@ -35,7 +35,7 @@ def test_a_deck_is_one_file_that_names_no_other():
     assert not re.findall(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"'](?!data:|\$)[^\"']*", made)
     assert "@import" not in made and "url(http" not in made
     assert made.count("<section") > 10 and 'class="fragment"' in made
-    assert "plt" not in made and "NBVAL" not in made and "<img" in made
+    assert "plt.subplots" not in made and "NBVAL" not in made and "<img" in made
     assert made.rindex("Why?") < made.rindex('<aside class="notes">') < made.rindex("Because of")
 
 

@@ -137,7 +137,7 @@ def _built(cls: type, config: Any, options: dict[str, Any]) -> torch.nn.Module:
         model.eval()
         if getattr(config, "vocab_size", None) and not getattr(config, "is_encoder_decoder", False):
             with torch.no_grad():
-                model(input_ids=torch.zeros(1, 2, dtype=torch.long))
+                model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device))
     return model
 
 

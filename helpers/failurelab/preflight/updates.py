@@ -77,7 +77,7 @@ def _share(seen: Seen, load: Load, rate: float, dtype: torch.dtype) -> tuple[flo
     if tensors:
         return updates.shares(tensors, rate, dtype=dtype).share, "a sample of the checkpoint's elements"
     spread = float(getattr(load.config, "initializer_range", None) or 0.02)
-    numbers = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0)) * spread
+    numbers = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0), device="cpu") * spread
     return updates.shares([("", numbers)], rate, dtype=dtype).share, f"numbers spread by {spread:g} (initializer_range)"
 
 

@@ -40,7 +40,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
     other, hot = _drawn(run, SHORT, TEMPERATURE)
     ratio = (other - hot).exp()
     pair = torch.stack([weights(other, hot).flatten(), ratio.flatten()])
-    follow = torch.corrcoef(pair)[0, 1] if pair[0].std() > 0 else torch.tensor(0.0)
+    follow = torch.corrcoef(pair)[0, 1] if pair[0].std() > 0 else pair.new_zeros(())
     run.metrics |= {
         "effective_share": effective(long),
         "effective_short": effective(_drawn(run, SHORT)),
