@@ -10,7 +10,7 @@ _PARTS = {
     "first": "until the first notebook opens, nothing there and nothing cached (`make lab`)",
     "set-up": "set-up, nothing there and nothing cached (`make setup`: {eras} library stacks)",
     "again": "set-up, once all is there",
-    "course": "the course (`failurelab run`: nine notebooks, two at once)",
+    "course": "the course (`failurelab run`: all notebooks, two at once)",
     "proof": "the proof of the labs (`failurelab verify`)",
     "fast tests": "`make test-fast`, once set up",
     "tests": "`make test`, once set up",
