@@ -24,8 +24,10 @@ KINDS = {
     "RolloutGuard": lambda trainer: guards.RolloutGuard(),
     "LogitsGuard": lambda trainer: guards.LogitsGuard(),
     "RewardGuard": guards.RewardGuard,
+    "UpdateGuard": lambda trainer: guards.UpdateGuard(),
+    "EngineMismatchGuard": guards.EngineMismatchGuard,
 }
-SETS = {"none": (), **{kind: (kind,) for kind in KINDS}, "all four": tuple(KINDS)}
+SETS = {"none": (), **{kind: (kind,) for kind in KINDS}, "all six": tuple(KINDS)}
 
 
 class Clock(transformers.TrainerCallback):
@@ -87,7 +89,7 @@ def main() -> None:
         }
         observe.record("ground", "measured", metrics, case=f"overhead of guards: {kind}", device=device)
         print(
-            f"{kind:14s} first step {metrics['first_step_seconds']:.4f} s (added "
+            f"{kind:20s} first step {metrics['first_step_seconds']:.4f} s (added "
             f"{metrics['first_step_added_seconds']:+.4f}), later steps {metrics['later_step_seconds']:.4f} s "
             f"({metrics['later_step_added_share']:+.1%})"
         )

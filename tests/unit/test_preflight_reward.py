@@ -18,6 +18,7 @@ PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17
 CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN["prompt"]]}
 WORDS = {"prompt": ["Capital of France?", "Of Italy?", "Of Spain?", "Of Peru?"]}
 WORDS["answer"] = ["Paris", "Rome", "Madrid", "Lima"]
+IN_ORDER = PLAIN["answer"] * 50
 ANSWER = re.compile(r"<answer>\s*(-?\d+)\s*</answer>")
 
 
@@ -139,6 +140,14 @@ def all_none(completions, **_):
     return [None for completion in completions if text(completion) is not None]
 
 
+def by_place(completions, answer, **_):
+    return [float(text(completion) == right) for completion, right in zip(completions, IN_ORDER)]
+
+
+def known_answers(completions, answer, **_):
+    return [exact([c], [a])[0] + 0.1 * (text(c) in IN_ORDER) for c, a in zip(completions, answer)]
+
+
 def no_service(completions, **_):
     raise ConnectionError("the judge does not answer")
 
@@ -156,7 +165,7 @@ def judge(functions, rows=PLAIN, tokenizer=None, **attributes):
 
 
 @pytest.mark.parametrize("rows", [PLAIN, CHAT], ids=["plain", "chat"])
-@pytest.mark.parametrize("function", [exact, tagged, distance, shorter, noise, later])
+@pytest.mark.parametrize("function", [exact, tagged, distance, shorter, noise, later, known_answers])
 def test_healthy_functions_are_silent(function, rows, tokenizer):
     """Each in both forms of a dataset; the right answer gets more wherever the function asks for it."""
     answers = judge(function, rows, tokenizer)
@@ -200,6 +209,7 @@ def test_a_form_that_nobody_thought_of_is_not_checked(tokenizer):
         (first_word, PLAIN, "F14", "an empty completion"),
         (infinite, PLAIN, "F14", "inf"),
         (all_none, PLAIN, "F14", "None"),
+        (by_place, PLAIN, "F14", "by the place in the batch"),
     ],
 )
 def test_what_a_function_can_never_reward(function, rows, failure, words, tokenizer):

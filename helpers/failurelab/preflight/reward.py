@@ -110,6 +110,9 @@ class _Examination:
             if not isinstance(rewards, list):
                 answers.append(rewards)
                 continue
+            if by_place := self._by_place(function, rewards):
+                answers.append(by_place)
+                continue
             columns.append(rewards)
             if self._flat(rewards):
                 constant.append((function, rewards))
@@ -347,6 +350,24 @@ class _Examination:
                 )
         return self._other_reference(function, given)
 
+    def _by_place(self, function: Callable[..., Any], rewards: Sequence[float | None]) -> Finding | None:
+        """Ask again in the reverse order: a list of the script's own is in the dataset's order, a batch is not."""
+        name, column = _own_list(function, self.rows)
+        if name is None:
+            return None
+        turned = self._quietly(function, self._arguments(self.probes[::-1], self.columns))[::-1]
+        pairs = enumerate(zip(rewards, turned))
+        first = next((place for place, pair in pairs if None not in pair and pair[0] != pair[1]), None)
+        if first is None:
+            return None
+        return Finding(
+            "F14",
+            f"{_name(function)} compares with {name}, a list of the script's own, by the place in the batch: the same "
+            f"completion of the same prompt got {rewards[first]:g} in one order and {turned[first]:g} in another",
+            f"Use the argument {column}: the trainer hands over its values for the prompts of the batch, which it "
+            f"draws in another order than {name} has.",
+        )
+
     def _other_reference(self, function: Callable[..., Any], given: str) -> Finding | None:
         """Ask with references that are a plain number: a function that tells those apart cannot read the dataset's."""
         column = self.column
@@ -484,6 +505,20 @@ def _asked(function: Callable[..., Any]) -> list[str]:
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
             names.append(key.value)
     return [name for name in dict.fromkeys(names) if name not in standard]
+
+
+def _own_list(function: Callable[..., Any], rows: Sequence[Mapping[str, Any]]) -> tuple[str | None, str]:
+    """Return the name of a list outside of the function that holds the rows' values of a column, and the column's."""
+    try:
+        outside = inspect.getclosurevars(inspect.unwrap(getattr(function, "func", function)))
+    except TypeError:
+        return None, ""
+    for name, value in {**outside.globals, **outside.nonlocals}.items():
+        if isinstance(value, (list, tuple)) and len(value) >= len(rows) > 1:
+            for column in rows[0]:
+                if column != "prompt" and all(row[column] in value for row in rows):
+                    return name, column
+    return None, ""
 
 
 def _reads_completions(function: Callable[..., Any]) -> bool:

@@ -176,8 +176,8 @@ def imports(records: list[Record]) -> str:
 
 def guards(records: list[Record]) -> str:
     """What guards cost: milliseconds added to the first step, which they judge, and the share added to later ones."""
-    runs = select_runs(records, "ground", "overhead of guards: (?P<guard>.+Guard|all four)")
-    runs = runs.sort_values(["guard", "era"], key=lambda column: column.replace("all four", "zzz"))
+    runs = select_runs(records, "ground", "overhead of guards: (?P<guard>.+Guard|all six)")
+    runs = runs.sort_values(["guard", "era"], key=lambda column: column.replace("all six", "zzz"))
     body = [
         [
             run["guard"],
