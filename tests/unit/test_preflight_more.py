@@ -57,6 +57,16 @@ def test_a_temperature_that_is_left_out(temperature, odd):
     assert leaves_out is not hasattr(trl.GRPOConfig, "steps_per_generation")  # which came after 0.16
 
 
+def test_a_temperature_for_generation_alone():
+    """What generation_kwargs say reaches generate() and no score, in every release that has them."""
+    trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
+    trainer.args = types.SimpleNamespace(generation_kwargs={"temperature": 0.5})
+    answer = one(judge_scores(seen(trainer, asked={"temperature": 1.0})))
+    assert isinstance(answer, Finding) and "0.5, by generation_kwargs, and scored at 1" in answer.evidence
+    trainer.args.generation_kwargs = {"top_k": 20}
+    assert isinstance(one(judge_scores(seen(trainer, asked={"temperature": 1.0}))), Held)
+
+
 def test_a_trainer_that_scores_for_itself_is_not_judged():
     class Own(trl.GRPOTrainer):
         def score(self, logits):

@@ -65,6 +65,10 @@ def counted(prompts, completions, **_):
     return [0.5] * len(completions)
 
 
+def a_string(completions, **_):
+    return [float(isinstance(completion, str)) for completion in completions]
+
+
 def of_the_prompt(prompts, completions, **_):
     return [float(len(prompt)) for prompt in prompts]
 
@@ -192,6 +196,7 @@ def test_a_form_that_nobody_thought_of_is_not_checked(tokenizer):
     [
         (ones, PLAIN, "F10", "never reads"),
         (counted, CHAT, "F10", "gives 0.5 for all"),
+        (a_string, PLAIN, "F10", "never reads"),
         (of_the_prompt, PLAIN, "F10", "one number for each prompt"),
         (one_number, PLAIN, "F14", "one number for"),
         (one_in_a_list, PLAIN, "F14", "one number for"),

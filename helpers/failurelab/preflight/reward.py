@@ -522,10 +522,12 @@ def _own_list(function: Callable[..., Any], rows: Sequence[Mapping[str, Any]]) -
 
 
 def _reads_completions(function: Callable[..., Any]) -> bool:
-    """Return whether a function may read a completion: all but counting them counts, and so does an unknown source."""
+    """Return whether a function may read a completion: counting them, or asking for their type, does not count."""
     tree = _tree(function)
     if tree is None:
         return True
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    typed = {call.args[0] for call in calls if _is_name(call.func, ("isinstance", "type"))}
     counted, unread = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _is_name(node.func, "len") and node.args:
@@ -533,7 +535,11 @@ def _reads_completions(function: Callable[..., Any]) -> bool:
         iterated = node.generators if isinstance(node, (ast.ListComp, ast.GeneratorExp)) else ()
         for loop in (node,) if isinstance(node, ast.For) else iterated:
             target = getattr(loop.target, "id", None)
-            used = [n for n in ast.walk(tree) if _is_name(n, target) and isinstance(n.ctx, ast.Load)]
+            used = [
+                node
+                for node in ast.walk(tree)
+                if _is_name(node, target) and isinstance(node.ctx, ast.Load) and node not in typed
+            ]
             if target and not used:
                 unread.add(loop.iter)
     names = ("completions", "completion_ids", *_rest_name(tree))

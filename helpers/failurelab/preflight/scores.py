@@ -2,7 +2,8 @@
 
 GRPOTrainer of trl 0.14 and 0.15 hands the temperature to generate() and leaves it out of its log-probabilities: policy
 and reference model are scored as if it had been 1. The default there is 0.9. Later releases divide the logits by it, or
-let a fused head do so; both read `self.temperature`, which the earlier ones do not have.
+let a fused head do so; both read `self.temperature`, which the earlier ones do not have. A temperature in
+`generation_kwargs` reaches the generation alone, in every release that has this option.
 
 Upstream: TRL #3029.
 """
@@ -25,7 +26,16 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
     temperature = seen.asked.get("temperature")
     if temperature is None:
         return
-    if abs(temperature - 1) <= _OFF:
+    drawn = _drawn_at(seen)
+    if abs(drawn - temperature) > _OFF:
+        yield Finding(
+            "F15",
+            f"completions are drawn at temperature {drawn:g}, by generation_kwargs, and scored at "
+            f"{temperature if 'self.temperature' in trl_source(seen.trainer) else 1:g}",
+            f"Give the temperature to the config, temperature={drawn:g}, and take it out of generation_kwargs.",
+            _NOTEBOOK,
+        )
+    elif abs(temperature - 1) <= _OFF:
         yield Held("F15", f"completions are drawn at temperature {temperature:g}")
     elif "self.temperature" in trl_source(seen.trainer):
         yield Held("F15", f"drawn at temperature {temperature:g}, and scored at it: this trl divides the logits by it")
@@ -41,6 +51,12 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
             "Set temperature=1.0, or upgrade to trl 0.16 or later.",
             _NOTEBOOK,
         )
+
+
+def _drawn_at(seen: Seen) -> float:
+    """Return the temperature of generation: generation_kwargs come last, and take the config's place."""
+    given = getattr(getattr(seen.trainer, "args", None), "generation_kwargs", None) or {}
+    return float(given.get("temperature", seen.asked["temperature"]))
 
 
 def _own_source(cls: type) -> str:

@@ -134,7 +134,7 @@ def _built(cls: type, config: Any, options: dict[str, Any]) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = cls._from_config(config, **options, **{_dtype_argument(): torch.float32})
-        model.eval()
+        model.float().eval()  # a classifier's inner model asks its configuration once more, in transformers 4.56
         if getattr(config, "vocab_size", None) and not getattr(config, "is_encoder_decoder", False):
             with torch.no_grad():
                 model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device))
