@@ -90,12 +90,14 @@ def name_of(variant: str, seed: int) -> str:
     return "run_" + hashlib.sha256(f"{variant} {seed}".encode()).hexdigest()[:6]
 
 
-def jobs_of(half: str, variants: list[dict], again: bool, only_seed: int | None) -> dict[str, list[dict]]:
+def jobs_of(half: str, variants: list[dict], again: bool, only_seed: int | None, needed: bool = False) -> dict[str, list[dict]]:
     """Return what is to be run, by stack."""
     jobs: dict[str, list[dict]] = {}
     for variant in variants:
         for seed in variant["measured_seeds"]:
             if only_seed not in (None, seed):
+                continue
+            if needed and variant["seeds"] == variant["measured_seeds"] and not (variant["expected"] and seed == 0):
                 continue
             name, script = name_of(variant["name"], seed), script_of(variant, seed)
             kept = CACHE / name
@@ -141,9 +143,9 @@ def compare(variant: dict, twin: dict) -> dict:
            "twin": twin["name"], "clean": rounded(clean), "broken": rounded(broken)}  # fmt: skip
     if None in broken and metric == "accuracy" and all(not r.get("finite", True) for r in results_of(variant).values()):
         broken = [0.0] * len(broken)  # weights of NaN answer nothing
-    if None in [*broken, *clean] or len(clean) < len(TWIN_SEEDS) or len(broken) < 2:
+    if None in [*broken, *clean] or len(clean) < len(TWIN_SEEDS) or not broken:
         return row | {"difference": None, "spread": None, "counts": False}
-    spread = max(statistics.stdev(clean), statistics.stdev(broken))
+    spread = max(statistics.stdev(seeds) for seeds in (clean, broken) if len(seeds) > 1)
     difference = abs(statistics.fmean(broken) - statistics.fmean(clean))
     return row | {"difference": round(difference, 5), "spread": round(spread, 5), "counts": difference > TIMES * spread}
 
@@ -249,15 +251,17 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="make also what is there")
     parser.add_argument("--seed", type=int, help="this seed alone")
     parser.add_argument("--broken", action="store_true", help="broken runs alone")
+    parser.add_argument("--needed", action="store_true", help="clean twins, and one seed of each broken variant")
     parser.add_argument("--unjudged", action="store_true", help="list also what has not been compared with its twin")
     parser.add_argument("--write", action="store_true", help="run nothing; write the list of what is there")
     options = parser.parse_args()
     variants = read_variants(options.half)
     if not options.write:
-        subprocess.run([python_of("today"), str(RUNS / "small_models.py")], check=True)
+        if not (CACHE / "models" / "sft-adapter").exists():  # the last that is made
+            subprocess.run([python_of("today"), str(RUNS / "small_models.py")], check=True)
         chosen = [variant for variant in variants if re.search(options.only, variant["name"])]
         chosen = [variant for variant in chosen if variant["expected"] or not options.broken]
-        for stack, jobs in jobs_of(options.half, chosen, options.again, options.seed).items():
+        for stack, jobs in jobs_of(options.half, chosen, options.again, options.seed, options.needed).items():
             if options.stack in ("", stack):
                 work(stack, jobs)
     if not (options.only or options.stack):
