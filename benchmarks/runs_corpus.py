@@ -90,7 +90,17 @@ def name_of(variant: str, seed: int) -> str:
     return "run_" + hashlib.sha256(f"{variant} {seed}".encode()).hexdigest()[:6]
 
 
-def jobs_of(half: str, variants: list[dict], again: bool, only_seed: int | None, needed: bool = False) -> dict[str, list[dict]]:
+def is_made(half: str, variant: dict, seed: int) -> bool:
+    """Return whether a run is there, made by the script that its variant makes today."""
+    name = name_of(variant["name"], seed)
+    scripts = (folder / "train.py" for folder in (RUNS / half / name, CACHE / name / "artefacts"))
+    made = any(path.exists() and path.read_text() == script_of(variant, seed) for path in scripts)
+    return made and (CACHE / name / "result.json").exists()
+
+
+def jobs_of(
+    half: str, variants: list[dict], again: bool, only_seed: int | None, needed: bool = False
+) -> dict[str, list[dict]]:
     """Return what is to be run, by stack."""
     jobs: dict[str, list[dict]] = {}
     for variant in variants:
@@ -99,12 +109,11 @@ def jobs_of(half: str, variants: list[dict], again: bool, only_seed: int | None,
                 continue
             if needed and variant["seeds"] == variant["measured_seeds"] and not (variant["expected"] and seed == 0):
                 continue
+            if is_made(half, variant, seed) and not again:
+                continue
             name, script = name_of(variant["name"], seed), script_of(variant, seed)
             kept = CACHE / name
             folder = RUNS / half / name if seed in variant["seeds"] else kept / "artefacts"
-            same = (folder / "train.py").exists() and (folder / "train.py").read_text() == script
-            if same and (kept / "result.json").exists() and not again:
-                continue
             jobs.setdefault(variant["stack"], []).append({
                 "name": name, "label": f"{variant['name']} {seed}", "script": script, "artefacts": str(folder),
                 "kept": str(kept), "models": str(CACHE / "models"), "launched": variant["launched"],
@@ -129,19 +138,23 @@ def work(stack: str, jobs: list[dict]) -> None:
     subprocess.run(command, input=json.dumps(jobs), text=True, env=environment, check=True)
 
 
-def results_of(variant: dict) -> dict[int, dict]:
+def results_of(half: str, variant: dict) -> dict[int, dict]:
     """Return what each seed of a variant measured."""
-    paths = {seed: CACHE / name_of(variant["name"], seed) / "result.json" for seed in variant["measured_seeds"]}
-    return {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.exists()}
+    made = [seed for seed in variant["measured_seeds"] if is_made(half, variant, seed)]
+    return {seed: json.loads((CACHE / name_of(variant["name"], seed) / "result.json").read_text()) for seed in made}
 
 
-def compare(variant: dict, twin: dict) -> dict:
+def compare(half: str, variant: dict, twin: dict) -> dict:
     """Return how a variant differs from its clean twin, in the metric that it names."""
     metric = variant.get("metric", "accuracy")
-    broken, clean = ([result.get(metric) for result in results_of(each).values()] for each in (variant, twin))
+    broken, clean = ([result.get(metric) for result in results_of(half, each).values()] for each in (variant, twin))
     row = {"variant": variant["name"], "expected": variant["expected"], "stack": variant["stack"], "metric": metric,
            "twin": twin["name"], "clean": rounded(clean), "broken": rounded(broken)}  # fmt: skip
-    if None in broken and metric == "accuracy" and all(not r.get("finite", True) for r in results_of(variant).values()):
+    if (
+        None in broken
+        and metric == "accuracy"
+        and all(not r.get("finite", True) for r in results_of(half, variant).values())
+    ):
         broken = [0.0] * len(broken)  # weights of NaN answer nothing
     if None in [*broken, *clean] or len(clean) < len(TWIN_SEEDS) or not broken:
         return row | {"difference": None, "spread": None, "counts": False}
@@ -163,12 +176,12 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
     compared, dropped, kept = [], [], set()
     for variant in variants:
         if variant.get("error"):
-            errors = [result.get("error", "") for result in results_of(variant).values()]
+            errors = [result.get("error", "") for result in results_of(half, variant).values()]
             holds = bool(errors) and all(re.search(variant["error"], error) for error in errors)
             row = {"variant": variant["name"], "expected": variant["expected"], "stack": variant["stack"],
                    "error": variant["error"], "counts": holds}  # fmt: skip
         elif variant["expected"]:
-            row = compare(variant, by_name[variant["twin"]])
+            row = compare(half, variant, by_name[variant["twin"]])
             row["why"] = variant.get("why", "")
         else:
             continue
@@ -178,9 +191,11 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
     for variant in variants:
         for seed in variant["seeds"]:
             name = name_of(variant["name"], seed)
-            if variant["name"] in gone or not (CACHE / name / "result.json").exists():
+            if variant["name"] in gone or not is_made(half, variant, seed):
                 continue
             kept.add(name)
+            if not (RUNS / half / name).exists():
+                shutil.move(CACHE / name / "artefacts", RUNS / half / name)
             lines += ["[[run]]", f'name = "{name}"', f"expected = {json.dumps(variant['expected'])}",
                       f"odd = {str(bool(variant['odd'])).lower()}", f'variant = "{variant["name"]}"',
                       f'stack = "{variant["stack"]}"', f"seed = {seed}"]  # fmt: skip
@@ -213,7 +228,7 @@ def toml(value) -> str:
     return json.dumps(["none" if part is None else part for part in value] if isinstance(value, list) else value)
 
 
-def record(variants: list[dict]) -> None:
+def record(half: str, variants: list[dict]) -> None:
     """Write what was measured of each variant, as evidence records: the frame is the one that its own stack made."""
     by_name, folder = {variant["name"]: variant for variant in variants}, os.environ.get("FAILURELAB_EVIDENCE")
     if not folder:
@@ -224,8 +239,8 @@ def record(variants: list[dict]) -> None:
             cause = (variant["expected"] or [""])[0]
             failure = cause if cause.startswith("F") else "ground"
             case = f"family {failure}: {variant['name']}" if failure != "ground" else f"runs: {variant['name']}"
-            compared = compare(variant, by_name[variant["twin"]]) if "twin" in variant else {}
-            for seed, result in results_of(variant).items():
+            compared = compare(half, variant, by_name[variant["twin"]]) if "twin" in variant else {}
+            for seed, result in results_of(half, variant).items():
                 figures = {key: value for key, value in result.items() if key not in ("entry", "error", "dtypes")}
                 figures |= {"ended_in": result["error"][:200], "dtypes": ", ".join(result.get("dtypes", []))}
                 figures |= {key: value for key, value in compared.items() if key in COMPARED and value is not None}
@@ -266,7 +281,7 @@ def main() -> None:
                 work(stack, jobs)
     if not (options.only or options.stack):
         write_toml(options.half, variants, options.unjudged)
-        record(variants)
+        record(options.half, variants)
 
 
 if __name__ == "__main__":
