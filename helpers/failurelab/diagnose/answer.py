@@ -46,7 +46,8 @@ class Answer:
 def decide(evidence: Evidence) -> Answer:
     """Name the causes, or abstain, or call the run healthy."""
     known = evidence.figures
-    causes, signs = rules.judge(known)
+    causes, weighed = rules.judge(known)
+    signs = [sign for _, sign in weighed]
     named = [cause for cause in causes if cause.weight >= rules.CONVICTS]
     history = evidence.history
     notes: list[str] = []
@@ -65,9 +66,9 @@ def decide(evidence: Evidence) -> Answer:
     elif history is None:
         abstained = True
         probe = "the run's trainer_state.json, or its log: without figures no run can be called healthy"
-    elif signs and (causes or len(signs) > 1 or known.get("reward_course") != "flat"):
+    elif any(weight > 1 or (causes and causes[0].weight > 1) for weight, _ in weighed):
         abstained = True
-        probe = _separates(causes)
+        probe = _separates(causes, known)
     else:
         healthy = True
         causes = []
@@ -78,8 +79,16 @@ def decide(evidence: Evidence) -> Answer:
 _BY_TEXT = ("F2", "F4", "F5", "F6", "F8")
 
 
-def _separates(causes: list[rules.Cause]) -> str:
-    """The probe of the likeliest cause: each is written so that it tells its cause from those that look alike."""
+# What the script and the versions tell, where scalars do not.
+_BY_SCRIPT = {"F1", "F3b", "F7", "F9", "F11", "F12", "F13", "F15", "F16", "F19", "F20"}
+
+
+def _separates(causes: list[rules.Cause], known: dict[str, Any]) -> str:
+    """The cheapest file where several causes are possible, else the probe of the likeliest, which tells it from others."""
+    missing = [name for name, key in (("the script", "script_read"), ("pip freeze", "versions_read")) if not known[key]]
+    told = [cause.failure for cause in causes if cause.failure in _BY_SCRIPT]
+    if missing and len(told) > 1:
+        return f"{' and '.join(missing)}: of {', '.join(told)} they leave one or none. Then: {causes[0].probe}"
     return causes[0].probe if causes else f"nothing that the rules know fits. What was not handed in of: {MORE}"
 
 
@@ -89,7 +98,9 @@ def _limits(known: dict[str, Any]) -> list[str]:
             f"{known.get('entries', 0)} entries over {known.get('steps_seen', 0):g} steps are too few to say whether it learns"
         ]
     if known.get("reward_course") == "flat":
-        return [f"the reward does not rise by more than its noise; a gain below {known['reward_unseen']:.2g} is not seen"]
+        return [
+            f"the reward does not rise by more than its noise; a gain below {known['reward_unseen']:.2g} is not seen"
+        ]
     return []
 
 

@@ -70,7 +70,9 @@ def measure(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     result["mean_characters"] = statistics.fmean(map(len, texts))
     result["prompt_marks"] = sum(bool(_MARKS.search(text)) for text in shown) / len(shown)
     result["prompts_are_messages"] = any(isinstance(prompt, list) for prompt in prompts)
-    result["end_inside"] = sum(bool(_ENDS.search(text[:-1])) and not _ENDS.fullmatch(text) for text in texts) / len(texts)
+    result["end_inside"] = sum(bool(_ENDS.search(text[:-1])) and not _ENDS.fullmatch(text) for text in texts) / len(
+        texts
+    )
     result["repeats_prompt"] = sum(
         bool(prompt.strip()) and prompt.strip()[:40] in text for prompt, text in zip(shown, texts)
     ) / len(texts)

@@ -116,6 +116,7 @@ def _releases(versions: dict[str, str]) -> dict[str, Value]:
         "nan_in_advantages": trl < Version("0.16"),
         "reference_by_name": trl >= Version("0.16"),
         "reference_is_base": Version("0.15") <= trl < Version("1.0"),
+        "arguments_kept": trl < Version("0.22") or trl >= Version("0.26"),  # of checkpointing, by generation
         "adapter_not_sent": Version("0.15") <= trl < Version("0.15.2"),
     }
 
@@ -134,10 +135,14 @@ def _derived(known: dict[str, Value]) -> None:
     rate, top = known.get("option_learning_rate"), known.get("rate_max")
     if isinstance(rate, int | float) and isinstance(top, float) and rate:
         known["rate_reached"] = top / rate
+    if "rate_max" not in known and isinstance(rate, int | float):
+        known["rate_max"] = rate
     cut = known.get("clipped_start")
     at_limit = isinstance(known.get("length_of_limit"), float) and known["length_of_limit"] >= 0.98
     known["clipped_unknown"] = cut is None
     known["clipped_or_unknown"] = 1.0 if at_limit else cut if cut is not None else 0.0
+    known["script_read"] = "script_trainer" in known
+    known["versions_read"] = "affected_F1" in known
     known["reward_flat_or_unknown"] = known.get("reward_course", "flat") != "rises"
     start, end, worst = (known.get(name) for name in ("gap_start", "gap_end", "gap_max"))
     if start and end:
@@ -162,7 +167,7 @@ def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
     if not any(file.name == "trainer_state.json" for file in files):
         states = [folder / "trainer_state.json" for folder in folders if (folder / "trainer_state.json").is_file()]
         yield from states[-1:]
-    for folder in ([folders[0], folders[-1]] if len(folders) > 1 else []):
+    for folder in [folders[0], folders[-1]] if len(folders) > 1 else []:
         yield from sorted([*folder.glob("model*.safetensors"), *folder.glob("adapter_model*.safetensors")])
     for name in ("completions", "logs"):
         if (path / name).is_dir():
@@ -278,7 +283,9 @@ def _log(file: pathlib.Path, evidence: Evidence) -> None:
     if size <= _ENOUGH:
         evidence.errors += symptoms.find_matches(lines())
     else:
-        evidence.not_read.append(f"{file.name}: {size >> 20} MiB, errors are looked up in its first and last 1000 lines")
+        evidence.not_read.append(
+            f"{file.name}: {size >> 20} MiB, errors are looked up in its first and last 1000 lines"
+        )
         with file.open(encoding="utf-8", errors="replace") as stream:
             head = [line for _, line in zip(range(1000), stream)]
         with file.open("rb") as stream:
@@ -319,7 +326,9 @@ def _script(file: pathlib.Path, evidence: Evidence) -> None:
     if not found["script_trainer"] and evidence.figures.get("script_trainer"):
         return
     evidence.figures |= found
-    evidence.read.append(f"{file.name}: read, not run" + (f" ({found['script_trainer']})" * bool(found["script_trainer"])))
+    evidence.read.append(
+        f"{file.name}: read, not run" + (f" ({found['script_trainer']})" * bool(found["script_trainer"]))
+    )
 
 
 def _checkpoints(files: list[pathlib.Path], evidence: Evidence) -> None:
@@ -353,4 +362,8 @@ def _weights(found: dict) -> dict[str, Value]:
     if "finite" in found:
         result["weights_finite"] = bool(found["finite"])
         result.pop("finite", None)
+    if found.get("adapter_elements_changed") is not None:  # what is frozen under an adapter does not count
+        result["elements_changed"] = found["adapter_elements_changed"]
+        result.pop("tensors_share", None)
+        result["adapter"] = True
     return result

@@ -34,7 +34,9 @@ def measure(history: History) -> dict[str, Value]:
     _spread(history, result)
     _lengths(history, result)
     _reference(history, result)
+    _beta(history, result)
     _engine(history, result)
+    result["log_of_old_trl"] = history.old_names
     _, rates = history.pairs("learning_rate")
     if rates:
         result["rate_max"] = max(rates)
@@ -56,7 +58,7 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
     result["mean"] = statistics.fmean(values)
     result["constant"] = count > 1 and max(values) - min(values) <= 1e-9 * max(1.0, abs(values[0]))
     if count < 4:
-        return result
+        return result | {"course": "short"}
     block = max(1, count // 4)
     begin, end = statistics.fmean(values[:block]), statistics.fmean(values[-block:])
     noise = math.sqrt(statistics.fmean((b - a) ** 2 for a, b in zip(values, values[1:])) / 2)
@@ -115,6 +117,7 @@ def _spread(history: History, result: dict[str, Value]) -> None:
     result["groups_equal"] = statistics.fmean(share)
     result["groups_differ"] = 1 - result["groups_equal"]
     result["groups_equal_at_start"] = statistics.fmean(share[:part])
+    result["groups_equal_at_first"] = share[0]
     result["groups_equal_at_end"] = statistics.fmean(share[-part:])
     if none[-1]:  # from which step on, to the end
         at = len(none)
@@ -143,6 +146,16 @@ def _reference(history: History, result: dict[str, Value]) -> None:
     result["kl_first"], result["kl_first_step"], result["kl_max"] = kl[0], steps[0], max(kl)
     result["kl_begins_high"] = kl[0] / max(kl) if max(kl) > 0 else 0.0
     result["kl_last"] = kl[-1]
+
+
+def _beta(history: History, result: dict[str, Value]) -> None:
+    """Of a run that uses every batch once, loss / kl is beta: the advantages' mean is 0."""
+    losses, kls = history.figures.get("loss", ()), history.figures.get("kl", ())
+    ratios = sorted(loss / kl for loss, kl in zip(losses, kls) if kl > 1e-3 and math.isfinite(loss / kl))
+    if len(ratios) >= 4:
+        result["implied_beta"] = statistics.median(ratios)
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        result["implied_beta_spread"] = high / low if low > 0 else 1e6
 
 
 def _engine(history: History, result: dict[str, Value]) -> None:

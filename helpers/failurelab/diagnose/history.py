@@ -66,6 +66,7 @@ class History:
         trainer: which other trainer wrote it; empty for GRPO.
         notes: what was strange, a line each.
         numbered: whether the entries say their steps.
+        old_names: whether the figures have the names of trl 0.14 and 0.15: completion_length, and no clip_ratio.
     """
 
     steps: array.array
@@ -76,6 +77,7 @@ class History:
     trainer: str = ""
     notes: list[str] = dataclasses.field(default_factory=list)
     numbered: bool = True
+    old_names: bool = False
 
     def pairs(self, figure: str) -> tuple[list[float], list[float]]:
         """Return the steps and values of a figure where it is a number."""
@@ -149,7 +151,8 @@ def read_history(entries: Iterable[dict[str, float]]) -> History:
         name.removeprefix("rewards/").removesuffix("/mean"): array.array("d", (row.get(name, math.nan) for row in rows))
         for name in sorted(functions)
     }
-    return History(steps, figures, invalid, rewards, len(rows), trainer, notes, numbered)
+    old = "completion_length" in names and not any(name.startswith("clip_ratio") for name in names)
+    return History(steps, figures, invalid, rewards, len(rows), trainer, notes, numbered, old)
 
 
 def _ordered(rows: list[dict[str, float]], notes: list[str]) -> list[dict[str, float]]:

@@ -32,7 +32,9 @@ def _run(answer: Answer) -> str:
     for cause in answer.causes:
         word = "Cause" if cause.weight >= rules.CONVICTS else "Possible"
         since = f", from step {cause.from_step:g} on" if cause.from_step is not None else ""
-        parts.append(f"<h2>{word}: {_safe(cause.failure)} {_safe(cause.title)}</h2><p>weight {cause.weight}{since}</p><ul>")
+        parts.append(
+            f"<h2>{word}: {_safe(cause.failure)} {_safe(cause.title)}</h2><p>weight {cause.weight}{since}</p><ul>"
+        )
         parts += [f'<li class="for">{_safe(text)}</li>' for text in cause.pro]
         parts += [f'<li class="against">{_safe(text)}</li>' for text in cause.contra]
         parts.append(f"</ul><p>What would tell: {_safe(cause.probe)}</p>")
@@ -62,7 +64,8 @@ def _curve(label: str, steps: list[float], values: list[float]) -> str:
     low, high, left, right = min(ys), max(ys), min(xs), max(xs)
     span, width = (high - low) or 1.0, (right - left) or 1.0
     points = " ".join(
-        f"{4 + (x - left) / width * (_WIDE - 8):.1f},{_HIGH - 4 - (y - low) / span * (_HIGH - 8):.1f}" for x, y in zip(xs, ys)
+        f"{4 + (x - left) / width * (_WIDE - 8):.1f},{_HIGH - 4 - (y - low) / span * (_HIGH - 8):.1f}"
+        for x, y in zip(xs, ys)
     )
     caption = f"{label}: {low:.3g} to {high:.3g}, steps {left:g} to {right:g}"
     return (

@@ -128,8 +128,8 @@ def _observation(raw: Table) -> Observation:
     return observation
 
 
-def judge(figures: dict[str, Value]) -> tuple[list[Cause], list[str]]:
-    """Return the causes that something speaks for, likeliest first, and the signs that something is wrong."""
+def judge(figures: dict[str, Value]) -> tuple[list[Cause], list[tuple[int, str]]]:
+    """Return the causes that something speaks for, likeliest first, and the signs that something is wrong with their weights."""
     rules, signs = load()
     causes = []
     for rule in rules:
@@ -152,7 +152,7 @@ def judge(figures: dict[str, Value]) -> tuple[list[Cause], list[str]]:
             )
         )
     causes.sort(key=lambda cause: -cause.weight)  # stable: of equal weight in the order of ids
-    return causes, [_say(sign, figures) for sign in signs if sign.holds(figures)]
+    return causes, [(sign.weight, _say(sign, figures)) for sign in signs if sign.holds(figures)]
 
 
 def _say(part: Observation, figures: dict[str, Value]) -> str:

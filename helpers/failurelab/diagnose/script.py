@@ -128,6 +128,7 @@ class _Script:
         loads = [call for call in self.calls if _name(call.func).endswith("from_pretrained")]
         loads = [call for call in loads if not re.search("Token|Processor|Config|Peft", _name(call.func))]
         name = self.constant(given)
+        self.given = _name(given) if given is not None else "model"
         result: dict[str, Value] = {"adapter": self._adapter(arguments)}
         inline = given if isinstance(given, ast.Call) else None
         if isinstance(name, str):
@@ -223,6 +224,12 @@ class _Script:
             if _SENDS.search(name.split(".")[-1]) and target not in ("model", "policy"):
                 sends = "sometimes" if conditional and sends != "always" else "always"
         source = ast.unparse(self.tree)
+        loads = [call for call in self.calls if _name(call.func).endswith("from_pretrained")
+                 and not re.search("Token|Processor|Config|Peft", _name(call.func))]  # fmt: skip
+        asked = {_name(call.func).rsplit(".", 1)[0] for call in self.calls if _name(call.func).endswith(".generate")}
+        own = re.search(r"deepcopy|\bLLM\(|requests\.|[Cc]lient\(|openai", source) or len(loads) > 1
+        if not own or any(name.startswith("trainer") or name == self.given for name in asked):
+            sends = "always"  # the trained model itself generates
         again = bool(re.search(r"\.(?:batch_)?decode\(", source)) and bool(
             re.search(r"(?:tokenizer|self\.tokenizer)(?:\.encode)?\([^\n]*(?:text|completion|decoded|answer)", source)
         )
@@ -265,9 +272,9 @@ class _Script:
         if any(_name(call.func).endswith(("rename_column", "rename_columns", "add_column")) for call in self.calls):
             columns = None
         self.columns = columns
-        template = any("apply_chat_template" in _name(call.func) for call in self.calls) or "<|im_start|>" in ast.unparse(
-            self.tree
-        )
+        template = any(
+            "apply_chat_template" in _name(call.func) for call in self.calls
+        ) or "<|im_start|>" in ast.unparse(self.tree)
         eos = any("eos_token" in _keywords(call) or "eos_token_id" in _keywords(call) for call in self.calls
                   if re.search("Token.*from_pretrained", _name(call.func)))  # fmt: skip
         pad_is_eos = False
@@ -286,9 +293,10 @@ class _Script:
         }
 
     def _follow(self, node: ast.expr | None) -> ast.expr | None:
+        """Return what a name is bound to; the name itself where nothing is."""
         for _ in range(5):
-            if isinstance(node, ast.Name):
-                node = self.assigned.get(node.id)
+            if isinstance(node, ast.Name) and self.assigned.get(node.id) is not None:
+                node = self.assigned[node.id]
         return node
 
     def _is_text(self, node: ast.expr | None) -> bool | None:
@@ -324,6 +332,7 @@ class _Script:
             "reward_functions": len(nodes),
             "reward_read": len(functions) == len(nodes) and bool(nodes),
             "reward_returns_constant": False, "reward_missing_column": None, "reward_none": False, "reward_distance": False,
+            "reward_inverted": False, "reward_unused_column": None,
             "reward_messages_as_text": False, "reward_of_prompt": False, "reward_pattern": None,
             "reward_ignores_completion": False, "reward_nan": False,
         }  # fmt: skip
@@ -339,6 +348,7 @@ class _Script:
             result["reward_missing_column"]
             or result["reward_messages_as_text"]
             or result["reward_distance"]
+            or result["reward_inverted"]
             or result["reward_ignores_completion"]
             or (pattern and not result["prompt_asks_pattern"])
         )
@@ -349,20 +359,24 @@ class _Script:
         returns = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
         own = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
         given = [*function.args.args, *function.args.kwonlyargs]
-        missing = None
+        missing, unused = None, []
         if self.columns is not None:
             asked = {argument.arg for argument in given} | set(re.findall(r"kwargs(?:\.get\(|\[)'(\w+)'", source))
-            left = sorted(asked - self.columns - _GIVEN)
+            left = sorted(asked - self.columns - _GIVEN - self._settings(function, given))
             missing = left[0] if left else ""
+            unused = sorted(self.columns - asked - _GIVEN)
         constant = bool(returns) and all(_is_constant(value) for value in returns)
         text = "|".join(ast.unparse(value) for value in returns if value is not None)
         positive = self._bound(function, text)
-        distance = bool(re.search(r"abs\(|distance\(|levenshtein|cer\(|wer\(|mse", positive)) and not re.search(
-            r"-\s*(?:min\(|max\(|float\()?\s*abs\(|- (?:min|max)\(|-\w*distance|1(?:\.0)? - |exp\(-|1(?:\.0)? / |<=? |== ",
-            positive,
+        far = r"(?:\babs|distance|levenshtein|\bcer|\bwer|\bmse)\("
+        distance = bool(re.search(far, positive)) and not (
+            re.search(rf"[-/][^|\]]*{far}|[<>]=? |== |exp\(", positive) or "-=" in source
         )
+        inverted = bool(
+            re.search(r"(?<![\w'])-float\([^|]*== [a-z]|float\([^|=]*!= [a-z]\w*\)|\b0(?:\.0)? if [^|]*? == [a-z]\w* else 1"
+                      r"|-1(?:\.0)? if [^|]*? == [a-z]\w* else [01]", positive)
+        )  # fmt: skip
         completions = given[1].arg if len(given) > 1 and given[1].arg == "completions" else "completions"
-        raw = bool(re.search(r"for (?:\w+, )*\w+(?:, \w+)* in (?:zip\()?[^\n]*completions", source))
         content = re.search(r"\[['\"](?:content|role)['\"]\]|\.get\(['\"]content|isinstance\(", source)
         patterns = re.findall(r"re\.\w+\(r?'((?:[^'\\]|\\.)*)'", source) + re.findall(
             r're\.\w+\(r?"((?:[^"\\]|\\.)*)"', source
@@ -372,13 +386,30 @@ class _Script:
             "reward_missing_column": missing,
             "reward_none": bool(re.search(r"return None\b|else None", source)) or not returns,
             "reward_distance": distance,
-            "reward_messages_as_text": raw and not content,
+            "reward_inverted": inverted,
+            "reward_unused_column": ", ".join(unused) if missing and unused else None,
+            "reward_messages_as_text": "completions" in own and not content,
             "reward_of_prompt": bool(re.search(r"setdefault\(\s*prompt|cache\w*\[\s*prompt|lru_cache|functools\.cache",
                                                ast.unparse(function))),
             "reward_pattern": next((p for p in patterns if re.search(r"<\w+>|\\boxed|####", p)), None),
             "reward_ignores_completion": completions not in own and "completion" not in "".join(own),
             "reward_nan": bool(re.search(r"float\(['\"](?:nan|inf)|math\.(?:nan|inf)|/ len\(|np\.nan", source)),
         }  # fmt: skip
+
+    def _settings(self, function: ast.FunctionDef, given: list[ast.arg]) -> set[str]:
+        """Parameters whose default is a number, a truth value or a text: settings, and no columns."""
+        arguments = function.args
+        pairs = list(zip(reversed(arguments.args), reversed(arguments.defaults)))
+        pairs += [
+            (argument, default) for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults) if default
+        ]
+        names = {argument.arg for argument, default in pairs if self.constant(default) not in (None, "", (), [], {})
+                 or self.constant(default) in (0, False) and self.constant(default) is not None}  # fmt: skip
+        for call in ast.walk(function):
+            if isinstance(call, ast.Call) and _name(call.func).endswith("kwargs.get") and len(call.args) == 2:
+                if isinstance(self.constant(call.args[1]), int | float):
+                    names.add(str(self.constant(call.args[0])))
+        return names
 
     def _bound(self, function: ast.FunctionDef, text: str) -> str:
         """The returned expression with the function's own names replaced by what they are bound to, once."""
@@ -390,14 +421,14 @@ class _Script:
 
     def _reference(self, result: dict[str, Value]) -> dict[str, Value]:
         """Whether the model that the trainer gets differs from the checkpoint that its name leads to."""
-        changed, at, reloaded = False, 0, 0
+        changed, reloaded = False, 0
+        given = {"model", "policy", self.given}
         for call in sorted(self.calls, key=lambda call: (call.lineno, call.col_offset)):
             name = _name(call.func)
             last = name.split(".")[-1]
-            if last in ("merge_and_unload", "load_state_dict", "load_weights", "merge_adapter") and not name.startswith(
-                "self."
-            ):
-                changed, at = True, call.lineno
+            other = last in ("load_state_dict", "merge_adapter") and name.rsplit(".", 1)[0] in given
+            if last == "merge_and_unload" or other:
+                changed = True
             if last == "save_pretrained" and changed:
                 reloaded = call.lineno
             if last == "from_pretrained" and reloaded and "Token" not in name and call.lineno >= reloaded:
