@@ -57,7 +57,7 @@ def decide(evidence: Evidence) -> Answer:
         causes = [cause for cause in causes if cause.failure in _BY_TEXT] if not named else causes
         named = [cause for cause in named if cause.failure in _BY_TEXT]
         notes.append(
-            f"this is the log of {history.trainer} training, and the rules are about GRPO: only its texts were looked up"
+            f"the log is of {history.trainer} training, and the rules are about GRPO: only its texts were looked up"
         )
         causes, abstained = named or causes, not named
         probe = "the trainer_state.json of the GRPO run" if abstained else ""
@@ -84,7 +84,7 @@ _BY_SCRIPT = {"F1", "F3b", "F7", "F9", "F11", "F12", "F13", "F15", "F16", "F19",
 
 
 def _separates(causes: list[rules.Cause], known: dict[str, Any]) -> str:
-    """The cheapest file where several causes are possible, else the probe of the likeliest, which tells it from others."""
+    """The cheapest file where several causes are possible, else the probe of the likeliest."""
     missing = [name for name, key in (("the script", "script_read"), ("pip freeze", "versions_read")) if not known[key]]
     told = [cause.failure for cause in causes if cause.failure in _BY_SCRIPT]
     if missing and len(told) > 1:
@@ -94,9 +94,8 @@ def _separates(causes: list[rules.Cause], known: dict[str, Any]) -> str:
 
 def _limits(known: dict[str, Any]) -> list[str]:
     if known.get("steps_seen", 0) < 40 or known.get("entries", 0) < 6:
-        return [
-            f"{known.get('entries', 0)} entries over {known.get('steps_seen', 0):g} steps are too few to say whether it learns"
-        ]
+        seen = f"{known.get('entries', 0)} entries over {known.get('steps_seen', 0):g} steps"
+        return [f"{seen} are too few to say whether it learns"]
     if known.get("reward_course") == "flat":
         return [
             f"the reward does not rise by more than its noise; a gain below {known['reward_unseen']:.2g} is not seen"

@@ -34,7 +34,7 @@ def compare(before: pathlib.Path, after: pathlib.Path) -> dict[str, Any]:
     total = different = adapter = adapter_different = 0
     finite = True
     for name in common:
-        path, dtype, shape, begin, end = first[name]
+        path, dtype, _, begin, end = first[name]
         other, _, _, other_begin, _ = second[name]
         width = _WIDTH.get(dtype, 1)
         seen, count, good = _differing(path, begin, other, other_begin, end - begin, width, dtype)

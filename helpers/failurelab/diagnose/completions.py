@@ -93,10 +93,10 @@ def _right_answers(rows, prompts, texts, rewards) -> dict[str, Any]:
     name = next((name for name in ("answer", "solution", "target", "ground_truth", "label") if name in rows[0]), None)
     if name is None:
         return {}
-    right = [reward for row, text, reward in zip(rows, texts, rewards)
-             if reward is not None and _text(row[name]).strip() and text.strip() == _text(row[name]).strip()]  # fmt: skip
-    wrong = [reward for row, text, reward in zip(rows, texts, rewards)
-             if reward is not None and text.strip() != _text(row[name]).strip()]  # fmt: skip
+    right, wrong = [], []
+    for row, text, reward in zip(rows, texts, rewards):
+        if reward is not None:
+            (right if text.strip() == _text(row.get(name)).strip() else wrong).append(reward)
     if not right or not wrong:
         return {}
     return {"right_less_wrong": statistics.fmean(right) - statistics.fmean(wrong), "right_seen": len(right)}

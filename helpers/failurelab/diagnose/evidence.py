@@ -87,9 +87,7 @@ def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] |
     _checkpoints(kinds.get("weights", []), evidence)
     if not evidence.read:
         why = "; ".join(evidence.not_read) or "it holds nothing that a run leaves"
-        raise RunError(
-            f"{name}: {why}. Next: trainer_state.json (a checkpoint has it), the log, the script, or pip freeze > versions.txt"
-        )
+        raise RunError(f"{name}: {why}. Next: trainer_state.json (a checkpoint has it), the log, or the script")
     if evidence.history is not None:
         evidence.figures |= figures.measure(evidence.history) if not evidence.history.trainer else {}
         evidence.figures["grpo"] = not evidence.history.trainer

@@ -4,6 +4,7 @@ A reward curve is noise first of all. Its noise is measured by the differences o
 count as noise. "It rises" means: by more than three times what the noise alone would give.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -61,7 +62,7 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
         return result | {"course": "short"}
     block = max(1, count // 4)
     begin, end = statistics.fmean(values[:block]), statistics.fmean(values[-block:])
-    noise = math.sqrt(statistics.fmean((b - a) ** 2 for a, b in zip(values, values[1:])) / 2)
+    noise = math.sqrt(statistics.fmean((b - a) ** 2 for a, b in itertools.pairwise(values)) / 2)
     middle, mean = statistics.fmean(steps), result["mean"]
     spread = math.fsum((step - middle) ** 2 for step in steps)
     slope = math.fsum((s - middle) * (v - mean) for s, v in zip(steps, values)) / spread if spread else 0.0
@@ -127,7 +128,7 @@ def _spread(history: History, result: dict[str, Value]) -> None:
 
 
 def _lengths(history: History, result: dict[str, Value]) -> None:
-    steps, clipped = history.pairs("clipped")
+    _, clipped = history.pairs("clipped")
     if clipped:
         part = max(1, len(clipped) // 4)
         result["clipped_mean"] = statistics.fmean(clipped)

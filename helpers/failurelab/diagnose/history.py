@@ -1,8 +1,8 @@
 """The figures that a trainer logged, from `trainer_state.json`, JSON lines, or the lines that a Trainer prints.
 
-Half-written files are usual: a run dies while it writes. So a file is never parsed as a whole. It is read in blocks, and
-each `{...}` without another one in it is looked at by itself; what has figures of a trainer is an entry. That also bounds
-the memory for a file of hundreds of megabytes.
+Half-written files are usual: a run dies while it writes. So a file is never parsed as a whole. It is read in blocks,
+and each `{...}` without another one in it is looked at by itself; what has figures of a trainer is an entry. That also
+bounds the memory for a file of hundreds of megabytes.
 """
 
 import array

@@ -12,7 +12,8 @@ _CURVES = (
     ("clipped", "clipped ratio"), ("learning_rate", "learning rate"), ("engine_gap", "engine against trainer"),
 )  # fmt: skip
 _WIDE, _HIGH, _POINTS = 360, 120, 400
-_STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1b1b1b;background:#fff}
+_STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+body{color:#1b1b1b;background:#fff}
 figure{display:inline-block;margin:0 1rem 1rem 0}figcaption{font-size:.85rem}svg{background:#f6f6f6}
 li.for::marker{content:"+ "}li.against::marker{content:"\\2212 "}code{overflow-wrap:anywhere}"""
 
@@ -22,7 +23,8 @@ def html(answers: list[Answer]) -> str:
     body = "".join(_run(answer) for answer in answers)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>failurelab diagnose</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body><main>{body}</main></body></html>\n'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
+        f"<body><main>{body}</main></body></html>\n"
     )
 
 
@@ -69,7 +71,8 @@ def _curve(label: str, steps: list[float], values: list[float]) -> str:
     )
     caption = f"{label}: {low:.3g} to {high:.3g}, steps {left:g} to {right:g}"
     return (
-        f'<figure><svg viewBox="0 0 {_WIDE} {_HIGH}" width="{_WIDE}" height="{_HIGH}" role="img" aria-label="{_safe(caption)}">'
+        f'<figure><svg viewBox="0 0 {_WIDE} {_HIGH}" width="{_WIDE}" height="{_HIGH}" role="img" '
+        f'aria-label="{_safe(caption)}">'
         f'<polyline points="{points}" fill="none" stroke="#0b5394" stroke-width="1.5"/></svg>'
         f"<figcaption>{_safe(caption)}</figcaption></figure>"
     )

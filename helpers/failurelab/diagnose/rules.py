@@ -1,7 +1,7 @@
 """The rules: one TOML file for each cause in `failures/rules`, and what becomes of a run's figures by them.
 
-A rule is a list of observations for a cause and against it. Each has predicates over figures, all of which must hold, and
-a weight. A cause's weight is the sum. A figure that no file gives leaves an observation out: it counts neither way.
+A rule is a list of observations for a cause and against it. Each has predicates over figures, all of which must hold,
+and a weight. A cause's weight is the sum. A figure that no file gives leaves an observation out: it counts neither way.
 """
 
 import dataclasses
@@ -129,7 +129,7 @@ def _observation(raw: Table) -> Observation:
 
 
 def judge(figures: dict[str, Value]) -> tuple[list[Cause], list[tuple[int, str]]]:
-    """Return the causes that something speaks for, likeliest first, and the signs that something is wrong with their weights."""
+    """Return the causes that something speaks for, likeliest first, and each sign of a fault with its weight."""
     rules, signs = load()
     causes = []
     for rule in rules:

@@ -21,7 +21,14 @@ _GIVEN = {"prompts", "completions", "prompt", "completion_ids", "completions_ids
           "log_metric", "environments", "self", "args", "kwargs"}  # fmt: skip
 _SENDS = re.compile(r"load_state_dict|load_weights|copy_|sync|update_(?:named_)?param|push|broadcast|save_pretrained"
                     r"|load_adapter|set_weights|update_weights|move_model")  # fmt: skip
+_CASTS = {"float": "float32", "bfloat16": "bfloat16", "half": "float16"}
 _CHAT = re.compile(r"(?i)instruct|chat|[-_/]it\b")
+_INVERTED = (  # forms that give more to what is not the right answer
+    r"(?<![\w'])-float\([^|]*== [a-z]",
+    r"float\([^|=]*!= [a-z]\w*\)",
+    r"\b0(?:\.0)? if [^|]*? == [a-z]\w* else 1",
+    r"-1(?:\.0)? if [^|]*? == [a-z]\w* else [01]",
+)
 _OPTIONS = (
     "temperature", "beta", "max_completion_length", "max_prompt_length", "num_generations", "learning_rate",
     "loss_type", "steps_per_generation", "gradient_accumulation_steps", "num_iterations", "sync_ref_model",
@@ -140,21 +147,19 @@ class _Script:
         dtype = words.get("dtype", words.get("torch_dtype"))
         path = self.constant(load.args[0] if load.args else words.get("pretrained_model_name_or_path"))
         text = "unset" if dtype is None else _dtype(dtype, self)
-        casts = {call.func.attr for call in self.calls if isinstance(call.func, ast.Attribute)}
-        cast = next((kind for kind, names in (("float32", {"float"}), ("bfloat16", {"bfloat16"}), ("float16", {"half"}))
-                     if names & casts and any(not call.args and call.func.attr in names and
-                                              "model" in _name(call.func.value).lower()
-                                              for call in self.calls if isinstance(call.func, ast.Attribute))), None)  # fmt: skip
-        for call in self.calls:  # model.to(torch.bfloat16)
-            if isinstance(call.func, ast.Attribute) and call.func.attr == "to" and _name(call.func.value) == "model":
-                cast = next((kind for kind in map(lambda node: _dtype(node, self), call.args) if kind), cast)
+        cast = None
+        for call in self.calls:  # model.float(), model.to(torch.bfloat16)
+            if isinstance(call.func, ast.Attribute) and _name(call.func.value) in ("model", self.given):
+                cast = _CASTS.get(call.func.attr, cast) if not call.args else cast
+                if call.func.attr == "to":
+                    cast = next((kind for kind in (_dtype(node, self) for node in call.args) if kind), cast)
         result["model_given"] = "object"
         result["model_dtype"] = cast or text
         if isinstance(path, str):
             result |= self._checkpoint(path)
-        if result["model_dtype"] in ("unset", "auto") and result.get("checkpoint_dtype"):
-            if result["model_dtype"] == "auto" or self._at_least("transformers", "5.0"):
-                result["model_dtype"] = result["checkpoint_dtype"]
+        taken = result["model_dtype"] == "auto" or (text == "unset" and self._at_least("transformers", "5.0"))
+        if taken and not cast and result.get("checkpoint_dtype"):
+            result["model_dtype"] = result["checkpoint_dtype"]
         if result["model_dtype"] == "unset" and self._at_least("transformers", "5.0") is False:
             result["model_dtype"] = "float32"
         return result
@@ -331,7 +336,8 @@ class _Script:
         result: dict[str, Value] = {
             "reward_functions": len(nodes),
             "reward_read": len(functions) == len(nodes) and bool(nodes),
-            "reward_returns_constant": False, "reward_missing_column": None, "reward_none": False, "reward_distance": False,
+            "reward_returns_constant": False, "reward_missing_column": None, "reward_none": False,
+            "reward_distance": False,
             "reward_inverted": False, "reward_unused_column": None,
             "reward_messages_as_text": False, "reward_of_prompt": False, "reward_pattern": None,
             "reward_ignores_completion": False, "reward_nan": False,
@@ -372,10 +378,7 @@ class _Script:
         distance = bool(re.search(far, positive)) and not (
             re.search(rf"[-/][^|\]]*{far}|[<>]=? |== |exp\(", positive) or "-=" in source
         )
-        inverted = bool(
-            re.search(r"(?<![\w'])-float\([^|]*== [a-z]|float\([^|=]*!= [a-z]\w*\)|\b0(?:\.0)? if [^|]*? == [a-z]\w* else 1"
-                      r"|-1(?:\.0)? if [^|]*? == [a-z]\w* else [01]", positive)
-        )  # fmt: skip
+        inverted = any(re.search(form, positive) for form in _INVERTED)
         completions = given[1].arg if len(given) > 1 and given[1].arg == "completions" else "completions"
         content = re.search(r"\[['\"](?:content|role)['\"]\]|\.get\(['\"]content|isinstance\(", source)
         patterns = re.findall(r"re\.\w+\(r?'((?:[^'\\]|\\.)*)'", source) + re.findall(
@@ -403,12 +406,13 @@ class _Script:
         pairs += [
             (argument, default) for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults) if default
         ]
-        names = {argument.arg for argument, default in pairs if self.constant(default) not in (None, "", (), [], {})
-                 or self.constant(default) in (0, False) and self.constant(default) is not None}  # fmt: skip
+        plain = (int, float, str)  # a truth value is an int
+        names = {argument.arg for argument, default in pairs if isinstance(self.constant(default) or None, plain)}
+        names |= {argument.arg for argument, default in pairs if self.constant(default) in (0, False)}
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and _name(call.func).endswith("kwargs.get") and len(call.args) == 2:
-                if isinstance(self.constant(call.args[1]), int | float):
-                    names.add(str(self.constant(call.args[0])))
+                numbers = isinstance(self.constant(call.args[1]), int | float)
+                names |= {str(self.constant(call.args[0]))} if numbers else set()
         return names
 
     def _bound(self, function: ast.FunctionDef, text: str) -> str:
