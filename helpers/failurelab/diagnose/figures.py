@@ -137,7 +137,6 @@ def _lengths(history: History, result: dict[str, Value]) -> None:
     _, lengths = history.pairs("length")
     if len(lengths) > 2:
         result["length_fixed"] = max(lengths) - min(lengths) < 1e-6 and lengths[0] == int(lengths[0])
-        result["length_share_at_top"] = _share(lengths, lambda value: value > 0.98 * max(lengths))
 
 
 def _reference(history: History, result: dict[str, Value]) -> None:

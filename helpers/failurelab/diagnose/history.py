@@ -7,6 +7,7 @@ bounds the memory for a file of hundreds of megabytes.
 
 import array
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -17,6 +18,8 @@ _PAIR = re.compile(
     r"""['"]([\w/. -]+)['"]\s*:\s*['"]?([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|NaN|inf|Infinity))(?=['"\s,}])"""
 )
 _TAIL = 1 << 20  # characters that one entry may have
+_TRAINING = {"loss", "reward", "grad_norm"}
+_EVALUATION = {"eval_loss", "eval_reward", "train_runtime"}  # and the summary at the end
 _LOGGED = {"loss", "reward", "grad_norm", "train_loss", "learning_rate", "eval_loss", "train_runtime"}
 # Names that a figure has had in releases of trl, the newest first.
 NAMES = {
@@ -123,63 +126,70 @@ def _entry(text: str) -> dict[str, float] | None:
 
 def read_history(entries: Iterable[dict[str, float]]) -> History:
     """Put entries in order: resumed runs joined, the last of several runs taken, steps sorted."""
-    rows, notes, functions = [], [], set()
+    columns: dict[str, array.array] = {}  # by logged name; NaN where an entry has none, infinity where it is no number
     names: set[str] = set()
+    count = 0
     for entry in entries:
         names |= entry.keys()
-        if "loss" not in entry and "reward" not in entry and "grad_norm" not in entry:
-            continue  # an evaluation, or the summary at the end
-        if "eval_loss" in entry or "eval_reward" in entry or "train_runtime" in entry:
+        if _EVALUATION & entry.keys() or not _TRAINING & entry.keys():
             continue
-        functions |= {name for name in entry if name.startswith("rewards/") and not name.endswith("/std")}
-        rows.append(entry)
-    numbered = bool(rows) and sum("step" in row for row in rows) > len(rows) / 2
+        for name, value in entry.items():
+            if name in _KNOWN or name == "step" or (name.startswith("rewards/") and not name.endswith("/std")):
+                column = columns.get(name)
+                if column is None:
+                    column = columns[name] = array.array("d")
+                if len(column) < count:
+                    column.extend(itertools.repeat(math.nan, count - len(column)))
+                column.append(value if math.isfinite(value) else math.inf)
+        count += 1
+    for column in columns.values():
+        column.extend(itertools.repeat(math.nan, count - len(column)))
+    notes: list[str] = []
+    order: list[int] | range = range(count)
+    steps = columns.pop("step", array.array("d"))
+    numbered = sum(map(math.isfinite, steps)) > count / 2
     if numbered:
-        rows = [row for row in rows if "step" in row and math.isfinite(row["step"])]
-        rows = _ordered(rows, notes)
+        order = _ordered(steps, notes)
+    else:
+        steps = array.array("d", range(1, count + 1))
     trainer = ""
-    if not any("reward" in row for row in rows):
-        trainer = next((trainer for name, trainer in _OTHERS if name in names), "another" if rows else "")
-    steps = array.array("d", (row["step"] if numbered else index + 1 for index, row in enumerate(rows)))
-    figures, invalid = {}, {}
+    if "reward" not in columns:
+        trainer = next((trainer for name, trainer in _OTHERS if name in names), "another kind of" if count else "")
+    figures: dict[str, array.array] = {}
     for name, figure in _KNOWN.items():
-        if figure in figures or not any(name in row for row in rows):
-            continue
-        figures[figure] = array.array("d", (row.get(name, math.nan) for row in rows))
-        invalid[figure] = sum(1 for row in rows if name in row and not math.isfinite(row[name]))
+        if name in columns and figure not in figures:
+            figures[figure] = array.array("d", (columns[name][index] for index in order))
+    invalid = {figure: sum(map(math.isinf, values)) for figure, values in figures.items()}
     rewards = {
-        name.removeprefix("rewards/").removesuffix("/mean"): array.array("d", (row.get(name, math.nan) for row in rows))
-        for name in sorted(functions)
+        name.removeprefix("rewards/").removesuffix("/mean"): array.array("d", (column[index] for index in order))
+        for name, column in sorted(columns.items())
+        if name.startswith("rewards/")
     }
     old = "completion_length" in names and not any(name.startswith("clip_ratio") for name in names)
-    return History(steps, figures, invalid, rewards, len(rows), trainer, notes, numbered, old)
+    kept = array.array("d", (steps[index] for index in order))
+    return History(kept, figures, invalid, rewards, len(kept), trainer, notes, numbered, old)
 
 
-def _ordered(rows: list[dict[str, float]], notes: list[str]) -> list[dict[str, float]]:
-    breaks = [index for index in range(1, len(rows)) if rows[index]["step"] <= rows[index - 1]["step"]]
-    if not breaks:
-        return rows
-    repeated = sum(rows[index]["step"] == rows[index - 1]["step"] for index in breaks)
-    if len(breaks) > 3 and len(breaks) - repeated > len(rows) / 20:
+def _ordered(steps: array.array, notes: list[str]) -> list[int]:
+    """Return which entries count, in the order of their steps; of a step that was logged again, the later one."""
+    rows = [index for index, step in enumerate(steps) if math.isfinite(step)]
+    back = [index for before, index in itertools.pairwise(rows) if steps[index] < steps[before]]
+    if len(back) > 3 and len(back) > len(rows) / 20:
         notes.append("the entries were out of order: they were sorted by their steps")
-        by_step = {row["step"]: row for row in rows}
+        by_step = {steps[index]: index for index in rows}
         return [by_step[step] for step in sorted(by_step)]
-    runs: list[list[dict[str, float]]] = [[]]
-    first = rows[0]["step"]
+    runs: list[list[int]] = [[]]
     resumed = 0
-    for row in rows:
+    for index in rows:
         kept = runs[-1]
-        if kept and row["step"] < kept[-1]["step"]:
-            if row["step"] <= max(first, kept[0]["step"]):
+        if kept and steps[index] < steps[kept[-1]]:
+            if steps[index] <= steps[kept[0]]:
                 runs.append([])
             else:
                 resumed += 1
-                while kept and kept[-1]["step"] >= row["step"]:
-                    kept.pop()
-        elif kept and row["step"] == kept[-1]["step"]:
-            kept[-1] = kept[-1] | row
-            continue
-        runs[-1].append(row)
+        while runs[-1] and steps[runs[-1][-1]] >= steps[index]:
+            runs[-1].pop()
+        runs[-1].append(index)
     if resumed:
         notes.append(f"the run was resumed {resumed} time{'s' * (resumed > 1)}: steps that were done again count once")
     if len(runs) > 1:
