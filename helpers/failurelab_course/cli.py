@@ -188,6 +188,16 @@ def judge_script(context: typer.Context) -> None:  # what follows is the script'
     raise typer.Exit(command.main(sys.argv[sys.argv.index("preflight") + 1 :]))  # click takes a -- away
 
 
+@app.command(
+    "diagnose", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def diagnose_run(context: typer.Context) -> None:
+    """Say what is wrong with a run, by the files that it left: figures, logs, script, versions (--help for more)."""
+    from failurelab.diagnose import command
+
+    raise typer.Exit(command.main(sys.argv[sys.argv.index("diagnose") + 1 :]))
+
+
 @app.command("pack")
 def make_bundle(
     out: Annotated[pathlib.Path, typer.Option(help="The folder to write.")],
