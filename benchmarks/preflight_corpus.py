@@ -133,6 +133,12 @@ def write_notebook_script(case: Case, folder: pathlib.Path) -> str:
     (notebook,) = notebooks.find([case.script.removeprefix("notebook:")])
     (source,) = [cell.source for cell in notebook.code if "script" in stored.tags(cell)]
     head, _, body = source.partition("\n")
+    if case.model == "models/tiny-qwen2-bf16":  # a checkpoint as it lies on a hub
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        for kind, options in ((AutoModelForCausalLM, {"dtype": torch.bfloat16}), (AutoTokenizer, {})):
+            kind.from_pretrained(folder / "models" / "tiny-qwen2", **options).save_pretrained(folder / case.model)
     path = folder / "train.py"
     path.write_text(f"model_path = {case.model!r}\n" + (body if head.startswith("%%era ") else source))
     return path.name
