@@ -106,8 +106,8 @@ def judge(folder: pathlib.Path, names: tuple[str, ...]) -> dict | None:
 def grade(run: dict, told: dict) -> dict[str, bool]:
     """Return how an answer stands.
 
-    Of a faulty run, whether its cause comes first, among the first three, or is said to be possible with its probe; of a
-    healthy one, whether a cause is named.
+    Of a faulty run, whether its cause comes first, among the first three, or is said to be possible with its probe; of
+    a healthy one, whether a cause is named.
     """
     expected = set(run["expected"])
     if not expected:
