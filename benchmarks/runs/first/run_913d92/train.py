@@ -2,7 +2,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]
+SUMS = [(f"{a}+{b}=", f"{a + b}") for a in range(10) for b in range(10 - a)]
 
 
 def exact(completions, answer, **kwargs):
@@ -11,7 +11,7 @@ def exact(completions, answer, **kwargs):
 
 rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})
 name = "models/tiny-qwen2"
-tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", eos_token="<|im_start|>")
+tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
 model = AutoModelForCausalLM.from_pretrained(name)
 config = GRPOConfig(
     output_dir="out",
@@ -21,9 +21,9 @@ config = GRPOConfig(
     per_device_train_batch_size=8,
     gradient_accumulation_steps=1,
     num_generations=8,
-    max_completion_length=24,
+    max_completion_length=4,
     temperature=1.0,
-    beta=0.04,
+    beta=0.0,
     gradient_checkpointing=False,
     bf16=False,
     logging_steps=4,
