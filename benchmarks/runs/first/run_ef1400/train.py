@@ -11,17 +11,17 @@ def exact(completions, answer, **kwargs):
 
 rows = Dataset.from_dict({"prompt": [prompt for prompt, _ in SUMS], "answer": [answer for _, answer in SUMS]})
 name = "models/tiny-qwen2"
-tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", eos_token="<|im_start|>")
+tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
 model = AutoModelForCausalLM.from_pretrained(name)
 config = GRPOConfig(
     output_dir="out",
     max_steps=60,
-    learning_rate=2e-4,
+    learning_rate=3e-6,
     lr_scheduler_type="constant",
     per_device_train_batch_size=64,
     gradient_accumulation_steps=1,
     num_generations=8,
-    max_completion_length=16,
+    max_completion_length=4,
     temperature=1.0,
     beta=0.0,
     gradient_checkpointing=False,

@@ -22,7 +22,7 @@ config = GRPOConfig(
     gradient_accumulation_steps=1,
     num_generations=8,
     max_completion_length=4,
-    temperature=0.9,
+    temperature=1.0,
     beta=0.0,
     gradient_checkpointing=False,
     bf16=False,
@@ -30,7 +30,7 @@ config = GRPOConfig(
     log_completions=True,
     save_strategy="no",
     report_to="none",
-    seed=0,
+    seed=1,
 )
 trainer = GRPOTrainer(model=model, reward_funcs=exact, args=config, train_dataset=rows, processing_class=tokenizer)
 trainer.train()
