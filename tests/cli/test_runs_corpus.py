@@ -44,7 +44,7 @@ def test_a_run_has_its_files(run):
         assert re.search(variant["error"], files["log.txt"])
     else:
         history = json.loads(files["trainer_state.json"])["log_history"]
-        assert 3 <= len([row for row in history if "reward" in row]) <= 60
+        assert 1 <= len([row for row in history if "reward" in row]) <= 60
         assert {"tensors_changed", "elements_changed", "dtypes"} <= set(json.loads(files["probes.json"]))
     assert len(files.get("completions.jsonl", "").splitlines()) <= 24
     assert len(files.get("log.txt", "")) <= 8000
