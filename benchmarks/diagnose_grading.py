@@ -142,6 +142,9 @@ def baselines(folders: list[pathlib.Path]) -> dict[str, dict[str, list[str]]]:
     asked = subprocess.run([str(python), "-c", PROBE, *map(str, paths)], capture_output=True, text=True)
     for line in asked.stdout.splitlines():
         path, found = json.loads(line)
+        if found[:1] and found[0][0] == "error":
+            print(f"rlprobe could not read {path}: {found[0][1]}")
+            continue
         kept = [name for name, severity in found if severity in ("warn", "critical")]
         told["rlprobe"][pathlib.Path(path).parent.name] = kept
     return told
