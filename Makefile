@@ -8,7 +8,7 @@ ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/
 BIN := .venv/bin
 LAB ?= $(BIN)/failurelab notebooks --open
 .DEFAULT_GOAL := help
-.PHONY: times help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus site site-lock site-test pack-test
+.PHONY: times help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus runs-corpus site site-lock site-test pack-test
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
@@ -21,6 +21,7 @@ help:
 	@echo "make outputs   run the notebooks and store their outputs in them"
 	@echo "make evidence  measure everything again into evidence/cpu.json, and the README's tables from it"
 	@echo "make times     measure set-up, course, labs and tests as a whole, in fresh clones, and the budgets (an hour)"
+	@echo "make runs-corpus  diagnose runs whose cause is known (a minute; BASELINES=--baselines for other tools too)"
 	@echo "make corpus    judge a corpus of training scripts by failurelab preflight (half an hour)"
 	@echo "make tables    write the README's tables from evidence/cpu.json"
 	@echo "make pack-test pack the course for a room without a network, install it with the network cut, use it"
@@ -78,6 +79,10 @@ times: setup
 # Resumable: what was judged is kept in .course/preflight_corpus; AGAIN=--again judges it anew.
 corpus: setup
 	@$(BIN)/python benchmarks/preflight_corpus.py $(AGAIN)
+
+# Judges runs whose cause is known; HALF=fresh for those that no rule was written on, which are graded once.
+runs-corpus: setup
+	@$(BIN)/python benchmarks/diagnose_grading.py $(or $(HALF),first) $(BASELINES)
 
 lab: here
 	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin $(LAB)

@@ -14,7 +14,6 @@ Eras: today.
 import argparse
 import collections
 import json
-import math
 import pathlib
 import shutil
 import subprocess
@@ -26,6 +25,7 @@ import tomllib
 from failurelab.diagnose import command
 from failurelab.errors import FailureLabError
 from failurelab_course.experiments import devices, observe
+from failurelab_course.ledger.tables import wilson
 
 HERE = pathlib.Path(__file__).resolve().parent
 BASELINES = HERE.parent / ".course" / "baselines"
@@ -71,16 +71,6 @@ for path in sys.argv[1:]:
         found = [["error", type(error).__name__ + ": " + str(error)[:100]]]
     print(json.dumps([path, found]), flush=True)
 """
-
-
-def wilson(right: int, total: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson's score)."""
-    if not total:
-        return 0.0, 1.0
-    z, share = 1.96, right / total
-    middle, scale = share + z * z / (2 * total), 1 + z * z / total
-    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return (middle - half) / scale, (middle + half) / scale
 
 
 def judge(folder: pathlib.Path, names: tuple[str, ...]) -> dict | None:
@@ -152,6 +142,9 @@ def baselines(folders: list[pathlib.Path]) -> dict[str, dict[str, list[str]]]:
     asked = subprocess.run([str(python), "-c", PROBE, *map(str, paths)], capture_output=True, text=True)
     for line in asked.stdout.splitlines():
         path, found = json.loads(line)
+        if found[:1] and found[0][0] == "error":
+            print(f"rlprobe could not read {path}: {found[0][1]}")
+            continue
         kept = [name for name, severity in found if severity in ("warn", "critical")]
         told["rlprobe"][pathlib.Path(path).parent.name] = kept
     return told
