@@ -46,11 +46,12 @@ _LOG = {
     "loss_last": "mean of the losses that the trainer logged, last quarter of them",
 }
 _ENGINE = {
+    "evaluated_first": "number of evaluations that ended before the first optimizer step",
     "zero_stage": "stage of ZeRO that the engine runs at; -1 where there is no engine",
     "generations": "how often the trainer's model generated, whoever asked for it",
     "engine_hooks": "ZeRO-3's hooks on the model's submodules when training began",
     "engine_hooks_in_generation": "the most of these that were on while the model generated",
-    "generates_without_hooks": "boolean: the model came to generate, and never with ZeRO-3's hooks on",
+    "generates_without_hooks": "boolean: a step was trained, the model generated, and never with ZeRO-3's hooks on",
     "engine_hooks_after": "those that were on when training had ended",
     "partitioned_in_generation": "the most tensors that a forward pass of generation found partitioned: gathered anew",
     **{name: _TRAINING[name] for name in ("steps_done", "tensors_total", "tensors_changed", "finite")},
