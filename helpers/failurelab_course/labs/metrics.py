@@ -24,6 +24,7 @@ _TRAINING = {
     "tensors_without_gradient": "trainable tensors whose gradient is None after the backward pass, in the worst step",
     "tensors_zero_gradient": "trainable tensors whose gradient is all zero after the backward pass, in the last step",
     "tensors_changed": "trainable tensors whose values differ after training",
+    "embeddings_changed": "boolean: the input embeddings differ after training",
     "elements_changed": "share of the numbers in the trainable tensors that differ after training",
     "weights_bits": "bits that each number of the largest tensor is kept in",
     "frozen_changed": "frozen tensors whose values differ after training",

@@ -52,6 +52,7 @@ class Row:
         reason: why, with the metrics that were measured.
         metrics: what was measured; empty where nothing was.
         seconds: wall-clock.
+        cpu_seconds: what it computed, on all cores, the scores of accuracy included: other work beside hardly counts.
         output: the end of what the script printed.
         traceback: of an error in the script.
         records: the evidence records, where they were made: one for each tier.
@@ -65,6 +66,7 @@ class Row:
     reason: str = ""
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     output: str = ""
     traceback: str = ""
     records: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -314,6 +316,7 @@ def _judge(task: _Task, answer: dict[str, Any]) -> None:
         return
     measured = answer["measured"]
     row.metrics, row.traceback, row.records = measured["metrics"], measured["traceback"], measured["records"]
+    row.cpu_seconds = measured["cpu_seconds"]
     if measured["environment"]:
         row.result, row.reason = ENVIRONMENT, measured["environment"]
         return

@@ -110,7 +110,8 @@ def _measure(order: dict[str, Any]) -> None:
         prepare=None if order["device"] == "cpu" else import_needs,
     )
     partial = folder / "answer.partial"
-    partial.write_text(json.dumps(dataclasses.asdict(measured) | {"records": records(order, measured)}))
+    answer = dataclasses.asdict(measured) | {"records": records(order, measured), "cpu_seconds": sum(os.times()[:4])}
+    partial.write_text(json.dumps(answer))
     partial.rename(folder / order["answer"])
 
 

@@ -163,6 +163,8 @@ def train(trainer: transformers.Trainer, run: Run) -> None:
             changed = [name for name, now in model.named_parameters() if name in before and _differ(before[name], now)]
             metrics["tensors_changed"] = sum(name in trainable for name in changed)
             metrics["frozen_changed"] = len(changed) - metrics["tensors_changed"]
+            embeddings = unwrap(model).get_input_embeddings().weight
+            metrics["embeddings_changed"] = any(dict(model.named_parameters())[name] is embeddings for name in changed)
             pairs = [(before[name], now) for name, now in model.named_parameters() if name in trainable]
             differ = sum(int((now.detach().cpu() != old.cpu()).sum()) for old, now in pairs)
             metrics["elements_changed"] = differ / max(1, sum(old.numel() for old, _ in pairs))
