@@ -111,6 +111,23 @@ _BY_KIND = {
     "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | PLACEMENT,
 }
 KINDS = tuple(_BY_KIND)
+# What the first steps decide, and no later one changes. A wrong fix that fails by these alone is proved in so few.
+EARLY = {
+    "error",
+    "error_stage",
+    "answer",
+    "answer_claims",
+    "checkpointing",
+    "learning_rate",
+    "weights_bits",
+    "warnings",
+}
+EARLY |= {"tensors_total", "tensors_trainable", "tensors_frozen", "tensors_without_gradient", "tensors_changed"}
+EARLY |= {"frozen_changed", "embeddings_changed", "reward_first", "accuracy_there", "overrun_first", "rollout_gap"}
+EARLY |= {"loss_first", "rows_made", "rows_needed", "positions_off", "temperature_off", "policy_gap_first"}
+EARLY |= {"foreign_tokens"}
+EARLY_STEPS = 10
+CAN_STOP = ("trainer", "loop", "logits", "policies")  # kinds whose training can end there
 DEVICES = ("cpu", "cuda")
 # Kinds that are measured on the CPU alone, and why.
 CPU_ONLY = {

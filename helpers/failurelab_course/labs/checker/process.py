@@ -106,6 +106,7 @@ def _measure(order: dict[str, Any]) -> None:
         device=order["device"],
         facts=order["facts"],
         accuracy_before=order["accuracy_before"],
+        stop_after=order["stop_after"],
         # A forked check has them already.
         prepare=None if order["device"] == "cpu" else import_needs,
     )

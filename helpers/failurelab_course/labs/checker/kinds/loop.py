@@ -33,9 +33,9 @@ def measure(script: types.ModuleType, run: Run) -> None:
     scores: list[Score] = []
     with _watched(model, metrics), scored_rollouts(model, tokenizer, scores, lambda: metrics["steps_done"]):
         try:
-            train(model, tokenizer, STEPS)
+            train(model, tokenizer, run.stop_after or STEPS)
         finally:
-            score(scores, run)
+            score(scores, run, STEPS)
     run.stage = "measure"
     trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     now = {name: tensor.detach() for name, tensor in model.named_parameters()}
