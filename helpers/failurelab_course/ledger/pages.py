@@ -9,6 +9,7 @@ from failurelab_course.ledger.records import EvidenceError, Record
 from failurelab_course.ledger.tables import (
     Selection,
     diagnosis,
+    labs,
     machines,
     memory,
     offline,
@@ -30,11 +31,12 @@ PAGES = (
     "docs/prerequisites.md",
     "docs/appendix/03.md",
     "docs/appendix/04.md",
+    "labs/README.md",
 )
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     name.replace("_", "-"): function
-    for module in (machines, training, memory, together, rounding, policies, offline, preflight, diagnosis, times)
+    for module in (machines, training, memory, together, rounding, policies, offline, preflight, diagnosis, labs, times)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }

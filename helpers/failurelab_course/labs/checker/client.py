@@ -64,8 +64,9 @@ class Server:
         kind: str = "trainer",
         memory_limit: int = 4096,
         facts: dict[str, Any] | None = None,
+        stop_after: int = 0,
     ) -> None:
-        """Order one check; its answer carries `id`. Limits are in seconds and MiB; for `kind`, `facts` see `measure`.
+        """Order one check; its answer carries `id`. Limits are in seconds and MiB; for the last ones see `measure`.
 
         Raises:
             EnvironmentBroken: the server has ended.
@@ -86,6 +87,7 @@ class Server:
             "memory_limit": memory_limit,
             "record": record,
             "facts": facts,
+            "stop_after": stop_after,
         }
         try:
             self.pipe.send_bytes(json.dumps(order).encode())

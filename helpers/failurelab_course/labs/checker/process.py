@@ -106,11 +106,13 @@ def _measure(order: dict[str, Any]) -> None:
         device=order["device"],
         facts=order["facts"],
         accuracy_before=order["accuracy_before"],
+        stop_after=order["stop_after"],
         # A forked check has them already.
         prepare=None if order["device"] == "cpu" else import_needs,
     )
     partial = folder / "answer.partial"
-    partial.write_text(json.dumps(dataclasses.asdict(measured) | {"records": records(order, measured)}))
+    answer = dataclasses.asdict(measured) | {"records": records(order, measured), "cpu_seconds": sum(os.times()[:4])}
+    partial.write_text(json.dumps(answer))
     partial.rename(folder / order["answer"])
 
 
