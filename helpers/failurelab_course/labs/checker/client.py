@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from failurelab_course import eras
+from failurelab_course import eras, state_file
 from failurelab_course.labs.checker import process
 
 # Seconds for the imports of a stack: 5 to 20 on two idle cores, more on a busy machine or the first time.
@@ -112,7 +112,7 @@ class Server:
     def _last_words(self) -> str:
         self.process.wait()
         lines = (self.folder / "server.txt").read_text(errors="replace").strip().splitlines()
-        said = lines[-1][:300] if lines else "nothing"
+        said = lines[-1][:300] if lines else state_file.full_disk(self.folder) or "nothing"
         return f"the era's process ended with status {self.process.returncode}; it said last: {said}"
 
 
