@@ -13,8 +13,10 @@ def test_a_small_endurance_run():
     words = ["--checks", "24", "--kernels", "4", "--cells", "24", "--minutes", "9"]
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "endurance.py"), *words],
-        capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("no growth") == 3
 

@@ -21,15 +21,23 @@ def cut(path):
     ("name", "words", "line", "status"),
     [
         pytest.param(
-            "model.safetensors", ("lab", "check", "01"), "^ENVIRONMENT lab 01: the model in .* cannot be loaded", 3,
-            marks=fault("a corrupt model", f"model.safetensors is {HALF}"), id="model",
+            "model.safetensors",
+            ("lab", "check", "01"),
+            "^ENVIRONMENT lab 01: the model in .* cannot be loaded",
+            3,
+            marks=fault("a corrupt model", f"model.safetensors is {HALF}"),
+            id="model",
         ),
         pytest.param(
-            "tokenizer.json", ("lab", "check", "01"), "^ENVIRONMENT lab 01: the model in .* cannot be loaded", 3,
-            marks=fault("a corrupt tokenizer", f"tokenizer.json is {HALF}"), id="tokenizer",
+            "tokenizer.json",
+            ("lab", "check", "01"),
+            "^ENVIRONMENT lab 01: the model in .* cannot be loaded",
+            3,
+            marks=fault("a corrupt tokenizer", f"tokenizer.json is {HALF}"),
+            id="tokenizer",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_model(case, room, name, words, line, status):
     path = room.folder / "models" / "tiny-qwen2" / name
     whole = path.read_bytes()
@@ -97,9 +105,13 @@ PREDICT = (
     "content",
     [
         pytest.param("{", marks=fault("a corrupt file of predictions", "it is cut in the middle"), id="corrupt"),
-        pytest.param('{"schema": 0, "predictions": {}}', marks=fault("a file of predictions of another version", "its schema is 0"), id="older"),
+        pytest.param(
+            '{"schema": 0, "predictions": {}}',
+            marks=fault("a file of predictions of another version", "its schema is 0"),
+            id="older",
+        ),
     ],
-)  # fmt: skip
+)
 def test_predictions(case, room, content):
     """It is told, and never written over; what is said is kept in the kernel."""
     whole = room.predictions.read_text()
@@ -116,9 +128,11 @@ def test_predictions(case, room, content):
     "content",
     [
         pytest.param("{", marks=fault("a corrupt state file", "labs.json is cut in the middle"), id="corrupt"),
-        pytest.param('{"schema": 0, "labs": {}}', marks=fault("a state file of another version", "its schema is 0"), id="older"),
+        pytest.param(
+            '{"schema": 0, "labs": {}}', marks=fault("a state file of another version", "its schema is 0"), id="older"
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_state_file(case, room, content):
     """It is told and left as it is, and the learner moves it: what it says is not known to be worthless."""
     whole = room.state.read_text()
@@ -156,10 +170,20 @@ print("lines", count)
 @pytest.mark.parametrize(
     ("code", "what"),
     [
-        pytest.param("exercise.hint(lab)", "state", marks=fault("killed while the state file is written", "SIGKILL at every line that writes it"), id="state"),
-        pytest.param("exercise.reset(lab)", "reset", marks=fault("killed while `train.py` is reset", "SIGKILL at every line that does it"), id="reset"),
+        pytest.param(
+            "exercise.hint(lab)",
+            "state",
+            marks=fault("killed while the state file is written", "SIGKILL at every line that writes it"),
+            id="state",
+        ),
+        pytest.param(
+            "exercise.reset(lab)",
+            "reset",
+            marks=fault("killed while `train.py` is reset", "SIGKILL at every line that does it"),
+            id="reset",
+        ),
     ],
-)  # fmt: skip
+)
 def test_killed_while_a_file_is_written(case, room, code, what):
     """At whatever line it ends: the file is the old one or the new one, and the learner's script is somewhere whole."""
     mine, state = room.script.read_text(), room.state.read_text()

@@ -150,7 +150,9 @@ def test_an_era_s_cell_asks_for_input(case, play):
 
 @fault("an era's cell forks", "a forked child that sleeps, and one that leaves its session")
 def test_an_era_s_cell_forks(case, play):
-    cell = "import os, time\nfor _ in range(2):\n    if not os.fork():\n        os.setsid(); time.sleep(1000); os._exit(0)"
+    cell = (
+        "import os, time\nfor _ in range(2):\n    if not os.fork():\n        os.setsid(); time.sleep(1000); os._exit(0)"
+    )
     case.shows(case.end(play(f"{cell}\nprint('the', 'end')")), "^the end$", 0)
     clean(case, play)
 

@@ -8,6 +8,7 @@ from failurelab_course import eras
 from failurelab_course.ledger.records import EvidenceError, Record
 from failurelab_course.ledger.tables import (
     Selection,
+    faults,
     machines,
     memory,
     offline,
@@ -25,6 +26,7 @@ PAGES = (
     "docs/measured.md",
     "docs/preflight.md",
     "docs/offline.md",
+    "docs/faults.md",
     "docs/prerequisites.md",
     "docs/appendix/03.md",
     "docs/appendix/04.md",
@@ -32,7 +34,7 @@ PAGES = (
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     name.replace("_", "-"): function
-    for module in (machines, training, memory, together, rounding, policies, offline, preflight, times)
+    for module in (machines, training, memory, together, rounding, policies, offline, preflight, times, faults)
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }
