@@ -135,6 +135,7 @@ class Done:
     def line(self, words: str) -> str:
         """Return the line that holds these words (a regular expression); there must be no traceback."""
         plain = re.sub(r"\x1b\[[0-9;]*m", "", self.text)
+        plain = re.sub(r"\n  (?=\S)", " ", plain)  # what preflight has wrapped
         lines = [" ".join(line.split()) for line in plain.splitlines() if re.search(words, line)]
         assert lines, f"no line has {words!r}:\n{plain}"
         assert "Traceback (most recent call last)" not in plain, plain

@@ -136,7 +136,7 @@ class Run:
         with self._lock:
             if self._ended:
                 return
-            # Temporary files of a notebook that is ended stay, its connection file among them: they go with this folder.
+            # A notebook that is ended leaves temporary files, its connection file among them: they go with this folder.
             temporary = tempfile.TemporaryDirectory(prefix="failurelab-run-", ignore_cleanup_errors=True)
             # In a session of its own, so that an interrupt from the keyboard comes to us alone.
             with open(result.log, "wb") as log:
