@@ -15,6 +15,7 @@ import gc
 import os
 import pathlib
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -69,7 +70,7 @@ def start_kernel(folder: pathlib.Path, seed: int):
     from jupyter_client.manager import start_new_kernel
 
     while True:
-        manager, kernel = start_new_kernel(kernel_name="python3")
+        manager, kernel = start_new_kernel(kernel_name="python3", stderr=subprocess.DEVNULL)
         reply = kernel.execute_interactive("assert 6 * 7 == 42", timeout=LIMIT)
         kernel.stop_channels()
         manager.shutdown_kernel()
