@@ -7,6 +7,7 @@ Modules are imported inside the commands, for some cost seconds. A known error i
 import errno
 import json
 import pathlib
+import signal
 import sys
 from typing import Annotated
 
@@ -372,6 +373,8 @@ def _papermill_parameters(arguments: list[str]) -> list[str]:
 
 def run() -> int:
     """Run the command line; return the exit status."""
+    # A seat that is ended, or a CI's time limit: what was started is ended, and temporary folders go, as by Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(_papermill_parameters(sys.argv[1:]))
     except SystemExit as end:

@@ -208,6 +208,7 @@ def test_a_run(case, room, name):
     "number",
     [
         pytest.param(signal.SIGINT, marks=fault("Ctrl-C during a run", "SIGINT to the command's group"), id="ctrl-c"),
+        pytest.param(signal.SIGTERM, marks=fault("`failurelab run` is ended", "SIGTERM to the command"), id="ended"),
         pytest.param(signal.SIGKILL, marks=fault("`failurelab run` is killed", "SIGKILL to the command"), id="killed"),
     ],
 )
@@ -218,8 +219,8 @@ def test_a_run_that_is_ended(case, room, pipe, number):
     case.kept = room.kept()
     running = case.start("run", "01", "--out", "results")
     assert read(running) == "begun"
-    if number == signal.SIGINT:
-        os.killpg(running.pid, number)
+    if number != signal.SIGKILL:
+        os.killpg(running.pid, number) if number == signal.SIGINT else running.terminate()
         case.shows(case.end(running), "01_mine: interrupted")
     else:
         running.kill()

@@ -102,9 +102,6 @@ def test_nothing_listens_for_other_machines(case, room, pipe):
     lab.communicate()
     assert foreign == [] and all_of_them
     subprocess.run(["rm", "-rf", str(case.temporary / "h")], check=True)
-    for path in case.temporary.iterdir():
-        assert path.name.startswith(("tmp", "ipython")), path
-        subprocess.run(["rm", "-rf", str(path)], check=True)
     case.line, case.status = "127.0.0.1 alone", None
     case.clean(case.run("run", "01", "--out", "results"), "1 of 1 PASS")
 
