@@ -238,6 +238,19 @@ def test_a_limit_of_the_system(case, limit, line, status):
     case.clean_check()
 
 
+@fault("a limit on processes", "prlimit --nproc=3, for a user of the system who may write the clone")
+def test_a_limit_on_processes(case):
+    """Root is held to no such limit, so another user runs the command, with root's right to files."""
+    rights = "+dac_override,+dac_read_search"
+    user = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"]
+    user += [f"--inh-caps={rights}", f"--ambient-caps={rights}"]
+    if subprocess.run([*user, "true"], capture_output=True).returncode:
+        pytest.skip("to become another user needs root")
+    done = case.run("lab", "check", "01", prefix=(*user, "prlimit", "--nproc=3"))
+    case.shows(done, "^(ENVIRONMENT|ERROR) .*Resource temporarily unavailable.*Next: ", 3)
+    case.clean_check()
+
+
 @fault("no /dev/shm", "a mount namespace in which /dev/shm is an empty, read-only tmpfs")
 def test_no_shared_memory(case):
     shell = 'mount -t tmpfs -o ro none /dev/shm && exec "$@"'
