@@ -8,13 +8,15 @@ ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/
 BIN := .venv/bin
 LAB ?= $(BIN)/failurelab notebooks --open
 .DEFAULT_GOAL := help
-.PHONY: times help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus runs-corpus site site-lock site-test pack-test
+.PHONY: times help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus runs-corpus site site-lock site-test pack-test faults endurance
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
 	@echo "make test      set up what is missing, then run all tests"
 	@echo "make test-fast while you change something: without what runs notebooks, labs, trainings or other eras"
 	@echo "make nightly   run the notebooks again: with another seed, with other models, and by nbval"
+	@echo "make faults    make sixty faults happen: killed processes, full disks, bad networks, hostile scripts (root for all)"
+	@echo "make endurance thousands of checks, kernels and cells, for an hour: does anything grow?"
 	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
 	@echo "make lab       set up what the first notebook needs, then open JupyterLab; the rest is made meanwhile"
 	@echo "make setup     set up only: .venv and the eras"
@@ -60,6 +62,16 @@ nightly: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m nightly
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --nbval-lax --nbval-current-env \
 		--nbval-cell-timeout=900 --nbval-kernel-startup-timeout=180 notebooks
+
+# Full disks are small file systems that are mounted: without root these are NOT RUN. What was seen is kept in
+# .course/faults, and with LEDGER=evidence/cpu.json in the ledger, which docs/faults.md is made from.
+faults: setup
+	@rm -rf .course/faults
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile tests/faults
+
+# MINUTES=10 for less; FAILURELAB_EVIDENCE=FOLDER keeps the records.
+endurance: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/endurance.py --minutes $(or $(MINUTES),60)
 
 # In an environment of its own, so that the course's locks hold no browser driver. Without a Chromium: exit status 3.
 browser: setup .browser/bin/pytest

@@ -304,9 +304,11 @@ def copy_start(lab: Lab) -> None:
     partial = lab.folder / f".train-{os.getpid()}-{threading.get_ident()}.partial"  # two commands may do this at once
     try:
         shutil.copyfile(lab.start, partial)
+        partial.replace(lab.train)
     except FileNotFoundError as error:
         raise LabError(f"{lab.start} is missing. Next: git checkout -- labs") from error
-    partial.replace(lab.train)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _broken(raw: Table, folder: pathlib.Path, name: str = "") -> Broken:

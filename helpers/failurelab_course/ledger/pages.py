@@ -9,6 +9,7 @@ from failurelab_course.ledger.records import EvidenceError, Record
 from failurelab_course.ledger.tables import (
     Selection,
     diagnosis,
+    faults,
     labs,
     machines,
     memory,
@@ -28,6 +29,7 @@ PAGES = (
     "docs/preflight.md",
     "docs/diagnose.md",
     "docs/offline.md",
+    "docs/faults.md",
     "docs/prerequisites.md",
     "docs/appendix/03.md",
     "docs/appendix/04.md",
@@ -36,7 +38,20 @@ PAGES = (
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     name.replace("_", "-"): function
-    for module in (machines, training, memory, together, rounding, policies, offline, preflight, diagnosis, labs, times)
+    for module in (
+        machines,
+        training,
+        memory,
+        together,
+        rounding,
+        policies,
+        offline,
+        preflight,
+        diagnosis,
+        labs,
+        faults,
+        times,
+    )
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }
