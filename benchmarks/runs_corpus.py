@@ -175,6 +175,8 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
              "# How a run is made, and what its files are, stands in README.md.", ""]  # fmt: skip
     compared, dropped, kept = [], [], set()
     for variant in variants:
+        if not results_of(half, variant):
+            continue  # not made yet
         if variant.get("error"):
             errors = [result.get("error", "") for result in results_of(half, variant).values()]
             holds = bool(errors) and all(re.search(variant["error"], error) for error in errors)
