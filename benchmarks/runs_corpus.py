@@ -175,6 +175,8 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
              "# How a run is made, and what its files are, stands in README.md.", ""]  # fmt: skip
     compared, dropped, kept = [], [], set()
     for variant in variants:
+        if not results_of(half, variant):
+            continue  # not made yet
         if variant.get("error"):
             errors = [result.get("error", "") for result in results_of(half, variant).values()]
             holds = bool(errors) and all(re.search(variant["error"], error) for error in errors)
@@ -234,6 +236,10 @@ def record(half: str, variants: list[dict]) -> None:
     if not folder:
         return
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    frames = {}  # of each stack: what a run ran in; all were made on one machine
+    for variant in variants:
+        for result in results_of(half, variant).values():
+            frames[variant["stack"]] = frames.get(variant["stack"]) or result.get("entry")
     with open(pathlib.Path(folder) / "runs_corpus.jsonl", "w", encoding="utf-8") as file:
         for variant in variants:
             cause = (variant["expected"] or [""])[0]
@@ -245,7 +251,7 @@ def record(half: str, variants: list[dict]) -> None:
                 figures |= {"ended_in": result["error"][:200], "dtypes": ", ".join(result.get("dtypes", []))}
                 figures |= {key: value for key, value in compared.items() if key in COMPARED and value is not None}
                 figures = {key: plain(value) for key, value in figures.items()}
-                entry = result["entry"] | {
+                entry = frames[variant["stack"]] | {
                     "failure": failure, "case": case, "seed": seed, "figures": figures,
                     "state": "broken" if variant["expected"] else "healthy", "source": "benchmarks/runs_corpus.py",
                 }  # fmt: skip
