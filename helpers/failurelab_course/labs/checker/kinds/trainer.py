@@ -55,11 +55,17 @@ def built(script: types.ModuleType, run: Run) -> transformers.Trainer:
 
 
 def is_as_given(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> bool:
-    """Whether a model's weights are those of `start`, in their dtype; adapters rename the layers that they wrap."""
+    """Whether a model's weights are those of `start`, in their dtype; adapters rename the layers that they wrap.
+
+    A script may have loaded them in 16 bits and cast them afterwards.
+    """
     weights = {name: tensor for name, tensor in unwrap(model).state_dict().items() if name in start}
-    return bool(weights) and all(
-        tensor.shape == start[name].shape and torch.equal(tensor.cpu(), start[name].to(tensor.dtype))
-        for name, tensor in weights.items()
+    return bool(weights) and any(
+        all(
+            tensor.shape == start[name].shape and torch.equal(tensor.cpu(), start[name].to(loaded).to(tensor.dtype))
+            for name, tensor in weights.items()
+        )
+        for loaded in (torch.float32, torch.bfloat16, torch.float16)
     )
 
 
