@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Generate runs whose cause is known: what each leaves behind, small enough for a repository.
+
+    python benchmarks/runs_corpus.py first [--only TEXT] [--stack NAME] [--again] [--write]
+
+`benchmarks/runs/HALF_variants.toml` says what is run: a script of `benchmarks/runs/scripts`, what is changed in it, the
+stack, the seeds, the expected causes, and the clean twin. Each run's artefacts go to `benchmarks/runs/HALF/NAME`, its
+checkpoints and what it measured to `.course/runs_corpus/`, which git ignores. Resumable: what is there is not made again.
+Then `benchmarks/runs/HALF.toml` is written: the runs, and whether each variant differs from its twin by more than three
+times the seeds' spread. A variant that does not is dropped, and listed there as dropped.
+
+Eras: today.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import statistics
+import subprocess
+
+import tomllib
+
+from failurelab_course import eras
+
+HERE = pathlib.Path(__file__).resolve().parent
+RUNS, CACHE = HERE / "runs", HERE.parent / ".course" / "runs_corpus"
+TIMES = 3  # a fault counts if broken and clean differ by more than so many times the seeds' spread
+TWIN_SEEDS = [0, 1, 2]
+COMPARED = ("twin", "metric", "clean", "broken", "difference", "spread", "counts")
+# trl 0.14 counts prompts for a batch where later releases count completions, and logs none
+OLDEST = ("trl-0.14", "trl-0.14-tf-4.52")
+
+
+def read_variants(half: str) -> list[dict]:
+    """Return the variants of a half, each with what its script, stack and seeds are."""
+    variants = tomllib.loads((RUNS / f"{half}_variants.toml").read_text())["variant"]
+    names = [variant["name"] for variant in variants]
+    if len(names) != len(set(names)):
+        raise SystemExit(f"a variant's name is used twice: {sorted(names)}")
+    twins = {variant["twin"] for variant in variants if "twin" in variant}
+    if twins - set(names):
+        raise SystemExit(f"no variant is called {sorted(twins - set(names))}")
+    defaults = {"stack": "today", "expected": [], "odd": False, "set": {}, "edits": [], "seeds": [0, 1]}
+    for variant in variants:
+        variant |= {key: value for key, value in defaults.items() if key not in variant}
+        variant["measured_seeds"] = TWIN_SEEDS if variant["name"] in twins else variant["seeds"]
+    return variants
+
+
+def script_of(variant: dict, seed: int) -> str:
+    """Return the script as a user has it: the edits of the variant, and the options that it sets."""
+    text = (RUNS / "scripts" / f"{variant['script']}.py").read_text()
+    for old, new in variant["edits"]:
+        if old not in text:
+            raise SystemExit(f"{variant['name']}: nothing to replace in {variant['script']}.py: {old!r}")
+        text = text.replace(old, new)
+    options = dict(variant["set"]) | {"seed": str(seed)}
+    if variant["stack"] in OLDEST:
+        batch, group = (option(text, options, name) for name in ("per_device_train_batch_size", "num_generations"))
+        options |= {"per_device_train_batch_size": str(int(batch) // int(group)), "log_completions": ""}
+    for name, value in options.items():
+        text = set_option(text, name, value)
+    return text
+
+
+def option(text: str, options: dict, name: str) -> str:
+    """Return the value that an option has in a script after `options` are set."""
+    return options.get(name) or re.search(rf"^ +{name}=(.+),$", text, re.M)[1]
+
+
+def set_option(text: str, name: str, value: str) -> str:
+    """Return the script with an option of its config set, added, or, for an empty value, taken out."""
+    line = re.compile(rf"^( +){name}=.+,\n", re.M)
+    if line.search(text):
+        return line.sub(lambda found: f"{found[1]}{name}={value},\n" if value else "", text, count=1)
+    if not value:
+        return text
+    return re.sub(r"^( +)(seed=.+,\n)", lambda found: f"{found[1]}{name}={value},\n{found[0]}", text, count=1, flags=re.M)
+
+
+def name_of(variant: str, seed: int) -> str:
+    """Return a run's name, which says nothing of its cause."""
+    return "run_" + hashlib.sha256(f"{variant} {seed}".encode()).hexdigest()[:6]
+
+
+def jobs_of(half: str, variants: list[dict], again: bool, only_seed: int | None) -> dict[str, list[dict]]:
+    """Return what is to be run, by stack."""
+    jobs: dict[str, list[dict]] = {}
+    for variant in variants:
+        for seed in variant["measured_seeds"]:
+            if only_seed not in (None, seed):
+                continue
+            name, script = name_of(variant["name"], seed), script_of(variant, seed)
+            kept = CACHE / name
+            folder = RUNS / half / name if seed in variant["seeds"] else kept / "artefacts"
+            same = (folder / "train.py").exists() and (folder / "train.py").read_text() == script
+            if same and (kept / "result.json").exists() and not again:
+                continue
+            jobs.setdefault(variant["stack"], []).append({
+                "name": name, "label": f"{variant['name']} {seed}", "script": script, "artefacts": str(folder),
+                "kept": str(kept), "models": str(CACHE / "models"),
+            })  # fmt: skip
+    return jobs
+
+
+def python_of(stack: str) -> str:
+    """Return the stack's Python; one that is no era lies under `.course/stacks`."""
+    own = CACHE.parent / "stacks" / stack / "bin" / "python"
+    return str(own if own.exists() else eras.find(stack).python)
+
+
+def work(stack: str, jobs: list[dict]) -> None:
+    """Run a stack's jobs in one process, which imports once."""
+    environment = os.environ | {
+        "PYTHONPATH": str(HERE.parent / "helpers"), "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        "FAILURELAB_ERA": stack, "HF_DATASETS_CACHE": str(CACHE / "datasets"), "HF_HOME": str(CACHE / "home"), "NO_COLOR": "1",
+    }  # fmt: skip
+    command = [python_of(stack), str(RUNS / "worker.py")]
+    subprocess.run(command, input=json.dumps(jobs), text=True, env=environment, check=True)
+
+
+def results_of(variant: dict) -> dict[int, dict]:
+    """Return what each seed of a variant measured."""
+    paths = {seed: CACHE / name_of(variant["name"], seed) / "result.json" for seed in variant["measured_seeds"]}
+    return {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.exists()}
+
+
+def compare(variant: dict, twin: dict) -> dict:
+    """Return how a variant differs from its clean twin, in the metric that it names."""
+    metric = variant.get("metric", "accuracy")
+    broken, clean = ([result.get(metric) for result in results_of(each).values()] for each in (variant, twin))
+    row = {"variant": variant["name"], "expected": variant["expected"], "stack": variant["stack"], "metric": metric,
+           "twin": twin["name"], "clean": rounded(clean), "broken": rounded(broken)}  # fmt: skip
+    if None in broken and metric == "accuracy" and all(not r.get("finite", True) for r in results_of(variant).values()):
+        broken = [0.0] * len(broken)  # weights of NaN answer nothing
+    if None in [*broken, *clean] or len(clean) < len(TWIN_SEEDS) or len(broken) < 2:
+        return row | {"difference": None, "spread": None, "counts": False}
+    spread = max(statistics.stdev(clean), statistics.stdev(broken))
+    difference = abs(statistics.fmean(broken) - statistics.fmean(clean))
+    return row | {"difference": round(difference, 5), "spread": round(spread, 5), "counts": difference > TIMES * spread}
+
+
+def rounded(values: list) -> list:
+    """Return figures with four digits, for a reader."""
+    return [value if value is None else float(f"{value:.4g}") for value in values]
+
+
+def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
+    """Write the list of runs, and what of each variant was reproduced; a variant that was not leaves no runs."""
+    by_name = {variant["name"]: variant for variant in variants}
+    lines = ["# Written by benchmarks/runs_corpus.py: the runs of this half, and what each is.",
+             "# How a run is made, and what its files are, stands in README.md.", ""]  # fmt: skip
+    compared, dropped, kept = [], [], set()
+    for variant in variants:
+        if variant.get("error"):
+            errors = [result.get("error", "") for result in results_of(variant).values()]
+            holds = bool(errors) and all(re.search(variant["error"], error) for error in errors)
+            row = {"variant": variant["name"], "expected": variant["expected"], "stack": variant["stack"],
+                   "error": variant["error"], "counts": holds}  # fmt: skip
+        elif variant["expected"]:
+            row = compare(variant, by_name[variant["twin"]])
+            row["why"] = variant.get("why", "")
+        else:
+            continue
+        if row["counts"] or not (unjudged and row.get("difference") is None):
+            (compared if row["counts"] else dropped).append(row)
+    gone = {row["variant"] for row in dropped}
+    for variant in variants:
+        for seed in variant["seeds"]:
+            name = name_of(variant["name"], seed)
+            if variant["name"] in gone or not (CACHE / name / "result.json").exists():
+                continue
+            kept.add(name)
+            lines += ["[[run]]", f'name = "{name}"', f"expected = {json.dumps(variant['expected'])}",
+                      f"odd = {str(bool(variant['odd'])).lower()}", f'variant = "{variant["name"]}"',
+                      f'stack = "{variant["stack"]}"', f"seed = {seed}"]  # fmt: skip
+            if variant["odd"]:
+                lines.append(f"looks = {json.dumps(variant['odd'])}")
+            lines.append("")
+    for title, rows in (("reproduced", compared), ("dropped", dropped)):
+        for row in rows:
+            lines.append(f"[[{title}]]")
+            lines += [f"{key} = {toml(value)}" for key, value in row.items() if value not in (None, "") and key != "counts"]
+            lines.append("")
+    (RUNS / f"{half}.toml").write_text("\n".join(lines).rstrip() + "\n")
+    for folder in (RUNS / half).iterdir():
+        if folder.name not in kept:
+            target = CACHE / folder.name / "artefacts"
+            shutil.rmtree(target, ignore_errors=True)
+            (CACHE / folder.name).mkdir(parents=True, exist_ok=True)
+            shutil.move(folder, target)
+    healthy = sum(not variant["expected"] for variant in variants for seed in variant["seeds"] if name_of(variant["name"], seed) in kept)
+    size = sum(path.stat().st_size for path in (RUNS / half).rglob("*") if path.is_file())
+    print(f"{len(kept)} runs, {healthy} healthy, {size / 1e6:.2f} MB; {len(compared)} variants reproduced, "
+          f"{len(dropped)} dropped")  # fmt: skip
+    for row in dropped:
+        print("dropped:", json.dumps(row))
+
+
+def toml(value) -> str:
+    """Return a value as TOML has it; a missing figure in a list is a text."""
+    return json.dumps(["none" if part is None else part for part in value] if isinstance(value, list) else value)
+
+
+def record(variants: list[dict]) -> None:
+    """Write what was measured of each variant, as evidence records: the frame is the one that its own stack made."""
+    by_name, folder = {variant["name"]: variant for variant in variants}, os.environ.get("FAILURELAB_EVIDENCE")
+    if not folder:
+        return
+    pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    with open(pathlib.Path(folder) / "runs_corpus.jsonl", "w", encoding="utf-8") as file:
+        for variant in variants:
+            cause = (variant["expected"] or [""])[0]
+            failure = cause if cause.startswith("F") else "ground"
+            case = f"family {failure}: {variant['name']}" if failure != "ground" else f"runs: {variant['name']}"
+            compared = compare(variant, by_name[variant["twin"]]) if "twin" in variant else {}
+            for seed, result in results_of(variant).items():
+                figures = {key: value for key, value in result.items() if key not in ("entry", "error", "dtypes")}
+                figures |= {"ended_in": result["error"][:200], "dtypes": ", ".join(result.get("dtypes", []))}
+                figures |= {key: value for key, value in compared.items() if key in COMPARED and value is not None}
+                entry = result["entry"] | {
+                    "failure": failure, "case": case, "seed": seed, "figures": {k: plain(v) for k, v in figures.items()},
+                    "state": "broken" if variant["expected"] else "healthy", "source": "benchmarks/runs_corpus.py",
+                }  # fmt: skip
+                file.write(json.dumps(entry, allow_nan=False) + "\n")
+
+
+def plain(value):
+    """Return a figure as a ledger holds it: NaN and infinities as texts."""
+    return str(value) if isinstance(value, float) and value - value != 0 else value
+
+
+def main() -> None:
+    """Generate the runs of a half, and write its list."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("half", nargs="?", default="first")
+    parser.add_argument("--only", default="", help="variants whose name this pattern finds")
+    parser.add_argument("--stack", default="", help="this stack alone")
+    parser.add_argument("--again", action="store_true", help="make also what is there")
+    parser.add_argument("--seed", type=int, help="this seed alone")
+    parser.add_argument("--broken", action="store_true", help="broken runs alone")
+    parser.add_argument("--unjudged", action="store_true", help="list also what has not been compared with its twin")
+    parser.add_argument("--write", action="store_true", help="run nothing; write the list of what is there")
+    options = parser.parse_args()
+    variants = read_variants(options.half)
+    if not options.write:
+        subprocess.run([python_of("today"), str(RUNS / "small_models.py")], check=True)
+        chosen = [variant for variant in variants if re.search(options.only, variant["name"])]
+        chosen = [variant for variant in chosen if variant["expected"] or not options.broken]
+        for stack, jobs in jobs_of(options.half, chosen, options.again, options.seed).items():
+            if options.stack in ("", stack):
+                work(stack, jobs)
+    if not (options.only or options.stack):
+        write_toml(options.half, variants, options.unjudged)
+        record(variants)
+
+
+if __name__ == "__main__":
+    main()
