@@ -4,8 +4,8 @@
     python benchmarks/runs_corpus.py first [--only TEXT] [--stack NAME] [--again] [--write]
 
 `benchmarks/runs/HALF_variants.toml` says what is run: a script of `benchmarks/runs/scripts`, what is changed in it, the
-stack, the seeds, the expected causes, and the clean twin. Each run's artefacts go to `benchmarks/runs/HALF/NAME`, its
-checkpoints and what it measured to `.course/runs_corpus/`, which git ignores. Resumable: what is there is not made again.
+stack, the seeds, the expected causes, and the clean twin. A run's artefacts go to `benchmarks/runs/HALF/NAME`, its
+checkpoints and what it measured to `.course/runs_corpus/`, which git ignores. What is there is not made again.
 Then `benchmarks/runs/HALF.toml` is written: the runs, and whether each variant differs from its twin by more than three
 times the seeds' spread. A variant that does not is dropped, and listed there as dropped.
 
@@ -30,6 +30,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 RUNS, CACHE = HERE / "runs", HERE.parent / ".course" / "runs_corpus"
 TIMES = 3  # a fault counts if broken and clean differ by more than so many times the seeds' spread
 TWIN_SEEDS = [0, 1, 2]
+DEFAULTS = {
+    "stack": "today", "expected": [], "odd": "", "set": {}, "edits": [], "launched": False, "seeds": [0, 1],
+}  # fmt: skip
 COMPARED = ("twin", "metric", "clean", "broken", "difference", "spread", "counts")
 # trl 0.14 counts prompts for a batch where later releases count completions, and logs none
 OLDEST = ("trl-0.14", "trl-0.14-tf-4.52")
@@ -44,9 +47,8 @@ def read_variants(half: str) -> list[dict]:
     twins = {variant["twin"] for variant in variants if "twin" in variant}
     if twins - set(names):
         raise SystemExit(f"no variant is called {sorted(twins - set(names))}")
-    defaults = {"stack": "today", "expected": [], "odd": False, "set": {}, "edits": [], "seeds": [0, 1]}
     for variant in variants:
-        variant |= {key: value for key, value in defaults.items() if key not in variant}
+        variant |= {key: value for key, value in DEFAULTS.items() if key not in variant}
         variant["measured_seeds"] = TWIN_SEEDS if variant["name"] in twins else variant["seeds"]
     return variants
 
@@ -79,7 +81,8 @@ def set_option(text: str, name: str, value: str) -> str:
         return line.sub(lambda found: f"{found[1]}{name}={value},\n" if value else "", text, count=1)
     if not value:
         return text
-    return re.sub(r"^( +)(seed=.+,\n)", lambda found: f"{found[1]}{name}={value},\n{found[0]}", text, count=1, flags=re.M)
+    seed = re.compile(r"^( +)(seed=.+,\n)", re.M)
+    return seed.sub(lambda found: f"{found[1]}{name}={value},\n{found[0]}", text, count=1)
 
 
 def name_of(variant: str, seed: int) -> str:
@@ -102,7 +105,7 @@ def jobs_of(half: str, variants: list[dict], again: bool, only_seed: int | None)
                 continue
             jobs.setdefault(variant["stack"], []).append({
                 "name": name, "label": f"{variant['name']} {seed}", "script": script, "artefacts": str(folder),
-                "kept": str(kept), "models": str(CACHE / "models"),
+                "kept": str(kept), "models": str(CACHE / "models"), "launched": variant["launched"],
             })  # fmt: skip
     return jobs
 
@@ -117,7 +120,8 @@ def work(stack: str, jobs: list[dict]) -> None:
     """Run a stack's jobs in one process, which imports once."""
     environment = os.environ | {
         "PYTHONPATH": str(HERE.parent / "helpers"), "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        "FAILURELAB_ERA": stack, "HF_DATASETS_CACHE": str(CACHE / "datasets"), "HF_HOME": str(CACHE / "home"), "NO_COLOR": "1",
+        "FAILURELAB_ERA": stack, "HF_DATASETS_CACHE": str(CACHE / "datasets"), "HF_HOME": str(CACHE / "home"),
+        "NO_COLOR": "1",
     }  # fmt: skip
     command = [python_of(stack), str(RUNS / "worker.py")]
     subprocess.run(command, input=json.dumps(jobs), text=True, env=environment, check=True)
@@ -184,7 +188,8 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
     for title, rows in (("reproduced", compared), ("dropped", dropped)):
         for row in rows:
             lines.append(f"[[{title}]]")
-            lines += [f"{key} = {toml(value)}" for key, value in row.items() if value not in (None, "") and key != "counts"]
+            row = {key: value for key, value in row.items() if value not in (None, "") and key != "counts"}
+            lines += [f"{key} = {toml(value)}" for key, value in row.items()]
             lines.append("")
     (RUNS / f"{half}.toml").write_text("\n".join(lines).rstrip() + "\n")
     for folder in (RUNS / half).iterdir():
@@ -193,7 +198,7 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
             shutil.rmtree(target, ignore_errors=True)
             (CACHE / folder.name).mkdir(parents=True, exist_ok=True)
             shutil.move(folder, target)
-    healthy = sum(not variant["expected"] for variant in variants for seed in variant["seeds"] if name_of(variant["name"], seed) in kept)
+    healthy = lines.count("expected = []")
     size = sum(path.stat().st_size for path in (RUNS / half).rglob("*") if path.is_file())
     print(f"{len(kept)} runs, {healthy} healthy, {size / 1e6:.2f} MB; {len(compared)} variants reproduced, "
           f"{len(dropped)} dropped")  # fmt: skip
@@ -222,8 +227,9 @@ def record(variants: list[dict]) -> None:
                 figures = {key: value for key, value in result.items() if key not in ("entry", "error", "dtypes")}
                 figures |= {"ended_in": result["error"][:200], "dtypes": ", ".join(result.get("dtypes", []))}
                 figures |= {key: value for key, value in compared.items() if key in COMPARED and value is not None}
+                figures = {key: plain(value) for key, value in figures.items()}
                 entry = result["entry"] | {
-                    "failure": failure, "case": case, "seed": seed, "figures": {k: plain(v) for k, v in figures.items()},
+                    "failure": failure, "case": case, "seed": seed, "figures": figures,
                     "state": "broken" if variant["expected"] else "healthy", "source": "benchmarks/runs_corpus.py",
                 }  # fmt: skip
                 file.write(json.dumps(entry, allow_nan=False) + "\n")

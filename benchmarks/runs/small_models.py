@@ -17,7 +17,14 @@ import sys
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from failurelab_course.experiments import models, quiet
 
@@ -44,12 +51,13 @@ def make(folder: pathlib.Path) -> None:
             folder / "tiny-qwen2-bf16"
         )
         shutil.copy(folder / "tiny-qwen2" / "generation_config.json", folder / "tiny-qwen2-bf16")
-    narrow = tiny.SHAPE | {"num_hidden_layers": 12, "hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.05}
+    narrow = {"num_hidden_layers": 12, "hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.05}
+    qwen, deep = Qwen2Config(**tiny.SHAPE), Qwen2Config(**tiny.SHAPE | narrow)
     teach(folder / "tiny-llama-chat", LlamaForCausalLM(LlamaConfig(**LLAMA)), chats, chats, lists)
-    teach(folder / "tiny-qwen2-reverse", Qwen2ForCausalLM(Qwen2Config(**tiny.SHAPE)), WORDS, WORDS[::3], check=2, rate=1e-3)
-    teach(folder / "tiny-qwen2-reverse-solved", Qwen2ForCausalLM(Qwen2Config(**tiny.SHAPE)), WORDS, WORDS, target=0.999)
-    teach(folder / "tiny-qwen2-12-layers", Qwen2ForCausalLM(Qwen2Config(**narrow)), sums, sums)
-    teach(folder / "tiny-qwen2-base", Qwen2ForCausalLM(Qwen2Config(**tiny.SHAPE)), sums, sums, target=0.15)
+    teach(folder / "tiny-qwen2-reverse", Qwen2ForCausalLM(qwen), WORDS, WORDS[::3], check=2, rate=1e-3)
+    teach(folder / "tiny-qwen2-reverse-solved", Qwen2ForCausalLM(qwen), WORDS, WORDS, target=0.999)
+    teach(folder / "tiny-qwen2-12-layers", Qwen2ForCausalLM(deep), sums, sums)
+    teach(folder / "tiny-qwen2-base", Qwen2ForCausalLM(qwen), sums, sums, target=0.15)
     base = AutoModelForCausalLM.from_pretrained(folder / "tiny-qwen2-base")
     adapter = get_peft_model(base, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
     teach(folder / "sft-adapter", adapter, sums, sums, rate=5e-3)

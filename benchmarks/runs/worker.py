@@ -23,28 +23,41 @@ import traceback
 LIBRARIES = ("trl", "transformers", "torch", "peft", "accelerate", "datasets")
 LOG_LIMIT, LINE_LIMIT, ROWS = 6000, 400, 8
 SECONDS = 240
-HERE_ALONE = re.compile(r"pin_memory|real_accelerator|GLIBCXX|bitsandbytes native library|^  super\(\).__init__\(loader\)$")
+# Lines that speak of the machine and not of the run
+HERE_ALONE = re.compile(r"pin_memory|real_accelerator|GLIBCXX|bitsandbytes native|^  super\(\).__init__\(loader\)$")
+SHOWN = (
+    "error",
+    "reward_first",
+    "reward_last",
+    "accuracy",
+    "grad_norm",
+    "kl_first",
+    "clipped_ratio",
+    "elements_changed",
+)
 
 
 def run(job: dict) -> None:
     """Run one script in this process and write its artefacts, and `result.json`, into the job's folders."""
     import transformers
-    from failurelab_course.experiments import observe
+
+    from failurelab_course.experiments import deepspeed, observe
 
     artefacts, kept = pathlib.Path(job["artefacts"]), pathlib.Path(job["kept"])
     with tempfile.TemporaryDirectory() as name:
         os.chdir(name)
         pathlib.Path("models").symlink_to(job["models"])
         pathlib.Path("train.py").write_text(job["script"])
-        output = open("output", "wb")  # by its number: loggers hold the old sys.stderr
-        for stream in (1, 2):
-            os.dup2(output.fileno(), stream)
+        output = os.open("output", os.O_WRONLY | os.O_CREAT)
+        for stream in (1, 2):  # by their numbers: loggers hold the old sys.stderr
+            os.dup2(output, stream)
         seen: dict = {}
         spy(transformers.Trainer, seen)
         error = ""
         try:
             namespace = {"__name__": "__main__", "__file__": "train.py"}
-            exec(compile(job["script"], "train.py", "exec"), namespace)  # noqa: S102
+            with deepspeed.ready() if job.get("launched") else contextlib.nullcontext():
+                exec(compile(job["script"], "train.py", "exec"), namespace)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
             frames = raised.__traceback__.tb_next  # without this file's own
@@ -54,12 +67,10 @@ def run(job: dict) -> None:
         log = readable(pathlib.Path("output").read_text(errors="replace"), name)
         trainer = seen.get("trainer")
         figures = {"error": error, "entry": observe.record("ground", "measured", {})}
-        if trainer is not None:
+        if trainer is not None and not job.get("launched"):  # under ZeRO-3 a parameter is in parts
             history = trainer.state.log_history
-            state = {**vars(trainer.state), "log_history": history}
-            state.pop("trial_params", None) if state.get("trial_params") is None else None
             if history:
-                (artefacts / "trainer_state.json").write_text(compact(state))
+                (artefacts / "trainer_state.json").write_text(compact(vars(trainer.state)))
             figures |= measure(trainer, seen, history)
             probes = probe(seen.get("before"), weights(trainer.model))
             (artefacts / "probes.json").write_text(json.dumps(probes) + "\n")
@@ -94,7 +105,8 @@ def spy(base, seen: dict) -> None:
             return train(self, *args, **kwargs)
         finally:
             picked = seen["logs"][:1] + seen["logs"][len(seen["logs"]) // 2 :][:1] + seen["logs"][-1:]
-            seen["rows"] = [row for rows in picked for row in rows] if self.args.to_dict().get("log_completions") else []
+            if self.args.to_dict().get("log_completions"):
+                seen["rows"] = [row for rows in picked for row in rows]
 
     def watched_log(self, logs, *args, **kwargs):
         if "loss" in logs:
@@ -262,8 +274,9 @@ def main() -> None:
     jobs = json.load(sys.stdin)
     import datasets
     import peft  # noqa: F401
-    from failurelab_course.experiments import models  # noqa: F401
     from trl import GRPOConfig, GRPOTrainer  # noqa: F401
+
+    from failurelab_course.experiments import models  # noqa: F401
 
     datasets.disable_progress_bars()
     os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "WANDB_DISABLED": "true"}
@@ -285,8 +298,7 @@ def main() -> None:
         _, status = os.waitpid(child, 0)
         result = pathlib.Path(job["kept"]) / "result.json"
         figures = json.loads(result.read_text()) if result.exists() else {"error": f"no result, status {status}"}
-        shown = ("error", "reward_first", "reward_last", "accuracy", "grad_norm", "kl_first", "clipped_ratio", "elements_changed")
-        print(job["name"], job["label"], {key: number(figures[key]) for key in shown if figures.get(key)}, flush=True)
+        print(job["name"], job["label"], {key: number(figures[key]) for key in SHOWN if figures.get(key)}, flush=True)
 
 
 if __name__ == "__main__":

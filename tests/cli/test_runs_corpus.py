@@ -12,7 +12,9 @@ FIRST = FOLDER / "runs" / "first"
 LISTED = tomllib.loads((FOLDER / "runs" / "first.toml").read_text())
 RUNS = LISTED["run"]
 CAUSES = ("F1", "F3b", "F7", "F9", "F10", "F11", "F12", "F13", "F14", "F16", "F19", "F20", "learning_rate")
-MACHINE = re.compile(r"/(work|tmp|root|home|usr|opt)/|[\w.-]+@[\w-]+\.\w+|https?://(?!huggingface\.co|github\.com|docs\.)\S+")
+MACHINE = re.compile(
+    r"/(work|tmp|root|home|usr|opt)/|[\w.-]+@[\w-]+\.\w+|https?://(?!huggingface\.co|github\.com|docs\.)\S+"
+)
 
 
 def variants_of(cause):

@@ -16,9 +16,8 @@ model = AutoModelForCausalLM.from_pretrained(name)
 config = GRPOConfig(
     output_dir="out",
     max_steps=60,
-    learning_rate=8e-4,
-    lr_scheduler_type="linear",
-    warmup_steps=2,
+    learning_rate=2e-4,
+    lr_scheduler_type="constant",
     per_device_train_batch_size=64,
     gradient_accumulation_steps=1,
     num_generations=8,
@@ -31,6 +30,7 @@ config = GRPOConfig(
     log_completions=True,
     save_strategy="no",
     report_to="none",
+    use_cpu=True,
     seed=0,
 )
 trainer = GRPOTrainer(model=model, reward_funcs=exact, args=config, train_dataset=rows, processing_class=tokenizer)

@@ -15,9 +15,8 @@ tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
 config = GRPOConfig(
     output_dir="out",
     max_steps=60,
-    learning_rate=8e-4,
-    lr_scheduler_type="linear",
-    warmup_steps=2,
+    learning_rate=2e-4,
+    lr_scheduler_type="constant",
     per_device_train_batch_size=64,
     gradient_accumulation_steps=1,
     num_generations=8,
