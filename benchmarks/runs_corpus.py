@@ -71,14 +71,20 @@ def script_of(variant: dict, seed: int) -> str:
 
 def option(text: str, options: dict, name: str) -> str:
     """Return the value that an option has in a script after `options` are set."""
-    return options.get(name) or re.search(rf"^ +{name}=(.+),$", text, re.M)[1]
+    return options.get(name) or line_of(name).search(text)["value"]
+
+
+def line_of(name: str) -> re.Pattern:
+    """Return what finds the line that sets an option: a keyword, a field of a dataclass, YAML, or argparse's default."""
+    forms = r"=|: \w+ = |: |\", type=\w+, default="
+    return re.compile(rf"^(?P<indent> *)(?P<head>.*?\b{name}(?:{forms}))(?P<value>.+?)(?P<tail>[,)]?)\n", re.M)
 
 
 def set_option(text: str, name: str, value: str) -> str:
     """Return the script with an option of its config set, added, or, for an empty value, taken out."""
-    line = re.compile(rf"^( +){name}=.+,\n", re.M)
+    line = line_of(name)
     if line.search(text):
-        return line.sub(lambda found: f"{found[1]}{name}={value},\n" if value else "", text, count=1)
+        return line.sub(lambda found: f"{found[1]}{found[2]}{value}{found[4]}\n" if value else "", text, count=1)
     if not value:
         return text
     seed = re.compile(r"^( +)(seed=.+,\n)", re.M)
@@ -141,9 +147,9 @@ def compare(variant: dict, twin: dict) -> dict:
            "twin": twin["name"], "clean": rounded(clean), "broken": rounded(broken)}  # fmt: skip
     if None in broken and metric == "accuracy" and all(not r.get("finite", True) for r in results_of(variant).values()):
         broken = [0.0] * len(broken)  # weights of NaN answer nothing
-    if None in [*broken, *clean] or len(clean) < len(TWIN_SEEDS) or len(broken) < 2:
+    if None in [*broken, *clean] or len(clean) < len(TWIN_SEEDS) or len(broken) < len(variant["measured_seeds"]):
         return row | {"difference": None, "spread": None, "counts": False}
-    spread = max(statistics.stdev(clean), statistics.stdev(broken))
+    spread = max(statistics.stdev(seeds) for seeds in (clean, broken) if len(seeds) > 1)
     difference = abs(statistics.fmean(broken) - statistics.fmean(clean))
     return row | {"difference": round(difference, 5), "spread": round(spread, 5), "counts": difference > TIMES * spread}
 
@@ -254,7 +260,9 @@ def main() -> None:
     options = parser.parse_args()
     variants = read_variants(options.half)
     if not options.write:
-        subprocess.run([python_of("today"), str(RUNS / "small_models.py")], check=True)
+        for script in ("small_models.py", f"{options.half}_models.py"):
+            if (RUNS / script).exists():
+                subprocess.run([python_of("today"), str(RUNS / script)], check=True)
         chosen = [variant for variant in variants if re.search(options.only, variant["name"])]
         chosen = [variant for variant in chosen if variant["expected"] or not options.broken]
         for stack, jobs in jobs_of(options.half, chosen, options.again, options.seed).items():
