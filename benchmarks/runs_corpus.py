@@ -75,7 +75,7 @@ def option(text: str, options: dict, name: str) -> str:
 
 
 def line_of(name: str) -> re.Pattern:
-    """Return what finds the line that sets an option: a keyword, a field of a dataclass, YAML, or argparse's default."""
+    """Return what finds the line that sets an option: a keyword, a dataclass's field, YAML, argparse's default."""
     forms = r"=|: \w+ = |: |\", type=\w+, default="
     return re.compile(rf"^(?P<indent> *)(?P<head>.*?\b{name}(?:{forms}))(?P<value>.+?)(?P<tail>[,)]?)\n", re.M)
 

@@ -13,8 +13,14 @@ import shutil
 
 import small_models
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
-from transformers import LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from failurelab_course.experiments import models, quiet
 
@@ -39,14 +45,14 @@ def make(folder: pathlib.Path) -> None:
     small_models.teach(folder / "counter", Qwen2ForCausalLM(Qwen2Config(**untied)), COUNTS, COUNTS[::2], target=0.5)
     chats = [(models.as_chat(prompt), answer) for prompt, answer in LARGER]
     lists = [("", ", ".join(prompt for prompt, _ in PICK.sample(LARGER, 5)) + ", ") for _ in range(300)]
-    small_models.teach(
-        folder / "larger-chat", LlamaForCausalLM(LlamaConfig(**llama)), chats, chats, lists, target=0.5
-    )
+    small_models.teach(folder / "larger-chat", LlamaForCausalLM(LlamaConfig(**llama)), chats, chats, lists, target=0.5)
     if not (folder / "larger-chat-tokenizer").exists():
         tokenizer = AutoTokenizer.from_pretrained(folder / "larger-chat")
-        shutil.copytree(folder / "larger-chat", folder / "larger-chat-tokenizer", ignore=lambda *_: ["model.safetensors"])
-        path = folder / "larger-chat-tokenizer" / "tokenizer_config.json"
-        path.write_text(path.read_text().replace(f'"eos_token": "{tokenizer.eos_token}"', '"eos_token": "<|endoftext|>"'))
+        other = folder / "larger-chat-tokenizer"
+        shutil.copytree(folder / "larger-chat", other, ignore=lambda *_: ["model.safetensors"])
+        path = other / "tokenizer_config.json"
+        ends = f'"eos_token": "{tokenizer.eos_token}"'
+        path.write_text(path.read_text().replace(ends, '"eos_token": "<|endoftext|>"'))
     if not (folder / "copier-bf16").exists():
         shutil.copytree(folder / "copier", folder / "copier-bf16")
         model = AutoModelForCausalLM.from_pretrained(folder / "copier", dtype=torch.bfloat16)
