@@ -49,7 +49,8 @@ def read_variants(half: str) -> list[dict]:
         raise SystemExit(f"no variant is called {sorted(twins - set(names))}")
     for variant in variants:
         variant |= {key: value for key, value in DEFAULTS.items() if key not in variant}
-        variant["measured_seeds"] = TWIN_SEEDS if variant["name"] in twins else variant["seeds"]
+        variant["is_twin"] = variant["name"] in twins
+        variant["measured_seeds"] = TWIN_SEEDS if variant["is_twin"] else variant["seeds"]
     return variants
 
 
@@ -99,7 +100,7 @@ def name_of(variant: str, seed: int) -> str:
 def jobs_of(half: str, variants: list[dict], again: bool, only_seed: int | None) -> dict[str, list[dict]]:
     """Return what is to be run, by stack."""
     jobs: dict[str, list[dict]] = {}
-    for variant in variants:
+    for variant in sorted(variants, key=lambda variant: not (variant["expected"] or variant["is_twin"])):
         for seed in variant["measured_seeds"]:
             if only_seed not in (None, seed):
                 continue
