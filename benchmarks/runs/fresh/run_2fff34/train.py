@@ -40,12 +40,12 @@ def train():
     model = AutoModelForCausalLM.from_pretrained(NAME)
     args = GRPOConfig(
         output_dir="rollouts",
-        max_steps=50,
-        learning_rate=3e-4,
+        max_steps=60,
+        learning_rate=2e-4,
         lr_scheduler_type="constant",
-        per_device_train_batch_size=48,
+        per_device_train_batch_size=64,
         gradient_accumulation_steps=1,
-        num_generations=6,
+        num_generations=8,
         max_completion_length=LENGTH,
         temperature=1.0,
         beta=0.0,
