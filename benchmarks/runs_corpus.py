@@ -49,7 +49,8 @@ def read_variants(half: str) -> list[dict]:
         raise SystemExit(f"no variant is called {sorted(twins - set(names))}")
     for variant in variants:
         variant |= {key: value for key, value in DEFAULTS.items() if key not in variant}
-        variant["measured_seeds"] = TWIN_SEEDS if variant["name"] in twins else variant["seeds"]
+        variant["is_twin"] = variant["name"] in twins
+        variant["measured_seeds"] = TWIN_SEEDS if variant["is_twin"] else variant["seeds"]
     return variants
 
 
@@ -71,14 +72,20 @@ def script_of(variant: dict, seed: int) -> str:
 
 def option(text: str, options: dict, name: str) -> str:
     """Return the value that an option has in a script after `options` are set."""
-    return options.get(name) or re.search(rf"^ +{name}=(.+),$", text, re.M)[1]
+    return options.get(name) or line_of(name).search(text)["value"]
+
+
+def line_of(name: str) -> re.Pattern:
+    """Return what finds the line that sets an option: a keyword, a dataclass's field, YAML, argparse's default."""
+    forms = r"=|: \w+ = |: |\", type=\w+, default="
+    return re.compile(rf"^(?P<indent> *)(?P<head>.*?\b{name}(?:{forms}))(?P<value>.+?)(?P<tail>[,)]?)\n", re.M)
 
 
 def set_option(text: str, name: str, value: str) -> str:
     """Return the script with an option of its config set, added, or, for an empty value, taken out."""
-    line = re.compile(rf"^( +){name}=.+,\n", re.M)
+    line = line_of(name)
     if line.search(text):
-        return line.sub(lambda found: f"{found[1]}{name}={value},\n" if value else "", text, count=1)
+        return line.sub(lambda found: f"{found[1]}{found[2]}{value}{found[4]}\n" if value else "", text, count=1)
     if not value:
         return text
     seed = re.compile(r"^( +)(seed=.+,\n)", re.M)
@@ -103,7 +110,7 @@ def jobs_of(
 ) -> dict[str, list[dict]]:
     """Return what is to be run, by stack."""
     jobs: dict[str, list[dict]] = {}
-    for variant in variants:
+    for variant in sorted(variants, key=lambda variant: not (variant["expected"] or variant["is_twin"])):
         for seed in variant["measured_seeds"]:
             if only_seed not in (None, seed):
                 continue
@@ -278,8 +285,9 @@ def main() -> None:
     options = parser.parse_args()
     variants = read_variants(options.half)
     if not options.write:
-        if not (CACHE / "models" / "sft-adapter").exists():  # the last that is made
-            subprocess.run([python_of("today"), str(RUNS / "small_models.py")], check=True)
+        for script in ("small_models.py", f"{options.half}_models.py"):
+            if (RUNS / script).exists():
+                subprocess.run([python_of("today"), str(RUNS / script)], check=True)
         chosen = [variant for variant in variants if re.search(options.only, variant["name"])]
         chosen = [variant for variant in chosen if variant["expected"] or not options.broken]
         for stack, jobs in jobs_of(options.half, chosen, options.again, options.seed, options.needed).items():

@@ -215,8 +215,9 @@ def measure(trainer, seen: dict, history: list[dict]) -> dict:
     }
     with contextlib.suppress(Exception):  # weights of NaN
         data = trainer.train_dataset
-        if "answer" in data.column_names:
-            pairs = [(row["prompt"], row["answer"]) for row in data.select(range(min(400, len(data))))]
+        asked = next((name for name in ("answer", "solution", "target") if name in data.column_names), None)
+        if asked:
+            pairs = [(row["prompt"], row[asked]) for row in data.select(range(min(400, len(data))))]
             tokenizer = trainer.processing_class
             model = trainer.model
             model.gradient_checkpointing_disable()
