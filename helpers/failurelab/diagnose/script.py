@@ -340,7 +340,7 @@ class _Script:
             "reward_distance": False,
             "reward_inverted": False, "reward_unused_column": None,
             "reward_messages_as_text": False, "reward_of_prompt": False, "reward_pattern": None,
-            "reward_ignores_completion": False, "reward_nan": False,
+            "reward_ignores_completion": False, "reward_nan": False, "reward_own_list": None,
         }  # fmt: skip
         for function in functions:
             for name, value in self._reward(function).items():
@@ -356,6 +356,7 @@ class _Script:
             or result["reward_distance"]
             or result["reward_inverted"]
             or result["reward_ignores_completion"]
+            or result["reward_own_list"]
             or (pattern and not result["prompt_asks_pattern"])
         )
         return result
@@ -397,7 +398,19 @@ class _Script:
             "reward_pattern": next((p for p in patterns if re.search(r"<\w+>|\\boxed|####", p)), None),
             "reward_ignores_completion": completions not in own and "completion" not in "".join(own),
             "reward_nan": bool(re.search(r"float\(['\"](?:nan|inf)|math\.(?:nan|inf)|/ len\(|np\.nan", source)),
+            "reward_own_list": self._own_list(function, given),
         }  # fmt: skip
+
+    def _own_list(self, function: ast.FunctionDef, given: list[ast.arg]) -> str | None:
+        """Return the name of a list from outside the function that is zipped with the completions: by their place."""
+        inside = {argument.arg for argument in given} | _stored(function)
+        module = set().union(*(_stored(node) for node in self.tree.body if node is not function))
+        for call in (node for node in ast.walk(function) if isinstance(node, ast.Call) and _name(node.func) == "zip"):
+            names = [node.id for node in call.args if isinstance(node, ast.Name)]
+            outside = [name for name in names if name in module - inside]
+            if outside and len(outside) < len(call.args):
+                return outside[0]
+        return None
 
     def _settings(self, function: ast.FunctionDef, given: list[ast.arg]) -> set[str]:
         """Parameters whose default is a number, a truth value or a text: settings, and no columns."""
@@ -455,6 +468,10 @@ def _binding(node: ast.AST) -> tuple[list[str], ast.expr | None]:
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
         return [node.target.id], node.value
     return [], None
+
+
+def _stored(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _name(node: ast.AST) -> str:
