@@ -137,8 +137,8 @@ def test_each_cause_is_named_first(cause, tmp_path):
 
 @pytest.mark.parametrize("name", ["answers", "answer"])
 def test_a_list_of_its_own_beside_the_column(name, tmp_path):
-    """zip(completions, answers) compares by place with a list at the top of the script; the column of a batch does not."""
-    edits = [("rows = Dataset", 'answers = [str(a + 1) for a in range(9)]\nrows = Dataset')]
+    """zip(completions, answers) compares by place with a list of the script; the column of a batch does not."""
+    edits = [("rows = Dataset", "answers = [str(a + 1) for a in range(9)]\nrows = Dataset")]
     edits += [("zip(completions, answer)", f"zip(completions, {name})")] if name == "answers" else []
     told = ask(tmp_path, logged(flat), **script(*edits), **{"versions.txt": TODAY})
     assert [each.failure for each in told.causes[:1]] == (["F14"] if name == "answers" else [])

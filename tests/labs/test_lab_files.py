@@ -291,7 +291,7 @@ third = 3
 )
 def test_an_edit_changes_one_place(tmp_path, edit, result):
     (tmp_path / "start.py").write_text(EDITED)
-    edits = lab_files._edits(tables.Table("lab.toml", {"edits": [edit]}, labs.LabError))
+    edits = lab_files.read_edits(tables.Table("lab.toml", {"edits": [edit]}, labs.LabError))
     assert lab_files.Script("solution", tmp_path / "start.py", edits).text() == result
 
 
