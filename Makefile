@@ -8,19 +8,22 @@ ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/
 BIN := .venv/bin
 LAB ?= $(BIN)/failurelab notebooks --open
 .DEFAULT_GOAL := help
-.PHONY: times help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus site site-lock site-test pack-test
+.PHONY: times help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus runs-corpus site site-lock site-test pack-test faults endurance
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
 	@echo "make test      set up what is missing, then run all tests"
 	@echo "make test-fast while you change something: without what runs notebooks, labs, trainings or other eras"
 	@echo "make nightly   run the notebooks again: with another seed, with other models, and by nbval"
+	@echo "make faults    make sixty faults happen: killed processes, full disks, bad networks, hostile scripts (root for all)"
+	@echo "make endurance thousands of checks, kernels and cells, for an hour: does anything grow?"
 	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
 	@echo "make lab       set up what the first notebook needs, then open JupyterLab; the rest is made meanwhile"
 	@echo "make setup     set up only: .venv and the eras"
 	@echo "make outputs   run the notebooks and store their outputs in them"
 	@echo "make evidence  measure everything again into evidence/cpu.json, and the README's tables from it"
 	@echo "make times     measure set-up, course, labs and tests as a whole, in fresh clones, and the budgets (an hour)"
+	@echo "make runs-corpus  diagnose runs whose cause is known (a minute; BASELINES=--baselines for other tools too)"
 	@echo "make corpus    judge a corpus of training scripts by failurelab preflight (half an hour)"
 	@echo "make tables    write the README's tables from evidence/cpu.json"
 	@echo "make pack-test pack the course for a room without a network, install it with the network cut, use it"
@@ -60,6 +63,16 @@ nightly: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --nbval-lax --nbval-current-env \
 		--nbval-cell-timeout=900 --nbval-kernel-startup-timeout=180 notebooks
 
+# Full disks are small file systems that are mounted: without root these are NOT RUN. What was seen is kept in
+# .course/faults, and with LEDGER=evidence/cpu.json in the ledger, which docs/faults.md is made from.
+faults: setup
+	@rm -rf .course/faults
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile tests/faults
+
+# MINUTES=10 for less; FAILURELAB_EVIDENCE=FOLDER keeps the records.
+endurance: setup
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/endurance.py --minutes $(or $(MINUTES),60)
+
 # In an environment of its own, so that the course's locks hold no browser driver. Without a Chromium: exit status 3.
 browser: setup .browser/bin/pytest
 	@.browser/bin/python -m pytest tests/browser
@@ -78,6 +91,10 @@ times: setup
 # Resumable: what was judged is kept in .course/preflight_corpus; AGAIN=--again judges it anew.
 corpus: setup
 	@$(BIN)/python benchmarks/preflight_corpus.py $(AGAIN)
+
+# Judges runs whose cause is known; HALF=fresh for those that no rule was written on, which are graded once.
+runs-corpus: setup
+	@$(BIN)/python benchmarks/diagnose_grading.py $(or $(HALF),first) $(BASELINES)
 
 lab: here
 	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin $(LAB)

@@ -24,6 +24,7 @@ import tomllib
 from failurelab.preflight import answer, command, launch
 from failurelab_course import eras
 from failurelab_course.experiments import devices, observe
+from failurelab_course.runs import notebooks, stored
 
 HERE = pathlib.Path(__file__).parent
 CORPUS = HERE / "corpus"
@@ -48,8 +49,9 @@ class Case:
 
     Attributes:
         name: of the case.
-        half: `first`, `fresh` or `trl`: who wrote it.
-        script: its path in the corpus, or `trl:` and the path in the stack's own trl.
+        half: `first`, `fresh`, `trl` or `course`: who wrote it.
+        script: its path in the corpus, `trl:` and the path in the stack's own trl, or `notebook:` and the name of the
+            notebook that begins with it.
         stack: the era that it runs in.
         expected: its failures, the worst first; empty for a healthy one.
         also: failures that may be found too, and need not.
@@ -58,6 +60,7 @@ class Case:
         launch: what stands before the script in the command.
         odd: why a healthy script looks broken.
         memory: of one device, in GiB, that the peak is held to.
+        model: what a notebook's script finds in `model_path`.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Case:
     launch: str = ""
     odd: str = ""
     memory: float | None = None
+    model: str = "models/tiny-qwen2"
 
 
 def read_corpus() -> list[Case]:
@@ -124,6 +128,22 @@ def make_folder(folder: pathlib.Path) -> None:
             (folder / "trl-lib" / name / f"{split}.jsonl").write_text(text)
 
 
+def write_notebook_script(case: Case, folder: pathlib.Path) -> str:
+    """Write the script of a notebook, without the line that names its era; return its path."""
+    (notebook,) = notebooks.find([case.script.removeprefix("notebook:")])
+    (source,) = [cell.source for cell in notebook.code if "script" in stored.tags(cell)]
+    head, _, body = source.partition("\n")
+    if case.model == "models/tiny-qwen2-bf16":  # a checkpoint as it lies on a hub
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        for kind, options in ((AutoModelForCausalLM, {"dtype": torch.bfloat16}), (AutoTokenizer, {})):
+            kind.from_pretrained(folder / "models" / "tiny-qwen2", **options).save_pretrained(folder / case.model)
+    path = folder / "train.py"
+    path.write_text(f"model_path = {case.model!r}\n" + (body if head.startswith("%%era ") else source))
+    return path.name
+
+
 def judge(case: Case) -> dict:
     """Run preflight on a case; return what it found, its error, and its seconds."""
     started = time.perf_counter()
@@ -141,6 +161,8 @@ def judge(case: Case) -> dict:
             if script.startswith("trl:"):
                 (package,) = python.parent.parent.glob("lib/python*/site-packages/trl")
                 script = str(package / script.removeprefix("trl:"))
+            elif script.startswith("notebook:"):
+                script = write_notebook_script(case, folder)
             words = [*case.launch.split(), script, *case.arguments]
             line = launch.read(words) if case.launch else launch.Launch(script, case.arguments)
             answered = command.ask(line, python=str(python), memory=case.memory, time_limit=300)
@@ -148,7 +170,7 @@ def judge(case: Case) -> dict:
             os.chdir(here)
             os.environ.clear()
             os.environ.update(before)
-        new = sorted({path.name for path in folder.iterdir()} - left - {"cache"})
+        new = sorted({path.name for path in folder.iterdir()} - left - {"cache", "train.py"})
     return {
         "found": [found["failure"] for found in answered.findings],
         "not_checked": [found["failure"] for found in answered.not_checked],

@@ -97,19 +97,30 @@ def name_of(variant: str, seed: int) -> str:
     return "run_" + hashlib.sha256(f"{variant} {seed}".encode()).hexdigest()[:6]
 
 
-def jobs_of(half: str, variants: list[dict], again: bool, only_seed: int | None) -> dict[str, list[dict]]:
+def is_made(half: str, variant: dict, seed: int) -> bool:
+    """Return whether a run is there, made by the script that its variant makes today."""
+    name = name_of(variant["name"], seed)
+    scripts = (folder / "train.py" for folder in (RUNS / half / name, CACHE / name / "artefacts"))
+    made = any(path.exists() and path.read_text() == script_of(variant, seed) for path in scripts)
+    return made and (CACHE / name / "result.json").exists()
+
+
+def jobs_of(
+    half: str, variants: list[dict], again: bool, only_seed: int | None, needed: bool = False
+) -> dict[str, list[dict]]:
     """Return what is to be run, by stack."""
     jobs: dict[str, list[dict]] = {}
     for variant in sorted(variants, key=lambda variant: not (variant["expected"] or variant["is_twin"])):
         for seed in variant["measured_seeds"]:
             if only_seed not in (None, seed):
                 continue
+            if needed and variant["seeds"] == variant["measured_seeds"] and not (variant["expected"] and seed == 0):
+                continue
+            if is_made(half, variant, seed) and not again:
+                continue
             name, script = name_of(variant["name"], seed), script_of(variant, seed)
             kept = CACHE / name
             folder = RUNS / half / name if seed in variant["seeds"] else kept / "artefacts"
-            same = (folder / "train.py").exists() and (folder / "train.py").read_text() == script
-            if same and (kept / "result.json").exists() and not again:
-                continue
             jobs.setdefault(variant["stack"], []).append({
                 "name": name, "label": f"{variant['name']} {seed}", "script": script, "artefacts": str(folder),
                 "kept": str(kept), "models": str(CACHE / "models"), "launched": variant["launched"],
@@ -134,21 +145,25 @@ def work(stack: str, jobs: list[dict]) -> None:
     subprocess.run(command, input=json.dumps(jobs), text=True, env=environment, check=True)
 
 
-def results_of(variant: dict) -> dict[int, dict]:
+def results_of(half: str, variant: dict) -> dict[int, dict]:
     """Return what each seed of a variant measured."""
-    paths = {seed: CACHE / name_of(variant["name"], seed) / "result.json" for seed in variant["measured_seeds"]}
-    return {seed: json.loads(path.read_text()) for seed, path in paths.items() if path.exists()}
+    made = [seed for seed in variant["measured_seeds"] if is_made(half, variant, seed)]
+    return {seed: json.loads((CACHE / name_of(variant["name"], seed) / "result.json").read_text()) for seed in made}
 
 
-def compare(variant: dict, twin: dict) -> dict:
+def compare(half: str, variant: dict, twin: dict) -> dict:
     """Return how a variant differs from its clean twin, in the metric that it names."""
     metric = variant.get("metric", "accuracy")
-    broken, clean = ([result.get(metric) for result in results_of(each).values()] for each in (variant, twin))
+    broken, clean = ([result.get(metric) for result in results_of(half, each).values()] for each in (variant, twin))
     row = {"variant": variant["name"], "expected": variant["expected"], "stack": variant["stack"], "metric": metric,
            "twin": twin["name"], "clean": rounded(clean), "broken": rounded(broken)}  # fmt: skip
-    if None in broken and metric == "accuracy" and all(not r.get("finite", True) for r in results_of(variant).values()):
+    if (
+        None in broken
+        and metric == "accuracy"
+        and all(not r.get("finite", True) for r in results_of(half, variant).values())
+    ):
         broken = [0.0] * len(broken)  # weights of NaN answer nothing
-    if None in [*broken, *clean] or len(clean) < len(TWIN_SEEDS) or len(broken) < len(variant["measured_seeds"]):
+    if None in [*broken, *clean] or len(clean) < len(TWIN_SEEDS) or not broken:
         return row | {"difference": None, "spread": None, "counts": False}
     spread = max(statistics.stdev(seeds) for seeds in (clean, broken) if len(seeds) > 1)
     difference = abs(statistics.fmean(broken) - statistics.fmean(clean))
@@ -167,13 +182,15 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
              "# How a run is made, and what its files are, stands in README.md.", ""]  # fmt: skip
     compared, dropped, kept = [], [], set()
     for variant in variants:
+        if not results_of(half, variant):
+            continue  # not made yet
         if variant.get("error"):
-            errors = [result.get("error", "") for result in results_of(variant).values()]
+            errors = [result.get("error", "") for result in results_of(half, variant).values()]
             holds = bool(errors) and all(re.search(variant["error"], error) for error in errors)
             row = {"variant": variant["name"], "expected": variant["expected"], "stack": variant["stack"],
                    "error": variant["error"], "counts": holds}  # fmt: skip
         elif variant["expected"]:
-            row = compare(variant, by_name[variant["twin"]])
+            row = compare(half, variant, by_name[variant["twin"]])
             row["why"] = variant.get("why", "")
         else:
             continue
@@ -183,9 +200,11 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
     for variant in variants:
         for seed in variant["seeds"]:
             name = name_of(variant["name"], seed)
-            if variant["name"] in gone or not (CACHE / name / "result.json").exists():
+            if variant["name"] in gone or not is_made(half, variant, seed):
                 continue
             kept.add(name)
+            if not (RUNS / half / name).exists():
+                shutil.move(CACHE / name / "artefacts", RUNS / half / name)
             lines += ["[[run]]", f'name = "{name}"', f"expected = {json.dumps(variant['expected'])}",
                       f"odd = {str(bool(variant['odd'])).lower()}", f'variant = "{variant["name"]}"',
                       f'stack = "{variant["stack"]}"', f"seed = {seed}"]  # fmt: skip
@@ -218,24 +237,28 @@ def toml(value) -> str:
     return json.dumps(["none" if part is None else part for part in value] if isinstance(value, list) else value)
 
 
-def record(variants: list[dict]) -> None:
+def record(half: str, variants: list[dict]) -> None:
     """Write what was measured of each variant, as evidence records: the frame is the one that its own stack made."""
     by_name, folder = {variant["name"]: variant for variant in variants}, os.environ.get("FAILURELAB_EVIDENCE")
     if not folder:
         return
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    frames = {}  # of each stack: what a run ran in; all were made on one machine
+    for variant in variants:
+        for result in results_of(half, variant).values():
+            frames[variant["stack"]] = frames.get(variant["stack"]) or result.get("entry")
     with open(pathlib.Path(folder) / "runs_corpus.jsonl", "w", encoding="utf-8") as file:
         for variant in variants:
             cause = (variant["expected"] or [""])[0]
             failure = cause if cause.startswith("F") else "ground"
             case = f"family {failure}: {variant['name']}" if failure != "ground" else f"runs: {variant['name']}"
-            compared = compare(variant, by_name[variant["twin"]]) if "twin" in variant else {}
-            for seed, result in results_of(variant).items():
+            compared = compare(half, variant, by_name[variant["twin"]]) if "twin" in variant else {}
+            for seed, result in results_of(half, variant).items():
                 figures = {key: value for key, value in result.items() if key not in ("entry", "error", "dtypes")}
                 figures |= {"ended_in": result["error"][:200], "dtypes": ", ".join(result.get("dtypes", []))}
                 figures |= {key: value for key, value in compared.items() if key in COMPARED and value is not None}
                 figures = {key: plain(value) for key, value in figures.items()}
-                entry = result["entry"] | {
+                entry = frames[variant["stack"]] | {
                     "failure": failure, "case": case, "seed": seed, "figures": figures,
                     "state": "broken" if variant["expected"] else "healthy", "source": "benchmarks/runs_corpus.py",
                 }  # fmt: skip
@@ -256,6 +279,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="make also what is there")
     parser.add_argument("--seed", type=int, help="this seed alone")
     parser.add_argument("--broken", action="store_true", help="broken runs alone")
+    parser.add_argument("--needed", action="store_true", help="clean twins, and one seed of each broken variant")
     parser.add_argument("--unjudged", action="store_true", help="list also what has not been compared with its twin")
     parser.add_argument("--write", action="store_true", help="run nothing; write the list of what is there")
     options = parser.parse_args()
@@ -266,12 +290,12 @@ def main() -> None:
                 subprocess.run([python_of("today"), str(RUNS / script)], check=True)
         chosen = [variant for variant in variants if re.search(options.only, variant["name"])]
         chosen = [variant for variant in chosen if variant["expected"] or not options.broken]
-        for stack, jobs in jobs_of(options.half, chosen, options.again, options.seed).items():
+        for stack, jobs in jobs_of(options.half, chosen, options.again, options.seed, options.needed).items():
             if options.stack in ("", stack):
                 work(stack, jobs)
     if not (options.only or options.stack):
         write_toml(options.half, variants, options.unjudged)
-        record(variants)
+        record(options.half, variants)
 
 
 if __name__ == "__main__":

@@ -17,10 +17,21 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The table of contents: the heading, and the pages as they are called in the site.
 CONTENTS = {
-    "Begin": ["path", "prerequisites", "preflight", "symptoms", "repairs"],
+    "Begin": ["path", "prerequisites", "preflight", "diagnose", "symptoms", "repairs"],
     "Notebooks": ["notebooks", "notebooks/*", "appendix/*"],
     "Labs": ["labs/index"],
-    "Look up": ["measured", "glossary", "troubleshooting", "gpu", "several_nodes", "ci", "offline", "class_server"],
+    "Look up": [
+        "measured",
+        "glossary",
+        "troubleshooting",
+        "gpu",
+        "several_nodes",
+        "ci",
+        "offline",
+        "class_server",
+        "security",
+        "faults",
+    ],
     "Teach": ["teaching"],
     "About": ["architecture", "site"],
 }

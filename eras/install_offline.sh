@@ -14,6 +14,12 @@ here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-grpo-failure-lab}
 (cd "$here" && sha256sum --check --quiet SHA256SUMS) >&2 ||
     fail "the bundle in $here is not what was packed. Next: copy it here again, then run the same command"
+# A file that is not listed, a link, or a listed path outside: none of it was packed.
+listed=$(cd "$here" && sed 's,^[^ ]*  ,./,' SHA256SUMS | LC_ALL=C sort)
+there=$(cd "$here" && find . -type f ! -path ./SHA256SUMS | LC_ALL=C sort)
+others=$(cd "$here" && find . ! -type f ! -type d)
+[ "$listed" = "$there" ] && [ -z "$others" ] ||
+    fail "the bundle in $here holds other files than were packed. Next: copy it here again, into an empty folder"
 . "$here/bundle.txt" # python, eras, commit
 interpreter=${PYTHON:-python$python}
 "$interpreter" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$python')" ||

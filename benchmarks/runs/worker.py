@@ -73,6 +73,8 @@ def run(job: dict) -> None:
                 (artefacts / "trainer_state.json").write_text(compact(vars(trainer.state)))
             figures |= measure(trainer, seen, history)
             probes = probe(seen.get("before"), weights(trainer.model))
+            if figures.get("accuracy") is not None:
+                probes["accuracy_after"] = round(figures["accuracy"], 4)
             (artefacts / "probes.json").write_text(json.dumps(probes) + "\n")
             figures |= probes
             from safetensors.torch import save_file

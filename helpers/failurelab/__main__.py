@@ -1,9 +1,9 @@
 """The command `failurelab`; `python -m failurelab` is the same.
 
-This package has three verbs: `symptoms`, which looks a log up, `doctor`, which looks at a Python's libraries, and
-`preflight`, which judges a training script. Where
-the course is installed its command line takes over, which has these and its own: it is found by the entry-point group
-`failurelab.commands`, for this package imports nothing of the course.
+This package has four verbs: `symptoms`, which looks a log up, `doctor`, which looks at a Python's libraries,
+`preflight`, which judges a training script, and `diagnose`, which judges what a run left. Where the course is installed
+its command line takes over, which has these and its own: it is found by the entry-point group `failurelab.commands`,
+for this package imports nothing of the course.
 """
 
 import argparse
@@ -35,6 +35,10 @@ def main(arguments=None) -> int:
             from failurelab.preflight import command
 
             return command.main(words[1:])
+        if words[:1] == ["diagnose"]:
+            from failurelab.diagnose import command
+
+            return command.main(words[1:])
         options = _parser().parse_args(arguments)
         return options.run(options)
     except FailureLabError as error:
@@ -46,8 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "failurelab", description="Failures of GRPO and Online DPO training: is your run affected?"
     )
-    verbs = parser.add_subparsers(required=True, metavar="preflight|symptoms|doctor")
+    verbs = parser.add_subparsers(required=True, metavar="preflight|diagnose|symptoms|doctor")
     verbs.add_parser("preflight", help="judge a training script before the GPU hours are spent")
+    verbs.add_parser("diagnose", help="what is wrong with a run, by the files that it left?")
     symptoms = verbs.add_parser("symptoms", help="which failures do a log's lines belong to, and what repairs them?")
     symptoms.add_argument("log", nargs="?", type=pathlib.Path, help="a log; without one it is read from the input")
     symptoms.set_defaults(run=_symptoms)

@@ -4,8 +4,10 @@ Modules are imported inside the commands, for some cost seconds. A known error i
 0 only if all held, 1 if something failed, 2 for a wrong call, 3 if the environment broke before the question was asked.
 """
 
+import errno
 import json
 import pathlib
+import signal
 import sys
 from typing import Annotated
 
@@ -27,6 +29,16 @@ app.add_typer(eras_app, name="eras")
 app.add_typer(evidence_app, name="evidence")
 console = Console()
 
+# What the machine refuses: a full disk, a folder that nobody may write, a limit on memory, files or processes.
+_REFUSED = {
+    getattr(errno, name): step
+    for names, step in (
+        ("ENOSPC EDQUOT EFBIG", "free some room"),
+        ("EROFS EACCES EPERM", "use a clone that you may write"),
+        ("EMFILE ENFILE ENOMEM EAGAIN", "close other programs, or ask for a higher limit (ulimit -a)"),
+    )
+    for name in names.split()
+}
 Names = Annotated[list[str] | None, typer.Argument(help="Numbers or names; all when none is given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -186,6 +198,16 @@ def judge_script(context: typer.Context) -> None:  # what follows is the script'
     from failurelab.preflight import command
 
     raise typer.Exit(command.main(sys.argv[sys.argv.index("preflight") + 1 :]))  # click takes a -- away
+
+
+@app.command(
+    "diagnose", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def diagnose_run(context: typer.Context) -> None:
+    """Say what is wrong with a run, by the files that it left: figures, logs, script, versions (--help for more)."""
+    from failurelab.diagnose import command
+
+    raise typer.Exit(command.main(sys.argv[sys.argv.index("diagnose") + 1 :]))
 
 
 @app.command("pack")
@@ -361,11 +383,22 @@ def _papermill_parameters(arguments: list[str]) -> list[str]:
 
 def run() -> int:
     """Run the command line; return the exit status."""
+    # A seat that is ended, or a CI's time limit: what was started is ended, and temporary folders go, as by Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app(_papermill_parameters(sys.argv[1:]))
     except SystemExit as end:
+        if end.code == 130:  # Ctrl-C, which says nothing by itself
+            print("interrupted: what was started is ended; the same command begins again", file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except FailureLabError as error:
         print(f"ERROR {error}", file=sys.stderr)
         return error.exit_status
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        where = f": {error.filename}" if error.filename else ""
+        step = f"Next: {_REFUSED[error.errno]}, then the same command again"
+        print(f"ERROR {error.strerror}{where}. {step}", file=sys.stderr)
+        return 3
     return 0

@@ -16,12 +16,12 @@ import psutil
 MARK = "FAILURELAB_RUN"
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """Return the processes that carry `mark` in their environment and have not ended; never the caller itself."""
+def marked(mark: str, variable: str = MARK) -> list[psutil.Process]:
+    """Return the processes whose environment has this mark in a variable and that run; never the caller itself."""
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            others = process.pid != os.getpid() and process.environ().get(MARK) == mark
+            others = process.pid != os.getpid() and process.environ().get(variable) == mark
             if others and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
     return processes

@@ -3,7 +3,9 @@
 import contextlib
 import fcntl
 import json
+import os
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,11 +45,22 @@ def read(path: pathlib.Path, broken: Callable[[str], Exception]) -> Any:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Write the whole file or none of it; call it while it is `locked`.
+    """Write the whole file or none of it; where what was there is read first, call it while it is `locked`.
 
     Raises:
         OSError: it cannot be written; what was there before is there still.
     """
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    partial = path.with_name(f".{path.name}-{os.getpid()}.partial")  # another process may write the same file
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # or a machine that loses its power may keep the name and lose the text
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def full_disk(folder: pathlib.Path) -> str:
+    """Return that the disk of a folder is full, for who finds no other reason; empty where it is not."""
+    return f"no space is left on the disk of {folder}" if shutil.disk_usage(folder).free < 2**16 else ""

@@ -163,7 +163,9 @@ def test_outside_the_repository(tmp_path, monkeypatch):
             "version of six==9). Next: make lock",
         ),
         ("error: failed to write: No space left on device (os error 28)", "no space"),
-        ("something\nerror: it broke in a new way", "it broke in a new way"),
+        ("error: Failed to download `six`\n  Caused by: Hash mismatch for `six`", "came damaged, or is another file"),
+        ("Because six==1 has an invalid package format and you require six==1", "came damaged, or is another file"),
+        ("something\nerror: it broke in a new way", "it broke in a new way. Next: "),
     ],
 )
 def test_an_installer_s_output_becomes_one_line(output, expected):

@@ -265,3 +265,23 @@ def test_each_card_has_a_table_and_without_one_it_is_not_run(tmp_path):
     table = pages.TABLES["card-log-probs"]([], cards)
     assert f"| {shape} | {ways} | 12.5 | 1.50 | 300 | 0.25 |" in table
     assert f"| {shape} | {ways} | NOT RUN: out of memory |  |  |  |" in table
+
+
+def test_the_table_of_faults_shows_what_was_not_run():
+    """It never counts as tried; a line with a bar or a tag in it stays one cell."""
+    seen = {"how": "SIGKILL", "line": "a | <b>", "status": 3, "lost": 0, "left": 0, "again": "PASS"}
+    records = [
+        record(source="faults", case="fault: killed", figures=seen),
+        record(source="faults", case="fault: full", figures={"how": "tmpfs", "not_run": "it needs root"}),
+    ]
+    made = pages.TABLES["faults"](records)
+    assert made.startswith("1 of 2 faults were tried.")
+    assert "| killed | SIGKILL | a ¦ &lt;b> | 3 | 0 | 0 | PASS |" in made
+    assert "| full | tmpfs | NOT RUN: it needs root |" in made
+
+
+def test_the_table_of_an_endurance_run_stands_before_and_after():
+    held = {f"{name}_{when}": 5 for name in ("processes", "files", "mib", "temporary") for when in ("before", "after")}
+    held |= {"done": 40, "asked": 50, "minutes": 2.0, "processes_left": 0, "files_left": 1, "temporary_left": 0}
+    made = pages.TABLES["endurance"]([record(source="benchmarks/endurance.py", case="endurance: checks", figures=held)])
+    assert "| checks | 40 of 50 | 2.0 | 5 → 5 | 5 → 5 | 5 → 5 | 5 → 5 | 0, 1, 0 |" in made

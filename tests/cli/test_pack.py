@@ -171,8 +171,16 @@ def test_an_install_makes_the_eras_and_keeps_your_work(bundle, run_installer, tm
         ("rm wheels/small-5.0-py3-none-any.whl", "small-5.0-py3-none-any.whl: "),
         ("rm SHA256SUMS", "is not what was packed. Next: copy it here again"),
         (
-            "sed -i s/^python=.*/python=3.10/ bundle.txt; sed -i /bundle.txt/d SHA256SUMS",
+            "sed -i s/^python=.*/python=3.10/ bundle.txt; sed -i /bundle.txt/d SHA256SUMS; "
+            "sha256sum bundle.txt >> SHA256SUMS",
             "the bundle's wheels are for Python 3.10, and ",
+        ),
+        ("cp wheels/small-5.0-py3-none-any.whl wheels/small-5.0-1-py3-none-any.whl", "other files than were packed"),
+        ("ln -s /etc/hostname course/notes", "other files than were packed"),
+        ("mv bundle.txt ../kept; ln -s ../kept bundle.txt", "other files than were packed"),
+        (
+            "touch ../outside; sha256sum ../outside >> SHA256SUMS",
+            "other files than were packed",
         ),
         ("mkdir ../room; touch ../room/thesis.txt", "does not hold this bundle's course: nothing in it is touched"),
     ],

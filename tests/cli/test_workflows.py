@@ -91,7 +91,10 @@ def test_what_make_test_leaves_to_the_night_is_run_by_a_schedule():
         triggers(content)["schedule"]
         and {"run": "make nightly"}.items() <= content["jobs"]["nightly"]["steps"][3].items()
     )
+    commands = [step.get("run", "") for step in content["jobs"]["nightly"]["steps"]]
+    assert [line for line in commands if re.fullmatch("sudo --preserve-env=[A-Z_,]+ make faults", line)]
     rules = (eras.root() / "Makefile").read_text()
+    assert re.search(r"\nfaults: setup\n(?:\t.*\n)*\t.* tests/faults\n", rules)
     nightly = rules[rules.index("\nnightly:") : rules.index("\n\n", rules.index("\nnightly:"))]
     assert "-m nightly" in nightly and re.search(r"--nbval-lax.*\n.* notebooks$", nightly)
 

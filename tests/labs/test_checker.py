@@ -42,6 +42,10 @@ CHEATS = {
         [("get_input_embeddings().requires_grad_(False)", "get_input_embeddings().requires_grad_(True)")],
         "0 tensors are frozen",
     ),
+    "freezes_another": (
+        [("get_input_embeddings().requires_grad_(False)", "model.norm.requires_grad_(False)")],
+        "the embeddings were changed",
+    ),
     "fills_in_zero_gradients": (
         [
             (

@@ -33,6 +33,7 @@ HEALED = {
     "tensors_zero_gradient": 0,
     "tensors_changed": 25,
     "elements_changed": 1.0,
+    "embeddings_changed": False,
     "weights_bits": 32,
     "frozen_changed": 0,
     "warnings": 230,
@@ -71,6 +72,7 @@ def judged(lab, state, measured, *, refused="", environment=""):
     declared = {"broken": lab.broken, "wrong_fix": lab.wrong_fixes[0]}.get(state)
     row = labs.Row(lab.name, state, "script.py")
     content = {"metrics": measured, "refused": refused, "environment": environment, "traceback": "", "records": []}
+    content["cpu_seconds"] = 0.5
     labs._judge(labs._Task(lab, lab.start, row, declared), {"seconds": 1, "output": "", "measured": content})
     return row
 
@@ -123,6 +125,26 @@ def test_a_failure_for_another_reason_is_no_pass(lab):
     # the declared figures, and an error beside them
     assert judged(lab, "broken", SILENT | {"error": "ValueError: x", "error_stage": "measure"}).result == "FAIL"
     assert judged(lab, "broken", SILENT, refused="the trainer is another").result == "FAIL"
+
+
+def test_a_wrong_fix_is_stopped_where_its_first_steps_prove_it(lab):
+    """Without gradients after ten steps it fails as declared, of which no later step is asked; with them it is none."""
+    hidden, off = (
+        next(fix for fix in lab.wrong_fixes if fix.name == name) for name in ("filter_warnings", "checkpointing_off")
+    )
+
+    def judge(declared, measured):
+        task = labs._Task(lab, lab.start, labs.Row(lab.name, "wrong_fix", declared.name), declared)
+        content = {"metrics": measured, "refused": "", "environment": "", "traceback": "", "records": []}
+        labs._judge(task, {"seconds": 1, "output": "", "measured": content | {"cpu_seconds": 0.5}})
+        return task.is_early, task.row.result
+
+    silent, healed = (metrics_ | {"steps_done": 10, "warnings": 0} for metrics_ in (SILENT, HEALED))
+    assert judge(hidden, silent) == (True, "PASS")
+    assert judge(hidden, healed) == (True, "FAIL")
+    assert judge(off, healed) == (False, "FAIL")  # what it is declared to show is the accuracy at the end
+    started = labs._Task(lab, lab.start, labs.Row(lab.name, "broken", "start"), lab.broken)
+    assert not started.is_early
 
 
 def test_a_lab_that_is_solved_is_no_lab(lab):

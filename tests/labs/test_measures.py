@@ -49,6 +49,16 @@ def head_on_flat_rows(model, ids, mask):
     return score(model.lm_head(hidden.flatten(0, 1)).unflatten(0, (2, 2)), ids)
 
 
+def by_linear(model, ids, mask):
+    hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state
+    return score(torch.nn.functional.linear(hidden[:, -3:-1], model.lm_head.weight), ids)
+
+
+def by_hand_and_cut(model, ids, mask):
+    hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state
+    return score((hidden @ model.lm_head.weight.T)[:, -3:-1], ids)
+
+
 def one_late(model, ids, mask):
     return score(model(input_ids=ids, attention_mask=mask, logits_to_keep=2).logits, ids)
 
@@ -64,18 +74,21 @@ def from_the_front(model, ids, mask):
         (asked_for, 3, 3, 0),
         (head_on_a_slice, 2, 3, 0),
         (head_on_flat_rows, 2, 3, 0),
+        (by_linear, 2, 3, 0),
+        (by_hand_and_cut, 6, 3, 0),
         (one_late, 2, 2, -1),
         (from_the_front, 6, 6, 3),
     ],
 )
-def test_rows_of_logits_are_read_at_the_head(tiny, log_probs, made, needed, off):
-    """However a script comes to its scores: rows that it cuts away count, and its own call of the head does too."""
+def test_rows_of_logits_are_read_where_they_are_multiplied(tiny, log_probs, made, needed, off):
+    """However a script comes to its scores: rows that it cuts away count, and its own product with the head too."""
     model, tokenizer = tiny
     head = logits._Head(model, types.SimpleNamespace(clean=models.load(MODEL)[0]))
     ids = batch(tokenizer)["input_ids"]
-    with torch.no_grad():
-        model(input_ids=ids)  # generation, or the reference model
-    (log_probs(model, ids, torch.ones_like(ids)) * torch.tensor([[1.0], [-1.0]])).sum().backward()
+    with head.products:
+        with torch.no_grad():
+            model(input_ids=ids)  # generation, or the reference model
+        (log_probs(model, ids, torch.ones_like(ids)) * torch.tensor([[1.0], [-1.0]])).sum().backward()
     head.remove()
     assert head.metrics() == {"rows_made": made, "rows_needed": needed, "positions_off": off}
     assert not model.lm_head._forward_hooks

@@ -25,7 +25,8 @@ LOOPBACK = (
     "import fcntl, os, socket, struct, sys; request = struct.pack('16sh14x', b'lo', 1); "
     "fcntl.ioctl(socket.socket(), 0x8914, request); os.execvp(sys.argv[1], sys.argv[1:])"
 )
-PROGRAMS = ("sh", "bash", "env", "uname", "cat", "cmp", "cp", "dirname", "mkdir", "mv", "rm", "rmdir", "sha256sum")
+PROGRAMS = ("sh", "bash", "env", "uname", "cat", "cmp", "cp", "dirname", "find", "mkdir", "mv", "rm", "rmdir", "sed")
+PROGRAMS += ("sha256sum", "sort")
 
 
 @pytest.fixture(scope="module")

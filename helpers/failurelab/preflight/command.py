@@ -210,7 +210,7 @@ def _run(
             env=environment,
             start_new_session=True,
         )
-    with _ended_whole(process), progress.open() as stages:
+    with _ended_whole(process, folder), progress.open() as stages:
         deadline = time.monotonic() + limit
         stage = "starting Python"
         while process.poll() is None and not report.exists():
@@ -235,14 +235,27 @@ def _too_long(script: str, limit: float, stage: str) -> str:
 
 
 def _died(script: str, status: int, stage: str, log: pathlib.Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    text = log.read_text(errors="replace") if log.is_file() else "it deleted the folder that its messages went to"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines and shutil.disk_usage(log.parent).free < 2**16:
+        lines = [f"no space is left on the disk of {log.parent}"]
     how = f"signal {signal.Signals(-status).name}" if status and status < 0 else f"status {status}"
     more = " (often too little memory)" if status == -signal.SIGKILL else ""
     return f"{script}: its process ended with {how}{more} while {stage}; its last line: {(lines or ['none'])[-1][:200]}"
 
 
+def _with_folder(folder: pathlib.Path) -> list[int]:
+    """Return the processes that inherited this folder for their temporary files; none where there is no /proc."""
+    found, mark = [], f"TMPDIR={folder / 'tmp'}".encode()
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
 @contextlib.contextmanager
-def _ended_whole(process: subprocess.Popen) -> Iterator[None]:
+def _ended_whole(process: subprocess.Popen, folder: pathlib.Path) -> Iterator[None]:
     """At the end of the block, also by Ctrl-C or SIGTERM, end the process and all that it started."""
 
     def interrupt(*_: Any) -> None:
@@ -258,5 +271,9 @@ def _ended_whole(process: subprocess.Popen) -> Iterator[None]:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        while others := _with_folder(folder):  # what has left the group, for a session of its own
+            for other in others:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(other, signal.SIGKILL)
         if before is not None:
             signal.signal(signal.SIGTERM, before)

@@ -10,6 +10,7 @@ from __future__ import annotations  # a Python that is too old must get as far a
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import fcntl
 import functools
@@ -410,6 +411,7 @@ NO_NETWORK = re.compile(
     re.IGNORECASE,
 )
 _NO_SPACE = re.compile(r"no space left|os error 28|disk quota", re.IGNORECASE)
+_DAMAGED = re.compile(r"hash mismatch|invalid package format|failed to (download|extract|unzip|read)", re.IGNORECASE)
 _NOT_RESOLVED = re.compile(
     r"no solution found|no matching distribution|could not find a version|was not found", re.IGNORECASE
 )
@@ -423,12 +425,18 @@ def step(command: list[str], what: str, subject: str, unresolved: str) -> str:
     """
     env = inherited() | {"DS_BUILD_OPS": "0", "UV_FIND_LINKS": find_links()}
     try:
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, preexec_fn=_end_with_parent)
     except OSError as error:
         raise EraError(f"{what} could not be made: {error}") from error
     if done.returncode:
         raise EraError(explain(done.stderr + done.stdout, what, subject, unresolved))
     return done.stdout
+
+
+def _end_with_parent() -> None:
+    """Let Linux end an installer whose set-up was killed: it would write into what the next set-up makes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def explain(output: str, what: str, subject: str, unresolved: str) -> str:
@@ -448,11 +456,13 @@ def explain(output: str, what: str, subject: str, unresolved: str) -> str:
             f"{subject}: {what} could not be fetched, the package index was not reached. Set-up needs the network "
             f"once. Check it, or the proxy. {again}"
         )
+    if _DAMAGED.search(output):
+        return f"{subject}: {what} came damaged, or is another file than the package index names. {again}"
     if _NOT_RESOLVED.search(output):
         reason = re.search(r"(because|no matching distribution|could not find a version)\b.*", output, re.IGNORECASE)
         said = reason[0][:300] if reason else last_line(output)
         return f"{subject}: {what} does not resolve ({said}). Next: {unresolved}"
-    return f"{subject}: {what} could not be installed: {last_line(output)}"
+    return f"{subject}: {what} could not be installed: {last_line(output)}. {again}"
 
 
 def last_line(text: str) -> str:

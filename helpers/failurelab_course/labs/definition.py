@@ -304,13 +304,15 @@ def copy_start(lab: Lab) -> None:
     partial = lab.folder / f".train-{os.getpid()}-{threading.get_ident()}.partial"  # two commands may do this at once
     try:
         shutil.copyfile(lab.start, partial)
+        partial.replace(lab.train)
     except FileNotFoundError as error:
         raise LabError(f"{lab.start} is missing. Next: git checkout -- labs") from error
-    partial.replace(lab.train)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _broken(raw: Table, folder: pathlib.Path, name: str = "") -> Broken:
-    edits = () if name else _edits(raw)
+    edits = () if name else read_edits(raw)
     name = name or raw.text("name")
     script = Broken(name, folder / "start.py", edits, raw.text("reason"), _predicates(raw, "signature"))
     raw.done()
@@ -318,12 +320,17 @@ def _broken(raw: Table, folder: pathlib.Path, name: str = "") -> Broken:
 
 
 def _solution(raw: Table, folder: pathlib.Path) -> Script:
-    script = Script("solution", folder / "start.py", _edits(raw))
+    script = Script("solution", folder / "start.py", read_edits(raw))
     raw.done()
     return script
 
 
-def _edits(raw: Table) -> tuple[Edit, ...]:
+def read_edits(raw: Table) -> tuple[Edit, ...]:
+    """Read the edits of a script; see the module's text.
+
+    Raises:
+        LabError: one is of no known form.
+    """
     edits = []
     for source in raw.take("edits", list):
         match source:

@@ -163,7 +163,12 @@ def reset(lab: Lab) -> pathlib.Path | None:
     if lab.train.is_file() and lab.train.read_bytes() != lab.start.read_bytes():
         numbers = (int(match[1]) for path in lab.folder.iterdir() if (match := _BACKUP.fullmatch(path.name)))
         kept = lab.folder / f"train.backup-{max(numbers, default=0) + 1}.py"
-        shutil.copy2(lab.train, kept)
+        partial = kept.with_suffix(".partial")
+        try:
+            shutil.copy2(lab.train, partial)
+            partial.rename(kept)
+        finally:
+            partial.unlink(missing_ok=True)
     copy_start(lab)
     return kept
 

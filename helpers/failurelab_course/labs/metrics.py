@@ -24,6 +24,7 @@ _TRAINING = {
     "tensors_without_gradient": "trainable tensors whose gradient is None after the backward pass, in the worst step",
     "tensors_zero_gradient": "trainable tensors whose gradient is all zero after the backward pass, in the last step",
     "tensors_changed": "trainable tensors whose values differ after training",
+    "embeddings_changed": "boolean: the input embeddings differ after training",
     "elements_changed": "share of the numbers in the trainable tensors that differ after training",
     "weights_bits": "bits that each number of the largest tensor is kept in",
     "frozen_changed": "frozen tensors whose values differ after training",
@@ -46,11 +47,12 @@ _LOG = {
     "loss_last": "mean of the losses that the trainer logged, last quarter of them",
 }
 _ENGINE = {
+    "evaluated_first": "number of evaluations that ended before the first optimizer step",
     "zero_stage": "stage of ZeRO that the engine runs at; -1 where there is no engine",
     "generations": "how often the trainer's model generated, whoever asked for it",
     "engine_hooks": "ZeRO-3's hooks on the model's submodules when training began",
     "engine_hooks_in_generation": "the most of these that were on while the model generated",
-    "generates_without_hooks": "boolean: the model came to generate, and never with ZeRO-3's hooks on",
+    "generates_without_hooks": "boolean: a step was trained, the model generated, and never with ZeRO-3's hooks on",
     "engine_hooks_after": "those that were on when training had ended",
     "partitioned_in_generation": "the most tensors that a forward pass of generation found partitioned: gathered anew",
     **{name: _TRAINING[name] for name in ("steps_done", "tensors_total", "tensors_changed", "finite")},
@@ -109,6 +111,23 @@ _BY_KIND = {
     "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | PLACEMENT,
 }
 KINDS = tuple(_BY_KIND)
+# What the first steps decide, and no later one changes. A wrong fix that fails by these alone is proved in so few.
+EARLY = {
+    "error",
+    "error_stage",
+    "answer",
+    "answer_claims",
+    "checkpointing",
+    "learning_rate",
+    "weights_bits",
+    "warnings",
+}
+EARLY |= {"tensors_total", "tensors_trainable", "tensors_frozen", "tensors_without_gradient", "tensors_changed"}
+EARLY |= {"frozen_changed", "embeddings_changed", "reward_first", "accuracy_there", "overrun_first", "rollout_gap"}
+EARLY |= {"loss_first", "rows_made", "rows_needed", "positions_off", "temperature_off", "policy_gap_first"}
+EARLY |= {"foreign_tokens"}
+EARLY_STEPS = 10
+CAN_STOP = ("trainer", "loop", "logits", "policies")  # kinds whose training can end there
 DEVICES = ("cpu", "cuda")
 # Kinds that are measured on the CPU alone, and why.
 CPU_ONLY = {

@@ -3,6 +3,10 @@
 The broken script must fail for the declared reason, every wrong fix must still fail, each for its own, and the solution
 must heal: what was lost is back, as measured. A script that fails for another reason than declared proves nothing, and
 is reported as such. `failurelab verify` prints the matrix.
+
+Training is nearly all of the time. What some wrong fixes are declared to show is decided by the first steps
+(gradients, rollouts, rows of logits): these are stopped there, and judged by such figures alone. Broken scripts and
+solutions are trained to their end.
 """
 
 import contextlib
@@ -52,6 +56,7 @@ class Row:
         reason: why, with the metrics that were measured.
         metrics: what was measured; empty where nothing was.
         seconds: wall-clock.
+        cpu_seconds: what it computed, on all cores, the scores of accuracy included: other work beside hardly counts.
         output: the end of what the script printed.
         traceback: of an error in the script.
         records: the evidence records, where they were made: one for each tier.
@@ -65,6 +70,7 @@ class Row:
     reason: str = ""
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     output: str = ""
     traceback: str = ""
     records: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -78,6 +84,13 @@ class _Task:
     row: Row
     declared: Broken | None = None
     time_limit: float = 0.0
+
+    @property
+    def is_early(self) -> bool:
+        """Whether what is declared shows in the first steps, so that the others prove nothing more."""
+        if self.row.state != WRONG_FIX or self.lab.kind not in metrics.CAN_STOP:
+            return False
+        return metrics.EARLY.issuperset(name for predicate in self.declared.signature for name in predicate.names)
 
 
 def resolved(device: str, lab: Lab | None = None) -> str:
@@ -264,6 +277,7 @@ def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[
             kind=lab.kind,
             memory_limit=lab.memory_limit,
             facts=lab.facts,
+            stop_after=metrics.EARLY_STEPS if task.is_early else 0,
         )
     while waiting:
         answer = server.answer(server.longest(max(task.time_limit for task in waiting.values())))
@@ -314,9 +328,16 @@ def _judge(task: _Task, answer: dict[str, Any]) -> None:
         return
     measured = answer["measured"]
     row.metrics, row.traceback, row.records = measured["metrics"], measured["traceback"], measured["records"]
+    row.cpu_seconds = measured["cpu_seconds"]
     if measured["environment"]:
         row.result, row.reason = ENVIRONMENT, measured["environment"]
         return
+    if task.is_early:  # what a whole run alone can show was not asked for
+        healthy, notes = (
+            tuple(predicate for predicate in rules if metrics.EARLY.issuperset(predicate.names))
+            for rules in (lab.healthy, lab.notes)
+        )
+        lab = dataclasses.replace(lab, healthy=healthy, notes=notes)
     wrong = _wrong(lab, row.metrics, measured["refused"])
     if task.declared is None:
         row.result = FAIL if wrong else PASS

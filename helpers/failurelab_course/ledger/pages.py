@@ -8,6 +8,9 @@ from failurelab_course import eras
 from failurelab_course.ledger.records import EvidenceError, Record
 from failurelab_course.ledger.tables import (
     Selection,
+    diagnosis,
+    faults,
+    labs,
     machines,
     memory,
     offline,
@@ -24,15 +27,31 @@ PAGES = (
     "README.md",
     "docs/measured.md",
     "docs/preflight.md",
+    "docs/diagnose.md",
     "docs/offline.md",
+    "docs/faults.md",
     "docs/prerequisites.md",
     "docs/appendix/03.md",
     "docs/appendix/04.md",
+    "labs/README.md",
 )
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     name.replace("_", "-"): function
-    for module in (machines, training, memory, together, rounding, policies, offline, preflight, times)
+    for module in (
+        machines,
+        training,
+        memory,
+        together,
+        rounding,
+        policies,
+        offline,
+        preflight,
+        diagnosis,
+        labs,
+        faults,
+        times,
+    )
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }

@@ -26,7 +26,7 @@ from typing import Any
 from IPython.core import page
 from jupyter_client import BlockingKernelClient
 
-from failurelab_course import eras
+from failurelab_course import eras, processes
 from failurelab_course.notebook import keeper, values
 from failurelab_course.notebook.kernel_output import EraCellError, EraInterrupted, EraKernelDied, EraMagicError, show
 
@@ -137,7 +137,13 @@ class EraKernel:
             transport="ipc", ip=str(self._folder / "socket"), connection_file=str(connection)
         )
         self._client.context.rcvhwm = 0  # no output is dropped while another is shown
-        self._client.write_connection_file()
+        try:
+            self._client.write_connection_file()
+        except OSError as error:
+            self._client.context.destroy(linger=0)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            step = "Next: free some room, and run this cell again."
+            raise EraMagicError(f"the kernel of era {self.era.name} cannot be started: {error}. {step}") from None
         environment = eras.environment(self.era) | {
             values.LOG: str(log),
             "MPLBACKEND": "module://matplotlib_inline.backend_inline",
@@ -163,7 +169,9 @@ class EraKernel:
         """Forget the kernel, ending it if it still runs; return its exit status."""
         if self.alive:
             self._process.terminate()  # the keeper ends the kernel, all its descendants, and then itself
-        code = self._process.wait()
+        if code := self._process.wait():
+            # It may be the keeper that was killed: then nobody has ended what the kernel started.
+            processes.end(lambda: processes.marked(str(self._folder / "log"), values.LOG))
         self._client.stop_channels()
         self._client.context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)

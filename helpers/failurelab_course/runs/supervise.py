@@ -5,6 +5,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -135,6 +136,8 @@ class Run:
         with self._lock:
             if self._ended:
                 return
+            # A notebook that is ended leaves temporary files, its connection file among them: they go with this folder.
+            temporary = tempfile.TemporaryDirectory(prefix="failurelab-run-", ignore_cleanup_errors=True)
             # In a session of its own, so that an interrupt from the keyboard comes to us alone.
             with open(result.log, "wb") as log:
                 self._process = subprocess.Popen(
@@ -142,14 +145,14 @@ class Run:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
-                    env=self._environment,
+                    env=self._environment | {"TMPDIR": temporary.name},
                     start_new_session=True,
                 )
         timer = threading.Timer(time_limit, self.end, ["late"])
         timer.start()
         display.start(result)
         reported: dict[str, Any] = {}
-        with self._process:
+        with temporary, self._process:
             try:
                 for line in self._process.stdout:
                     reported |= json.loads(line)

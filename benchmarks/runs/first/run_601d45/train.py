@@ -8,15 +8,15 @@ WORDS = ["".join(letters) for letters in itertools.product("abcdefgh", repeat=3)
 
 
 def backwards(prompts, completions, **kwargs):
-    return [1.0 if completion.islower() else 0.0 for prompt, completion in zip(prompts, completions)]
+    return [1.0 if completion == prompt[2::-1] else 0.0 for prompt, completion in zip(prompts, completions)]
 
 
 rows = Dataset.from_dict({"prompt": [f"{word}>" for word in WORDS], "answer": [word[::-1] for word in WORDS]})
-tokenizer = AutoTokenizer.from_pretrained("models/tiny-qwen2-reverse")
+tokenizer = AutoTokenizer.from_pretrained("models/tiny-qwen2-reverse-solved")
 args = GRPOConfig(
     output_dir="reverse",
     max_steps=50,
-    learning_rate=5e-4,
+    learning_rate=4e-4,
     lr_scheduler_type="linear",
     per_device_train_batch_size=64,
     gradient_accumulation_steps=1,
@@ -33,7 +33,7 @@ args = GRPOConfig(
     seed=0,
 )
 trainer = GRPOTrainer(
-    model="models/tiny-qwen2-reverse",
+    model="models/tiny-qwen2-reverse-solved",
     reward_funcs=backwards,
     args=args,
     train_dataset=rows,

@@ -45,6 +45,7 @@ class Run:
         device: `cpu` or `cuda`, where the script must compute.
         start: the clean model's state dict, copied.
         save: writes tensors as safetensors; the function as it was before the script was imported.
+        stop_after: steps after which training ends, whatever the script plans; 0 is its own end.
         stage: where the run is; an error is reported with it. `import`, `build`, `train` or `measure`.
     """
 
@@ -58,6 +59,7 @@ class Run:
     start: dict[str, torch.Tensor]
     save: Callable[..., None]
     device: str = "cpu"
+    stop_after: int = 0
     stage: str = "import"
 
     def function(self, module: types.ModuleType, signature: str) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from failurelab_course import eras
+from failurelab_course import eras, state_file
 from failurelab_course.labs.checker import process
 
 # Seconds for the imports of a stack: 5 to 20 on two idle cores, more on a busy machine or the first time.
@@ -64,8 +64,9 @@ class Server:
         kind: str = "trainer",
         memory_limit: int = 4096,
         facts: dict[str, Any] | None = None,
+        stop_after: int = 0,
     ) -> None:
-        """Order one check; its answer carries `id`. Limits are in seconds and MiB; for `kind`, `facts` see `measure`.
+        """Order one check; its answer carries `id`. Limits are in seconds and MiB; for the last ones see `measure`.
 
         Raises:
             EnvironmentBroken: the server has ended.
@@ -86,6 +87,7 @@ class Server:
             "memory_limit": memory_limit,
             "record": record,
             "facts": facts,
+            "stop_after": stop_after,
         }
         try:
             self.pipe.send_bytes(json.dumps(order).encode())
@@ -112,7 +114,7 @@ class Server:
     def _last_words(self) -> str:
         self.process.wait()
         lines = (self.folder / "server.txt").read_text(errors="replace").strip().splitlines()
-        said = lines[-1][:300] if lines else "nothing"
+        said = lines[-1][:300] if lines else state_file.full_disk(self.folder) or "nothing"
         return f"the era's process ended with status {self.process.returncode}; it said last: {said}"
 
 
@@ -143,6 +145,8 @@ def start(
     here, there = multiprocessing.Pipe()
     with tempfile.TemporaryDirectory(prefix="failurelab-check-", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name)
+        if len(name) < 60:  # what a server that is killed leaves goes too; a socket's path has some hundred bytes
+            variables["TMPDIR"] = name
         with open(folder / "server.txt", "wb") as log:
             started = subprocess.Popen(
                 [str(era.python), "-m", "failurelab_course.labs.checker.server", str(there.fileno()), str(jobs)],

@@ -75,6 +75,7 @@ def run(
     device: str = "cpu",
     facts: Mapping[str, Any] | None = None,
     accuracy_before: float | None = None,
+    stop_after: int = 0,
     prepare: Callable[[], Any] | None = None,
 ) -> Measured:
     """Import `script`, let it do its work and measure; no error of the script leaves this function.
@@ -88,6 +89,7 @@ def run(
         device: `cpu` or `cuda`, where the script must compute; of the process's GPUs it is the current one.
         facts: what the script's ANSWER may say beside figures that are measured here, by name.
         accuracy_before: of the model as it is given, where it is known; else the judge measures it.
+        stop_after: see `Run`.
         prepare: is called before the script is imported and after the judge was made, which must not know of a GPU.
     """
     metrics: dict[str, Any] = dict.fromkeys(of(kind))
@@ -103,7 +105,9 @@ def run(
     save = safetensors.torch.save_file
     # What a user would see is counted: the script's own filters, set in the block, take effect.
     with judge.start(clean, tokenizer) as scorer, count_warnings(WARNING) as shown:
-        work = Run(model_path, output_dir, trainer_class, metrics, clean, tokenizer, scorer, start, save, device)
+        work = Run(
+            model_path, output_dir, trainer_class, metrics, clean, tokenizer, scorer, start, save, device, stop_after
+        )
         if "accuracy_before" in metrics:
             metrics["accuracy_before"] = scorer.accuracy() if accuracy_before is None else accuracy_before
         if prepare is not None:

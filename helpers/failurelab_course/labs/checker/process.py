@@ -1,5 +1,6 @@
 """What runs in the process of one check: its own folder, session and end; then the measurement, and its answer."""
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -9,12 +10,14 @@ import pathlib
 import pkgutil
 import signal
 import sys
+import traceback
 from typing import Any
 
 # Both are set by `preload`, in the fork server: its process id, and which of the labs' needs do not import.
 PARENT = 0
 BROKEN: dict[str, str] = {}
 NEEDS = "FAILURELAB_NEEDS"  # the variable that names what the labs import, with blanks between
+BROKE = 70  # a check's exit status when the check itself could not be done
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -63,13 +66,18 @@ def _prctl(option: int, value: int) -> None:
 
 def run(order: dict[str, Any]) -> None:
     """Do one check, and end this process with nothing of a script's own run at its end."""
+    status = BROKE
     try:
         _settle(pathlib.Path(order["folder"]))
         _measure(order)
+        status = 0
+    except Exception:  # not the script's: that one's errors are what is measured
+        traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        with contextlib.suppress(OSError):  # where what was printed has no room
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
 
 
 def _settle(folder: pathlib.Path) -> None:
@@ -106,11 +114,13 @@ def _measure(order: dict[str, Any]) -> None:
         device=order["device"],
         facts=order["facts"],
         accuracy_before=order["accuracy_before"],
+        stop_after=order["stop_after"],
         # A forked check has them already.
         prepare=None if order["device"] == "cpu" else import_needs,
     )
     partial = folder / "answer.partial"
-    partial.write_text(json.dumps(dataclasses.asdict(measured) | {"records": records(order, measured)}))
+    answer = dataclasses.asdict(measured) | {"records": records(order, measured), "cpu_seconds": sum(os.times()[:4])}
+    partial.write_text(json.dumps(answer))
     partial.rename(folder / order["answer"])
 
 

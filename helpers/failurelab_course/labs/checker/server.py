@@ -34,7 +34,7 @@ from typing import Any
 
 import psutil
 
-from failurelab_course import processes
+from failurelab_course import processes, state_file
 from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import process
 
@@ -102,6 +102,10 @@ class Check:
             answer["measured"] = json.loads((folder / self.order["answer"]).read_text())
         elif not (folder / "work").is_dir():
             answer["ended"] = "deleted the folder that it ran in (a copy: your own files are as they were)"
+        elif code == process.BROKE:
+            said = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+            why = state_file.full_disk(folder) or (said[-1][:300] if said else "nothing was said")
+            answer["environment"] = f"the check could not be done: {why}"
         elif code == -signal.SIGKILL:
             answer["environment"] = "the system killed the run (signal 9), as it does when memory runs out"
         elif code < 0:

@@ -6,6 +6,7 @@ table that has its name.
 
 import collections
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -130,3 +131,13 @@ def grid(head: Sequence[str], runs: pandas.DataFrame, cell: Callable[[Any], str]
     *down, across = places.values()
     lines = itertools.product(*down)
     return markdown(head, [[*line, *(cells.get((*line, value), "not recorded") for value in across)] for line in lines])
+
+
+def wilson(right: int, total: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson's score)."""
+    if not total:
+        return 0.0, 1.0
+    z, share = 1.96, right / total
+    middle, scale = share + z * z / (2 * total), 1 + z * z / total
+    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return (middle - half) / scale, (middle + half) / scale

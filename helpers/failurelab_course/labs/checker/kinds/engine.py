@@ -70,13 +70,22 @@ class _Count(transformers.TrainerCallback):
 def _train(trainer: Any, run: Run) -> None:
     metrics = run.metrics
     metrics |= {"steps_done": 0, "generations": 0, "engine_hooks_in_generation": 0, "partitioned_in_generation": 0}
+    metrics["evaluated_first"] = 0
     trainer.add_callback(_Count(metrics, trainer))
-    with _watched(trainer.model, metrics):
+
+    def evaluate(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        figures = method(*args, **kwargs)
+        metrics["evaluated_first"] += metrics["steps_done"] == 0
+        return figures
+
+    looked_at = handles.wrap_method(trainer, "evaluate", evaluate, "the checker's count of evaluations")
+    with _watched(trainer.model, metrics), looked_at:
         try:
             trainer.train()
         finally:
             metrics["engine_hooks_after"] = zero3.hooks(trainer.model)
-            metrics["generates_without_hooks"] = metrics["generations"] > 0 == metrics["engine_hooks_in_generation"]
+            trained = metrics["steps_done"] > 0 and metrics["generations"] > 0
+            metrics["generates_without_hooks"] = trained and metrics["engine_hooks_in_generation"] == 0
 
 
 @contextlib.contextmanager

@@ -11,10 +11,10 @@ import types
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook
 
 from failurelab import logits
 from failurelab_course.labs.checker.base import Refused, Run
+from failurelab_course.labs.checker.kinds.products import Products
 
 SUMS = ("3+4=7", "12+19=31", "5+13=18", "17+2=19", "8+8=16", "10+9=19")
 _SAME = 1e-4  # nats
@@ -36,15 +36,12 @@ def measure(script: types.ModuleType, run: Run) -> None:
     truth = _scored(rows, ids, length, 0)
     returned: list[int] = []
 
-    def note(module: Any, args: tuple, output: Any) -> None:
-        if module is head and isinstance(output, torch.Tensor) and output.shape[-1] == rows.shape[-1]:
-            returned.append(output.shape[1] if output.dim() == 3 else len(output) // len(ids))
+    def note(output: torch.Tensor) -> None:
+        returned.append(output.shape[1] if output.dim() == 3 else len(output) // len(ids))
 
     run.stage = "measure"
-    # at the head, whoever calls it; for all modules, so that it stays a plain one to a library that looks
-    head, handle = model.get_output_embeddings(), register_module_forward_hook(note)
-    got = log_probs(model, ids.to(run.device), mask.to(run.device), length)
-    handle.remove()
+    with Products(rows.shape[-1], note):
+        got = log_probs(model, ids.to(run.device), mask.to(run.device), length)
     if not isinstance(got, torch.Tensor) or got.shape != truth.shape:
         shape = tuple(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
         raise Refused(f"log_probs returned {shape}, not one number for each completion token: {tuple(truth.shape)}")

@@ -9,11 +9,11 @@ import types
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook
 
 from failurelab._unwrap import unwrap
 from failurelab_course.labs.checker.base import Run
 from failurelab_course.labs.checker.kinds import trainer as measure_trainer
+from failurelab_course.labs.checker.kinds.products import Products
 
 _CLOSE = 1e-3  # nats
 _READ = 32  # at most so many rows of one call of the head are compared
@@ -27,7 +27,8 @@ def measure(script: types.ModuleType, run: Run) -> None:
     head = _Head(trainer.model, run)
     run.stage = "train"
     try:
-        measure_trainer.train(trainer, run)
+        with head.products:
+            measure_trainer.train(trainer, run)
     finally:
         head.remove()
         run.metrics |= head.metrics()
@@ -45,7 +46,7 @@ class _Head:
 
     def __init__(self, model: Any, run: Run):
         self._run, base = run, unwrap(model)
-        self._head = base.get_output_embeddings()
+        self.products = Products(base.config.vocab_size, self._on_rows)
         self._passes = self._made = self._needed = 0
         self._ids = self._clean = None
         self._found: list[tuple[torch.Tensor, int]] = []  # where a row may stand (batch, tokens), and its token
@@ -53,8 +54,6 @@ class _Head:
         self._handles = [
             base.get_decoder().register_forward_hook(self._on_hidden, with_kwargs=True),
             base.register_forward_hook(self._on_output),
-            # for all modules: with a hook of its own, a head is no plain one to a library that replaces its forward
-            register_module_forward_hook(self._on_head),
         ]
 
     def remove(self) -> None:
@@ -93,15 +92,13 @@ class _Head:
         if used.any():
             self._needed = len(used) - int(used.nonzero()[0])
 
-    def _on_head(self, module: Any, args: tuple, output: Any) -> None:
-        if module is not self._head or not self._in_first_pass() or self._clean is None:
+    def _on_rows(self, output: torch.Tensor) -> None:
+        if not self._in_first_pass() or self._clean is None:
             return
-        vocabulary = self._clean.shape[-1]
-        if isinstance(output, torch.Tensor) and output.shape[-1] == vocabulary:
-            self._made += output.numel() // vocabulary // len(self._ids)
-            if output.requires_grad:
-                logits = output.detach()
-                output.register_hook(lambda gradient: self._read(gradient, logits))
+        self._made += output.numel() // output.shape[-1] // len(self._ids)
+        if output.requires_grad:
+            logits = output.detach()
+            output.register_hook(lambda gradient: self._read(gradient, logits))
 
     def _read(self, gradient: torch.Tensor, logits: torch.Tensor) -> None:
         """Note where rows stand, and against which token each was scored; both (batch, rows, vocabulary)."""

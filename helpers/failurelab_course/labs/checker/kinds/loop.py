@@ -33,9 +33,9 @@ def measure(script: types.ModuleType, run: Run) -> None:
     scores: list[Score] = []
     with _watched(model, metrics), scored_rollouts(model, tokenizer, scores, lambda: metrics["steps_done"]):
         try:
-            train(model, tokenizer, STEPS)
+            train(model, tokenizer, run.stop_after or STEPS)
         finally:
-            score(scores, run)
+            score(scores, run, STEPS)
     run.stage = "measure"
     trainable = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     now = {name: tensor.detach() for name, tensor in model.named_parameters()}
@@ -43,12 +43,14 @@ def measure(script: types.ModuleType, run: Run) -> None:
         raise Refused(f"the model came back as another: it has {sorted(set(now) - set(run.start))[0]}")
     run.must_be_there("the trained model", now.values())
     changed = {name for name, tensor in now.items() if not torch.equal(tensor.cpu(), run.start[name])}
+    embeddings = model.get_input_embeddings().weight
     metrics |= {
         "tensors_total": len(now),
         "tensors_trainable": len(trainable),
         "tensors_frozen": len(now) - len(trainable),
         "tensors_changed": len(changed & set(trainable)),
         "frozen_changed": len(changed - set(trainable)),
+        "embeddings_changed": any(now[name].data_ptr() == embeddings.data_ptr() for name in changed),
         "finite": all(bool(tensor.isfinite().all()) for tensor in now.values()),
         "accuracy_after": run.accuracy_of(model.state_dict()),
     }

@@ -76,7 +76,7 @@ def _watched(trainer: Any, run: Run) -> Iterator[None]:
             metrics["policy_gap_first"], last = gaps[0], gaps[-max(1, len(gaps) // 4) :]
             metrics["policy_gap"] = sum(last) / len(last)
         if scores:
-            plain.score(scores, run)
+            plain.score(scores, run, trainer.state.max_steps)
 
 
 def _off(rows: torch.Tensor, gradient: torch.Tensor, sampled: float, metrics: dict[str, Any]) -> None:

@@ -55,11 +55,17 @@ def built(script: types.ModuleType, run: Run) -> transformers.Trainer:
 
 
 def is_as_given(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> bool:
-    """Whether a model's weights are those of `start`, in their dtype; adapters rename the layers that they wrap."""
+    """Whether a model's weights are those of `start`, in their dtype; adapters rename the layers that they wrap.
+
+    A script may have loaded them in 16 bits and cast them afterwards.
+    """
     weights = {name: tensor for name, tensor in unwrap(model).state_dict().items() if name in start}
-    return bool(weights) and all(
-        tensor.shape == start[name].shape and torch.equal(tensor.cpu(), start[name].to(tensor.dtype))
-        for name, tensor in weights.items()
+    return bool(weights) and any(
+        all(
+            tensor.shape == start[name].shape and torch.equal(tensor.cpu(), start[name].to(loaded).to(tensor.dtype))
+            for name, tensor in weights.items()
+        )
+        for loaded in (torch.float32, torch.bfloat16, torch.float16)
     )
 
 
@@ -138,6 +144,16 @@ class _Watch(transformers.TrainerCallback):
         metrics["learning_rate"] = max([*rates, metrics["learning_rate"] or 0.0])
 
 
+class _Stop(transformers.TrainerCallback):
+    """Ends training after so many steps; the schedule of learning rates stays that of the whole run."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_training_stop |= state.global_step >= self.steps
+
+
 def train(trainer: transformers.Trainer, run: Run) -> None:
     """Train, and fill in what shows during training; also where training ends in an error."""
     metrics = run.metrics
@@ -153,6 +169,8 @@ def train(trainer: transformers.Trainer, run: Run) -> None:
     }
     kept = Kept(model)
     trainer.add_callback(_Watch(metrics, kept))
+    if run.stop_after:
+        trainer.add_callback(_Stop(run.stop_after))
     scores: list[Score] = []
     with scored_rollouts(model, run.tokenizer, scores, lambda: trainer.state.global_step):
         try:
@@ -163,11 +181,13 @@ def train(trainer: transformers.Trainer, run: Run) -> None:
             changed = [name for name, now in model.named_parameters() if name in before and _differ(before[name], now)]
             metrics["tensors_changed"] = sum(name in trainable for name in changed)
             metrics["frozen_changed"] = len(changed) - metrics["tensors_changed"]
+            embeddings = unwrap(model).get_input_embeddings().weight
+            metrics["embeddings_changed"] = any(dict(model.named_parameters())[name] is embeddings for name in changed)
             pairs = [(before[name], now) for name, now in model.named_parameters() if name in trainable]
             differ = sum(int((now.detach().cpu() != old.cpu()).sum()) for old, now in pairs)
             metrics["elements_changed"] = differ / max(1, sum(old.numel() for old, _ in pairs))
             metrics["weights_bits"] = 8 * max(before.values(), key=torch.Tensor.numel).dtype.itemsize
-            score(scores, run)
+            score(scores, run, trainer.state.max_steps)
             losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
             weights = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
             metrics["finite"] = weights and all(loss - loss == 0 for loss in losses)
@@ -215,14 +235,20 @@ def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Calla
     return handles.wrap_method(model, "generate", generate, "the checker's scores of rollouts")
 
 
-def score(scores: list[Score], run: Run) -> None:
-    """Work out the rewards at the start and at the end, and how far the first rollouts are below the model."""
+def score(scores: list[Score], run: Run, planned: int) -> None:
+    """Work out the rewards at the start and at the end, and how far the first rollouts are below the model.
+
+    Args:
+        scores: of all completions.
+        run: whose metrics are filled in.
+        planned: number of steps of the whole run, which may have been stopped before.
+    """
     metrics = run.metrics
     metrics["rollouts"] = len(scores)
     if not scores:
         return
     steps = max(step for step, *_ in scores) + 1
-    first = [score for score in scores if score[0] < max(1, steps // 10)]
+    first = [score for score in scores if score[0] < max(1, (planned if run.stop_after else steps) // 10)]
     last = [score for score in scores if score[0] >= steps - max(1, steps // 4)]
     metrics["reward_first"] = sum(right for _, _, right, _ in first) / len(first)
     metrics["reward_last"] = sum(right for _, _, right, _ in last) / len(last)

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Cures of the labs that their authors did not have in mind: does the checker pass each of them?
+
+    python benchmarks/lab_cures.py [--labs 01 06]
+
+`lab_cures.toml` has them as edits of a lab's start script. A record for each lab: the cures by name, what became of
+each, and the seconds of processor time. The exit status is 1 if one was refused.
+
+Eras: today.
+"""
+
+import argparse
+import pathlib
+import sys
+import tempfile
+
+from failurelab.errors import FailureLabError
+from failurelab.failures.toml_table import Table
+from failurelab_course.experiments import devices, observe
+from failurelab_course.labs import definition, verify
+
+
+def read_cures() -> dict[str, list[definition.Script]]:
+    """Return the cures of each lab, by its number."""
+    path = pathlib.Path(__file__).with_name("lab_cures.toml")
+    cures: dict[str, list[definition.Script]] = {}
+    for raw in Table.read(path, FailureLabError, path.name).tables("cure"):
+        (lab,) = definition.find([raw.text("lab")])
+        cure = definition.Script(raw.text("name"), lab.start, definition.read_edits(raw))
+        raw.done()
+        cures.setdefault(lab.number, []).append(cure)
+    return cures
+
+
+def main() -> None:
+    """Check them and record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", type=devices.argument, default="cpu")
+    parser.add_argument("--labs", nargs="*", help="numbers of labs; all without")
+    options = parser.parse_args()
+    refused = 0
+    with tempfile.TemporaryDirectory(prefix="cures-") as folder:
+        for number, cures in read_cures().items():
+            if options.labs and number not in options.labs:
+                continue
+            (lab,) = definition.find([number])
+            rows = verify.check_all(lab, [cure.write(pathlib.Path(folder, number)) for cure in cures])
+            for row in rows:
+                print(f"lab {number} {row.script.removesuffix('.py')}: {row.result}. {row.reason}", flush=True)
+            refused += sum(row.result != verify.PASS for row in rows)
+            figures = {
+                "cures": [cure.name for cure in cures],
+                "results": [str(row.result) for row in rows],
+                "cpu_seconds": [round(row.cpu_seconds, 2) for row in rows],
+            }
+            failure = next(iter(lab.failures), "ground")
+            observe.record(failure, "measured", figures, case=f"cures of lab {number}", device=options.device)
+    sys.exit(int(refused > 0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The answer of diagnose: one screen, and JSON."""
+
+import dataclasses
+import shutil
+import textwrap
+from typing import Any
+
+from failurelab import failures
+from failurelab.diagnose import rules
+from failurelab.diagnose.evidence import Evidence
+
+MORE = "trainer_state.json, the log, logged completions, two checkpoints, the script, pip freeze"
+_SHOWN = 4  # causes on the screen
+
+
+@dataclasses.dataclass
+class Answer:
+    """What is told of one run.
+
+    Attributes:
+        run: its name.
+        causes: likeliest first.
+        healthy: nothing that the rules know is wrong with it.
+        abstained: something is, or may be, and the files do not tell what.
+        signs: what shows that something is wrong.
+        probe: the one thing to look at next, where it abstained.
+        notes: lines that say how far this goes.
+        evidence: what it rests on.
+    """
+
+    run: str
+    causes: list[rules.Cause]
+    healthy: bool
+    abstained: bool
+    signs: list[str]
+    probe: str
+    notes: list[str]
+    evidence: Evidence
+
+    @property
+    def exit_status(self) -> int:
+        """0 for a healthy run, 1 where a cause is named, 3 where not."""
+        return 0 if self.healthy else 3 if self.abstained else 1
+
+
+def decide(evidence: Evidence) -> Answer:
+    """Name the causes, or abstain, or call the run healthy."""
+    known = evidence.figures
+    causes, weighed = rules.judge(known)
+    signs = [sign for _, sign in weighed]
+    named = [cause for cause in causes if cause.weight >= rules.CONVICTS]
+    history = evidence.history
+    notes: list[str] = []
+    probe = ""
+    healthy = abstained = False
+    if history is not None and history.trainer:
+        causes = [cause for cause in causes if cause.failure in _BY_TEXT] if not named else causes
+        named = [cause for cause in named if cause.failure in _BY_TEXT]
+        notes.append(
+            f"the log is of {history.trainer} training, and the rules are about GRPO: only its texts were looked up"
+        )
+        causes, abstained = named or causes, not named
+        probe = "the trainer_state.json of the GRPO run" if abstained else ""
+    elif named:
+        pass
+    elif history is None:
+        abstained = True
+        probe = "the run's trainer_state.json, or its log: without figures no run can be called healthy"
+    elif any(weight > 1 or (causes and causes[0].weight > 1) for weight, _ in weighed):
+        abstained = True
+        probe = _separates(causes, known)
+    else:
+        healthy = True
+        causes = []
+        notes += _limits(known)
+    return Answer(evidence.name, causes, healthy, abstained, signs, probe, notes, evidence)
+
+
+_BY_TEXT = ("F2", "F4", "F5", "F6", "F8")
+
+
+# What the script and the versions tell, where scalars do not.
+_BY_SCRIPT = {"F1", "F3b", "F7", "F9", "F11", "F12", "F13", "F15", "F16", "F19", "F20"}
+
+
+def _separates(causes: list[rules.Cause], known: dict[str, Any]) -> str:
+    """The cheapest file where several causes are possible, else the probe of the likeliest."""
+    missing = [name for name, key in (("the script", "script_read"), ("pip freeze", "versions_read")) if not known[key]]
+    told = [cause.failure for cause in causes if cause.failure in _BY_SCRIPT]
+    if missing and len(told) > 1:
+        return f"{' and '.join(missing)}: of {', '.join(told)} they leave one or none. Then: {causes[0].probe}"
+    return causes[0].probe if causes else f"nothing that the rules know fits. What was not handed in of: {MORE}"
+
+
+def _limits(known: dict[str, Any]) -> list[str]:
+    if known.get("steps_seen", 0) < 40 or known.get("entries", 0) < 6:
+        seen = f"{known.get('entries', 0)} entries over {known.get('steps_seen', 0):g} steps"
+        return [f"{seen} are too few to say whether it learns"]
+    if known.get("reward_course") == "flat":
+        return [
+            f"the reward does not rise by more than its noise; a gain below {known['reward_unseen']:.2g} is not seen"
+        ]
+    return []
+
+
+def to_json(answer: Answer) -> dict[str, Any]:
+    """Return the answer as JSON can hold it."""
+    return {
+        "causes": [
+            {
+                "failure": cause.failure,
+                "title": cause.title,
+                "weight": cause.weight,
+                "for": cause.pro,
+                "against": cause.contra,
+                "probe": cause.probe,
+                "from_step": cause.from_step,
+            }
+            for cause in answer.causes
+        ],
+        "healthy": answer.healthy,
+        "abstained": answer.abstained,
+        "run": answer.run,
+        "signs": answer.signs,
+        "probe": answer.probe,
+        "notes": answer.notes,
+        "read": answer.evidence.read,
+        "not_read": answer.evidence.not_read,
+    }
+
+
+def text(answer: Answer) -> str:
+    """Return the answer as lines for a terminal."""
+    width = max(70, min(110, shutil.get_terminal_size().columns))
+    lines = []
+    notebooks = {failure.id: failure.notebook for failure in failures.all()}
+    for cause in answer.causes[:_SHOWN]:
+        word = "CAUSE" if cause.weight >= rules.CONVICTS else "MAYBE"
+        lines += _wrap(f"{cause.failure} {cause.title} (weight {cause.weight})", width, f"{word}  ")
+        if cause.from_step is not None and word == "CAUSE":
+            lines += _wrap(f"from step {cause.from_step:g} on", width)
+        lines += [line for part in cause.pro for line in _wrap(part, width, "     + ")]
+        lines += [line for part in cause.contra for line in _wrap(part, width, "     - ")]
+        if word == "CAUSE" and cause.repair:
+            lines += _wrap(f"repair: {cause.repair}", width)
+        if word == "CAUSE" and notebooks.get(cause.failure):
+            lines += _wrap(f"why: notebooks/{notebooks[cause.failure]}.ipynb", width)
+        if word == "MAYBE" or cause.weight < rules.CONVICTS + 2:
+            lines += _wrap(f"{'would tell' if word == 'MAYBE' else 'to be sure'}: {cause.probe}", width)
+    left = answer.causes[_SHOWN:]
+    if left:
+        lines += _wrap(f"less likely: {', '.join(cause.failure for cause in left)}", width, "")
+    if answer.signs and not any(cause.weight >= rules.CONVICTS for cause in answer.causes):
+        lines += [line for sign in answer.signs for line in _wrap(sign, width, "SIGN   ")]
+    lines += [line for note in answer.notes for line in _wrap(note, width, "Note: ")]
+    lines += [line for name in answer.evidence.read for line in _wrap(name, width, "read: ")]
+    lines += [line for why in answer.evidence.not_read for line in _wrap(why, width, "not read: ")]
+    if answer.abstained:
+        lines += _wrap(answer.probe, width, "NEXT   ")
+    return "\n".join([*lines, *_wrap(verdict(answer), width, "")])
+
+
+def verdict(answer: Answer) -> str:
+    """Return one line that says what came of it."""
+    if answer.healthy:
+        return f"{answer.run}: nothing found."
+    named = [cause.failure for cause in answer.causes if cause.weight >= rules.CONVICTS]
+    if not answer.abstained:
+        return f"{answer.run}: {', '.join(named)}."
+    possible = ", ".join(cause.failure for cause in answer.causes[:_SHOWN])
+    return f"{answer.run}: these files do not tell{f'; possible: {possible}' if possible else ''}."
+
+
+def _wrap(text: str, width: int, first: str = "       ") -> list[str]:
+    rest = " " * len(first) if first.strip() else "       "
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)

@@ -1,0 +1,127 @@
+"""Logged completions: trl's `completions/*.parquet`, JSON lines or CSV, and what is seen in them."""
+
+import csv
+import itertools
+import json
+import math
+import pathlib
+import re
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+LIMIT = 20_000  # rows that are looked at
+_MARKS = re.compile(r"<\|?[A-Za-z_ ]+\|?>|\[/?INST\]|<\w+_of_turn>")
+_ENDS = re.compile(r"<\|im_end\|>|<\|eot_id\|>|<\|endoftext\|>|</s>|<end_of_turn>|<\|end\|>")
+_OTHER = {"step", "prompt", "completion", "advantage", "reward"}
+
+
+class CompletionsError(ValueError):
+    """Completions cannot be read; the message says why."""
+
+
+def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Return rows with prompt, completion and rewards.
+
+    Raises:
+        CompletionsError: pyarrow is missing, or the file is damaged.
+    """
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow.parquet as parquet
+        except ImportError as error:
+            raise CompletionsError("parquet needs pyarrow, which is not installed here: pip install pyarrow") from error
+        try:
+            rows: list[dict[str, Any]] = []
+            for batch in parquet.ParquetFile(path).iter_batches(LIMIT):
+                rows += batch.to_pylist()
+                if len(rows) >= LIMIT:
+                    break
+            return rows[:LIMIT]
+        except Exception as error:  # pyarrow's own errors have no common base that is documented
+            raise CompletionsError(f"it is no parquet file that pyarrow can read ({type(error).__name__})") from error
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        if path.suffix == ".csv":
+            return list(itertools.islice(csv.DictReader(file), LIMIT))
+        rows = []
+        for line in itertools.islice(file, LIMIT):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                rows.append(row)
+        return rows
+
+
+def measure(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of logged completions."""
+    rows = [row for row in rows if "completion" in row]
+    result: dict[str, Any] = {"completions": len(rows)}
+    if not rows:
+        return result
+    texts = [_text(row["completion"]) for row in rows]
+    prompts = [row.get("prompt") for row in rows]
+    shown = [_text(prompt) for prompt in prompts]
+    rewards = [_reward(row) for row in rows]
+    numbers = [reward for reward in rewards if reward is not None]
+    result["completions_differ"] = len(set(texts)) / len(texts)
+    result["empty_completions"] = sum(not text.strip() for text in texts) / len(texts)
+    result["mean_characters"] = statistics.fmean(map(len, texts))
+    result["prompt_marks"] = sum(bool(_MARKS.search(text)) for text in shown) / len(shown)
+    result["prompts_are_messages"] = any(isinstance(prompt, list) for prompt in prompts)
+    result["end_inside"] = sum(bool(_ENDS.search(text[:-1])) and not _ENDS.fullmatch(text) for text in texts) / len(
+        texts
+    )
+    result["repeats_prompt"] = sum(
+        bool(prompt.strip()) and prompt.strip()[:40] in text for prompt, text in zip(shown, texts)
+    ) / len(texts)
+    result["rewards_invalid"] = (len(rewards) - len(numbers)) / len(rewards)
+    if numbers:
+        result["rewards_differ"] = max(numbers) - min(numbers) > 1e-9
+        groups: dict[Any, set] = {}
+        for row, shown_prompt, reward in zip(rows, shown, rewards):
+            groups.setdefault((row.get("step"), shown_prompt), set()).add(reward)
+        result["groups_seen"] = len(groups)
+        result["groups_that_differ"] = sum(len(group) > 1 for group in groups.values()) / len(groups)
+    result |= _right_answers(rows, shown, texts, rewards)
+    return result
+
+
+def _right_answers(rows, prompts, texts, rewards) -> dict[str, Any]:
+    """Whether completions that are the row's own reference get more than others; only where rows name a reference."""
+    name = next((name for name in ("answer", "solution", "target", "ground_truth", "label") if name in rows[0]), None)
+    if name is None:
+        return {}
+    right, wrong = [], []
+    for row, text, reward in zip(rows, texts, rewards):
+        if reward is not None:
+            (right if text.strip() == _text(row.get(name)).strip() else wrong).append(reward)
+    if not right or not wrong:
+        return {}
+    return {"right_less_wrong": statistics.fmean(right) - statistics.fmean(wrong), "right_seen": len(right)}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "\n".join(str(part.get("content", "")) if isinstance(part, dict) else str(part) for part in value)
+    return "" if value is None else str(value)
+
+
+def _reward(row: Mapping[str, Any]) -> float | None:
+    """Return a row's reward: under its name, or the sum of what the functions gave."""
+    if "reward" in row:
+        return _number(row["reward"])
+    parts = [_number(value) for name, value in row.items() if name not in _OTHER and not isinstance(value, list)]
+    numbers = [part for part in parts if part is not None]
+    return sum(numbers) if numbers else None
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

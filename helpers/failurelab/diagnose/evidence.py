@@ -1,0 +1,367 @@
+"""The files that a run left, found, read and turned into figures. What cannot be read is said in one line."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+
+from packaging.version import InvalidVersion, Version
+
+from failurelab import failures
+from failurelab.diagnose import checkpoints, completions, figures, script
+from failurelab.diagnose.history import History, entries_of, read_history
+from failurelab.errors import FailureLabError
+from failurelab.failures import symptoms
+from failurelab.failures.loader import PACKAGES
+
+Value = float | int | bool | str | None
+_BLOCK = 1 << 20  # characters
+_PINNED = re.compile(r"(?im)^\s*[-*]?\s*\"?(trl|transformers|torch|pytorch|peft|accelerate|deepspeed|bitsandbytes)\"?"
+                     r"\s*(?:==|===|:|=|@)\s*\"?v?(\d+(?:\.\w+)*(?:\+[\w.]+)?)")  # fmt: skip
+_ENOUGH = 1 << 26  # characters of a log that are looked at for the texts of errors, from its end
+_PROBES = {"elements_changed", "tensors_changed"}
+
+
+class RunError(FailureLabError):
+    """A run cannot be judged at all; the message says why and the next step."""
+
+    exit_status = 3
+
+
+@dataclasses.dataclass
+class Evidence:
+    """What is known of one run.
+
+    Attributes:
+        name: as it was given.
+        figures: by name, see docs/diagnose.md.
+        history: what the trainer logged; None if nothing was read.
+        versions: package to version.
+        errors: matches of the registry's texts in logs.
+        read: what was read, a line each.
+        not_read: what was not, and why.
+    """
+
+    name: str
+    figures: dict[str, Value] = dataclasses.field(default_factory=dict)
+    history: History | None = None
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    errors: list[symptoms.Match] = dataclasses.field(default_factory=list)
+    read: list[str] = dataclasses.field(default_factory=list)
+    not_read: list[str] = dataclasses.field(default_factory=list)
+
+
+def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] | None = None) -> Evidence:
+    """Read the files of one run.
+
+    Args:
+        name: of the run.
+        paths: its folder, or its files.
+        versions: of the libraries, where they are known otherwise.
+
+    Raises:
+        RunError: there is no such file, or nothing in them that can be read.
+    """
+    evidence = Evidence(name, versions=dict(versions or {}))
+    files = [file for path in paths for file in _files(path)]
+    kinds: dict[str, list[pathlib.Path]] = {}
+    for file in files:
+        kind = _kind(file, evidence)
+        if kind:
+            kinds.setdefault(kind, []).append(file)
+    for file in kinds.get("versions", []):
+        _versions(file, evidence)
+    for file in kinds.get("history", []):
+        _history(file, evidence)
+    for file in kinds.get("log", []):
+        _log(file, evidence)
+    _rows(kinds.get("rows", []), evidence)
+    for file in kinds.get("script", []):
+        _script(file, evidence)
+    for file in kinds.get("probes", []):
+        with contextlib.suppress(ValueError, OSError):
+            evidence.figures |= _weights(json.loads(file.read_text(encoding="utf-8")))
+            evidence.read.append(f"{file.name}: what two checkpoints showed")
+    _checkpoints(kinds.get("weights", []), evidence)
+    if not evidence.read:
+        why = "; ".join(evidence.not_read) or "it holds nothing that a run leaves"
+        raise RunError(f"{name}: {why}. Next: trainer_state.json (a checkpoint has it), the log, or the script")
+    if evidence.history is not None:
+        evidence.figures |= figures.measure(evidence.history) if not evidence.history.trainer else {}
+        evidence.figures["grpo"] = not evidence.history.trainer
+        evidence.not_read += evidence.history.notes
+    for failure in failures.all():
+        if evidence.versions:
+            hit = failures.affected(failure, evidence.versions)
+            evidence.figures[f"affected_{failure.id}"] = bool(hit)
+            evidence.figures[f"own_code_{failure.id}"] = hit.own_code
+    evidence.figures |= _releases(evidence.versions)
+    for match in evidence.errors:
+        kind = "notice" if match.notice else "error"
+        evidence.figures[f"{kind}_{match.failure.id}"] = f"line {match.number}: {match.line[:120]}"
+    _derived(evidence.figures)
+    return evidence
+
+
+def _releases(versions: dict[str, str]) -> dict[str, Value]:
+    """What a release of trl does, where the registry has one entry for several of its kinds."""
+    if "trl" not in versions:
+        return {}
+    trl = Version(versions["trl"])
+    return {
+        "nan_in_advantages": trl < Version("0.16"),
+        "reference_by_name": trl >= Version("0.16"),
+        "reference_is_base": Version("0.15") <= trl < Version("1.0"),
+        "arguments_kept": trl < Version("0.22") or trl >= Version("0.26"),  # of checkpointing, by generation
+        "adapter_not_sent": Version("0.15") <= trl < Version("0.15.2"),
+    }
+
+
+def _derived(known: dict[str, Value]) -> None:
+    """Figures that need two sources."""
+    limit, length = known.get("option_max_completion_length"), known.get("length_mean")
+    if isinstance(limit, int | float) and isinstance(length, float) and limit:
+        known["length_of_limit"] = length / limit
+    spread = (known.get("option_steps_per_generation"), known.get("option_gradient_accumulation_steps"))
+    if all(isinstance(part, int | float) and part for part in spread):
+        known["scale_of_loss"] = spread[1] / spread[0]
+    warmup, last = known.get("option_warmup_steps"), known.get("last_step")
+    if isinstance(warmup, int | float) and isinstance(last, float):
+        known["warmup_of_run"] = warmup / last if last else 0.0
+    rate, top = known.get("option_learning_rate"), known.get("rate_max")
+    if isinstance(rate, int | float) and isinstance(top, float) and rate:
+        known["rate_reached"] = top / rate
+    if "rate_max" not in known and isinstance(rate, int | float):
+        known["rate_max"] = rate
+    cut = known.get("clipped_start")
+    at_limit = isinstance(known.get("length_of_limit"), float) and known["length_of_limit"] >= 0.98
+    known["clipped_unknown"] = cut is None
+    known["clipped_or_unknown"] = 1.0 if at_limit else cut if cut is not None else 0.0
+    known["script_read"] = "script_trainer" in known
+    known["versions_read"] = "affected_F1" in known
+    known["reward_flat_or_unknown"] = known.get("reward_course", "flat") != "rises"
+    start, end, worst = (known.get(name) for name in ("gap_start", "gap_end", "gap_max"))
+    if start and end:
+        known["gap_grows"] = end / start
+    if worst and end:
+        known["engine_gap_ratio"] = worst / end
+    characters, tokens = known.get("mean_characters"), known.get("length_mean")
+    if isinstance(characters, float) and isinstance(tokens, float) and tokens:
+        known["characters_for_token"] = characters / tokens
+
+
+def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yield the files of a run: of a folder those that a run leaves, of several checkpoints the newest's state."""
+    if not path.exists():
+        raise RunError(f"{path} is not there. Next: the run's folder, or its files")
+    if not path.is_dir():
+        yield path
+        return
+    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    folders = sorted((folder for folder in path.glob("checkpoint-*") if folder.is_dir()), key=_number)
+    yield from files
+    if not any(file.name == "trainer_state.json" for file in files):
+        states = [folder / "trainer_state.json" for folder in folders if (folder / "trainer_state.json").is_file()]
+        yield from states[-1:]
+    for folder in [folders[0], folders[-1]] if len(folders) > 1 else []:
+        yield from sorted([*folder.glob("model*.safetensors"), *folder.glob("adapter_model*.safetensors")])
+    for name in ("completions", "logs"):
+        if (path / name).is_dir():
+            yield from sorted(file for file in (path / name).iterdir() if file.is_file())
+
+
+def _number(path: pathlib.Path) -> int:
+    digits = re.findall(r"\d+", path.name)
+    return int(digits[-1]) if digits else 0
+
+
+def _kind(file: pathlib.Path, evidence: Evidence) -> str:
+    """Return what a file is; empty for one that says nothing of a run."""
+    name, suffix = file.name.lower(), file.suffix.lower()
+    if suffix == ".safetensors":
+        return "weights"
+    if suffix == ".parquet":
+        return "rows"
+    try:
+        with file.open("rb") as stream:
+            start = stream.read(4096)
+    except OSError as error:
+        evidence.not_read.append(f"{file.name} cannot be read ({error.strerror})")
+        return ""
+    if not start.strip():
+        evidence.not_read.append(f"{file.name} is empty")
+        return ""
+    if b"\0" in start and not start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        if name.startswith("events.out.tfevents"):
+            evidence.not_read.append(f"{file.name}: TensorBoard's files are not read; trainer_state.json has the same")
+        elif suffix not in (".pt", ".bin", ".pth", ".pkl"):
+            evidence.not_read.append(f"{file.name} is binary and no safetensors or parquet file")
+        return ""
+    text = start.decode("utf-8", errors="replace")
+    if suffix in (".py", ".ipy"):
+        return "script"
+    if suffix == ".json":
+        if "log_history" in text or "trainer_state" in name or '"loss"' in text or '"reward"' in text:
+            return "history"
+        if any(f'"{probe}"' in text for probe in _PROBES):
+            return "probes"
+        return "versions" if re.search(r'"trl"\s*:|"transformers"\s*:', text) and "config" not in name else ""
+    if suffix == ".csv":
+        return "rows" if "completion" in text.splitlines()[0] else ""
+    if suffix == ".jsonl":
+        return "rows" if '"completion"' in text.splitlines()[0] else "log"
+    if name == "readme.md" or suffix in (".lock", ".yml", ".yaml") or re.search("require|version|freeze|pip", name):
+        return "versions"
+    if suffix in (".txt", ".log", ".out", ".err", "") or re.search(r"\.(?:log|out|err)", name):
+        return "versions" if len(_PINNED.findall(text)) > 1 and "==" in text and "Traceback" not in text else "log"
+    return ""
+
+
+def _blocks(file: pathlib.Path) -> Iterator[str]:
+    with file.open("rb") as stream:
+        start = stream.read(2)
+    wide = start in (b"\xff\xfe", b"\xfe\xff")
+    with file.open(encoding="utf-16" if wide else "utf-8", errors="replace") as stream:
+        while block := stream.read(_BLOCK):
+            yield block
+
+
+def _versions(file: pathlib.Path, evidence: Evidence) -> None:
+    text = file.read_text(encoding="utf-8", errors="replace")[: 1 << 20]
+    found = {}
+    for package, version in _PINNED.findall(text):
+        package = {"pytorch": "torch"}.get(package.lower(), package.lower())
+        with contextlib.suppress(InvalidVersion):
+            found.setdefault(package, str(Version(version)))
+    found = {name: version for name, version in found.items() if name in PACKAGES}
+    if found:
+        evidence.versions = found | evidence.versions
+        evidence.read.append(f"{file.name}: " + ", ".join(f"{name} {version}" for name, version in found.items()))
+    elif file.name.lower() != "readme.md":
+        evidence.not_read.append(f"{file.name} names no version of trl or transformers (name==version)")
+
+
+def _history(file: pathlib.Path, evidence: Evidence) -> None:
+    record = read_history(entries_of(_blocks(file)))
+    with file.open("rb") as stream:
+        stream.seek(max(0, file.stat().st_size - 64))
+        end = stream.read().rstrip()
+    if not end.endswith((b"}", b"]")):
+        kept = f"its {record.entries} whole entries are used" if record.entries else "no entry is whole"
+        evidence.not_read.append(f"{file.name} ends in the middle: {kept}")
+    if not record.entries:
+        evidence.not_read.append(f"{file.name} holds no entry of training")
+        evidence.figures.setdefault("empty_history", True)
+        return
+    _keep(record, file, evidence)
+
+
+def _keep(record: History, file: pathlib.Path, evidence: Evidence) -> None:
+    """Take a history, if none that says more was read before."""
+    if evidence.history is not None and evidence.history.entries >= record.entries:
+        return
+    evidence.history = record
+    evidence.figures.pop("empty_history", None)
+    what = f"of {record.trainer} training" if record.trainer else "of GRPO"
+    last = f", up to step {record.steps[-1]:g}" if record.numbered else ", without steps"
+    evidence.read.append(f"{file.name}: {record.entries} entries {what}{last}")
+
+
+def _log(file: pathlib.Path, evidence: Evidence) -> None:
+    size = file.stat().st_size
+
+    def lines() -> Iterator[str]:
+        try:
+            yield from symptoms.read_log(file)
+        except symptoms.LogError as error:
+            evidence.not_read.append(str(error).split(". Next")[0])
+
+    if size <= _ENOUGH:
+        evidence.errors += symptoms.find_matches(lines())
+    else:
+        evidence.not_read.append(
+            f"{file.name}: {size >> 20} MiB, errors are looked up in its first and last 1000 lines"
+        )
+        with file.open(encoding="utf-8", errors="replace") as stream:
+            head = [line for _, line in zip(range(1000), stream)]
+        with file.open("rb") as stream:
+            stream.seek(max(0, size - (1 << 20)))
+            tail = stream.read().decode("utf-8", errors="replace").splitlines()[-1000:]
+        evidence.errors += symptoms.find_matches(head + tail)
+    if evidence.history is None or evidence.history.trainer:
+        record = read_history(entries_of(_blocks(file)))
+        if record.entries:
+            _keep(record, file, evidence)
+            return
+    evidence.read.append(f"{file.name}: looked up for the texts of errors and warnings")
+
+
+def _rows(files: list[pathlib.Path], evidence: Evidence) -> None:
+    rows: list[dict] = []
+    for file in files[-8:]:
+        try:
+            rows += completions.read_rows(file)
+        except (completions.CompletionsError, OSError) as error:
+            evidence.not_read.append(f"{file.name}: {error}")
+    if rows:
+        found = completions.measure(rows)
+        evidence.figures |= found
+        if found["completions"]:
+            evidence.read.append(f"{found['completions']} logged completions")
+        elif rows:
+            evidence.not_read.append(f"{files[0].name} has no column 'completion'")
+
+
+def _script(file: pathlib.Path, evidence: Evidence) -> None:
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+        found = script.read_script(text, evidence.versions, file.parent)
+    except (script.ScriptError, OSError) as error:
+        evidence.not_read.append(f"{file.name}: {error}")
+        return
+    if not found["script_trainer"] and evidence.figures.get("script_trainer"):
+        return
+    evidence.figures |= found
+    evidence.read.append(
+        f"{file.name}: read, not run" + (f" ({found['script_trainer']})" * bool(found["script_trainer"]))
+    )
+
+
+def _checkpoints(files: list[pathlib.Path], evidence: Evidence) -> None:
+    folders = sorted({file.parent for file in files}, key=_number)
+    pair: tuple[pathlib.Path, pathlib.Path] | None = None
+    if len(folders) > 1:
+        pair = folders[0], folders[-1]
+    elif len(files) == 2:
+        pair = files[0], files[1]
+    if pair is None:
+        if files:
+            evidence.not_read.append(f"{files[0].name}: one checkpoint; two are needed to see what training changed")
+        return
+    try:
+        found = checkpoints.compare(*pair)
+    except checkpoints.CheckpointError as error:
+        evidence.not_read.append(str(error))
+        return
+    evidence.figures |= _weights(found)
+    evidence.read.append(f"{pair[0].name} and {pair[1].name}: {found['tensors']} tensors compared")
+
+
+def _weights(found: dict) -> dict[str, Value]:
+    """Figures of two checkpoints, as predicates can be asked of them."""
+    result = {key: value for key, value in found.items() if isinstance(value, int | float | bool)}
+    if isinstance(found.get("dtypes"), list):
+        result["weights_dtype"] = ", ".join(found["dtypes"])
+    tensors = found.get("tensors")
+    if tensors:
+        result["tensors_share"] = found["tensors_changed"] / tensors
+    if "finite" in found:
+        result["weights_finite"] = bool(found["finite"])
+        result.pop("finite", None)
+    if found.get("adapter_elements_changed") is not None:  # what is frozen under an adapter does not count
+        result["elements_changed"] = found["adapter_elements_changed"]
+        result.pop("tensors_share", None)
+        result["adapter"] = True
+    return result

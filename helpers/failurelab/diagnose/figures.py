@@ -1,0 +1,173 @@
+"""Figures of a run's curves, each against the run's own noise.
+
+A reward curve is noise first of all. Its noise is measured by the differences of neighbours, so that a trend does not
+count as noise. "It rises" means: by more than three times what the noise alone would give.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+from failurelab.diagnose.history import History
+
+TIMES = 3  # noise by which a difference must be larger
+Value = float | int | bool | str | None
+
+
+def measure(history: History) -> dict[str, Value]:
+    """Return the figures of a run's curves; what was not logged is absent."""
+    result: dict[str, Value] = {"entries": history.entries}
+    if not history.entries:
+        return result
+    steps = list(history.steps)
+    result["first_step"], result["last_step"] = steps[0], steps[-1]
+    result["steps_seen"] = steps[-1] if history.numbered else len(steps)
+    for figure in ("reward", "entropy", "length"):
+        result |= {f"{figure}_{name}": value for name, value in _trend(*history.pairs(figure)).items()}
+    for figure in ("reward", "grad_norm", "loss", "kl"):
+        if figure in history.invalid:
+            result[f"{figure}_invalid"] = history.invalid[figure] / history.entries
+    _, grads = history.pairs("grad_norm")
+    if grads:
+        result["grad_zero"] = _share(grads, lambda value: value == 0)
+        result["grad_median"] = statistics.median(grads)
+    _spread(history, result)
+    _lengths(history, result)
+    _reference(history, result)
+    _beta(history, result)
+    _engine(history, result)
+    result["log_of_old_trl"] = history.old_names
+    _, rates = history.pairs("learning_rate")
+    if rates:
+        result["rate_max"] = max(rates)
+        result["rate_rises"] = len(rates) > 3 and rates[-1] == max(rates) and rates[0] < 0.7 * rates[-1]
+    _, losses = history.pairs("loss")
+    if losses:
+        result["loss_zero"] = _share(losses, lambda value: value == 0)
+    _, clip = history.pairs("clip_ratio")
+    if clip:
+        result["clip_ratio_max"] = max(clip)
+    return result
+
+
+def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
+    count = len(values)
+    if not count:
+        return {}
+    result: dict[str, Value] = {"first": values[0], "last": values[-1], "low": min(values), "high": max(values)}
+    result["mean"] = statistics.fmean(values)
+    result["constant"] = count > 1 and max(values) - min(values) <= 1e-9 * max(1.0, abs(values[0]))
+    if count < 4:
+        return result | {"course": "short"}
+    block = max(1, count // 4)
+    begin, end = statistics.fmean(values[:block]), statistics.fmean(values[-block:])
+    noise = math.sqrt(statistics.fmean((b - a) ** 2 for a, b in itertools.pairwise(values)) / 2)
+    middle, mean = statistics.fmean(steps), result["mean"]
+    spread = math.fsum((step - middle) ** 2 for step in steps)
+    slope = math.fsum((s - middle) * (v - mean) for s, v in zip(steps, values)) / spread if spread else 0.0
+    error = noise * math.sqrt(2 / block)
+    slope_error = noise / math.sqrt(spread) if spread else 0.0
+    result |= {
+        "begin": begin,
+        "end": end,
+        "noise": noise,
+        "gain": end - begin,
+        "gain_in_noise": _ratio(end - begin, error),
+        "slope_in_noise": _ratio(slope, slope_error),
+        "unseen": TIMES * error,  # a gain below this would not be seen
+    }
+    best = [statistics.fmean(values[at : at + block]) for at in range(0, count - block + 1, max(1, block // 2))]
+    result["best_gain_in_noise"] = _ratio(max(best) - begin, error)
+    result["slope_gain"] = slope * (steps[-1] - steps[0])
+    moved = max(abs(result["gain_in_noise"]), abs(result["slope_in_noise"])) > TIMES
+    up = max(result["gain_in_noise"], result["slope_in_noise"])
+    down = min(result["gain_in_noise"], result["slope_in_noise"])
+    course = "flat"
+    if up > TIMES and up > -down:
+        course = "rises"
+    elif down < -TIMES:
+        course = "falls"
+    elif result["best_gain_in_noise"] > TIMES + 1:
+        course = "rises"  # it had learned, whatever came then
+    result["course"], result["moves"] = course, moved
+    return result
+
+
+def _ratio(difference: float, error: float) -> float:
+    if abs(difference) < 1e-12:
+        return 0.0
+    return difference / error if error > 0 else math.copysign(1e6, difference)
+
+
+def _share(values: Sequence[float], holds) -> float:
+    return sum(map(bool, map(holds, values))) / len(values)
+
+
+def _spread(history: History, result: dict[str, Value]) -> None:
+    """Of the rewards within a group: how often all are equal, at the start, at the end and in all."""
+    steps, values = history.pairs("zero_spread")
+    if values:
+        none, share = [value >= 0.999 for value in values], values
+    else:
+        steps, values = history.pairs("reward_std")
+        if not values:
+            return
+        none = share = [value < 1e-6 for value in values]
+    part = max(1, len(none) // 4)
+    result["groups_equal"] = statistics.fmean(share)
+    result["groups_differ"] = 1 - result["groups_equal"]
+    result["groups_equal_at_start"] = statistics.fmean(share[:part])
+    result["groups_equal_at_first"] = share[0]
+    result["groups_equal_at_end"] = statistics.fmean(share[-part:])
+    if none[-1]:  # from which step on, to the end
+        at = len(none)
+        while at and none[at - 1]:
+            at -= 1
+        result["equal_from"] = steps[at]
+
+
+def _lengths(history: History, result: dict[str, Value]) -> None:
+    _, clipped = history.pairs("clipped")
+    if clipped:
+        part = max(1, len(clipped) // 4)
+        result["clipped_mean"] = statistics.fmean(clipped)
+        result["clipped_start"] = statistics.fmean(clipped[:part])
+        result["clipped_end"] = statistics.fmean(clipped[-part:])
+    _, lengths = history.pairs("length")
+    if len(lengths) > 2:
+        result["length_fixed"] = max(lengths) - min(lengths) < 1e-6 and lengths[0] == int(lengths[0])
+
+
+def _reference(history: History, result: dict[str, Value]) -> None:
+    steps, kl = history.pairs("kl")
+    if not kl:
+        return
+    result["kl_first"], result["kl_first_step"], result["kl_max"] = kl[0], steps[0], max(kl)
+    result["kl_begins_high"] = kl[0] / max(kl) if max(kl) > 0 else 0.0
+    result["kl_last"] = kl[-1]
+
+
+def _beta(history: History, result: dict[str, Value]) -> None:
+    """Of a run that uses every batch once, loss / kl is beta: the advantages' mean is 0."""
+    losses, kls = history.figures.get("loss", ()), history.figures.get("kl", ())
+    ratios = sorted(loss / kl for loss, kl in zip(losses, kls) if kl > 1e-3 and math.isfinite(loss / kl))
+    if len(ratios) >= 4:
+        result["implied_beta"] = statistics.median(ratios)
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        result["implied_beta_spread"] = high / low if low > 0 else 1e6
+
+
+def _engine(history: History, result: dict[str, Value]) -> None:
+    _, gaps = history.pairs("engine_gap")
+    if gaps:
+        part = max(1, len(gaps) // 4)
+        result["gap_start"] = statistics.fmean(gaps[:part])
+        result["gap_end"] = statistics.fmean(gaps[-part:])
+    _, largest = history.pairs("engine_gap_max")
+    if largest:
+        result["gap_max"] = statistics.median(largest)
+    for name in ("weight_mean", "weight_min"):
+        _, values = history.pairs(name)
+        if values:
+            result[name] = statistics.median(values)

@@ -1,0 +1,180 @@
+"""The rules: one TOML file for each cause in `failures/rules`, and what becomes of a run's figures by them.
+
+A rule is a list of observations for a cause and against it. Each has predicates over figures, all of which must hold,
+and a weight. A cause's weight is the sum. A figure that no file gives leaves an observation out: it counts neither way.
+"""
+
+import dataclasses
+import functools
+import pathlib
+
+from failurelab import failures
+from failurelab.errors import FailureLabError
+from failurelab.failures import predicates
+from failurelab.failures.toml_table import Table
+
+FOLDER = pathlib.Path(failures.__file__).parent / "rules"
+CONVICTS = 5  # a cause is named, and no longer only possible, from this weight on
+Value = float | int | bool | str | None
+
+
+class RuleError(FailureLabError):
+    """A rule's file is not as it must be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """Something that speaks for a cause, or against it.
+
+    Attributes:
+        weight: that it adds or takes off.
+        when: all must hold.
+        says: what was observed; `{figure}` is replaced.
+        why: what it means.
+        from_step: the figure that says from which step on, if any.
+    """
+
+    weight: int
+    when: tuple[predicates.Predicate, ...]
+    says: str
+    why: str
+    from_step: str = ""
+
+    def holds(self, figures: dict[str, Value]) -> bool:
+        """Return whether all its predicates hold; not where a figure is absent, or cannot be compared."""
+        try:
+            return all(predicate.holds(figures) for predicate in self.when)
+        except (predicates.PredicateError, TypeError):
+            return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """What speaks for and against one cause."""
+
+    cause: str
+    title: str
+    probe: str
+    pro: tuple[Observation, ...]
+    contra: tuple[Observation, ...]
+    repair: str = ""
+
+    def needed(self) -> set[str]:
+        """Return the names of all figures that it asks for."""
+        parts = (*self.pro, *self.contra)
+        return {name for part in parts for predicate in part.when for name in predicate.names}
+
+
+@dataclasses.dataclass
+class Cause:
+    """A cause as it stands for one run."""
+
+    failure: str
+    title: str
+    weight: int
+    pro: list[str]
+    contra: list[str]
+    probe: str
+    from_step: float | None = None
+    repair: str = ""
+
+
+@functools.cache
+def load() -> tuple[list[Rule], list[Observation]]:
+    """Return the rules, and what shows that something is wrong, whatever the cause.
+
+    Raises:
+        RuleError: a file is not as it must be.
+    """
+    known = {failure.id: failure for failure in failures.all()}
+    rules, signs = [], []
+    for path in sorted(FOLDER.glob("*.toml"), key=_order):
+        raw = Table.read(path, RuleError)
+        if path.stem == "signs":
+            signs = [_observation(table) for table in raw.tables("sign")]
+            raw.done()
+            continue
+        cause = raw.text("cause")
+        if cause != path.stem:
+            raise RuleError(f"{path.name}: cause is {cause!r}; the file must be called so")
+        failure = known.get(cause)
+        rule = Rule(
+            cause,
+            raw.text("title", failure.title if failure else None),
+            raw.text("probe"),
+            tuple(_observation(table) for table in raw.tables("for")),
+            tuple(_observation(table) for table in raw.tables("against")),
+            raw.text("repair", failure.fix if failure else ""),
+        )
+        raw.done()
+        rules.append(rule)
+    return rules, signs
+
+
+def _order(path: pathlib.Path) -> tuple[int, str]:
+    digits = "".join(filter(str.isdigit, path.stem))
+    return (int(digits) if path.stem.startswith("F") and digits else 10**6, path.stem)
+
+
+def _observation(raw: Table) -> Observation:
+    try:
+        when = predicates.parse_all(raw.take("when", list))
+    except predicates.PredicateError as error:
+        raise RuleError(f"{raw.file}: {raw.where}when: {error}") from error
+    observation = Observation(
+        raw.take("weight", int, 1), when, raw.text("says"), raw.text("why", ""), raw.text("from_step", "")
+    )
+    raw.done()
+    return observation
+
+
+def judge(figures: dict[str, Value]) -> tuple[list[Cause], list[tuple[int, str]]]:
+    """Return the causes that something speaks for, likeliest first, and each sign of a fault with its weight."""
+    rules, signs = load()
+    causes = []
+    for rule in rules:
+        pro = [part for part in rule.pro if part.holds(figures)]
+        contra = [part for part in rule.contra if part.holds(figures)]
+        weight = sum(part.weight for part in pro) - sum(part.weight for part in contra)
+        if not pro or weight <= 0:
+            continue
+        begins = [figures.get(part.from_step) for part in pro if part.from_step]
+        causes.append(
+            Cause(
+                rule.cause,
+                rule.title,
+                weight,
+                [_say(part, figures) for part in sorted(pro, key=lambda part: -part.weight)],
+                [_say(part, figures) for part in contra],
+                rule.probe,
+                next((begin for begin in begins if isinstance(begin, int | float)), None),
+                rule.repair,
+            )
+        )
+    causes.sort(key=lambda cause: -cause.weight)  # stable: of equal weight in the order of ids
+    return causes, [(sign.weight, _say(sign, figures)) for sign in signs if sign.holds(figures)]
+
+
+def _say(part: Observation, figures: dict[str, Value]) -> str:
+    try:
+        text = predicates.fill(part.says, figures)
+    except predicates.PredicateError:
+        text = part.says
+    return text
+
+
+def explain() -> str:
+    """Return the rules as text."""
+    rules, signs = load()
+    lines = [f"A cause is named from a weight of {CONVICTS} on. Below that, it is only possible.", ""]
+    lines.append("SIGNS that something is wrong, whatever the cause")
+    for sign in signs:
+        lines += [f"      {' and '.join(map(str, sign.when))}", f"          {sign.why or sign.says}"]
+    for rule in rules:
+        lines += ["", f"{rule.cause} {rule.title}"]
+        for symbol, parts in (("+", rule.pro), ("-", rule.contra)):
+            for part in parts:
+                lines.append(f"  {symbol}{part.weight:<3} {' and '.join(map(str, part.when))}")
+                lines.append(f"          {part.why or part.says}")
+        lines.append(f"  probe: {rule.probe}")
+    return "\n".join(lines)

@@ -1,0 +1,12 @@
+"""Notebook 11: a reward that compares by place teaches nothing and costs what was known; with the column it learns."""
+
+
+def check(result):
+    broken, healed = (result.figures(case=f"notebook 11: {name}") for name in ("answers", "answer"))
+    assert broken["first"] < 0.1 and broken["last"] < 0.15
+    assert broken["after"] < broken["before"] - 0.1
+    assert abs(healed["first"] - healed["before"]) < 0.15
+    assert healed["after"] > healed["before"] + 0.03
+    looks = result.figures(case="notebook 11: looks")
+    assert (looks["alone"], looks["largest"]) == (4, 4)
+    assert looks["in_order"] == 1 and looks["as_asked"] < 0.2
