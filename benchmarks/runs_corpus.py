@@ -25,6 +25,7 @@ import subprocess
 import tomllib
 
 from failurelab_course import eras
+from failurelab_course.experiments import devices, observe
 
 HERE = pathlib.Path(__file__).resolve().parent
 RUNS, CACHE = HERE / "runs", HERE.parent / ".course" / "runs_corpus"
@@ -273,6 +274,7 @@ def plain(value):
 def main() -> None:
     """Generate the runs of a half, and write its list."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", type=devices.argument, default="cpu", help="not used: the runs are on the CPU")
     parser.add_argument("half", nargs="?", default="first")
     parser.add_argument("--only", default="", help="variants whose name this pattern finds")
     parser.add_argument("--stack", default="", help="this stack alone")
