@@ -13,6 +13,8 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from failurelab.diagnose.plain import write_out
+
 Value = float | int | bool | str | None
 
 _TRAINERS = ("GRPOTrainer", "OnlineDPOTrainer", "RLOOTrainer", "SFTTrainer", "DPOTrainer", "PPOTrainer", "Trainer")
@@ -51,7 +53,7 @@ def read_script(text: str, versions: Mapping[str, str], folder: pathlib.Path | N
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise ScriptError(f"it is no Python: {error}") from error
-    return _Script(tree, versions, folder).figures()
+    return _Script(write_out(tree, _TRAINERS), versions, folder).figures()
 
 
 class _Script:
@@ -72,6 +74,7 @@ class _Script:
         trainer = next((call for call in self.calls if _name(call.func).split(".")[-1] in _TRAINERS), None)
         config = next((call for call in self.calls if _CONFIG.search(_name(call.func))), None)
         arguments = _keywords(trainer) if trainer else {}
+        self.config_words = _keywords(config) if config else {}
         options = {name: self.constant(value) for name, value in (_keywords(config) if config else {}).items()}
         for node in ast.walk(self.tree):  # args.temperature = 0.7
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
@@ -139,7 +142,11 @@ class _Script:
         result: dict[str, Value] = {"adapter": self._adapter(arguments)}
         inline = given if isinstance(given, ast.Call) else None
         if isinstance(name, str):
-            return result | self._checkpoint(name) | {"model_given": "name", "model_dtype": "by trainer"}
+            asked = self.constant(self.config_words.get("model_init_kwargs"))
+            asked = asked if isinstance(asked, dict) else {}
+            text = asked.get("dtype", asked.get("torch_dtype"))
+            known = text if text in ("bfloat16", "float16", "float32") else "by trainer"
+            return result | self._checkpoint(name) | {"model_given": "name", "model_dtype": known}
         load = inline if inline is not None and inline in loads else loads[0] if loads else None
         if load is None:
             return result | {"model_given": None if given is not None else "", "model_dtype": None}
