@@ -140,4 +140,4 @@ def wilson(right: int, total: int) -> tuple[float, float]:
     z, share = 1.96, right / total
     middle, scale = share + z * z / (2 * total), 1 + z * z / total
     half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return (middle - half) / scale, (middle + half) / scale
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
