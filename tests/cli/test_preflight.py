@@ -58,8 +58,13 @@ def test_every_case_of_the_corpus_can_be_run():
     names = [case.name for case in CORPUS.read_corpus()]
     assert len(names) == len(set(names)) >= 50
     for case in CORPUS.read_corpus():
-        there = case.script.startswith("trl:") or (CORPUS.CORPUS / case.script).is_file()
-        assert there and case.half in ("first", "fresh", "trl")
+        kind, _, name = case.script.partition(":")
+        there = (
+            (CORPUS.HERE.parent / "notebooks" / f"{name}.ipynb").is_file()
+            if kind == "notebook"
+            else kind == "trl" or (CORPUS.CORPUS / case.script).is_file()
+        )
+        assert there and case.half in ("first", "fresh", "trl", "course")
 
 
 OWN_ERRORS = {
