@@ -95,8 +95,8 @@ PICK = "model(input_ids=ids{mask}).logits[:, {rows}].log_softmax(-1).gather(-1, 
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        # two rows, for its own check that the logits are the head's
-        (RIGHT, {"positions_off": 0, "rows_made": 2, "scores_from": ""}),
+        # one row for each of the three completion tokens
+        (RIGHT, {"positions_off": 0, "rows_made": 3, "scores_from": ""}),
         ("return " + PICK.format(mask=", attention_mask=mask", rows="-n - 1 : -1"), {"positions_off": 0}),
         ("return " + PICK.format(mask=", attention_mask=mask", rows="-n:"), {"positions_off": -1}),
         ("return " + PICK.format(mask=", attention_mask=mask", rows="-n - 2 : -2"), {"positions_off": 1}),
