@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -417,3 +418,22 @@ def test_chatter_is_kept_out_and_the_rest_is_not():
 def test_the_model_ships():
     """What the children load; a missing model would look like a broken engine."""
     assert models.path("tiny").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "waits"), [("0.16.3", "cpu", 1), ("0.19.8", "cpu", 0), ("0.16.3", "cuda", 0)]
+)
+def test_each_gather_is_waited_for_where_deepspeed_does_not(monkeypatch, version, device, waits):
+    """Else a process may read what gloo has not written yet: NaN in one start of ten."""
+    handle = mock.Mock()
+    gather = mock.Mock(return_value=handle)
+    comm = types.SimpleNamespace(all_gather_into_tensor=gather)
+    accelerator = types.SimpleNamespace(get_accelerator=lambda: types.SimpleNamespace(device_name=lambda: device))
+    planted = types.SimpleNamespace(__version__=version, comm=comm, accelerator=accelerator)
+    for name, module in {"": planted, ".comm": comm, ".accelerator": accelerator}.items():
+        monkeypatch.setitem(sys.modules, "deepspeed" + name, module)
+    with engines.each_gather_finished():
+        assert comm.all_gather_into_tensor("out", "in", async_op=True) is handle
+    gather.assert_called_once_with("out", "in", async_op=True)
+    assert handle.wait.call_count == waits
+    assert comm.all_gather_into_tensor is gather
