@@ -50,8 +50,7 @@ def _watched(trainer: Any, run: Run) -> Iterator[None]:
             drawn.add(tuple(row[: row.index(end) + 1] if end in row else row))
         return out
 
-    def read(_: Any, args: tuple, output: Any) -> None:
-        rows = getattr(output, "logits", None)
+    def read(_: Any, args: tuple, rows: Any) -> None:
         if isinstance(rows, torch.Tensor) and rows.requires_grad and rows.shape[-1] > 1 and temperatures:
             kept, sampled = rows.detach().clone(), temperatures[-1]
             rows.register_hook(lambda gradient: _off(kept, gradient, sampled, metrics))
@@ -62,7 +61,8 @@ def _watched(trainer: Any, run: Run) -> Iterator[None]:
         drawn.clear()
         return batch
 
-    hook = trainer.model.register_forward_hook(read)
+    # at the head and first of its hooks: what a script divides after it, in whichever place, is in the gradient
+    hook = trainer.model.get_output_embeddings().register_forward_hook(read, prepend=True)
     try:
         with mock.patch.object(transformers.GenerationMixin, "generate", noted):
             if callable(getattr(trainer, "_generate_and_score_completions", None)):
