@@ -35,6 +35,22 @@ def preflight(records: list[Record]) -> str:
     return table(["failure"], lines, *((head, lambda cells, key=key: cells[key]) for head, key in columns))
 
 
+def preflight_time(records: list[Record]) -> str:
+    """What preflight costs as a whole process, beside the imports that the script itself would need, and per stack."""
+    runs = select_runs(records, "ground", "preflight, whole: .+")
+    if runs.empty:
+        return "Not recorded: `benchmarks/preflight_time.py`."
+    columns = (
+        ("seconds, median of five", "seconds"),
+        ("of these, the imports", "seconds_of_imports_alone"),
+        ("peak memory, MiB", "peak_mib"),
+    )
+    lines = [(row["stack"], row) for _, row in runs.sort_values("stack", ascending=False).iterrows()]
+    columns = tuple((head, lambda row, key=key: f"{row[key]:g}") for head, key in columns)
+    answers = ("answers of five seeds", lambda row: "one" if len(row["answers_of_five_seeds"]) == 1 else "several")
+    return table(["stack"], lines, *columns, answers)
+
+
 def _ids(text: str) -> set[str]:
     return set(text.split(", ")) - {"", "none"}
 
