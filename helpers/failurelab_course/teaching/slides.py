@@ -36,6 +36,7 @@ body { background: #fff; } main { height: 100vh; } html.dark, html.dark img { fi
 .reveal pre, .reveal :not(pre) > code { white-space: pre-wrap; overflow-wrap: anywhere; }
 .reveal img { width: 1100px; height: 560px; object-fit: contain; }
 .jp-RenderedHTMLCommon table { margin: 0 0 12px; table-layout: auto; }
+.jp-RenderedHTMLCommon td { overflow-wrap: anywhere; }
 </style></head>{% endblock header %}
 {% block footer_js %}<script>{{ resources.texts[1] }}</script><script>{{ resources.texts[2] }}</script><script>
 Reveal.initialize({width: 1280, height: 720, margin: 0, center: false, hash: true, slideNumber: "c/t",
