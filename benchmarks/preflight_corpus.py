@@ -5,7 +5,8 @@
 
 The corpus and its expected causes stand in `benchmarks/corpus`. Each case runs in a fresh copy of a folder with a model
 of Qwen2-0.5B's sizes (configuration and tokenizer, no weights), the tiny Qwen2, an adapter and four small datasets.
-Resumable: a case that was judged in this repository's `.course/preflight_corpus` is read, unless `--again`.
+Resumable: a case that was judged in this repository's `.course/preflight_corpus` is read, unless `--again`. Examples of
+trl's repository are run where TRL_REPOSITORY names a clone of it.
 
 Eras: today.
 """
@@ -16,6 +17,7 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 import tempfile
 import time
 
@@ -28,6 +30,7 @@ from failurelab_course.runs import notebooks, stored
 
 HERE = pathlib.Path(__file__).parent
 CORPUS = HERE / "corpus"
+REPOSITORY = "TRL_REPOSITORY"  # a clone of https://github.com/huggingface/trl, for its examples
 CACHE = HERE.parent / ".course" / "preflight_corpus"
 QWEN = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896,
@@ -50,8 +53,8 @@ class Case:
     Attributes:
         name: of the case.
         half: `first`, `fresh`, `trl` or `course`: who wrote it.
-        script: its path in the corpus, `trl:` and the path in the stack's own trl, or `notebook:` and the name of the
-            notebook that begins with it.
+        script: its path in the corpus, `trl:` and the path in the stack's own trl, `examples:` and the name of an
+            example in trl's repository, or `notebook:` and the name of the notebook that begins with it.
         stack: the era that it runs in.
         expected: its failures, the worst first; empty for a healthy one.
         also: failures that may be found too, and need not.
@@ -144,6 +147,17 @@ def write_notebook_script(case: Case, folder: pathlib.Path) -> str:
     return path.name
 
 
+def write_example(case: Case, folder: pathlib.Path) -> str:
+    """Write an example of trl's repository, as it was at the release of the case's stack; return its path."""
+    name = case.script.removeprefix("examples:")
+    (info,) = eras.find(case.stack).python.parent.parent.glob("lib/python*/site-packages/trl-*.dist-info")
+    tag = "v" + info.stem.removeprefix("trl-")
+    command = ["git", "-C", os.environ[REPOSITORY], "show", f"{tag}:examples/scripts/{name}"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (folder / name).write_text(text)
+    return name
+
+
 def judge(case: Case) -> dict:
     """Run preflight on a case; return what it found, its error, and its seconds."""
     started = time.perf_counter()
@@ -161,6 +175,8 @@ def judge(case: Case) -> dict:
             if script.startswith("trl:"):
                 (package,) = python.parent.parent.glob("lib/python*/site-packages/trl")
                 script = str(package / script.removeprefix("trl:"))
+            elif script.startswith("examples:"):
+                script = write_example(case, folder)
             elif script.startswith("notebook:"):
                 script = write_notebook_script(case, folder)
             words = [*case.launch.split(), script, *case.arguments]
@@ -170,7 +186,7 @@ def judge(case: Case) -> dict:
             os.chdir(here)
             os.environ.clear()
             os.environ.update(before)
-        new = sorted({path.name for path in folder.iterdir()} - left - {"cache", "train.py"})
+        new = sorted({path.name for path in folder.iterdir()} - left - {"cache", script})
     return {
         "found": [found["failure"] for found in answered.findings],
         "not_checked": [found["failure"] for found in answered.not_checked],
@@ -207,6 +223,9 @@ def main() -> None:
             continue
         kept = CACHE / f"{case.name}.json"
         if options.kept and not kept.exists():
+            continue
+        if case.script.startswith("examples:") and REPOSITORY not in os.environ and not kept.exists():
+            print(f"NOT RUN {case.name}: {REPOSITORY} names no clone of trl's repository")
             continue
         if kept.exists() and not options.again:
             result = json.loads(kept.read_text())

@@ -62,7 +62,7 @@ def test_every_case_of_the_corpus_can_be_run():
         there = (
             (CORPUS.HERE.parent / "notebooks" / f"{name}.ipynb").is_file()
             if kind == "notebook"
-            else kind == "trl" or (CORPUS.CORPUS / case.script).is_file()
+            else kind in ("trl", "examples") or (CORPUS.CORPUS / case.script).is_file()
         )
         assert there and case.half in ("first", "fresh", "trl", "course")
 
