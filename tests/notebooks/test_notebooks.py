@@ -9,6 +9,7 @@ seed. `make nightly` lets nbval execute the notebooks too.
 import importlib.util
 import json
 import pathlib
+import re
 
 import pytest
 from nbval import plugin as nbval
@@ -75,6 +76,15 @@ def test_the_contract_holds(name):
     """Next, where it does not: failurelab outputs NAME, or what the violation says."""
     (notebook,) = course.find([name])
     assert [str(violation) for violation in contract.check(notebook.path)] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_that_are_named_are_there(name):
+    """Homework names runs of the corpus by their folders."""
+    (notebook,) = course.find([name])
+    there = {path.name for path in (HERE.parents[1] / "benchmarks" / "runs").glob("*/run_*")}
+    named = set(re.findall(r"run_[0-9a-f]{6}\b", notebook.path.read_text(encoding="utf-8")))
+    assert named <= there and (named or name != "11_same_flat_reward")
 
 
 def test_every_notebook_has_its_figures_asserted():
