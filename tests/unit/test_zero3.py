@@ -424,7 +424,7 @@ def test_the_model_ships():
     ("version", "device", "waits"), [("0.16.3", "cpu", 1), ("0.19.8", "cpu", 0), ("0.16.3", "cuda", 0)]
 )
 def test_each_gather_is_waited_for_where_deepspeed_does_not(monkeypatch, version, device, waits):
-    """Else a process may read what gloo has not written yet: NaN in one start of ten."""
+    """Else a process may read what gloo has not written yet: NaN in one start of eight."""
     handle = mock.Mock()
     gather = mock.Mock(return_value=handle)
     comm = types.SimpleNamespace(all_gather_into_tensor=gather)

@@ -300,7 +300,7 @@ def each_gather_finished() -> Iterator[None]:
     """Let DeepSpeed wait for each gathering of parameters, on a CPU: the releases up to 0.19 wait for the last only.
 
     That is enough over NCCL, which does one after the other. Over gloo, which a CPU uses, an earlier one may still be
-    under way, and a process reads memory that nobody has written yet: about one start in ten of two processes ended in
+    under way, and a process reads memory that nobody has written yet: 3 of 24 starts of two processes ended in
     NaN. `deepspeed.comm.all_gather_into_tensor` is replaced while the block runs. DeepSpeed 0.19.8 waits for each.
 
     Upstream: https://github.com/deepspeedai/DeepSpeed/pull/8539
