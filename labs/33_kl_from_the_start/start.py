@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 ANSWER = {
     "verdict": "",  # of two models one is not what SFT made: "policy" or "reference"
-    "reward_first": None,  # share of right completions in the first four steps
+    "accuracy_before": None,  # share of right completions of the untrained policy; the first rewards are near it
     "loss_first": None,  # the loss at the first step, before any repair
 }
 
