@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How often `failurelab diagnose` is right on runs whose cause is known, by what it is handed.
 
-    python benchmarks/diagnose_grading.py [first|fresh] [--baselines] [--rules COMMIT] [--corpus FOLDER]
+    python benchmarks/diagnose_grading.py [first|fresh|third] [--baselines] [--rules COMMIT] [--corpus FOLDER]
 
 The runs stand in `benchmarks/runs`. Each is judged at four levels: its scalars alone; its log besides; with the script
 and the versions; and all that it left, which includes what two checkpoints showed. A half that no rule was written on
@@ -37,6 +37,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "scalars, script, versions": (*SCALARS, "log.txt", "train.py", "versions.txt"),
     "all": (*SCALARS, "log.txt", "train.py", "versions.txt", "completions.jsonl", "completions.parquet", "probes.json"),
 }
+# What preflight said of the script besides: the probe that an abstention names, run.
+LEVELS |= {f"{level}, preflight": (*LEVELS[level], "preflight.json") for level in ("scalars, script, versions", "all")}
 # Which causes a finding of a baseline may mean, generously: what is not here names none of them.
 MEANS = {
     "advantage_collapse": {"F10", "F14"},
@@ -153,7 +155,7 @@ def baselines(folders: list[pathlib.Path]) -> dict[str, dict[str, list[str]]]:
 def main() -> None:
     """Judge a half at each level, print what came of it, and record it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("half", nargs="?", default="first", choices=["first", "fresh"])
+    parser.add_argument("half", nargs="?", default="first", choices=["first", "fresh", "third"])
     parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--baselines", action="store_true")
     parser.add_argument("--rules", default="", help="the commit of the rules, for the ledger")
@@ -171,7 +173,7 @@ def main() -> None:
                        **{f"is_{key}": value for key, value in grade(run, told).items()}}  # fmt: skip
             observe.record("ground", "measured", metrics, case=f"diagnose: {level}: {run['name']}", seed=run["seed"])
         report(f"{options.half}, {level}", [(run, grade(run, told)) for run, told in judged])
-        if level in ("scalars, script, versions", "all"):
+        if level.startswith(("scalars, script", "all")):
             confusion(judged)
     for name, found in (baselines(list(folders.values())) if options.baselines else {}).items():
         graded = []

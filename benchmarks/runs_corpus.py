@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Generate runs whose cause is known: what each leaves behind, small enough for a repository.
 
-    python benchmarks/runs_corpus.py first [--only TEXT] [--stack NAME] [--again] [--write]
+    python benchmarks/runs_corpus.py first [--only TEXT] [--stack NAME] [--again] [--write] [--preflight]
 
 `benchmarks/runs/HALF_variants.toml` says what is run: a script of `benchmarks/runs/scripts`, what is changed in it, the
 stack, the seeds, the expected causes, and the clean twin. A run's artefacts go to `benchmarks/runs/HALF/NAME`, its
 checkpoints and what it measured to `.course/runs_corpus/`, which git ignores. What is there is not made again.
 Then `benchmarks/runs/HALF.toml` is written: the runs, and whether each variant differs from its twin by more than three
-times the seeds' spread. A variant that does not is dropped, and listed there as dropped.
+times the seeds' spread. A variant that does not is dropped, and listed there as dropped. `--preflight` runs no
+training: it asks `failurelab preflight` about each listed run's script, in its stack, and keeps the answer.
 
 Eras: today.
 """
@@ -21,6 +22,8 @@ import re
 import shutil
 import statistics
 import subprocess
+import sys
+import tempfile
 
 import tomllib
 
@@ -271,6 +274,32 @@ def plain(value):
     return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
+def ask_preflight(half: str, only: str, again: bool) -> None:
+    """Write `preflight.json` beside each run of a half: what preflight says of its script, in its stack.
+
+    The seeds of a variant have one script: it is asked once, and each gets the answer.
+    """
+    variants: dict[str, list[dict]] = {}
+    for run in sorted(tomllib.loads((RUNS / f"{half}.toml").read_text())["run"], key=lambda run: not run["expected"]):
+        if re.search(only, run["variant"]):
+            variants.setdefault(run["variant"], []).append(run)
+    for variant, runs in variants.items():
+        folders = [RUNS / half / run["name"] for run in runs]
+        if all((folder / "preflight.json").exists() for folder in folders) and not again:
+            continue
+        with tempfile.TemporaryDirectory() as name:
+            place = pathlib.Path(name)
+            (place / "models").symlink_to(CACHE / "models")
+            shutil.copy(folders[0] / "train.py", place)
+            command = [sys.executable, "-m", "failurelab.preflight", "--python", python_of(runs[0]["stack"])]
+            asked = subprocess.run([*command, "--json", "answer.json", "train.py"], cwd=place, capture_output=True)
+            answer = json.loads((place / "answer.json").read_text())
+        for folder in folders:
+            (folder / "preflight.json").write_text(json.dumps(answer, separators=(",", ":")) + "\n")
+        found = ", ".join(finding["failure"] for finding in answer["findings"]) or "nothing"
+        print(variant, runs[0]["expected"], f"status {asked.returncode}, found {found}", flush=True)
+
+
 def main() -> None:
     """Generate the runs of a half, and write its list."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -284,7 +313,11 @@ def main() -> None:
     parser.add_argument("--needed", action="store_true", help="clean twins, and one seed of each broken variant")
     parser.add_argument("--unjudged", action="store_true", help="list also what has not been compared with its twin")
     parser.add_argument("--write", action="store_true", help="run nothing; write the list of what is there")
+    parser.add_argument("--preflight", action="store_true", help="ask preflight about each listed run's script")
     options = parser.parse_args()
+    if options.preflight:
+        ask_preflight(options.half, options.only, options.again)
+        return
     variants = read_variants(options.half)
     if not options.write:
         for script in ("small_models.py", f"{options.half}_models.py"):

@@ -141,7 +141,8 @@ def test_a_list_of_its_own_beside_the_column(name, tmp_path):
     edits = [("rows = Dataset", "answers = [str(a + 1) for a in range(9)]\nrows = Dataset")]
     edits += [("zip(completions, answer)", f"zip(completions, {name})")] if name == "answers" else []
     told = ask(tmp_path, logged(flat), **script(*edits), **{"versions.txt": TODAY})
-    assert [each.failure for each in told.causes[:1]] == (["F14"] if name == "answers" else [])
+    named = [each.failure for each in told.causes if each.weight >= rules.CONVICTS]
+    assert named == (["F14"] if name == "answers" else [])
 
 
 ODD = {
@@ -189,6 +190,52 @@ def test_what_scalars_cannot_separate_is_not_named(tmp_path):
     )
     told = command.ask("run", [tmp_path])
     assert not told.abstained and told.causes[0].failure == "F9"
+
+
+SEEN = {"findings": [], "held": [{"failure": "F9", "evidence": "loaded in float32"}], "not_checked": []}
+
+
+def test_a_flat_reward_is_asked_of_preflight(tmp_path):
+    """No file tells whether a reward function can tell right from wrong; what preflight saw of the script does."""
+    files = script() | {"versions.txt": TODAY}
+    told = ask(tmp_path, logged(flat), **files)
+    assert told.abstained and told.causes[0].failure == "F14" and "--preflight" in told.probe
+    (tmp_path / "preflight.json").write_text(json.dumps(SEEN))
+    told = command.ask("run", [tmp_path])
+    assert told.healthy and any("does not rise" in note for note in told.notes)
+    found = SEEN | {"findings": [{"failure": "F14", "evidence": "asks for solution, which never arrives"}]}
+    (tmp_path / "preflight.json").write_text(json.dumps(found))
+    told = command.ask("run", [tmp_path])
+    assert told.exit_status == 1 and told.causes[0].failure == "F14" and told.causes[0].from_step == 2
+    assert "never arrives" in told.causes[0].pro[0]
+
+
+def test_what_costs_memory_alone_explains_no_curve(tmp_path):
+    """F3a is found in many healthy runs of old releases."""
+    found = SEEN | {"findings": [{"failure": "F3a", "evidence": "all rows of logits are made"}]}
+    told = ask(tmp_path, logged(old=True), **{"versions.txt": OLD, "preflight.json": json.dumps(found)})
+    assert told.healthy
+
+
+@pytest.mark.parametrize(
+    "text", ['{"findings": [], "held": [{"fail', '{"findings": [], "held": [], "not_checked": []}']
+)
+def test_an_answer_of_preflight_that_says_nothing(text, tmp_path):
+    """Half-written, or of a script that could not be judged: said in one line, and the rest is used."""
+    told = ask(tmp_path, logged(), **{"preflight.json": text})
+    assert told.healthy and any("preflight" in line for line in told.evidence.not_read)
+
+
+def test_preflight_is_run_where_it_is_asked_for(tmp_path, capsys):
+    """A run without its script is one line; a script that trains nothing is said, and the rest is used."""
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": logged()}))
+    assert command.main(["--preflight", str(tmp_path)]) == 3
+    error = capsys.readouterr().err
+    assert "needs the run's script" in error and error.count("\n") == 1
+    (tmp_path / "train.py").write_text("print('no training here')\n")
+    assert command.main(["--preflight", str(tmp_path)]) == 0
+    assert "not read: preflight.json: preflight could not judge the script" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "trainer_state.json"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ trl = pytest.importorskip("trl")
 import small  # noqa: E402
 
 from failurelab.preflight import memory  # noqa: E402
+from failurelab.preflight.engine import judge_engine  # noqa: E402
 from failurelab.preflight.findings import Finding, Held, Load, NotChecked, Seen  # noqa: E402
 from failurelab.preflight.judges import AFTER, BEFORE  # noqa: E402
 from failurelab.preflight.reference import judge_reference  # noqa: E402
@@ -19,6 +20,7 @@ from failurelab.preflight.scores import judge_scores  # noqa: E402
 from failurelab.preflight.updates import judge_updates  # noqa: E402
 
 GIB = 2**30
+SAMPLED = {"do_sample": True, "top_k": 0, "max_new_tokens": 6}
 
 
 @pytest.fixture
@@ -178,6 +180,93 @@ def test_real_weights_are_read_where_they_are_here(model):
 )
 def test_optimizers_that_do_not_round_or_are_not_known(options, kind):
     assert type(updates("bfloat16", 1e-6, **options)) is kind
+
+
+def test_a_cast_after_the_load_counts():
+    """The load says float32, and the weights that are trained are bfloat16."""
+    answer = updates("float32", 1e-6, small.qwen2().bfloat16())
+    assert isinstance(answer, Finding) and "bfloat16" in answer.evidence
+
+
+def rollouts(engine, send, model=None, lag=1):
+    """Return what the judge says of a rollout function that draws with `engine`, once `send` got the model."""
+    model = model or small.qwen2()
+
+    def rollout_func(prompts, trainer):
+        if trainer.state.global_step % lag == 0:
+            send(engine, trainer.model)
+        ids = torch.tensor([[1, 5, 6]] * len(prompts))
+        given = (engine or trainer.model).generate(input_ids=ids, attention_mask=torch.ones_like(ids), **SAMPLED)
+        return {"prompt_ids": ids.tolist(), "completion_ids": given[:, 3:].tolist(), "logprobs": None}
+
+    state, rows = types.SimpleNamespace(global_step=3), datasets.Dataset.from_dict({"prompt": ["1+1=", "2+2="] * 4})
+    trainer = types.SimpleNamespace(model=model, rollout_func=rollout_func, state=state, reward_funcs=[small.alternate])
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    answer = one(judge_engine(seen(trainer, dataset=rows)))
+    assert all(torch.allclose(weight, before[name], atol=1e-5) for name, weight in model.named_parameters())
+    assert state.global_step == 3
+    return answer
+
+
+def send_all(engine, model):
+    engine.load_state_dict(model.state_dict())
+
+
+def send_to_other_names(engine, model):
+    engine.load_state_dict({f"policy.{name}": weight for name, weight in model.state_dict().items()}, strict=False)
+
+
+def send_nothing(engine, model):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("engine", "send", "lag", "kind"),
+    [
+        (True, send_all, 1, Held),
+        (True, send_nothing, 1, Finding),
+        (True, send_to_other_names, 1, Finding),
+        (True, send_all, 8, NotChecked),
+        (False, send_nothing, 1, Held),
+    ],
+)
+def test_an_engine_that_does_not_get_the_weights(engine, send, lag, kind):
+    """Whether its tokens are drawn with the weights is measured; nothing of the script is read.
+
+    The trainer's own model is an engine too.
+    """
+    answer = rollouts(small.qwen2(seed=1) if engine else None, send, lag=lag)
+    assert type(answer) is kind and answer.failure == "F16", answer
+
+
+def test_an_engine_without_the_adapter():
+    """Base weights alone are sent: the adapter, which is all that is trained, never gets there."""
+
+    def base_alone(engine, model):
+        engine.load_state_dict(base.state_dict())
+
+    def merged(engine, model):
+        model.merge_adapter()
+        weights = {
+            name.replace("base_model.model.", "").replace(".base_layer", ""): weight.clone()
+            for name, weight in model.state_dict().items()
+            if "lora_" not in name
+        }
+        model.unmerge_adapter()
+        engine.load_state_dict(weights)
+
+    base = small.qwen2(initializer_range=0.5)
+    for send, kind in ((base_alone, Finding), (merged, Held)):
+        model = small.lora(small.qwen2(initializer_range=0.5))
+        assert type(rollouts(small.qwen2(seed=1), send, model)) is kind
+
+
+def test_a_service_that_does_not_answer_is_not_checked():
+    def send(engine, model):
+        raise ConnectionError("no server at port 8000")
+
+    answer = rollouts(None, send)
+    assert isinstance(answer, NotChecked) and "port 8000" in answer.why
 
 
 def test_an_adapter_is_spared():

@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 import types
+from collections.abc import Sequence
 
 import pytest
 
@@ -148,8 +149,30 @@ def by_place(completions, answer, **_):
     return [float(text(completion) == right) for completion, right in zip(completions, IN_ORDER)]
 
 
+class Column(Sequence):
+    """As datasets gives one: no list."""
+
+    def __len__(self):
+        return len(IN_ORDER)
+
+    def __getitem__(self, place):
+        return IN_ORDER[place]
+
+
+COLUMN = Column()
+
+
+def by_place_in_a_column(completions, answer, **_):
+    return [float(text(completion) == right) for completion, right in zip(completions, COLUMN)]
+
+
 def known_answers(completions, answer, **_):
     return [exact([c], [a])[0] + 0.1 * (text(c) in IN_ORDER) for c, a in zip(completions, answer)]
+
+
+def mean_of_all(completions, answer, **_):
+    scores = exact(completions, answer)
+    return [sum(scores) / len(scores)] * len(scores)
 
 
 def no_service(completions, **_):
@@ -215,6 +238,8 @@ def test_a_form_that_nobody_thought_of_is_not_checked(tokenizer):
         (infinite, PLAIN, "F14", "inf"),
         (all_none, PLAIN, "F14", "None"),
         (by_place, PLAIN, "F14", "by the place in the batch"),
+        (by_place_in_a_column, PLAIN, "F14", "by the place in the batch"),
+        (mean_of_all, PLAIN, "F10", "for a whole batch"),
     ],
 )
 def test_what_a_function_can_never_reward(function, rows, failure, words, tokenizer):
@@ -228,6 +253,32 @@ def test_a_negative_weight_is_the_wrong_sign_too(tokenizer):
         answer for answer in judge(exact, tokenizer=tokenizer, reward_weights=[-1.0]) if isinstance(answer, Finding)
     ]
     assert ["wrong sign" in finding.evidence for finding in findings] == [True]
+
+
+def test_a_weight_of_zero_for_what_alone_is_right(tokenizer):
+    """The other function's reward may rise all the same; a weight of 0 beside another that asks is odd and no more."""
+    given = {"tokenizer": tokenizer, "reward_weights": [0.0, 1.0]}
+    (finding,) = [answer for answer in judge([exact, shorter], **given) if isinstance(answer, Finding)]
+    assert finding.failure == "F14" and "reward_weights is 0" in finding.evidence
+    assert not [answer for answer in judge([exact, distance], **given) if isinstance(answer, Finding)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"temperature": 0.01}, "temperature is 0.01"),
+        ({"top_k": 1, "temperature": 1.0}, "top_k is 1"),
+        ({"generation_kwargs": {"do_sample": False}}, "do_sample is False"),
+        ({"temperature": 0.3, "top_k": 50, "top_p": 0.9}, ""),
+    ],
+)
+def test_completions_that_are_all_the_same(asked, what, tokenizer):
+    """Without chance in the sampling no group has rewards that differ."""
+    given = seen(exact, processing_class=tokenizer)
+    given.asked.update(asked)
+    findings = [answer for answer in judge_rewards(given) if isinstance(answer, Finding)]
+    assert [finding.failure for finding in findings] == (["F10"] if what else [])
+    assert not what or findings[0].evidence.startswith(what)
 
 
 def test_columns_that_the_trainer_drops(tokenizer):

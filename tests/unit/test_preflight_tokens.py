@@ -66,11 +66,16 @@ def with_bos(tokenizer):
         (QUESTIONS, "Qwen/Qwen2-0.5B", NotChecked),
         (["SUBREDDIT: r/x POST: I asked why. TL;DR:"] * 4, "Qwen/Qwen2-0.5B-Instruct", NotChecked),
         (TEXTS, "/models/chat-data/tiny-qwen2", NotChecked),
-        ([f"<|im_start|>user\n{text}<|im_end|>\n" for text in TEXTS], "Qwen/Qwen2-0.5B-Instruct", Held),
+        ([f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in TEXTS], "x-Instruct", Held),
+        ([f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>" for text in TEXTS], "x", Held),
+        ([f"<|im_start|>user\n{text}<|im_end|>\n" for text in TEXTS], "x-Instruct", Finding),
     ],
 )
 def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
-    """A base model's tokenizer has a template too, and plain prompts are right for it: only a chat model is told."""
+    """A base model's tokenizer has a template too, and plain prompts are right for it: only a chat model is told.
+
+    Text that the script templated itself must begin the assistant's turn.
+    """
     answer = only(judge_template(seen(model, tokenizer, prompts, name)), "F12")
     assert type(answer) is kind
 
@@ -124,6 +129,15 @@ def test_an_end_that_no_config_knows(name, model, tokenizer):
     model.generation_config.eos_token_id = other.eos_token_id
     answer = only(judge_ends(seen(model, other, MESSAGES, name)), "F13")
     assert type(answer) is (Finding if "Instruct" in name else NotChecked)
+
+
+@pytest.mark.parametrize(("end", "kind"), [("<|endoftext|>", Finding), ("<|im_end|>", Held)])
+def test_an_end_for_generation_alone(end, kind, model, tokenizer):
+    """What generation_kwargs stop at, the trainer must see as an end."""
+    ends = {"generation_kwargs": {"eos_token_id": tokenizer.convert_tokens_to_ids(end)}}
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    answer = only(judge_ends(seen(model, tokenizer, TEXTS, limits=ends)), "F13")
+    assert type(answer) is kind and (kind is Held or "generation_kwargs" in answer.evidence)
 
 
 @pytest.mark.parametrize("prompts", [TEXTS, MESSAGES], ids=["plain", "chat"])

@@ -10,6 +10,9 @@ from failurelab.diagnose import rules
 from failurelab.diagnose.evidence import Evidence
 
 MORE = "trainer_state.json, the log, logged completions, two checkpoints, the script, pip freeze"
+PREFLIGHT = (
+    "diagnose --preflight: it runs the script, cut to seconds, calls its reward functions, and watches three steps"
+)
 _SHOWN = 4  # causes on the screen
 
 
@@ -89,6 +92,10 @@ def _separates(causes: list[rules.Cause], known: dict[str, Any]) -> str:
     told = [cause.failure for cause in causes if cause.failure in _BY_SCRIPT]
     if missing and len(told) > 1:
         return f"{' and '.join(missing)}: of {', '.join(told)} they leave one or none. Then: {causes[0].probe}"
+    if known["preflight_read"] and causes and causes[0].failure in ("F10", "F14"):
+        return "logged completions beside the right answers: those of preflight were told apart, the model's are not"
+    if known["script_read"] and not known["preflight_read"]:
+        return f"{PREFLIGHT}. Or: {causes[0].probe}" if causes else PREFLIGHT
     return causes[0].probe if causes else f"nothing that the rules know fits. What was not handed in of: {MORE}"
 
 

@@ -1,9 +1,14 @@
-"""`failurelab diagnose RUN…`: from what a run left behind to its cause. Nothing is run, and nothing is fetched."""
+"""`failurelab diagnose RUN…`: from what a run left behind to its cause.
+
+Nothing is run, and nothing is fetched, but with `--preflight`, which runs the run's script, cut down.
+"""
 
 import argparse
 import json
 import pathlib
+import subprocess
 import sys
+import tempfile
 
 from failurelab.diagnose import answer, page, rules
 from failurelab.diagnose.evidence import Evidence, RunError, collect
@@ -20,6 +25,9 @@ def parser(prog: str = "failurelab diagnose") -> argparse.ArgumentParser:
         epilog="exit status: 0 nothing found, 1 a cause is named, 3 the files do not tell, or cannot be read",
     )
     parser.add_argument("--python", help="the Python that trained, asked for its versions")
+    parser.add_argument(
+        "--preflight", action="store_true", help="run each run's script too, cut to seconds (see failurelab preflight)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a page with the curves too")
     parser.add_argument("--explain", action="store_true", help="print the rules")
@@ -47,7 +55,9 @@ def main(arguments: list[str]) -> int:
     errors: list[tuple[str, str]] = []
     for name, paths in split(options.runs):
         try:
-            answers.append(ask(name, paths, installed))
+            with tempfile.TemporaryDirectory(prefix="failurelab-diagnose-") as folder:
+                seen = preflight(paths, options.python, pathlib.Path(folder)) if options.preflight else []
+                answers.append(ask(name, [*paths, *seen], installed))
         except (RunError, OSError) as error:
             errors.append((name, str(error)))
     if options.json:
@@ -85,6 +95,31 @@ def ask(name: str, paths: list[pathlib.Path], installed: dict[str, str] | None =
     """
     evidence: Evidence = collect(name, paths, installed)
     return answer.decide(evidence)
+
+
+def preflight(paths: list[pathlib.Path], python: str | None, folder: pathlib.Path) -> list[pathlib.Path]:
+    """Run preflight on the script of a run, in the script's own folder; return the file with its answer.
+
+    Args:
+        paths: the run's folder, or its files.
+        python: the Python that trained; this one if None.
+        folder: where the answer is written.
+
+    Raises:
+        RunError: there is no script, or several.
+    """
+    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    scripts = [file for file in files if file.suffix == ".py"]
+    if len(scripts) != 1:
+        found = ", ".join(script.name for script in scripts) or "none"
+        raise RunError(f"--preflight needs the run's script, one *.py; here: {found}. Next: name it among the files")
+    answer, script = folder / "preflight.json", scripts[0].resolve()
+    command = [sys.executable, "-m", "failurelab.preflight", "--json", str(answer)]
+    command += ["--python", python] if python else []
+    asked = subprocess.run([*command, script.name], cwd=script.parent, stdout=subprocess.DEVNULL)
+    if not answer.is_file():
+        raise RunError(f"{script.name}: preflight ended with status {asked.returncode} and no answer, see above")
+    return [answer]
 
 
 def split(paths: list[pathlib.Path]) -> list[tuple[str, list[pathlib.Path]]]:

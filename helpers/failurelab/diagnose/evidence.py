@@ -84,6 +84,8 @@ def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] |
         with contextlib.suppress(ValueError, OSError):
             evidence.figures |= _weights(json.loads(file.read_text(encoding="utf-8")))
             evidence.read.append(f"{file.name}: what two checkpoints showed")
+    for file in kinds.get("preflight", []):
+        _preflight(file, evidence)
     _checkpoints(kinds.get("weights", []), evidence)
     if not evidence.read:
         why = "; ".join(evidence.not_read) or "it holds nothing that a run leaves"
@@ -141,6 +143,7 @@ def _derived(known: dict[str, Value]) -> None:
     known["clipped_or_unknown"] = 1.0 if at_limit else cut if cut is not None else 0.0
     known["script_read"] = "script_trainer" in known
     known["versions_read"] = "affected_F1" in known
+    known.setdefault("preflight_read", False)
     known["reward_flat_or_unknown"] = known.get("reward_course", "flat") != "rises"
     start, end, worst = (known.get(name) for name in ("gap_start", "gap_end", "gap_max"))
     if start and end:
@@ -207,6 +210,8 @@ def _kind(file: pathlib.Path, evidence: Evidence) -> str:
             return "history"
         if any(f'"{probe}"' in text for probe in _PROBES):
             return "probes"
+        if '"findings"' in text and ('"held"' in text or '"not_checked"' in text or '"repair"' in text):
+            return "preflight"
         return "versions" if re.search(r'"trl"\s*:|"transformers"\s*:', text) and "config" not in name else ""
     if suffix == ".csv":
         return "rows" if "completion" in text.splitlines()[0] else ""
@@ -327,6 +332,26 @@ def _script(file: pathlib.Path, evidence: Evidence) -> None:
     evidence.read.append(
         f"{file.name}: read, not run" + (f" ({found['script_trainer']})" * bool(found["script_trainer"]))
     )
+
+
+def _preflight(file: pathlib.Path, evidence: Evidence) -> None:
+    """Take what `failurelab preflight --json` said of the script."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        found = {answer["failure"]: answer["evidence"] for answer in told["findings"]}
+        held = {answer["failure"]: answer["evidence"] for answer in told["held"]}
+    except (ValueError, KeyError, TypeError, OSError):
+        evidence.not_read.append(f"{file.name} is no whole answer of failurelab preflight --json")
+        return
+    if not (found or held or told.get("not_checked")):
+        evidence.not_read.append(f"{file.name}: preflight could not judge the script")
+        return
+    for failure, said in found.items():
+        evidence.figures[f"preflight_found_{failure}"] = str(said)
+    for failure, said in held.items():
+        evidence.figures[f"preflight_held_{failure}"] = str(said)
+    evidence.figures["preflight_read"] = True
+    evidence.read.append(f"{file.name}: what preflight saw ({', '.join(found) or 'nothing'} found, {len(held)} held)")
 
 
 def _checkpoints(files: list[pathlib.Path], evidence: Evidence) -> None:

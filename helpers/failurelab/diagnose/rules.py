@@ -15,6 +15,9 @@ from failurelab.failures.toml_table import Table
 
 FOLDER = pathlib.Path(failures.__file__).parent / "rules"
 CONVICTS = 5  # a cause is named, and no longer only possible, from this weight on
+_OWN_WORDS = ("F10", "F14")  # whose files say what it means that preflight found nothing
+_MEMORY_ALONE = ("F3a",)  # costs memory, and harms no training: possible, and never named for a bad curve
+FOUND, HELD = 10, 4  # what preflight saw of the script weighs so much, for a cause and against it
 Value = float | int | bool | str | None
 
 
@@ -102,8 +105,8 @@ def load() -> tuple[list[Rule], list[Observation]]:
             cause,
             raw.text("title", failure.title if failure else None),
             raw.text("probe"),
-            tuple(_observation(table) for table in raw.tables("for")),
-            tuple(_observation(table) for table in raw.tables("against")),
+            (*(_observation(table) for table in raw.tables("for")), *_preflight(cause, "found", FOUND)),
+            (*(_observation(table) for table in raw.tables("against")), *_preflight(cause, "held", HELD)),
             raw.text("repair", failure.fix if failure else ""),
         )
         raw.done()
@@ -126,6 +129,20 @@ def _observation(raw: Table) -> Observation:
     )
     raw.done()
     return observation
+
+
+def _preflight(cause: str, kind: str, weight: int) -> list[Observation]:
+    """Return what `failurelab preflight` says of a failure: it has run the script, where a rule can only read it."""
+    if not cause.startswith("F") or (kind == "held" and cause in _OWN_WORDS):
+        return []
+    figure = f"preflight_{kind}_{cause}"
+    weight = 1 if cause in _MEMORY_ALONE else weight
+    begin = "first_step" if kind == "found" else ""
+    return [
+        Observation(
+            weight, predicates.parse_all([f"{figure} ~ '.'"]), f"preflight: {{{figure}}}", f"{kind} by preflight", begin
+        )
+    ]
 
 
 def judge(figures: dict[str, Value]) -> tuple[list[Cause], list[tuple[int, str]]]:

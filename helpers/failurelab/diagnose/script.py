@@ -330,6 +330,8 @@ class _Script:
             return self._kind(node.left) or self._kind(node.right)
         if isinstance(node, ast.List) and node.elts and isinstance(node.elts[0], ast.Dict):
             return False
+        if isinstance(node, ast.Subscript) and self.constant(node.slice) == "content":
+            return True
         if isinstance(node, ast.Call) and _name(node.func).endswith((".format", ".join", ".strip")):
             return True
         return None

@@ -10,8 +10,8 @@ from failurelab import failures
 
 # Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
 ORDER = (
-    "batch", "F2", "F5", "F6", "F4", "memory", "F8", "F3b", "F1", "F7", "F14", "F12", "F13", "F10", "F9", "F11", "F19",
-    "F15", "F20", "F3a",
+    "batch", "F2", "F5", "F6", "F4", "memory", "F8", "F3b", "F1", "F7", "F14", "F12", "F13", "F10", "F9", "F16", "F11",
+    "F19", "F15", "F20", "F3a",
 )  # fmt: skip
 TITLES = {
     "batch": "Batch sizes that trl refuses",
@@ -23,6 +23,7 @@ TITLES = {
     "F13": "The end is not seen",
     "F14": "A reward that does not see what it needs",
     "F15": "Scores at another temperature than the tokens were drawn at",
+    "F16": "An engine with other weights",
     "F19": "The reference is not what it should be",
     "F20": "A loss scaled by the way batches are cut",
 }

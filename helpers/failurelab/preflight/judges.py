@@ -1,6 +1,7 @@
 """The judges that need no training run, in two tuples: before the script trains, and after its few steps."""
 
 from failurelab.preflight.batch import judge_batch
+from failurelab.preflight.engine import judge_engine
 from failurelab.preflight.findings import Judge
 from failurelab.preflight.lengths import judge_lengths
 from failurelab.preflight.memory import judge_memory
@@ -20,4 +21,4 @@ BEFORE: tuple[Judge, ...] = (
     judge_updates,
     judge_memory,
 )
-AFTER: tuple[Judge, ...] = (judge_lengths,)
+AFTER: tuple[Judge, ...] = (judge_lengths, judge_engine)

@@ -55,7 +55,9 @@ def _prompts(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]:
 
 
 def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]:
-    limit = seen.asked.get("max_completion_length") or seen.asked.get("max_new_tokens")
+    own = (seen.asked.get("generation_kwargs") or {}).get("max_new_tokens")  # which trl hands on after its own
+    name = "max_new_tokens of generation_kwargs" if own else "max_completion_length"
+    limit = own or seen.asked.get("max_completion_length") or seen.asked.get("max_new_tokens")
     if not limit:
         return
     column = reference_column(rows)
@@ -64,14 +66,14 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]
         lengths = [len(ids) for ids in tokenizer_of(seen.trainer)(texts, add_special_tokens=False)["input_ids"]]
         longer = sum(length > limit for length in lengths)
         evidence = (
-            f"{longer} of {len(texts)} reference answers (column {column}) are longer than max_completion_length "
-            f"{limit} (median {median(lengths):g} tokens, longest {max(lengths)})"
+            f"{longer} of {len(texts)} reference answers (column {column}) are longer than {name} {limit} "
+            f"(median {median(lengths):g} tokens, longest {max(lengths)})"
         )
         if longer > ANSWERS * len(texts):
             yield Finding(
                 "F11",
                 f"{evidence}: a completion that long is cut before its end",
-                f"Set max_completion_length to what the answers need: {max(lengths)} for the longest.",
+                f"Set {name} to what the answers need: {max(lengths)} for the longest.",
             )
             return
         if longer:

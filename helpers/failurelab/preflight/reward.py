@@ -46,6 +46,7 @@ _FORMS = (
     "<reasoning>\nLet me think.\n</reasoning>\n<answer>\n{}\n</answer>\n",
     '```json\n{{"answer": "{}"}}\n```',
 )
+_COLD = 0.05  # a temperature under which the likeliest token is drawn nearly always
 _OTHERS = ("", "I do not know.", "The cat sat on the mat. " * 8)
 # An error of these types is the function's own; another may come from a service or a package that is not there.
 _OWN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, NameError, AssertionError, RuntimeError)
@@ -78,8 +79,26 @@ def judge_rewards(seen: Seen) -> Iterator[Answer]:
     own = [function for function in functions if callable(function) and not isinstance(function, torch.nn.Module)]
     if len(own) < len(functions):
         yield NotChecked("F10", f"{len(functions) - len(own)} reward model(s) are not asked")
+    alike = _alike(seen)
+    if alike:
+        yield Finding(
+            "F10",
+            f"{alike}: the completions of a prompt are all the same, and so are their rewards",
+            "Sample: temperature=1.0, and neither top_k=1 nor do_sample=False.",
+        )
     if own:
         yield from _Examination(seen, rows, functions, own).answers()
+
+
+def _alike(seen: Seen) -> str:
+    """Return what in the arguments makes all completions of a prompt the same; empty if nothing does."""
+    asked = {**seen.asked, **(seen.asked.get("generation_kwargs") or {})}
+    temperature, top_p = asked.get("temperature"), asked.get("top_p")
+    if isinstance(temperature, (int, float)) and temperature <= _COLD:
+        return f"temperature is {temperature:g}"
+    if isinstance(top_p, (int, float)) and top_p <= _COLD:
+        return f"top_p is {top_p:g}"
+    return "top_k is 1" if asked.get("top_k") == 1 else "do_sample is False" if asked.get("do_sample") is False else ""
 
 
 class _Examination:
@@ -154,6 +173,15 @@ class _Examination:
             return Held("F14", "every function gives one finite number for each completion; no reference to compare")
         if len(self.own) < len(self.functions):
             return NotChecked("F14", "a reward model adds to the sum, so the sign against the reference is unknown")
+        weights = dict(zip(map(id, self.functions), _weights(self.trainer, len(self.functions))))
+        asking = [function for function in self.own if self.column in self.asked[id(function)]]
+        if not any(weights[id(function)] for function in asking):
+            return Finding(
+                "F14",
+                f"{', '.join(map(_name, asking))} alone asks for the reference (column {self.column}), and its "
+                "entry in reward_weights is 0: being right is not rewarded",
+                "Give it a weight above 0; reward_weights are in the order of reward_funcs.",
+            )
         given = {(probe.row, probe.kind, probe.form): total for probe, total in zip(self.probes, totals)}
         pairs = [
             (row, given[row, "right", form], given[row, "wrong", form])
@@ -338,6 +366,13 @@ class _Examination:
                 f"{given}, which are lists of messages here; the same texts as plain strings get different rewards",
                 'Read the text of a completion as completion[0]["content"].',
             )
+        if self._whole_batch(function):
+            return Finding(
+                "F10",
+                f"{given}, and another number for another batch: it gives one number for a whole batch, so every "
+                "advantage is 0",
+                "Return each completion's own reward.",
+            )
         there = self._arguments([], self.columns)
         for name in self.asked[id(function)]:
             value = None if name in there else self._told_apart(function, name)
@@ -349,6 +384,12 @@ class _Examination:
                     self._columns_repair(name),
                 )
         return self._other_reference(function, given)
+
+    def _whole_batch(self, function: Callable[..., Any]) -> bool:
+        """Ask batches of right, wrong and other completions each: is there one number in each, and not the same?"""
+        batches = [[probe for probe in self.probes if probe.kind == kind] for kind in ("right", "wrong", "other")]
+        given = [self._quietly(function, self._arguments(batch, self.columns)) for batch in batches if len(batch) > 1]
+        return all(len(set(rewards)) == 1 for rewards in given) and len({rewards[0] for rewards in given}) > 1
 
     def _by_place(self, function: Callable[..., Any], rewards: Sequence[float | None]) -> Finding | None:
         """Ask again in the reverse order: a list of the script's own is in the dataset's order, a batch is not."""
@@ -514,7 +555,8 @@ def _own_list(function: Callable[..., Any], rows: Sequence[Mapping[str, Any]]) -
     except TypeError:
         return None, ""
     for name, value in {**outside.globals, **outside.nonlocals}.items():
-        if isinstance(value, (list, tuple)) and len(value) >= len(rows) > 1:
+        listed = isinstance(value, Sequence) and not isinstance(value, str)  # a column of datasets is no list
+        if listed and len(value) >= len(rows) > 1:
             for column in rows[0]:
                 if column != "prompt" and all(row[column] in value for row in rows):
                     return name, column

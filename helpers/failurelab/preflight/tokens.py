@@ -53,7 +53,7 @@ def judge_template(seen: Seen) -> Iterator[Answer]:
         return
     plain = sum(mark not in prompt for prompt in prompts if isinstance(prompt, str))
     if not plain:
-        yield Held("F12", f"every prompt holds the chat template's mark {mark!r} already")
+        yield _turn_opened(tokenizer, prompts, mark)
         return
     name = seen.loads[0].name if seen.loads else ""
     evidence = f"{plain} of {len(prompts)} prompts are plain text without the mark {mark!r} of the tokenizer's template"
@@ -64,6 +64,24 @@ def judge_template(seen: Seen) -> Iterator[Answer]:
         yield Finding("F12", f"{evidence}; they ask or tell, and {name} is a chat model by its name", repair)
     else:
         yield NotChecked("F12", f"{evidence}; whether the model needs it, only the real model tells (--real-model)")
+
+
+def _turn_opened(tokenizer: Any, prompts: Sequence[str], mark: str) -> Answer:
+    """Tell prompts that the script templated itself, without the beginning of the assistant's turn."""
+    with_turn, without = (
+        tokenizer.apply_chat_template(_TURN[:1], tokenize=False, add_generation_prompt=turn) for turn in (True, False)
+    )
+    opening, closed = with_turn.removeprefix(without).strip(), without.rpartition(_TURN[0]["content"])[2].strip()
+    shut = sum(prompt.rstrip().endswith(closed) for prompt in prompts) if opening and closed else 0
+    evidence = f"every prompt holds the chat template's mark {mark!r} already"
+    if shut < len(prompts) or opening in ("", closed):
+        return Held("F12", evidence)
+    return Finding(
+        "F12",
+        f"{evidence}, and ends with {closed!r}: without {opening!r} the assistant's turn does not begin, and the model "
+        "has to write that itself",
+        "Hand messages to trl, or give apply_chat_template add_generation_prompt=True.",
+    )
 
 
 def _is_chat(name: str) -> bool:
@@ -159,6 +177,14 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
     known = {tokenizer.eos_token_id, *_ids(getattr(trainer, "eos_token_ids", None))}
     config = _ids(getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None))
     ends = f"the trainer ends a completion at {_names(tokenizer, known)}"
+    own = _ids((seen.asked.get("generation_kwargs") or {}).get("eos_token_id"))
+    if own and not own & known:
+        return Finding(
+            "F13",
+            f"generation stops at {_names(tokenizer, own)} (generation_kwargs), and {ends}: whatever stops is not seen "
+            "to have ended, and what ends is gone on with",
+            "Leave eos_token_id out of generation_kwargs, or give the tokenizer that token as eos_token.",
+        )
     rows = sample(seen, 1)
     turn = _turn_end(tokenizer)
     template = rows and (is_conversation(rows[0].get("prompt")) or (turn and _mark(tokenizer) in str(rows[0])))

@@ -6,6 +6,7 @@ the share of elements that a step changes is computed on them; else on numbers s
 initializer_range says, and the evidence says so.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -39,6 +40,9 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
             return
         yield NotChecked("F9", f"the adapter is trained in {', '.join(map(str, low))}; its values begin at zero")
         return
+    cast = next((p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4), None)
+    if load.dtype not in _LOW and cast is not None:
+        load = dataclasses.replace(load, dtype=str(cast).removeprefix("torch."))
     if load.dtype not in _LOW:
         yield Held("F9", f"{load.name} is loaded in {load.dtype}: a step of {rate:g} is not lost")
         return
