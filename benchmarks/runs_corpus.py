@@ -274,6 +274,16 @@ def plain(value):
     return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
+def short(answer: dict) -> dict:
+    """Return preflight's answer in few characters: no repairs, no versions, and texts cut."""
+    kept = {kind: [] for kind in ("findings", "held", "not_checked")}
+    for kind, limit in (("findings", 300), ("held", 60), ("not_checked", 60)):
+        for part in answer[kind]:
+            text = "why" if "why" in part else "evidence"
+            kept[kind].append({"failure": part["failure"], text: part[text][:limit]})
+    return kept
+
+
 def ask_preflight(half: str, only: str, again: bool) -> None:
     """Write `preflight.json` beside each run of a half: what preflight says of its script, in its stack.
 
@@ -293,7 +303,7 @@ def ask_preflight(half: str, only: str, again: bool) -> None:
             shutil.copy(folders[0] / "train.py", place)
             command = [sys.executable, "-m", "failurelab.preflight", "--python", python_of(runs[0]["stack"])]
             asked = subprocess.run([*command, "--json", "answer.json", "train.py"], cwd=place, capture_output=True)
-            answer = json.loads((place / "answer.json").read_text())
+            answer = short(json.loads((place / "answer.json").read_text()))
         for folder in folders:
             (folder / "preflight.json").write_text(json.dumps(answer, separators=(",", ":")) + "\n")
         found = ", ".join(finding["failure"] for finding in answer["findings"]) or "nothing"

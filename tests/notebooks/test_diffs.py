@@ -66,6 +66,7 @@ def test_every_notebook_of_a_failure_has_its_diff_tried():
     assert [name for name in course.known() if not name.startswith("00")] == NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_diff_heals_the_script(name, tmp_path):
     """The script of the notebook is broken for the stated reason; with the diff alone it is healed."""

@@ -81,6 +81,7 @@ def test_generation_is_right_at_every_stage_and_time(answers, stage, time):
     assert (found["partitioned"] > 0) == (found["hooks_before"] > 0) == (stage == "3" and running)
 
 
+@pytest.mark.slow
 @needs_zero
 def test_a_model_that_is_partitioned_as_it_is_loaded(answers):
     """By its path TRL loads the model under zero.Init: shapes of (0,) and no engine yet, before train()."""
@@ -92,6 +93,7 @@ def test_a_model_that_is_partitioned_as_it_is_loaded(answers):
     assert found["after"]["engine"] == "DeepSpeedEngine"
 
 
+@pytest.mark.slow
 @needs_zero
 def test_an_adapter(answers):
     """PEFT's wrapper: all is gathered, the adapter's parameters too; together with safe_generation as well."""
@@ -101,6 +103,7 @@ def test_an_adapter(answers):
     assert not found["error"] or trl() < (0, 15)  # training an adapter at stage 3 fails there by itself
 
 
+@pytest.mark.slow
 @needs_zero
 def test_the_bare_model_handed_over(answers):
     """The failure: an AttributeError in trl 0.14; from 0.15 no error, and the hooks stay on."""
@@ -113,6 +116,7 @@ def test_the_bare_model_handed_over(answers):
     assert found["generate"]["hooks"] > 100 and not found["generate"]["error"]
 
 
+@pytest.mark.slow
 @needs_zero
 def test_the_guard_names_the_object_at_the_hand_over(answers):
     """Where TRL fails later or says nothing; a right hand-over passes, and so does a run without DeepSpeed."""
@@ -130,6 +134,7 @@ def test_the_guard_names_the_object_at_the_hand_over(answers):
         assert found["engine, guarded"] == found["engine"]
 
 
+@pytest.mark.slow
 @needs_zero
 def test_a_repaired_trainer_generates_without_hooks(answers):
     """TRL 0.15 generates with the hooks on; repaired it draws the same completions without, until the handle goes."""
@@ -142,6 +147,7 @@ def test_a_repaired_trainer_generates_without_hooks(answers):
     assert after["rewards"] == before["rewards"] and after["after"] == before["after"] > 100
 
 
+@pytest.mark.slow
 @needs_zero
 def test_evaluation_before_training(answers):
     """Alive today: evaluate() makes an engine without an optimizer, and train() trains it. Released, it trains."""
@@ -155,6 +161,7 @@ def test_evaluation_before_training(answers):
         assert each["ask"]["engine"] == "DeepSpeedEngine" and each["ask"]["hooks_before"] > 100
 
 
+@pytest.mark.slow
 @needs_zero
 def test_the_same_training_with_and_without_deepspeed(answers):
     """Six steps on fixed completions: gathered parameters agree to a twentieth of the largest change."""
@@ -164,6 +171,7 @@ def test_the_same_training_with_and_without_deepspeed(answers):
     assert max(found["apart"].values()) < 3e-5
 
 
+@pytest.mark.slow
 @needs_zero
 def test_who_is_who(answers):
     """The trainer's model has no optimizer, the engine has; nothing of it is left in the process's environment."""
@@ -383,6 +391,7 @@ print("LEFT", sorted(name for name in before | now if before.get(name) != now.ge
 """
 
 
+@pytest.mark.slow
 @needs_zero
 def test_nothing_is_left_behind():
     """The port is free, no lock lies there, and no process of the engine lives on."""
