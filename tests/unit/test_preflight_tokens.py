@@ -94,7 +94,7 @@ def test_without_a_template_there_is_nothing_to_apply(model, tokenizer):
 
 def test_a_sequence_begun_twice(model, with_bos):
     """Text that holds the beginning already is begun again by a trl that adds special tokens, and by no other."""
-    texts = [f"<|im_start|>user\n{text}<|im_end|>\n" for text in TEXTS]
+    texts = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in TEXTS]
     answers = list(judge_template(seen(model, with_bos, texts)))
     adds = prompt_ids(seen(model, with_bos, TEXTS).trainer, TEXTS)[0][0] == with_bos.bos_token_id
     assert any(isinstance(answer, Finding) for answer in answers) is adds

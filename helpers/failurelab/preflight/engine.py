@@ -70,7 +70,7 @@ def _judge(after: list[torch.Tensor], before: list[torch.Tensor], drawn: list[li
     if not drawn:
         return NotChecked("F16", "rollout_func answered without a completion")
     new, old = torch.cat(after), torch.cat(before)  # [all tokens, vocabulary]
-    ids = torch.tensor([int(token) for done in drawn for token in done])
+    ids = torch.tensor([int(token) for done in drawn for token in done], device="cpu")
     ratio = new - old  # in nats: how much likelier a token is with the new weights
     own = float((new.exp() * ratio).sum(-1).mean())  # of tokens that are drawn with the new weights, in the mean
     stale = float((old.exp() * ratio).sum(-1).mean())  # and of those drawn with the old ones: below 0
@@ -107,7 +107,7 @@ class _Weights:
         draws = torch.Generator().manual_seed(0)
         self._others = {}
         for name, weight in self._named.items():
-            noise = torch.randn(weight.shape, generator=draws).to(weight.device)
+            noise = torch.randn(weight.shape, generator=draws, device="cpu").to(weight.device)
             if weight.ndim < 2:
                 self._others[name] = weight.detach().clone()
             elif weight is head or "lora_" in name:
