@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How often `failurelab diagnose` is right on runs whose cause is known, by what it is handed.
 
-    python benchmarks/diagnose_grading.py [first|fresh|third] [--baselines] [--rules COMMIT] [--corpus FOLDER]
+    python benchmarks/diagnose_grading.py [first|fresh|third|labs] [--baselines] [--rules COMMIT] [--corpus FOLDER]
 
 The runs stand in `benchmarks/runs`. Each is judged at four levels: its scalars alone; its log besides; with the script
 and the versions; and all that it left, which includes what two checkpoints showed. A half that no rule was written on
@@ -155,7 +155,7 @@ def baselines(folders: list[pathlib.Path]) -> dict[str, dict[str, list[str]]]:
 def main() -> None:
     """Judge a half at each level, print what came of it, and record it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("half", nargs="?", default="first", choices=["first", "fresh", "third"])
+    parser.add_argument("half", nargs="?", default="first", choices=["first", "fresh", "third", "labs"])
     parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--baselines", action="store_true")
     parser.add_argument("--rules", default="", help="the commit of the rules, for the ledger")

@@ -284,22 +284,31 @@ def short(answer: dict) -> dict:
     return kept
 
 
-def ask_preflight(half: str, only: str, again: bool) -> None:
+def ask_preflight(
+    half: str, chosen: list[str] | None, again: bool, corpus: pathlib.Path = RUNS, models: pathlib.Path | None = None
+) -> None:
     """Write `preflight.json` beside each run of a half: what preflight says of its script, in its stack.
 
     The seeds of a variant have one script: it is asked once, and each gets the answer.
+
+    Args:
+        half: of the corpus.
+        chosen: names of variants; None for all.
+        again: ask also where an answer is there.
+        corpus: the folder of the halves.
+        models: the folder that a script finds as `models`.
     """
     variants: dict[str, list[dict]] = {}
-    for run in sorted(tomllib.loads((RUNS / f"{half}.toml").read_text())["run"], key=lambda run: not run["expected"]):
-        if re.search(only, run["variant"]):
+    for run in sorted(tomllib.loads((corpus / f"{half}.toml").read_text())["run"], key=lambda run: not run["expected"]):
+        if chosen is None or run["variant"] in chosen:
             variants.setdefault(run["variant"], []).append(run)
     for variant, runs in variants.items():
-        folders = [RUNS / half / run["name"] for run in runs]
+        folders = [corpus / half / run["name"] for run in runs]
         if all((folder / "preflight.json").exists() for folder in folders) and not again:
             continue
         with tempfile.TemporaryDirectory() as name:
             place = pathlib.Path(name)
-            (place / "models").symlink_to(CACHE / "models")
+            (place / "models").symlink_to(models or CACHE / "models")
             shutil.copy(folders[0] / "train.py", place)
             command = [sys.executable, "-m", "failurelab.preflight", "--python", python_of(runs[0]["stack"])]
             asked = subprocess.run([*command, "--json", "answer.json", "train.py"], cwd=place, capture_output=True)
@@ -326,7 +335,8 @@ def main() -> None:
     parser.add_argument("--preflight", action="store_true", help="ask preflight about each listed run's script")
     options = parser.parse_args()
     if options.preflight:
-        ask_preflight(options.half, options.only, options.again)
+        names = [variant["name"] for variant in read_variants(options.half) if re.search(options.only, variant["name"])]
+        ask_preflight(options.half, names, options.again)
         return
     variants = read_variants(options.half)
     if not options.write:
