@@ -16,21 +16,27 @@ _FAULTY = (
 
 
 def diagnose(records: list[Record]) -> str:
-    """What diagnose said of faulty and of healthy runs, by half and by what it was handed, with 95 % intervals."""
+    """What diagnose said of faulty and of healthy runs, by half and by what it was handed, with 95 % intervals.
+
+    Args:
+        records: of the ledger; `rules` is the commit of the rules that judged.
+    """
     runs = _runs(records)
     if runs.empty:
         return NOT_RECORDED
     lines = []
-    for (half, level), group in runs.groupby(["half", "level"], sort=False):
+    runs = runs.assign(rules=runs["rules"].fillna("").replace("", "not frozen"))
+    for (half, rules, level), group in runs.groupby(["half", "rules", "level"], sort=False):
         faulty, healthy = group[group["expected"] != "none"], group[group["expected"] == "none"]
         cells = {head: _share(faulty, key) for head, key in _FAULTY}
         cells |= {
             "false alarms": _share(healthy, "is_false_alarm"),
             "healthy, abstained": _share(healthy, "is_abstained"),
         }
-        lines.append((f"{half}, {level}", cells))
+        lines.append(((half, rules, level), cells))
     heads = [head for head, _ in _FAULTY] + ["false alarms", "healthy, abstained"]
-    return table(["half, handed in"], lines, *((head, lambda cells, head=head: cells[head]) for head in heads))
+    labels = ["half", "rules", "handed in"]
+    return table(labels, lines, *((head, lambda cells, head=head: cells[head]) for head in heads))
 
 
 def diagnose_confusion(records: list[Record]) -> str:
