@@ -132,6 +132,27 @@ def test_an_end_that_no_config_knows(name, model, tokenizer):
 
 
 @pytest.mark.parametrize(("end", "kind"), [("<|endoftext|>", Finding), ("<|im_end|>", Held)])
+def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
+    """Prompts without a template end somewhere too: where the model's generation config says."""
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = end
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    given = seen(model, other, TEXTS)
+    given.trainer.eos_token_ids = None  # as in releases that look for the tokenizer's alone
+    answer = only(judge_ends(given), "F13")
+    assert type(answer) is kind and (kind is Held or "generation config says '<|im_end|>'" in answer.evidence)
+
+
+@pytest.mark.parametrize(("masked", "kind"), [(True, Finding), (False, NotChecked)])
+def test_an_answer_of_the_limit_s_length_has_no_end(masked, kind, model, tokenizer):
+    """Such a completion counts as cut, which matters where those are masked."""
+    limits = {"max_completion_length": 2, "mask_truncated_completions": masked}
+    given = seen(model, tokenizer, TEXTS, limits=limits, columns={"answer": ["42"] * 4})
+    length = len(tokenizer("42", add_special_tokens=False)["input_ids"])
+    assert length == 2 and type(only(judge_lengths(given), "F11")) is kind
+
+
+@pytest.mark.parametrize(("end", "kind"), [("<|endoftext|>", Finding), ("<|im_end|>", Held)])
 def test_an_end_for_generation_alone(end, kind, model, tokenizer):
     """What generation_kwargs stop at, the trainer must see as an end."""
     ends = {"generation_kwargs": {"eos_token_id": tokenizer.convert_tokens_to_ids(end)}}

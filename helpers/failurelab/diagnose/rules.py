@@ -17,7 +17,7 @@ FOLDER = pathlib.Path(failures.__file__).parent / "rules"
 CONVICTS = 5  # a cause is named, and no longer only possible, from this weight on
 _OWN_WORDS = ("F10", "F14")  # whose files say what it means that preflight found nothing
 _MEMORY_ALONE = ("F3a",)  # costs memory, and harms no training: possible, and never named for a bad curve
-FOUND, HELD = 10, 4  # what preflight saw of the script weighs so much, for a cause and against it
+FOUND, HELD = 10, 9  # what preflight saw of the script weighs so much, for a cause and against it
 Value = float | int | bool | str | None
 
 

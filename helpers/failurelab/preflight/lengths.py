@@ -64,7 +64,9 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]
     texts = [_text(row[column]) for row in rows if row.get(column) is not None] if column else []
     if texts:
         lengths = [len(ids) for ids in tokenizer_of(seen.trainer)(texts, add_special_tokens=False)["input_ids"]]
-        longer = sum(length > limit for length in lengths)
+        # The end is a token too: where completions without one are masked, an answer must be shorter than the limit.
+        room = 1 if seen.asked.get("mask_truncated_completions") else 0
+        longer = sum(length + room > limit for length in lengths)
         evidence = (
             f"{longer} of {len(texts)} reference answers (column {column}) are longer than {name} {limit} "
             f"(median {median(lengths):g} tokens, longest {max(lengths)})"

@@ -185,6 +185,13 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
             "to have ended, and what ends is gone on with",
             "Leave eos_token_id out of generation_kwargs, or give the tokenizer that token as eos_token.",
         )
+    if config and not config & known:
+        return Finding(
+            "F13",
+            f"{ends}, and the model's generation config says {_names(tokenizer, config)}: what the model ends with is "
+            "not seen, and what follows counts as the completion",
+            f"Set tokenizer.eos_token = {tokenizer.convert_ids_to_tokens(min(config))!r} before the trainer is made.",
+        )
     rows = sample(seen, 1)
     turn = _turn_end(tokenizer)
     template = rows and (is_conversation(rows[0].get("prompt")) or (turn and _mark(tokenizer) in str(rows[0])))
