@@ -12,9 +12,9 @@ grpo_kwargs = dict(
     max_steps=60,
     learning_rate=4e-4,
     lr_scheduler_type="constant",
-    per_device_train_batch_size=60,
+    per_device_train_batch_size=80,
     gradient_accumulation_steps=1,
-    num_generations=6,
+    num_generations=8,
     max_completion_length=5,
     temperature=1.0,
     beta=0.0,
@@ -32,7 +32,7 @@ class Experiment:
     def __init__(self):
         set_seed(grpo_kwargs["seed"])
         self.tokenizer = AutoTokenizer.from_pretrained(BASE, padding_side="left")
-        self.rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(20) for b in range(20)]
+        self.rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(14) for b in range(14)]
 
     def batch(self, rows):
         texts = [row["prompt"] + row["answer"] + "<|im_end|>" for row in rows]

@@ -11,10 +11,10 @@ def get_args():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model_name", type=str, default="models/tiny-qwen2-reverse")
     parser.add_argument("--output_dir", type=str, default="checkpoints/reverse")
-    parser.add_argument("--learning_rate", type=float, default=3e-4)
-    parser.add_argument("--max_steps", type=int, default=50)
-    parser.add_argument("--per_device_train_batch_size", type=int, default=48)
-    parser.add_argument("--num_generations", type=int, default=6)
+    parser.add_argument("--learning_rate", type=float, default=5e-4)
+    parser.add_argument("--max_steps", type=int, default=45)
+    parser.add_argument("--per_device_train_batch_size", type=int, default=64)
+    parser.add_argument("--num_generations", type=int, default=8)
     parser.add_argument("--max_completion_length", type=int, default=6)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--beta", type=float, default=0.0)
@@ -23,15 +23,15 @@ def get_args():
 
 
 def get_dataset():
-    words = ["".join(letters) for letters in product("abcdefgh", repeat=3)]
+    words = ["".join(letters) for letters in product("abcdefgh", repeat=3)][::4]
     return Dataset.from_dict({"prompt": [f"{word}>" for word in words], "target": [word[::-1] for word in words]})
 
 
 def letters_right(guess, target):
-    """Share of the letters in their place; a text of another length gets nothing."""
+    """1 for the word, less for a part of its letters; a text of another length gets nothing."""
     if len(guess) != len(target):
         return 0.0
-    return sum(one == other for one, other in zip(guess, target)) / len(target)
+    return (sum(one == other for one, other in zip(guess, target)) / len(target)) ** 4
 
 
 def letter_reward(prompts, completions, target, **kwargs):
