@@ -14,8 +14,8 @@ def get_args():
     parser = argparse.ArgumentParser()
     parser.add_argument("--model_name", type=str, default="models/tiny-qwen2-reverse")
     parser.add_argument("--output_dir", type=str, default="checkpoints/reverse")
-    parser.add_argument("--learning_rate", type=float, default=6e-4)
-    parser.add_argument("--max_steps", type=int, default=60)
+    parser.add_argument("--learning_rate", type=float, default=5e-4)
+    parser.add_argument("--max_steps", type=int, default=45)
     parser.add_argument("--per_device_train_batch_size", type=int, default=64)
     parser.add_argument("--num_generations", type=int, default=8)
     parser.add_argument("--max_completion_length", type=int, default=6)
@@ -26,7 +26,7 @@ def get_args():
 
 
 def get_dataset():
-    words = ["".join(letters) for letters in product("abcdefgh", repeat=3)]
+    words = ["".join(letters) for letters in product("abcdefgh", repeat=3)][::4]
     return Dataset.from_dict({"prompt": [f"{word}>" for word in words], "target": [word[::-1] for word in words]})
 
 

@@ -6,11 +6,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 BASE = "models/tiny-qwen2-base"
-SFT_STEPS, SFT_LR = 130, 1e-3
+SFT_STEPS, SFT_LR = 40, 1e-3
 grpo_kwargs = dict(
     output_dir="exp/stage2",
     max_steps=60,
-    learning_rate=4e-4,
+    learning_rate=6e-4,
     lr_scheduler_type="constant",
     per_device_train_batch_size=80,
     gradient_accumulation_steps=1,
