@@ -69,7 +69,7 @@ def main():
         train_dataset=dataset,
         processing_class=tokenizer,
     )
-    trainer.generation_config.temperature = 1.7
+    trainer.generation_config.temperature = 2.2
     trainer.train()
     trainer.save_state()
 
