@@ -8,7 +8,7 @@ import tomllib
 from tests.cli.benchmark_scripts import FOLDER, load
 
 CORPUS = load("runs_corpus")
-HALVES = ("first", "fresh")
+HALVES = ("first", "fresh", "third")
 LISTED = {half: tomllib.loads((FOLDER / "runs" / f"{half}.toml").read_text()) for half in HALVES}
 RUNS = [{"half": half, **run} for half in HALVES for run in LISTED[half]["run"]]
 VARIANTS = {half: {each["name"]: each for each in CORPUS.read_variants(half)} for half in HALVES}
@@ -52,9 +52,9 @@ def test_a_run_has_its_files(run):
     assert not [name for name, text in files.items() if MACHINE.search(text)]
 
 
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", HALVES[:2])
 def test_enough_healthy_runs(half):
-    """A third of the runs are healthy, thirty at least, and most of these look odd."""
+    """A third of the runs are healthy, thirty at least, and most of these look odd; the third part is smaller."""
     healthy = [run for run in LISTED[half]["run"] if not run["expected"]]
     assert len(healthy) >= max(30, len(LISTED[half]["run"]) / 3)
     assert sum(run["odd"] for run in healthy) >= 20
@@ -63,7 +63,8 @@ def test_enough_healthy_runs(half):
 def test_two_variants_of_each_cause():
     """A cause in one variant alone would be learned by heart; and no variant stands in both halves."""
     assert {cause: len(variants_of(cause)) for cause in CAUSES if len(variants_of(cause)) < 2} == {}
-    assert not VARIANTS["first"].keys() & VARIANTS["fresh"].keys()
+    names = [name for half in HALVES for name in VARIANTS[half]]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("half", HALVES)
