@@ -4,6 +4,7 @@ import types
 
 import pytest
 import torch
+import transformers
 
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
@@ -188,7 +189,7 @@ def test_a_cast_after_the_load_counts():
     assert isinstance(answer, Finding) and "bfloat16" in answer.evidence
 
 
-def rollouts(engine, send, model=None, lag=1):
+def rollouts(engine, send, model=None, lag=1, **attributes):
     """Return what the judge says of a rollout function that draws with `engine`, once `send` got the model."""
     model = model or small.qwen2()
 
@@ -201,6 +202,7 @@ def rollouts(engine, send, model=None, lag=1):
 
     state, rows = types.SimpleNamespace(global_step=3), datasets.Dataset.from_dict({"prompt": ["1+1=", "2+2="] * 4})
     trainer = types.SimpleNamespace(model=model, rollout_func=rollout_func, state=state, reward_funcs=[small.alternate])
+    vars(trainer).update(attributes)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     answer = one(judge_engine(seen(trainer, dataset=rows)))
     assert all(torch.allclose(weight, before[name], atol=1e-5) for name, weight in model.named_parameters())
@@ -259,6 +261,21 @@ def test_an_engine_without_the_adapter():
     for send, kind in ((base_alone, Finding), (merged, Held)):
         model = small.lora(small.qwen2(initializer_range=0.5))
         assert type(rollouts(small.qwen2(seed=1), send, model)) is kind
+
+
+@pytest.mark.parametrize(("sends", "kind"), [(True, Held), (False, Finding)])
+def test_an_engine_that_a_callback_sends_to(sends, kind):
+    """At the end of each step, as many scripts do; one that only looks on sends nothing."""
+    engine, model = small.qwen2(seed=1), small.qwen2()
+
+    class Sender(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if sends:
+                send_all(engine, model)
+
+    handler = types.SimpleNamespace(callbacks=[Sender()], optimizer=None, lr_scheduler=None)
+    given = {"callback_handler": handler, "args": None, "control": None}
+    assert type(rollouts(engine, send_nothing, model, **given)) is kind
 
 
 def test_a_service_that_does_not_answer_is_not_checked():

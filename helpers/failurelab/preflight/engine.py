@@ -1,8 +1,9 @@
 """F16: a rollout function whose engine does not get the weights that are trained.
 
-The trained weights are replaced by others, under which hardly any token is likely; the script's own `rollout_func` is
-asked, and its tokens are scored under both. An engine that got the new weights draws tokens that these make likely, one
-that did not draws tokens which the old ones make likely. Then the weights are put back.
+The trained weights are replaced by others, under which hardly any token is likely; the script's callbacks are told of
+the step; its own `rollout_func` is asked, and its tokens are scored under both. An engine that got the new weights
+draws tokens that these make likely, one that did not draws tokens which the old ones make likely. Then the weights are
+put back.
 
 Upstream: TRL #4159, #2698, #5224.
 """
@@ -57,6 +58,7 @@ def judge_engine(seen: Seen) -> Iterator[Answer]:
 def _ask(function: Callable[..., Any], prompts: list[Any], trainer: Any, temperature: float) -> Answer:
     """Change the weights, ask for completions, and score them under the new weights and under the old ones."""
     with torch.random.fork_rng(), _other_weights(trainer.model) as weights:
+        _end_step(trainer)
         given = _call(function, prompts, trainer)
         rows = [(row, done) for row, done in zip(given["prompt_ids"], given["completion_ids"]) if len(done)]
         after = [_logps(trainer.model, row, done, temperature) for row, done in rows]
@@ -89,6 +91,19 @@ def _judge(after: list[torch.Tensor], before: list[torch.Tensor], drawn: list[li
         "Send the trained weights to the engine before every generation, under the names that it knows "
         "(load_state_dict with strict=True says if they are others), adapters merged into them.",
     )
+
+
+def _end_step(trainer: Any) -> None:
+    """Tell the script's own callbacks that a step has ended and the next begins: many send the weights there."""
+    handler = getattr(trainer, "callback_handler", None)
+    for callback in list(getattr(handler, "callbacks", ())):
+        if type(callback).__module__.partition(".")[0] in ("transformers", "trl", "failurelab"):
+            continue
+        for event in ("on_step_end", "on_step_begin"):
+            getattr(callback, event)(
+                trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=handler.optimizer,
+                lr_scheduler=handler.lr_scheduler, processing_class=getattr(trainer, "processing_class", None),
+            )  # fmt: skip
 
 
 def _call(function: Callable[..., Any], prompts: list[Any], trainer: Any) -> Any:
