@@ -7,31 +7,35 @@ PYTHON ?= $(shell .venv/bin/python -c '' 2>/dev/null && echo .venv/bin/python ||
 ERAS ?= today $(patsubst eras/%.in,%,$(filter-out eras/today.in,$(wildcard eras/*.in)))
 BIN := .venv/bin
 LAB ?= $(BIN)/failurelab notebooks --open
+# What make evidence runs, on what, and where it writes: make evidence ONLY="learning qlora" DEVICE=cuda OUT=evidence/h100
+BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l 'recording\.begin' benchmarks/*.py))
+DEVICE ?= cpu
+EVIDENCE = $(or $(OUT),evidence/cpu)
 .DEFAULT_GOAL := help
-.PHONY: times help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus runs-corpus site site-lock site-test pack-test faults endurance
+.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus runs-corpus planted site site-lock site-test pack-test faults pack
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
 	@echo "make test      set up what is missing, then run all tests"
 	@echo "make test-fast while you change something: without what runs notebooks, labs, trainings or other eras"
 	@echo "make nightly   run the notebooks again: with another seed, with other models, and by nbval"
-	@echo "make faults    make sixty faults happen: killed processes, full disks, bad networks, hostile scripts (root for all)"
-	@echo "make endurance thousands of checks, kernels and cells, for an hour: does anything grow?"
+	@echo "make faults    make forty faults happen: killed processes, full disks, bad networks, hostile scripts (root for all)"
+	@echo "make planted   plant known defects, one at a time: does its test find each? (ONLY=ID for one)"
 	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
 	@echo "make lab       set up what the first notebook needs, then open JupyterLab; the rest is made meanwhile"
 	@echo "make setup     set up only: .venv and the eras"
-	@echo "make outputs   run the notebooks and store their outputs in them"
-	@echo "make evidence  measure everything again into evidence/cpu.json, and the README's tables from it"
-	@echo "make times     measure set-up, course, labs and tests as a whole, in fresh clones, and the budgets (an hour)"
+	@echo "make outputs   run the notebooks and store their outputs in them; NAME=02 for one"
+	@echo "make evidence  run the benchmarks into evidence/cpu (ONLY=names, DEVICE=cuda, OUT=folder), and the tables from it"
 	@echo "make runs-corpus  diagnose runs whose cause is known (a minute; BASELINES=--baselines for other tools too)"
 	@echo "make corpus    judge a corpus of training scripts by failurelab preflight (half an hour)"
-	@echo "make tables    write the README's tables from evidence/cpu.json"
+	@echo "make tables    write the tables of README and pages, and the pictures, from evidence/"
+	@echo "make pack OUT=DIR  pack the course and its wheels for a room without a network (docs/offline.md)"
 	@echo "make pack-test pack the course for a room without a network, install it with the network cut, use it"
 	@echo "make site      build the course's pages from the stored outputs into .site/html; runs nothing"
 	@echo "make site-test open them in a browser: links, search, narrow screens, without JavaScript"
-	@echo "make slides    make slides from the notebooks' stored outputs into .slides; runs nothing"
-	@echo "make slides-test open them in a browser: every slide can be read, nothing is fetched (needs Chromium)"
-	@echo "make lint      ruff, the contracts of imports, and what is imported against what is asked for"
+	@echo "make slides    make slides from the notebooks' stored outputs into .slides; runs nothing; NAME=02 for one"
+	@echo "make lint      ruff, the contracts of imports, what is imported against what is asked for, and the notebooks"
+	@echo "make size      lines and tokens of each room, cells, words, files; make size REV='OLD NEW' for what became of them"
 	@echo "make rooms     draw the rooms of the code into docs/architecture.md"
 	@echo "make lock      compile eras/*.in into eras/*.txt, and docs/requirements.in"
 
@@ -64,14 +68,14 @@ nightly: setup
 		--nbval-cell-timeout=900 --nbval-kernel-startup-timeout=180 notebooks
 
 # Full disks are small file systems that are mounted: without root these are NOT RUN. What was seen is kept in
-# .course/faults, and with LEDGER=evidence/cpu.json in the ledger, which docs/faults.md is made from.
+# .course/faults, and with OUT=evidence/cpu in faults.json, which the table of docs/faults.md is made from.
 faults: setup
 	@rm -rf .course/faults
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile tests/faults
 
-# MINUTES=10 for less; FAILURELAB_EVIDENCE=FOLDER keeps the records.
-endurance: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/endurance.py --minutes $(or $(MINUTES),60)
+# Two tests at a time. The tree is copied, and changed only there.
+planted: setup
+	@$(BIN)/python tools/planted.py $(addprefix --only ,$(ONLY))
 
 # In an environment of its own, so that the course's locks hold no browser driver. Without a Chromium: exit status 3.
 browser: setup .browser/bin/pytest
@@ -82,15 +86,9 @@ browser: setup .browser/bin/pytest
 		UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv pip install -q --python .browser/bin/python \
 		--require-hashes -r tests/browser/requirements.txt
 
-# An hour, best while nothing else runs: in a fresh clone with empty caches.
-times: setup
-	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/times.py
-	@$(BIN)/failurelab evidence tables
-	@$(BIN)/python benchmarks/times.py --budget
-
 # Resumable: what was judged is kept in .course/preflight_corpus; AGAIN=--again judges it anew.
 corpus: setup
-	@$(BIN)/python benchmarks/preflight_corpus.py $(AGAIN)
+	@$(BIN)/python benchmarks/preflight_corpus.py --out $(EVIDENCE) $(AGAIN)
 
 # Judges runs whose cause is known; HALF=fresh for those that no rule was written on, which are graded once.
 runs-corpus: setup
@@ -99,18 +97,27 @@ runs-corpus: setup
 lab: here
 	@PYTHONPATH=helpers $(PYTHON) -m failurelab_course.eras begin $(LAB)
 
-# As root, with the network for packing; installing has none. LEDGER=evidence/cpu.json keeps what was measured.
+# OPTIONS="--python 3.12 --glibc 28 --eras trl-0.14 --torch-index URL"
+pack: setup
+	@$(BIN)/python tools/pack.py $(or $(OUT),grpo-failure-lab-offline) $(OPTIONS)
+
+# As root, with the network for packing; installing has none. OUT=evidence/cpu keeps what was measured.
 pack-test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rA tests/offline
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/deptry helpers/failurelab_course benchmarks
+	@$(BIN)/deptry helpers/failurelab_course benchmarks tools
 	@$(BIN)/deptry helpers/failurelab --config helpers/pyproject.toml
+	@$(BIN)/python -m tools.notebook_lint
+
+# Standard library alone; any commit of this repository, without checking it out.
+size: here
+	@$(PYTHON) tools/size.py $(REV)
 
 rooms: setup
-	@$(BIN)/python docs/draw_rooms.py
+	@$(BIN)/python tools/draw_rooms.py
 
 lock: site-lock
 	@UV=$(BIN)/uv UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/python eras/compile.py
@@ -119,23 +126,25 @@ site-lock:
 	@mkdir -p .site; { echo "# Made by make lock from docs/requirements.in."; UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" \
 	  $(BIN)/uv pip compile docs/requirements.in --universal --python-version 3.11 --no-header --no-annotate -q; } \
 	  > .site/lock.txt && mv .site/lock.txt docs/requirements.txt
-	@{ echo "# Made by make lock from docs/slides.in."; $(BIN)/uv pip compile --no-deps docs/slides.in --generate-hashes \
-	  --no-header --no-annotate -q; } > .site/lock.txt && mv .site/lock.txt docs/slides.txt
 
 outputs: setup
-	@$(BIN)/failurelab outputs
+	@$(BIN)/python -m tools.store_outputs $(NAME)
+	@$(BIN)/python -m tools.notebook_lint $(NAME)
 
+# Each writes its own file when it has run in all its eras; 4 says that it cannot run here, and fails nothing.
 evidence: setup
-	@$(BIN)/failurelab evidence record --out evidence/cpu.json
-	@$(BIN)/failurelab evidence tables
+	@status=0; for name in $(or $(ONLY),$(BENCHMARKS)); do \
+	  $(BIN)/python benchmarks/$$name.py --device $(DEVICE) --out $(EVIDENCE) || test $$? = 4 || status=1; \
+	done; exit $$status
+	@$(BIN)/python tools/tables.py
 
 tables:
-	@$(BIN)/failurelab evidence tables
+	@$(BIN)/python tools/tables.py
 
 # The site has an environment of its own, .site/env: neither .venv nor an era is needed, or changed. A warning of Sphinx,
 # such as a link that leads nowhere, is an error. Nothing is kept from an earlier build.
 site: .site/env/lock
-	@rm -rf .site/source .site/html .site/doctrees && .site/env/bin/python docs/site_pages.py .site/source && \
+	@rm -rf .site/source .site/html .site/doctrees && .site/env/bin/python tools/site_pages.py .site/source && \
 	  .site/env/bin/sphinx-build -q -W --keep-going -c docs -d .site/doctrees .site/source .site/html && \
 	  echo "site: open .site/html/index.html"
 
@@ -144,14 +153,10 @@ site: .site/env/lock
 
 site-test: .site/env/lock
 	@test -f .site/html/index.html || $(MAKE) site
-	@.site/env/bin/python docs/check_site.py
+	@.site/env/bin/python tools/check_site.py
 
-# The first time it installs reveal.js into .slides/reveal; after that it needs no network.
-slides: setup .slides/reveal
-	@$(BIN)/failurelab slides
-
-.slides/reveal: docs/slides.txt | setup
-	@rm -rf $@ && $(BIN)/uv pip install -q --no-deps --require-hashes --target $@ -r docs/slides.txt && touch $@
-
-slides-test: setup .browser/bin/pytest .slides/reveal
-	@.browser/bin/python -m pytest tests/browser/test_slides.py
+SLIDES ?= .slides
+slides: setup
+	@$(BIN)/jupyter nbconvert --to slides --output-dir $(SLIDES) --log-level ERROR \
+		--SlidesExporter.exclude_input_prompt=True --SlidesExporter.exclude_output_prompt=True \
+		notebooks/$(or $(NAME),[0-9])*.ipynb && echo "slides: open $(SLIDES)"

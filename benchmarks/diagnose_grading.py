@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """How often `failurelab diagnose` is right on runs whose cause is known, by what it is handed.
 
-    python benchmarks/diagnose_grading.py [first|fresh|third|labs] [--baselines] [--rules COMMIT] [--corpus FOLDER]
+    python benchmarks/diagnose_grading.py [first|fresh|third …] [--baseline] [--rules COMMIT] [--keep]
 
-The runs stand in `benchmarks/runs`. Each is judged at four levels: its scalars alone; its log besides; with the script
-and the versions; and all that it left, which includes what two checkpoints showed. A half that no rule was written on
-is graded once: the ledger names the commit of the rules. `--baselines` judges the same `trainer_state.json` by rldoctor
-and rlprobe, in an environment of their own under `.course/baselines`, and says so where they cannot be had.
+The runs lie in the archives of `benchmarks/training_runs`. No script is handed in. `--keep` replaces what
+`evidence/cpu/diagnose_grading.json` says of the graded parts, tools and levels: one record each, with the counts, and
+the commit of the rules. `--baseline` judges the same `trainer_state.json` by rldoctor, in an environment of its own
+under `.course/baselines`.
 
 Eras: today.
 """
@@ -18,205 +18,155 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import time
+import tempfile
 
+import archives
+import recording
 import tomllib
 
-from failurelab.diagnose import command
+from failurelab.diagnose import command, rules
 from failurelab.errors import FailureLabError
-from failurelab_course.experiments import devices, observe
-from failurelab_course.ledger.tables import wilson
+from failurelab_course.experiments import observe
 
 HERE = pathlib.Path(__file__).resolve().parent
-BASELINES = HERE.parent / ".course" / "baselines"
-PACKAGES = ("rldoctor==0.2.0", "rlprobe==0.1.0")
-SCALARS = ("trainer_state.json",)
-LEVELS: dict[str, tuple[str, ...]] = {
-    "scalars": SCALARS,
-    "scalars and log": (*SCALARS, "log.txt"),
-    "scalars, script, versions": (*SCALARS, "log.txt", "train.py", "versions.txt"),
-    "all": (*SCALARS, "log.txt", "train.py", "versions.txt", "completions.jsonl", "completions.parquet", "probes.json"),
+RUNS = HERE / "training_runs"
+SUMMARY = HERE.parent / "evidence" / "cpu" / "diagnose_grading.json"
+BASELINE = HERE.parent / ".course" / "baselines"
+PARTS = ("first", "fresh", "third")
+LOGS = ("trainer_state.json", "log.txt")
+FILES = (*LOGS, "versions.txt", "completions.jsonl", "probes.json")
+LEVELS = {
+    "logs alone, no script text": LOGS,
+    "all files, no script text": FILES,
+    "all files and preflight, no script text": (*FILES, "preflight.json"),
 }
-# What preflight said of the script besides: the probe that an abstention names, run.
-LEVELS |= {f"{level}, preflight": (*LEVELS[level], "preflight.json") for level in ("scalars, script, versions", "all")}
-# Which causes a finding of a baseline may mean, generously: what is not here names none of them.
+# Which causes a finding of rldoctor may mean, generously: what is not here names none of them.
 MEANS = {
     "advantage_collapse": {"F10", "F14"},
     "length_pathology": {"F11", "F12", "F13"},
     "kl_drift": {"F19", "F3b"},
     "plateau": {"learning_rate", "F9", "F16", "F1", "F7", "beta"},
     "reward_composition": {"F14"},
-    "DEGENERATE_GROUPS": {"F10", "F14"},
-    "ADV_COLLAPSE": {"F10", "F14"},
-    "REWARD_STD_DEATH": {"F10", "F14"},
-    "TRUNCATION_STARVE": {"F11", "F12", "F13"},
-    "REF_POLICY_DRIFT_ASYMMETRY": {"F19"},
-    "KL_BLOWUP": {"F19", "F3b"},
 }
-PROBE = """
-import json, sys, tempfile, types
-module = types.ModuleType("transformers")
-module.TrainerCallback = object
-sys.modules.setdefault("transformers", module)
-from rlprobe.doctor import diagnose
-from rlprobe.integrations import trl
-from rlprobe.recorder import Recorder
-for path in sys.argv[1:]:
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            recorder = Recorder(folder + "/run", algorithm="grpo")
-            for entry in json.load(open(path))["log_history"]:
-                recorder.log_step(entry["step"], **trl._map_logs(entry))
-            recorder.close()
-            found = [[f.signature_id, f.severity] for f in diagnose(folder + "/run")]
-    except Exception as error:
-        found = [["error", type(error).__name__ + ": " + str(error)[:100]]]
-    print(json.dumps([path, found]), flush=True)
-"""
 
 
 def judge(folder: pathlib.Path, names: tuple[str, ...]) -> dict | None:
-    """Return what diagnose says of a run's files; None if it left none of them."""
+    """Return the causes that diagnose says, those that it names, and its verdict; None without a file to hand in."""
     files = [folder / name for name in names if (folder / name).is_file()]
-    if not files:
+    if not files or ("preflight.json" in names and not (folder / "preflight.json").is_file()):
         return None
-    started = time.perf_counter()
     try:
-        answered = command.ask(folder.name, files)
-    except FailureLabError as error:
-        return {"causes": [], "named": [], "healthy": False, "abstained": True, "error": str(error), "seconds": 0.0}
-    return {
-        "causes": [cause.failure for cause in answered.causes],
-        "named": [cause.failure for cause in answered.causes if cause.weight >= command.rules.CONVICTS],
-        "healthy": answered.healthy,
-        "abstained": answered.abstained,
-        "error": "",
-        "seconds": time.perf_counter() - started,
-    }
+        answer = command.ask(folder.name, files)
+    except FailureLabError:
+        return {"causes": [], "named": [], "abstained": True, "healthy": False}
+    named = [cause.failure for cause in answer.causes if cause.weight >= rules.CONVICTS]
+    causes = [cause.failure for cause in answer.causes]
+    return {"causes": causes, "named": named, "abstained": answer.abstained, "healthy": answer.healthy}
 
 
-def grade(run: dict, told: dict) -> dict[str, bool]:
-    """Return how an answer stands.
-
-    Of a faulty run, whether its cause comes first, among the first three, or is said to be possible with its probe; of
-    a healthy one, whether a cause is named.
-    """
-    expected = set(run["expected"])
-    if not expected:
-        return {"false_alarm": bool(told["named"]), "abstained": told["abstained"], "right": told["healthy"]}
-    first, possible = told["causes"][:1], bool(expected & set(told["causes"]))
-    return {
-        "right": bool(expected & set(first)),
-        "named": bool(expected & set(told["named"][:1])),
-        "in_three": bool(expected & set(told["causes"][:3])),
-        "abstained": told["abstained"],
-        "right_probe": told["abstained"] and possible,
-        "missed": told["healthy"],
-        "wrong_name": bool(told["named"]) and not expected & set(told["named"]),
-    }
+def ask_rldoctor(folder: pathlib.Path, _: tuple[str, ...]) -> dict | None:
+    """Return what rldoctor finds in a run's scalars at a warning or worse, as `judge` returns it."""
+    state = folder / "trainer_state.json"
+    if not state.is_file():
+        return None
+    line = [str(BASELINE / "bin" / "rldoctor"), "diagnose", str(state), "-f", "json"]
+    asked = subprocess.run(line, capture_output=True, text=True)
+    order = {"CRITICAL": 0, "WARNING": 1}
+    findings = json.loads(asked.stdout)["findings"] if asked.stdout.strip() else []
+    findings = sorted((f for f in findings if f["severity"] in order), key=lambda f: order[f["severity"]])
+    causes = [MEANS.get(finding["detector"], {"none"}) for finding in findings]
+    return {"causes": causes, "named": causes, "abstained": False, "healthy": not causes}
 
 
-def baselines(folders: list[pathlib.Path]) -> dict[str, dict[str, list[str]]]:
-    """Return what rldoctor and rlprobe find in each run's scalars, at a warning or worse, worst first."""
-    python = BASELINES / "bin" / "python"
-    if not python.exists():
-        uv = shutil.which("uv") or str(pathlib.Path(sys.executable).with_name("uv"))
-        for line in (
-            [uv, "venv", "-q", str(BASELINES)],
-            [uv, "pip", "install", "-q", "--python", str(python), *PACKAGES],
-        ):
-            if subprocess.run(line).returncode:
-                print(f"baselines NOT RUN: {' '.join(line)} failed")
-                return {}
-    paths = [folder / "trainer_state.json" for folder in folders if (folder / "trainer_state.json").is_file()]
-    told: dict[str, dict[str, list[str]]] = {"rldoctor": {}, "rlprobe": {}}
-    for path in paths:
-        asked = subprocess.run(
-            [str(BASELINES / "bin" / "rldoctor"), "diagnose", str(path), "-f", "json"], capture_output=True, text=True
-        )
-        try:
-            findings = json.loads(asked.stdout)["findings"]
-        except (ValueError, KeyError):
-            findings = []
-        order = {"CRITICAL": 0, "WARNING": 1}
-        findings = sorted((f for f in findings if f["severity"] in order), key=lambda f: order[f["severity"]])
-        told["rldoctor"][path.parent.name] = [finding["detector"] for finding in findings]
-    asked = subprocess.run([str(python), "-c", PROBE, *map(str, paths)], capture_output=True, text=True)
-    for line in asked.stdout.splitlines():
-        path, found = json.loads(line)
-        if found[:1] and found[0][0] == "error":
-            print(f"rlprobe could not read {path}: {found[0][1]}")
+def count(runs: list[dict], answers: list[dict]) -> dict[str, int]:
+    """Return how many answers stand how: of faulty runs, and of healthy ones."""
+    counts = collections.Counter(dict.fromkeys(("faulty", "cause_first", "named_first", "in_three", "abstained",
+        "abstained_with_the_cause", "wrongly_named", "called_healthy", "healthy", "false_alarms",
+        "healthy_abstained"), 0))  # fmt: skip
+    for run, answer in zip(runs, answers):
+        expected = set(run["expected"])
+        causes, named = ([cause if isinstance(cause, set) else {cause} for cause in answer[key]]
+                         for key in ("causes", "named"))  # fmt: skip
+        if not expected:
+            counts.update(healthy=1, false_alarms=bool(named), healthy_abstained=answer["abstained"])
             continue
-        kept = [name for name, severity in found if severity in ("warn", "critical")]
-        told["rlprobe"][pathlib.Path(path).parent.name] = kept
-    return told
+        right = [bool(cause & expected) for cause in causes]
+        counts.update(
+            faulty=1,
+            cause_first=any(right[:1]),
+            named_first=bool(named) and bool(named[0] & expected),
+            in_three=any(right[:3]),
+            abstained=answer["abstained"],
+            abstained_with_the_cause=answer["abstained"] and any(right),
+            wrongly_named=bool(named) and not any(cause & expected for cause in named),
+            called_healthy=answer["healthy"],
+        )
+    return dict(counts)
+
+
+def grade(part: str, folder: pathlib.Path, baseline: bool, commit: str) -> list[dict]:
+    """Return one record for each level, and for the baseline, on the runs of a part."""
+    runs = tomllib.loads((folder.parent / f"{part}.toml").read_text())["run"]
+    asked = [("diagnose", level, judge, names) for level, names in LEVELS.items()]
+    asked += [("rldoctor", "scalars", ask_rldoctor, ())] if baseline else []
+    records = []
+    for tool, level, ask, names in asked:
+        judged = [(run, answer) for run in runs if (answer := ask(folder / run["name"], names))]
+        if not judged:
+            continue
+        figures = {"part": part, "tool": tool, "level": level, "rules": commit} | count(*map(list, zip(*judged)))
+        records.append(observe.record("ground", "measured", figures, case=f"{tool}: {part}: {level}"))
+        if tool == "diagnose":
+            print_confusion(judged)
+    return records
+
+
+def print_confusion(judged: list[tuple[dict, dict]]) -> None:
+    """Print what was said first, by what was expected; ? is an abstention."""
+    cells: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+    for run, answer in judged:
+        said = answer["causes"][0] if answer["causes"] else "healthy" if answer["healthy"] else "nothing"
+        cells[",".join(run["expected"]) or "healthy"][said + "?" * answer["abstained"]] += 1
+    for expected, row in sorted(cells.items()):
+        print(f"  {expected:14} {', '.join(f'{said} {times}' for said, times in row.most_common())}")
+
+
+def install_baseline() -> None:
+    """Make the environment of rldoctor, if it is not there."""
+    if not (BASELINE / "bin" / "rldoctor").exists():
+        uv = shutil.which("uv") or str(pathlib.Path(sys.executable).with_name("uv"))
+        subprocess.run([uv, "venv", "-q", str(BASELINE)], check=True)
+        python = str(BASELINE / "bin" / "python")
+        subprocess.run([uv, "pip", "install", "-q", "--python", python, "rldoctor==0.2.0"], check=True)
+
+
+def keep(records: list[dict]) -> None:
+    """Write the records into the summary, in place of those of the same case."""
+    graded = {record["case"] for record in records}
+    before = [record for record in recording.read_file(SUMMARY) if record["case"] not in graded]
+    recording.write_file(SUMMARY, before + records)
 
 
 def main() -> None:
-    """Judge a half at each level, print what came of it, and record it."""
+    """Grade the parts at each level, and print what came of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("half", nargs="?", default="first", choices=["first", "fresh", "third", "labs"])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--baselines", action="store_true")
-    parser.add_argument("--rules", default="", help="the commit of the rules, for the ledger")
-    parser.add_argument("--corpus", type=pathlib.Path, default=HERE / "runs")
+    parser.add_argument("parts", nargs="*", default=[*PARTS], metavar="PART")
+    parser.add_argument("--baseline", action="store_true", help="judge the same logs by rldoctor too")
+    parser.add_argument("--rules", default="", help="the commit of the rules")
+    parser.add_argument("--keep", action="store_true", help="write the counts into evidence/cpu/diagnose_grading.json")
     options = parser.parse_args()
-    runs = tomllib.loads((options.corpus / f"{options.half}.toml").read_text())["run"]
-    folders = {run["name"]: options.corpus / options.half / run["name"] for run in runs}
-    for level, names in LEVELS.items():
-        judged = [(run, told) for run in runs if (told := judge(folders[run["name"]], names))]
-        for run, told in judged:
-            metrics = {"half": options.half, "level": level, "expected": ", ".join(run["expected"]) or "none",
-                       "odd": bool(run["odd"]), "variant": run["variant"], "stack": run["stack"],
-                       "said": ", ".join(told["causes"]) or "none", "named": ", ".join(told["named"]) or "none",
-                       "rules": options.rules,
-                       **{f"is_{key}": value for key, value in grade(run, told).items()}}  # fmt: skip
-            observe.record("ground", "measured", metrics, case=f"diagnose: {level}: {run['name']}", seed=run["seed"])
-        report(f"{options.half}, {level}", [(run, grade(run, told)) for run, told in judged])
-        if level.startswith(("scalars, script", "all")):
-            confusion(judged)
-    for name, found in (baselines(list(folders.values())) if options.baselines else {}).items():
-        graded = []
-        for run in runs:
-            if run["name"] not in found:
-                continue
-            ids = found[run["name"]]
-            meant = [MEANS.get(each, set()) for each in ids]
-            expected = set(run["expected"])
-            result = {"false_alarm": bool(ids), "right": not ids} if not expected else {
-                "right": bool(meant[:1] and meant[0] & expected),
-                "in_three": any(causes & expected for causes in meant[:3]), "missed": not ids,
-            }  # fmt: skip
-            graded.append((run, result))
-            metrics = {"half": options.half, "level": "scalars", "said": ", ".join(ids) or "none", "tool": name,
-                       "expected": ", ".join(run["expected"]) or "none",
-                       **{f"is_{key}": value for key, value in result.items()}}  # fmt: skip
-            observe.record("ground", "measured", metrics, case=f"baseline: {name}: {run['name']}", seed=run["seed"])
-        report(f"{options.half}, {name}", graded)
-
-
-def report(title: str, graded: list[tuple[dict, dict[str, bool]]]) -> None:
-    """Print the shares of a level, each with its interval."""
-    faulty = [result for run, result in graded if run["expected"]]
-    healthy = [result for run, result in graded if not run["expected"]]
-    print(f"\n{title}: {len(faulty)} faulty runs, {len(healthy)} healthy ones")
-    for group, keys in ((faulty, ("right", "named", "in_three", "abstained", "right_probe", "missed", "wrong_name")),
-                        (healthy, ("right", "abstained", "false_alarm"))):  # fmt: skip
-        for key in keys:
-            count = sum(result.get(key, False) for result in group)
-            low, high = wilson(count, len(group))
-            kind = "faulty" if group is faulty else "healthy"
-            print(f"  {kind:8}{key:12} {count:3} of {len(group):3}   {low:.0%} to {high:.0%}")
-
-
-def confusion(judged: list[tuple[dict, dict]]) -> None:
-    """Print what was said first, by what was expected."""
-    cells: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
-    for run, told in judged:
-        said = told["causes"][0] if told["causes"] else "healthy" if told["healthy"] else "nothing"
-        cells[",".join(run["expected"]) or "healthy"][said + ("?" if told["abstained"] else "")] += 1
-    for expected, row in sorted(cells.items()):
-        print(f"  {expected:14} {', '.join(f'{said} {count}' for said, count in row.most_common())}")
+    if options.baseline:
+        install_baseline()
+    records = []
+    with tempfile.TemporaryDirectory() as name:
+        for part in options.parts:
+            folder = archives.unpack(RUNS / f"{part}.tar.xz", pathlib.Path(name))
+            shutil.copy(RUNS / f"{part}.toml", name)
+            records += grade(part, folder, options.baseline, options.rules)
+    for record in records:
+        print(json.dumps(record["figures"]))
+    if options.keep:
+        keep(records)
 
 
 if __name__ == "__main__":

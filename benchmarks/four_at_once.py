@@ -8,15 +8,15 @@ ranks (tier: simulated), for the map as the script makes it, and as each rank ma
 Eras: trl-0.15.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 
+import recording
 import torch
 
 from failurelab import gradients, guards, logits, placement, rollouts, simulate
-from failurelab_course.experiments import devices, models, observe, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS = 100
 REPAIRS = ("placement", "gradients", "rollouts", "logits")
@@ -125,12 +125,9 @@ def ranks_refused(repaired: bool) -> dict:
 
 def main() -> None:
     """Train every state with every seed; then ask accelerate."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--ranks", action="store_true", help="only ask accelerate about ranks; no GPU may be seen")
-    arguments = parser.parse_args()
-    observe.quiet()
+    arguments = recording.begin(
+        __doc__, seeds=3, ranks={"action": "store_true", "help": "only ask accelerate about ranks; no GPU may be seen"}
+    )
     if arguments.ranks:
         ask()
         return

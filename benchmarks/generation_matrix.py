@@ -3,17 +3,14 @@
 Eras: trl-0.14, trl-0.14-tf-4.52, trl-0.15, today.
 """
 
-import argparse
+import recording
 
-from failurelab_course.experiments import devices, models, observe
+from failurelab_course.experiments import models, observe
 
 
 def main() -> None:
     """Measure every combination and record it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    device = parser.parse_args().device
-    observe.quiet()
+    device = recording.begin(__doc__).device
     even = [pair for pair in models.sums() if len(pair[0]) == 6]
     for attention in ("sdpa", "eager"):
         policy, tokenizer = models.load(device=device)

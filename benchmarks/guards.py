@@ -7,16 +7,16 @@ median of the later steps with theirs.
 Eras: trl-0.14, today.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Iterable
 
+import recording
 import torch
 import transformers
 
 from failurelab import guards
-from failurelab_course.experiments import devices, models, observe, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 ROUNDS, STEPS = 7, 12
 KINDS = {
@@ -66,10 +66,7 @@ def run(kinds: Iterable[str], device: str) -> list[float]:
 
 def main() -> None:
     """Run all in turn, record and print medians over the rounds."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    device = parser.parse_args().device
-    observe.quiet()
+    device = recording.begin(__doc__).device
     torch.set_num_threads(1)
     run((), device)  # a run to warm up is not counted
     seconds: dict[str, list[list[float]]] = {kind: [] for kind in SETS}

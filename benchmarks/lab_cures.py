@@ -3,20 +3,20 @@
 
     python benchmarks/lab_cures.py [--labs 01 06]
 
-`lab_cures.toml` has them as edits of a lab's start script. A record for each lab: the cures by name, what became of
-each, and the seconds of processor time. The exit status is 1 if one was refused.
+`lab_cures.toml` has them as edits of a lab's start script. A record for each lab: the cures by name, and what became of
+each. The exit status is 1 if one was refused.
 
 Eras: today.
 """
 
-import argparse
 import pathlib
 import sys
 import tempfile
 
-from failurelab.errors import FailureLabError
-from failurelab.failures.toml_table import Table
-from failurelab_course.experiments import devices, observe
+import recording
+
+from failurelab.failures.toml_table import read_toml
+from failurelab_course.experiments import observe
 from failurelab_course.labs import definition, verify
 
 
@@ -24,20 +24,15 @@ def read_cures() -> dict[str, list[definition.Script]]:
     """Return the cures of each lab, by its number."""
     path = pathlib.Path(__file__).with_name("lab_cures.toml")
     cures: dict[str, list[definition.Script]] = {}
-    for raw in Table.read(path, FailureLabError, path.name).tables("cure"):
-        (lab,) = definition.find([raw.text("lab")])
-        cure = definition.Script(raw.text("name"), lab.start, definition.read_edits(raw))
-        raw.done()
-        cures.setdefault(lab.number, []).append(cure)
+    for cure in read_toml(path)["cure"]:
+        (lab,) = definition.find([cure.pop("lab")])
+        cures.setdefault(lab.number, []).append(definition.Script(start=lab.start, **cure))
     return cures
 
 
 def main() -> None:
     """Check them and record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--labs", nargs="*", help="numbers of labs; all without")
-    options = parser.parse_args()
+    options = recording.begin(__doc__, labs={"nargs": "*", "help": "numbers of labs; all without"})
     refused = 0
     with tempfile.TemporaryDirectory(prefix="cures-") as folder:
         for number, cures in read_cures().items():
@@ -51,7 +46,6 @@ def main() -> None:
             figures = {
                 "cures": [cure.name for cure in cures],
                 "results": [str(row.result) for row in rows],
-                "cpu_seconds": [round(row.cpu_seconds, 2) for row in rows],
             }
             failure = next(iter(lab.failures), "ground")
             observe.record(failure, "measured", figures, case=f"cures of lab {number}", device=options.device)

@@ -11,13 +11,14 @@ seed and are left out. The exit status is 1 if a solution does not pass, or a br
 Eras: today.
 """
 
-import argparse
 import pathlib
 import re
 import sys
 import tempfile
 
-from failurelab_course.experiments import devices, observe
+import recording
+
+from failurelab_course.experiments import observe
 from failurelab_course.labs import definition, verify
 
 SEED = re.compile(r"\b(seed=|manual_seed\()0\b")
@@ -53,11 +54,7 @@ def thresholds(lab: definition.Lab, scripts: dict[str, list[verify.Row]]) -> lis
 
 def main() -> None:
     """Run them and record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--labs", nargs="*", help="numbers of labs; all without")
-    parser.add_argument("--seeds", type=int, default=5)
-    options = parser.parse_args()
+    options = recording.begin(__doc__, labs={"nargs": "*", "help": "numbers of labs; all without"}, seeds=5)
     wrong = 0
     for lab in definition.find(options.labs):
         if lab.false_alarm or not SEED.search(lab.start.read_text(encoding="utf-8")):

@@ -3,22 +3,18 @@
 Eras: trl-0.14, today.
 """
 
-import argparse
 import time
 
-from failurelab_course.experiments import devices, models, observe, trainers
+import recording
+
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS = 120
 
 
 def main() -> None:
     """Train from each seed, measure before and after, and record both."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    arguments = parser.parse_args()
-    observe.quiet()
+    arguments = recording.begin(__doc__, seeds=3, steps=STEPS)
     gains = []
     for seed in range(arguments.seeds):
         policy, tokenizer = models.load(device=arguments.device)

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Time and memory of a completion's log-probabilities, forward and backward: seven ways, several shapes, one run.
+"""Time and memory of a completion's log-probabilities, forward and backward: five ways, several shapes, one run.
 
-    python benchmarks/logps.py [--rounds N] [--device cpu|cuda] [--shapes NAME,...] [--chunks]
+    python benchmarks/logps.py [--rounds N] [--shapes NAME ...]
 
-Every way is first given the known-answer probe: only right functions are compared; those that give a loss are held
-against its gradients. Rounds go through all ways in turn, so that other work on the machine meets all of them; a ratio
-is the median of each round's own, or that of the fastest, which other work disturbs least (the machine's load is in the
-record). On a GPU times are those between two CUDA events, after warm-up; a way that runs out of memory, or certainly
-would, is NOT RUN, and the record says why.
+Every way is first given the known-answer probe: only right functions are compared. Rounds go through all ways in turn,
+so that other work on the machine meets all of them; a ratio is the median of each round's own, or that of the fastest,
+which other work disturbs least (the machine's load is in the record). A way that runs out of memory is NOT RUN, and
+the record says why.
 
 Memory is what torch allocated at its peak over the start, on a CPU counted from every allocation. *Beyond gradients* is
 that peak less the gradients that any way must leave behind: the head's, vocabulary x width x bytes, and as much again
@@ -15,53 +14,128 @@ for an embedding of its own where the two are not tied. It still holds the model
 saves.
 
 Errors are against a float64 copy of the same weights, all logits, on two rows of 32 + 16 tokens: the largest of the
-log-probabilities, in nats, and of the parameters' gradients, as a share of the largest entry. A loss is held against
-the truth's by its gradients alone: its value at the first step of a batch depends on no log-probability.
+log-probabilities, in nats, and of the parameters' gradients, as a share of the largest entry.
 
 Eras: today.
 """
 
-import argparse
 import copy
-import gc
+import dataclasses
 import os
 import statistics
-import time
 from collections.abc import Callable
 
-import arithmetic
+import recording
 import torch
-from logps_ways import (
-    CARD_SHAPES,
-    KEPT,
-    LOSSES,
-    OURS,
-    SHAPES,
-    WAYS,
-    NotRun,
-    Shape,
-    chunked,
-    full_logits,
-    grpo_loss,
-    kept_logits,
-    selective,
-)
+import transformers
 
 from failurelab import logits
-from failurelab_course.experiments import devices, observe
+from failurelab_course.experiments import observe
 
 MIB = 2**20
-WARM_UP = {"cpu": 1, "cuda": 3}
-ROUNDS = {"cpu": 7, "cuda": 20}
-WRONG = 0.1  # a gradient this far from the truth, as a share of its largest entry, is another function's
+KEPT = "kept logits"
+OURS = "completion_logps"
+
+
+class NotRun(Exception):
+    """This way cannot run here; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """What is scored: `batch` rows of `prompt` + `completion` tokens under a head of `vocabulary` x `width`."""
+
+    batch: int
+    prompt: int
+    completion: int
+    width: int
+    tied: bool
+    vocabulary: int = 151_936
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        head = "tied" if self.tied else "untied"
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{self.batch} x ({self.prompt}+{self.completion}), width {self.width}, {head}, {kind}"
+
+    def model(self, device: str) -> transformers.PreTrainedModel:
+        """Two layers and Qwen2's vocabulary, random weights."""
+        torch.manual_seed(0)
+        config = transformers.Qwen2Config(
+            vocab_size=self.vocabulary,
+            hidden_size=self.width,
+            intermediate_size=2 * self.width,
+            num_hidden_layers=2,
+            num_attention_heads=self.width // 64,
+            num_key_value_heads=self.width // 128 or 1,
+            tie_word_embeddings=self.tied,
+        )
+        return transformers.Qwen2ForCausalLM(config).to(device, self.dtype)
+
+
+SHAPES = {
+    "tied": Shape(4, 256, 64, 256, True),
+    "untied": Shape(4, 256, 64, 256, False),
+    "long": Shape(2, 64, 256, 256, True),
+    "wide": Shape(2, 128, 64, 896, True),
+    "bfloat16": Shape(4, 256, 64, 256, True, dtype=torch.bfloat16),
+}
+
+
+def picked(rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Log-softmax, then gather."""
+    return rows.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+
+
+def full_logits(model, ids, mask, length):
+    """All rows, then cut: trl 0.15 with transformers 4.48."""
+    return picked(model(input_ids=ids, attention_mask=mask).logits[:, -length - 1 : -1], ids[:, -length:])
+
+
+def kept_logits(model, ids, mask, length):
+    """Only the rows needed, by the name that this model knows, one sequence at a time: trl 0.14."""
+    keep = {logits.keep_argument(model): length + 1}
+    rows = model(input_ids=ids, attention_mask=mask, **keep).logits[:, :-1]
+    return torch.stack([picked(*pair) for pair in zip(rows, ids[:, -length:])])
+
+
+def selective(model, ids, mask, length):
+    """The rows needed, and trl's `selective_log_softmax`: trl 0.15 to 1.14."""
+    try:
+        from trl.trainer.utils import selective_log_softmax
+    except ImportError as error:
+        raise NotRun("this trl has no selective_log_softmax (it came with 0.15)") from error
+    keep = {logits.keep_argument(model): length + 1}
+    rows = model(input_ids=ids, attention_mask=mask, **keep).logits[:, :-1]
+    return selective_log_softmax(rows, ids[:, -length:])
+
+
+def fused_head(model, ids, mask, length):
+    """The fused head that trl patches into the model since 1.15; labels mask everything but the completion."""
+    if not hasattr(model, "_fused_for_benchmark"):
+        try:
+            from trl.trainer.utils import add_fused_lm_head
+        except ImportError as error:
+            raise NotRun("this trl has no fused head (it came with 1.15)") from error
+        add_fused_lm_head(model)
+        model._fused_for_benchmark = True
+    labels = ids.masked_fill(mask == 0, -100)
+    labels[:, :-length] = -100
+    output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    return output.log_probs[:, -length:]
+
+
+WAYS = {
+    "full logits": full_logits,
+    KEPT: kept_logits,
+    OURS: logits.completion_logps,  # next to it, so that other work meets both alike
+    "kept, selective_log_softmax": selective,
+    "trl's fused head": fused_head,
+}
 
 
 def errors(shape: Shape, ways: dict[str, Callable], device: str) -> dict[str, dict[str, float]]:
-    """Return for each way how far its results and gradients are from a float64 model's, on a small batch.
-
-    Raises:
-        ValueError: a way that gives a loss has gradients of something else.
-    """
+    """Return for each way how far its results and gradients are from a float64 model's, on a small batch."""
     model = shape.model(device)
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(0, shape.vocabulary, (2, 48), generator=generator).to(device)
@@ -74,47 +148,13 @@ def errors(shape: Shape, ways: dict[str, Callable], device: str) -> dict[str, di
         scores.double().mean().backward()
         return scores.detach().double(), [parameter.grad.double() for parameter in net.parameters()]
 
-    truths = {False: scored(exact, full_logits), True: scored(exact, lambda *args: grpo_loss(full_logits(*args)))}
+    truth, slopes = scored(exact, full_logits)
     metrics = {}
     for name, way in ways.items():
-        got, grown = scored(model, way)
-        truth, slopes = truths[way in LOSSES]
+        scores, grown = scored(model, way)
         error = max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(grown, slopes))
-        if way in LOSSES and error > WRONG:
-            raise ValueError(f"{name}: gradients are {error:.2g} from those of GRPO's loss; it is another function")
-        metrics[name] = {"gradient_error": error}
-        if way not in LOSSES:  # GRPO's loss at a batch's first step is its advantages' mean, whatever was scored
-            metrics[name]["score_error"] = (got - truth).abs().max().item()
+        metrics[name] = {"gradient_error": error, "score_error": (scores - truth).abs().max().item()}
     return metrics
-
-
-def seconds(step: Callable[[], None], device: str) -> float:
-    """Return how long a step takes: on a GPU between two events in its queue, elsewhere by the clock."""
-    if torch.device(device).type != "cuda":
-        start = time.perf_counter()
-        step()
-        return time.perf_counter() - start
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize(device)
-    first.record()
-    step()
-    last.record()
-    last.synchronize()
-    return first.elapsed_time(last) / 1000
-
-
-def require_room(shape: Shape, way: Callable, device: str) -> None:
-    """Make sure that the least which a way needs is there: gradients, and the logits that it makes with theirs.
-
-    Raises:
-        TierError: it is not; the way would run out of memory.
-    """
-    length = shape.prompt + shape.completion if way is full_logits else shape.completion
-    element = torch.finfo(shape.dtype).bits // 8
-    rows = shape.batch * length if way in (full_logits, kept_logits, selective) else 0
-    gradients = (1 if shape.tied else 2) * arithmetic.logits(shape.width, shape.vocabulary, element)
-    needed = gradients + 2 * arithmetic.logits(rows, shape.vocabulary, element)
-    devices.require_memory(needed / devices.GIB, device, "this way, at the least")
 
 
 def measure(shape: Shape, ways: dict[str, Callable], rounds: int, device: str) -> dict[str, dict | str]:
@@ -133,62 +173,51 @@ def measure(shape: Shape, ways: dict[str, Callable], rounds: int, device: str) -
     runnable: dict[str, Callable] = {}
     for name, way in ways.items():
         try:
-            require_room(shape, way, device)
-            for _ in range(WARM_UP[torch.device(device).type]):
-                step(way)
-        except (NotRun, devices.TierError, torch.cuda.OutOfMemoryError) as reason:
+            step(way)
+        except (NotRun, torch.cuda.OutOfMemoryError) as reason:
             rows[name] = str(reason).splitlines()[0]
         else:
             runnable[name] = way
-            if way not in LOSSES:
-                logits.check_alignment(way, model)
+            logits.check_alignment(way, model)
         model.zero_grad(set_to_none=True)
-        free(device)
     if KEPT not in runnable:
         return {name: rows.get(name, f"{KEPT}, which all are compared with, was not run") for name in ways}
-    wrong = _errors_where_they_fit(shape, runnable, device)
+    wrong = errors(shape, runnable, device)
     gradients = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    all_times = [{name: seconds(lambda way=way: step(way), device) for name, way in runnable.items()}]
+
+    def timed(some: dict[str, Callable]) -> dict[str, float]:
+        took = {}
+        for name, way in some.items():
+            with observe.stopwatch(device) as seconds:
+                step(way)
+            took[name] = seconds()
+        return took
+
+    all_times = [timed(runnable)]
     # What takes four times as long as another is slow, however often it is timed.
     quick = {name: way for name, way in runnable.items() if all_times[0][name] < 4 * all_times[0][KEPT]}
     for _ in range(rounds - 1):
-        all_times.append({name: seconds(lambda way=way: step(way), device) for name, way in quick.items()})
+        all_times.append(timed(quick))
     for name, way in runnable.items():
-        times = [timed for timed in all_times if name in timed]
+        times = [each for each in all_times if name in each]
         model.zero_grad(set_to_none=True)
         peak = observe.peak_memory(lambda way=way: step(way), device)
         rows[name] = {
-            "seconds": statistics.median(timed[name] for timed in times),
-            "time_to_kept": statistics.median(timed[name] / timed[KEPT] for timed in times),
-            "fastest_seconds": min(timed[name] for timed in times),
-            "fastest_to_kept": min(timed[name] for timed in times) / min(timed[KEPT] for timed in times),
+            "seconds": statistics.median(each[name] for each in times),
+            "time_to_kept": statistics.median(each[name] / each[KEPT] for each in times),
+            "fastest_seconds": min(each[name] for each in times),
+            "fastest_to_kept": min(each[name] for each in times) / min(each[KEPT] for each in times),
             "peak_mib": peak / MIB,
             "gradients_mib": gradients / MIB,
             "beyond_gradients_mib": (peak - gradients) / MIB,
             "rounds": len(times),
             "load": os.getloadavg()[0],
-            **wrong.get(name, {}),
+            **wrong[name],
         }
     for row in rows.values():
         if isinstance(row, dict):
             row["memory_to_kept"] = row["beyond_gradients_mib"] / rows[KEPT]["beyond_gradients_mib"]
     return rows
-
-
-def _errors_where_they_fit(shape: Shape, ways: dict[str, Callable], device: str) -> dict[str, dict[str, float]]:
-    try:
-        return errors(shape, ways, device)
-    except torch.cuda.OutOfMemoryError:  # a float64 copy of a 7B head beside its gradients
-        return {}
-    finally:
-        free(device)
-
-
-def free(device: str) -> None:
-    """Give back what a way has left in torch's cache, so that the next finds the card as it found it."""
-    if torch.device(device).type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def show(shape: Shape, rows: dict[str, dict | str], device: str) -> None:
@@ -213,26 +242,11 @@ def show(shape: Shape, rows: dict[str, dict | str], device: str) -> None:
 
 def main() -> None:
     """Run the benchmark."""
-    every = SHAPES | CARD_SHAPES
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, help="7 on a CPU, 20 on a GPU")
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--shapes", help=f"of {', '.join(every)}; by default those for the device")
-    parser.add_argument("--chunks", action="store_true", help="also completion_logps at several chunk sizes")
-    options = parser.parse_args()
-    observe.quiet()
-    kind = torch.device(options.device).type
-    usual = SHAPES if kind == "cpu" else CARD_SHAPES
-    rounds = options.rounds or ROUNDS[kind]
-    names = options.shapes.split(",") if options.shapes else list(usual)
-    for name in names:
-        if name not in every:
-            parser.error(f"unknown shape {name!r}: the shapes are {', '.join(every)}")
-        show(every[name], measure(every[name], WAYS, rounds, options.device), options.device)
-    if options.chunks:
-        ways = {KEPT: kept_logits} | {f"{OURS}, chunk {rows}": chunked(rows) for rows in (1, 4, 16, 64, 256, 1024)}
-        shape = every[names[0]]
-        show(shape, measure(shape, ways, rounds, options.device), options.device)
+    shapes = {"nargs": "+", "choices": list(SHAPES), "metavar": "SHAPE", "default": list(SHAPES)}
+    options = recording.begin(__doc__, rounds=7, shapes=shapes | {"help": ", ".join(SHAPES)})
+    for name in options.shapes:
+        shape = SHAPES[name]
+        show(shape, measure(shape, WAYS, options.rounds, options.device), options.device)
 
 
 if __name__ == "__main__":

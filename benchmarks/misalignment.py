@@ -10,12 +10,11 @@ in its place, and at the first positions of the prompt, where the wrong run scor
 Eras: trl-0.14, trl-0.14-tf-4.52.
 """
 
-import argparse
-
+import recording
 import torch
 
 from failurelab import logits
-from failurelab_course.experiments import devices, models, observe, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS, SEEDS, BETA = 200, 5, 0.04
 
@@ -90,11 +89,7 @@ def run(seed: int, device: str, repaired: bool) -> tuple[str, dict]:
 
 def main() -> None:
     """Train with every seed and record each curve."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    arguments = parser.parse_args()
-    observe.quiet()
+    arguments = recording.begin(__doc__, seeds=SEEDS)
     kinds = {"as released": False}
     if observe.era() != "trl-0.14":  # there the name is the right one
         kinds["argument passed on"] = True

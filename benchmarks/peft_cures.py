@@ -7,18 +7,17 @@ completions of 64 tokens; for DPOTrainer, which generates nothing, 8 pairs of th
 Eras: trl-0.14.
 """
 
-import argparse
 import dataclasses
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
+import recording
 import torch
 import transformers
 
 from failurelab import gradients
-from failurelab_course.experiments import devices, models, observe, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS = 60
 NAMES = (
@@ -86,17 +85,13 @@ def trainer_of(cure: Cure, policy: Any, tokenizer: Any, seed: int, repair: bool,
     """Return a GRPOTrainer with this cure; `repair` makes its generation do without the cache (F7)."""
     transformers.set_seed(seed)  # an adapter's weights are drawn here, or in the trainer, which seeds alike
     policy = cure.prepare(policy)
-    checkpointing = {}
-    if cure.kind != "off":
-        checkpointing = {"gradient_checkpointing_kwargs": {"use_reentrant": cure.kind == "reentrant"}}
     trainer = trainers.grpo(
         policy,
         tokenizer,
         seed=seed,
         learning_rate=2e-3,
         peft_config=None if hasattr(policy, "get_base_model") else lora(),
-        gradient_checkpointing=cure.kind != "off",
-        **checkpointing,
+        **recording.checkpointing(cure.kind),
         **more,
     )
     if repair:
@@ -104,29 +99,16 @@ def trainer_of(cure: Cure, policy: Any, tokenizer: Any, seed: int, repair: bool,
     return trainer
 
 
-def trained(trainer: Any) -> tuple[gradients.GradientReport, str, float]:
-    """Train, and return which tensors a gradient reached, what was raised, and the seconds it took."""
-    error, start = "", time.perf_counter()
-    with gradients.watch(trainer.model) as watched:
-        try:
-            trainer.train()
-        except RuntimeError as raised:  # what is under study
-            error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
-    return watched.report(), error, time.perf_counter() - start
-
-
 def curve(name: str, cure: Cure, repair: bool, seed: int, device: str) -> None:
     """Record a run of 60 steps."""
     policy, tokenizer = models.load(device=device)
     before = models.accuracy(policy, tokenizer, sampled=True)
     trainer = trainer_of(cure, policy, tokenizer, seed, repair, steps=STEPS)
-    report, error, seconds = trained(trainer)
+    with observe.stopwatch(device) as seconds:
+        report = recording.train_watched(trainer)
     steps, rewards = trainers.curve(trainer)
-    metrics = {
-        "reached": len(report.trainable) - len(report.without_gradient),
-        "trainable": len(report.trainable),
-        "error": error,
-        "seconds": seconds,
+    metrics = report | {
+        "seconds": seconds(),
         "accuracy_before": before,
         "accuracy_after": models.accuracy(trainer.model, tokenizer, sampled=True),
         "steps": steps,
@@ -167,13 +149,11 @@ def dpo(policy: Any, tokenizer: Any, pairs: list, kind: str, seed: int, **more: 
     from trl import DPOConfig, DPOTrainer
 
     transformers.set_seed(seed)
-    checkpointing = {"use_reentrant": kind == "reentrant"} if kind != "off" else None
     config = DPOConfig(
         tempfile.mkdtemp(),
         learning_rate=2e-4,  # ten times less than GRPO: a loss that compares two fixed answers goes far at once
         lr_scheduler_type="constant",
-        gradient_checkpointing=kind != "off",
-        gradient_checkpointing_kwargs=checkpointing,
+        **recording.checkpointing(kind),
         report_to=[],
         save_strategy="no",
         logging_strategy="no",
@@ -195,12 +175,10 @@ def dpo_runs(seed: int, device: str) -> None:
         before = models.accuracy(policy, tokenizer, sampled=True)
         pairs = [{"prompt": p, "chosen": a, "rejected": f"{int(a) + 1}"} for p, a in models.sums()]
         trainer = dpo(policy, tokenizer, pairs, kind, seed, max_steps=STEPS, per_device_train_batch_size=16)
-        report, error, seconds = trained(trainer)
-        metrics = {
-            "reached": len(report.trainable) - len(report.without_gradient),
-            "trainable": len(report.trainable),
-            "error": error,
-            "seconds": seconds,
+        with observe.stopwatch(device) as seconds:
+            report = recording.train_watched(trainer)
+        metrics = report | {
+            "seconds": seconds(),
             "accuracy_before": before,
             "accuracy_after": models.accuracy(trainer.model.eval(), tokenizer, sampled=True),
         }
@@ -225,11 +203,7 @@ def record(case: str, metrics: dict, seed: int, device: str) -> None:
 
 def main() -> None:
     """Run every cure with every seed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
-    observe.quiet()
+    arguments = recording.begin(__doc__, seeds=3)
     for seed in range(arguments.seeds):
         for name, cure in cures().items():
             for repair in (False, True):

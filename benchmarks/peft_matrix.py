@@ -3,13 +3,12 @@
 Eras: trl-0.14, trl-0.15, today.
 """
 
-import argparse
 import itertools
 
+import recording
 import torch
 
-from failurelab import gradients
-from failurelab_course.experiments import devices, models, observe, shapes, trainers
+from failurelab_course.experiments import models, observe, shapes, trainers
 
 DTYPES = ("float32", "bf16 autocast", "bf16 weights")
 KINDS = ("off", "reentrant", "non-reentrant")
@@ -17,15 +16,11 @@ KINDS = ("off", "reentrant", "non-reentrant")
 
 def run(family: str, dtype: str, kind: str, trained: str, device: str) -> dict:
     """Train three steps, and return which tensors a gradient reached, and what was raised."""
-    from peft import LoraConfig
-
     policy, tokenizer = models.load(device=device)
     if family == "Llama":
         policy = shapes.as_llama(policy)
     if dtype == "bf16 weights":
         policy = policy.to(torch.bfloat16)
-    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    checkpointing = {} if kind == "off" else {"gradient_checkpointing_kwargs": {"use_reentrant": kind == "reentrant"}}
     trainer = trainers.grpo(
         policy,
         tokenizer,
@@ -33,27 +28,15 @@ def run(family: str, dtype: str, kind: str, trained: str, device: str) -> dict:
         learning_rate=1e-3,
         prompts_per_step=4,
         bf16=dtype != "float32",
-        peft_config=lora if trained == "LoRA" else None,
-        gradient_checkpointing=kind != "off",
-        **checkpointing,
+        peft_config=recording.small_lora() if trained == "LoRA" else None,
+        **recording.checkpointing(kind),
     )
-    error = ""
-    with gradients.watch(trainer.model) as watched:
-        try:
-            trainer.train()
-        except RuntimeError as raised:  # what is under study
-            error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
-    report = watched.report()
-    reached = len(report.trainable) - len(report.without_gradient)
-    return {"reached": reached, "trainable": len(report.trainable), "error": error}
+    return recording.train_watched(trainer)
 
 
 def main() -> None:
     """Run all combinations and record each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    device = parser.parse_args().device
-    observe.quiet()
+    device = recording.begin(__doc__).device
     for family, dtype, kind, trained in itertools.product(("Qwen2", "Llama"), DTYPES, KINDS, ("full", "LoRA")):
         metrics = run(family, dtype, kind, trained, device)
         state = "healthy" if metrics["reached"] == metrics["trainable"] else "broken"

@@ -6,15 +6,15 @@ the median of five such passes. For each family: are the gradients with checkpoi
 Eras: trl-0.14, today.
 """
 
-import argparse
 import statistics
 import time
 
+import recording
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from failurelab import gradients
-from failurelab_course.experiments import devices, observe, shapes
+from failurelab_course.experiments import observe, shapes
 
 KINDS = ("off", "reentrant", "non-reentrant")
 DEPTHS = (2, 4, 8, 16)
@@ -81,10 +81,7 @@ def family(name: str, device: str) -> dict:
 
 def main() -> None:
     """Measure all and record each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    device = parser.parse_args().device
-    observe.quiet()
+    device = recording.begin(__doc__).device
     for depth in DEPTHS:
         for kind in KINDS:
             metrics = measured(kind, depth, device)

@@ -9,7 +9,6 @@ Eras: trl-0.14, today.
 Needs: zero3.
 """
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -19,20 +18,18 @@ import sys
 import unittest.mock
 from collections.abc import Iterator
 
+import recording
 import torch
 
 from failurelab import gradients
-from failurelab_course.experiments import devices, models, observe, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 KINDS = ("off", "reentrant", "non-reentrant")
 
 
 def main() -> None:
     """Run each combination in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--one", nargs=4, metavar=("STAGE", "KIND", "TRAINED", "REPAIR"))
-    arguments = parser.parse_args()
+    arguments = recording.begin(__doc__, one={"nargs": 4, "metavar": ("STAGE", "KIND", "TRAINED", "REPAIR")})
     if arguments.one:
         stage, kind, trained, repair = arguments.one
         one(int(stage), kind, trained, repair, arguments.device)
@@ -59,11 +56,7 @@ TRAINED = ("full", "LoRA")
 def one(stage: int, kind: str, trained: str, repair: str, device: str) -> None:
     """Train three steps under ZeRO and record which tensors a gradient reached, and what was raised."""
     observe.quiet()
-    from peft import LoraConfig
-
     policy, tokenizer = models.load(device=device)
-    lora = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    checkpointing = {} if kind == "off" else {"gradient_checkpointing_kwargs": {"use_reentrant": kind == "reentrant"}}
     zero = {
         # a threshold of 0, or the weights of so small a model are never partitioned
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
@@ -81,33 +74,20 @@ def one(stage: int, kind: str, trained: str, repair: str, device: str) -> None:
         learning_rate=1e-3,
         prompts_per_step=4,
         deepspeed=zero,
-        peft_config=lora if trained == "LoRA" else None,
-        gradient_checkpointing=kind != "off",
-        **checkpointing,
+        peft_config=recording.small_lora() if trained == "LoRA" else None,
+        **recording.checkpointing(kind),
     )
     asked = trainer.args.gradient_checkpointing_kwargs
     forced = kind == "non-reentrant" and bool(asked["use_reentrant"])
     if forced:
         asked["use_reentrant"] = False
-    error = ""
-    with contextlib.ExitStack() as stack:
-        if repair != "as released":
-            stack.enter_context(unrepaired())
-        watched = stack.enter_context(gradients.watch(trainer.model))
-        try:
-            trainer.train()
-        except (RuntimeError, IndexError) as raised:  # under study: torch's CheckpointError is the first; DeepSpeed's
-            # own bookkeeping of modules ends in the second where it loses count
-            error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
-    report = watched.report()
-    metrics = {
-        "reached": len(report.trainable) - len(report.without_gradient),
-        "trainable": len(report.trainable),
-        "error": error,
+    with contextlib.nullcontext() if repair == "as released" else unrepaired():
+        metrics = recording.train_watched(trainer)
+    metrics |= {
         "checkpointing": sorted({name for name, _ in gradients.checkpointed(trainer.model)}),
         "trl_forced_reentrant": forced,
     }
-    state = "healthy" if metrics["reached"] == metrics["trainable"] and not error else "broken"
+    state = "healthy" if metrics["reached"] == metrics["trainable"] and not metrics["error"] else "broken"
     case = f"ZeRO-{stage}, {kind}, {trained}" + ("" if repair == "as released" else f", {repair}")
     observe.record("F2", state, metrics, case=case, seed=0, device=device)
     print(metrics)

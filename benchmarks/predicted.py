@@ -1,4 +1,4 @@
-"""Peak memory of a training step: by hand, by simulation, and as the device says it was.
+"""Peak memory of a training step: by simulation, and as the device says it was.
 
 Full, kept and chunked logits; checkpointing off, reentrant, non-reentrant; weights in 4 bit. On a CPU small shapes, in
 float32; on a GPU Qwen2-0.5B's in bfloat16, 1,024 to 8,192 tokens. Each figure is what a forward and backward pass adds
@@ -12,7 +12,6 @@ CPU: what its kernels hold meanwhile is a matter of the processor. A case that i
 Eras: today.
 """
 
-import argparse
 import dataclasses
 import gc
 import json
@@ -20,17 +19,16 @@ import os
 import subprocess
 import sys
 
-import arithmetic
+import recording
 import torch
 import transformers
 from predicted_steps import HALF_BILLION, Case, step, trained
 
 from failurelab import simulate
-from failurelab.placement import faults
+from failurelab.placement import problems
 from failurelab_course.experiments import devices, observe
 
 MIB = 2**20
-NOT_RUN = 4  # the exit status that `failurelab evidence record` takes for it
 BLOCK = 512  # bytes to which CUDA's caching allocator rounds up
 HEAD = {
     "vocab_size": 32_000,
@@ -99,32 +97,11 @@ def predictions(asked: list[Case], device: str) -> list[dict]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    if done.returncode == NOT_RUN:
+    if done.returncode == recording.STATUS_NOT_RUN:
         print(done.stdout.splitlines()[-1])
     if done.returncode:
         raise SystemExit(done.returncode)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def sizes(case: Case) -> arithmetic.Sizes:
-    """Return the case's shape as the arithmetic takes it."""
-    config = case.config()
-    return arithmetic.Sizes(
-        config.hidden_size,
-        config.intermediate_size,
-        config.hidden_size // config.num_attention_heads * config.num_key_value_heads,
-        config.num_hidden_layers,
-        config.vocab_size,
-        element=torch.finfo(getattr(torch, case.dtype)).bits // 8,
-    )
-
-
-def by_hand(case: Case) -> dict:
-    """Return the arithmetic's weights and step; nothing for the step of a model with adapters."""
-    known, chunk = sizes(case), case.rows if case.way == "chunked" else 0
-    weights = arithmetic.four_bit_weights(known) if case.bits else arithmetic.weights(known)
-    shape = (case.batch, case.prompt, case.completion, case.way, case.kind != "off", chunk)
-    return {"weights": weights, "step": None if case.adapters else arithmetic.step(known, *shape)}
 
 
 def build(case: Case, device: str):
@@ -172,7 +149,7 @@ def measure(case: Case, device: str) -> dict:
 
 def not_run(case: Case, predicted: dict, device: str) -> str:
     """Return why a case cannot be measured here; empty if it can."""
-    if case.bits and (problem := faults.find_native_problem(torch.device(device))):
+    if case.bits and (problem := problems.find_native_problem(torch.device(device))):
         return problem
     try:
         devices.require_memory(1.05 * (predicted["weights"] + predicted["step"]) / devices.GIB, device, "this step")
@@ -183,7 +160,7 @@ def not_run(case: Case, predicted: dict, device: str) -> str:
 
 def compare(case: Case, predicted: dict, device: str) -> list[dict]:
     """Measure a case; record and return its metrics, for its step and, with adapters, for its weights."""
-    hand, measured = by_hand(case), {}
+    measured = {}
     reason = not_run(case, predicted, device)
     if not reason:
         try:
@@ -195,15 +172,10 @@ def compare(case: Case, predicted: dict, device: str) -> list[dict]:
         torch.cuda.empty_cache()
     rows = []
     for what in ("weights", "step") if case.adapters else ("step",):
-        metrics = {
-            "arithmetic_mib": None if hand[what] is None else hand[what] / MIB,
-            "predicted_mib": predicted[what] / MIB,
-        }
+        metrics = {"predicted_mib": predicted[what] / MIB}
         if measured:
             metrics["measured_mib"] = measured[what] / MIB
             metrics["ratio"] = predicted[what] / measured[what]
-            if hand[what] is not None:
-                metrics["arithmetic_ratio"] = hand[what] / measured[what]
         else:
             metrics["not_run"] = reason
         about = "weights of " if what == "weights" else ""
@@ -221,18 +193,15 @@ def show(rows: list[dict]) -> None:
 
 def main() -> None:
     """Predict all, then measure all."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--predict", type=int, metavar="BLOCK", help="only predict cases, read as JSON")
-    options = parser.parse_args()
-    observe.quiet()
+    options = recording.begin(
+        __doc__, predict={"type": int, "metavar": "BLOCK", "help": "only predict cases, read as JSON"}
+    )
     torch.set_num_threads(1)
     if options.predict:
         try:
             simulate.devices(1)
         except simulate.SimulationError as error:
-            print(f"NOT RUN: {error}")
-            raise SystemExit(NOT_RUN) from None
+            recording.end_not_run(str(error))
         print(json.dumps([simulated(Case(**case), options.predict) for case in json.load(sys.stdin)]))
         return
     asked = cases(options.device)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `failurelab preflight` says of a corpus of scripts, broken and healthy, against what each of them has.
 
-    python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--kept] [--rules COMMIT]
+    python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--kept] [--rules COMMIT] [--out FOLDER]
 
 The corpus and its expected causes stand in `benchmarks/corpus`. Each case runs in a fresh copy of a folder with a model
 of Qwen2-0.5B's sizes (configuration and tokenizer, no weights), the tiny Qwen2, an adapter and four small datasets.
@@ -21,15 +21,19 @@ import subprocess
 import tempfile
 import time
 
+import archives
+import recording
 import tomllib
 
-from failurelab.preflight import answer, command, launch
+from failurelab.preflight import command, launcher_line
+from failurelab.preflight.report import answer
 from failurelab_course import eras
 from failurelab_course.experiments import devices, observe
-from failurelab_course.runs import notebooks, stored
+from failurelab_course.notebook_runs import notebooks, stored
 
 HERE = pathlib.Path(__file__).parent
 CORPUS = HERE / "corpus"
+NO_MASK = "no attention mask"  # trl 0.14 scores prompts of unequal length so (TRL #2708): F21 is true if it names this
 REPOSITORY = "TRL_REPOSITORY"  # a clone of https://github.com/huggingface/trl, for its examples
 CACHE = HERE.parent / ".course" / "preflight_corpus"
 QWEN = {
@@ -93,8 +97,8 @@ def read_corpus() -> list[Case]:
 def make_folder(folder: pathlib.Path) -> None:
     """Write what the corpus' scripts read: models, an adapter, datasets and the scripts themselves."""
     tiny = HERE.parent / "models" / "tiny-qwen2"
-    for name in (path.name for path in CORPUS.iterdir() if path.is_dir()):
-        shutil.copytree(CORPUS / name, folder / name)
+    for archive in sorted(CORPUS.glob("*.tar.xz")):
+        archives.unpack(archive, folder)
     (folder / "models").mkdir()
     (folder / "models" / "tiny-qwen2").symlink_to(tiny.resolve())
     for name in ("Qwen2-0.5B", "Qwen2-0.5B-Instruct"):
@@ -180,7 +184,7 @@ def judge(case: Case) -> dict:
             elif script.startswith("notebook:"):
                 script = write_notebook_script(case, folder)
             words = [*case.launch.split(), script, *case.arguments]
-            line = launch.read(words) if case.launch else launch.Launch(script, case.arguments)
+            line = launcher_line.read_line(words) if case.launch else launcher_line.Launch(script, case.arguments)
             answered = command.ask(line, python=str(python), memory=case.memory, time_limit=300)
         finally:
             os.chdir(here)
@@ -200,11 +204,12 @@ def judge(case: Case) -> dict:
 def right(case: Case, result: dict) -> dict[str, bool]:
     """Return whether a case was named, its cause first, and nothing false said of it; a healthy one must train too."""
     found = result["found"]
+    known = {"F21"} if case.stack == "trl-0.14" and NO_MASK in result.get("text", "") else set()
     return {
         "ran": bool(case.expected) or not result["error"],
         "named": set(case.expected) <= set(found),
         "first": not case.expected or found[:1] == [case.expected[0]],
-        "nothing_false": set(found) <= {*case.expected, *case.also},
+        "nothing_false": set(found) <= {*case.expected, *case.also, *known},
     }
 
 
@@ -215,9 +220,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--again", action="store_true", help="judge also what was judged before")
     parser.add_argument("--kept", action="store_true", help="judge nothing; record what was judged before")
-    parser.add_argument("--rules", default="", help="the commit of the rules, for the ledger")
+    parser.add_argument("--rules", default="", help="the commit of the rules, for the records")
+    parser.add_argument("--out", type=pathlib.Path, help="folder of preflight_corpus.json; other cases in it are kept")
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
+    records = []
     for case in read_corpus():
         if options.only not in case.name:
             continue
@@ -242,7 +249,11 @@ def main() -> None:
             "also_allowed": ", ".join(case.also), **verdict, "seconds": result["seconds"], "stack": case.stack,
             "half": case.half, "ended_in_an_error": bool(result["error"]), "rules": result.get("rules", options.rules),
         }  # fmt: skip
-        observe.record("ground", "measured", metrics, case=f"preflight: {case.name}")
+        records.append(observe.record("ground", "measured", metrics, case=f"preflight: {case.name}"))
+    if options.out and records:
+        path, judged = options.out / "preflight_corpus.json", {record["case"] for record in records}
+        before = recording.read_file(path) if path.exists() else []
+        recording.write_file(path, [record for record in before if record["case"] not in judged] + records)
 
 
 if __name__ == "__main__":

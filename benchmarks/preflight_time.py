@@ -10,7 +10,6 @@ the same script with five seeds.
 Eras: today.
 """
 
-import argparse
 import os
 import pathlib
 import statistics
@@ -20,9 +19,10 @@ import tempfile
 import time
 
 import preflight_corpus
+import recording
 
 from failurelab_course import eras
-from failurelab_course.experiments import devices, observe
+from failurelab_course.experiments import observe
 
 SCRIPT = "first/lora_hub_name.py"
 IMPORTS = "from datasets import load_dataset; from peft import LoraConfig; from trl import GRPOConfig, GRPOTrainer"
@@ -43,10 +43,7 @@ def run(folder: pathlib.Path, *words: str) -> tuple[float, float, str]:
 
 def main() -> None:
     """Measure and record."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = recording.begin(__doc__, rounds=5)
     for stack in ("trl-0.14", "today"):
         python = str(eras.find(stack).python)
         with tempfile.TemporaryDirectory(prefix="corpus-") as name:

@@ -8,12 +8,11 @@ Eras: today.
 Needs: bitsandbytes.
 """
 
-import argparse
-
+import recording
 import torch
 
 from failurelab import gradients, guards, placement
-from failurelab_course.experiments import devices, models, observe, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS, RANK, RATE = 120, 8, 1e-3
 NON_REENTRANT = {"use_reentrant": False}
@@ -156,11 +155,7 @@ def run(four_bit: bool, rate: float, seed: int, device: str) -> dict:
 
 def main() -> None:
     """Measure the gradients once, then train every kind with every seed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
-    observe.quiet()
+    arguments = recording.begin(__doc__, seeds=3)
     device = arguments.device
     passed = against_dequantized(device)
     observe.record("ground", "measured", passed, case="QLoRA: gradients", seed=0, device=device)

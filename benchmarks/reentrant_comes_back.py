@@ -5,21 +5,20 @@ From trl 0.22 generation runs with checkpointing switched off. Up to 0.25 it is 
 Eras: trl-0.14, trl-0.15, trl-0.22, today.
 """
 
-import argparse
+import recording
 
 from failurelab import gradients
-from failurelab_course.experiments import devices, models, observe, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 WARNING = "None of the inputs have requires_grad"
-REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
-NON_REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
 
 
 def asked_for() -> dict[str, dict]:
     """Return the ways to ask for checkpointing; `default` is what GRPOConfig of this release chooses by itself."""
     default = {"gradient_checkpointing": bool(trainers.differing_defaults()["gradient_checkpointing"])}
-    off = {"gradient_checkpointing": False}
-    return {"default": default, "reentrant": REENTRANT, "non-reentrant": NON_REENTRANT, "off": off}
+    return {"default": default} | {
+        kind: recording.checkpointing(kind) for kind in ("reentrant", "non-reentrant", "off")
+    }
 
 
 def run(options: dict, prepare, device: str) -> dict:
@@ -38,17 +37,14 @@ def run(options: dict, prepare, device: str) -> dict:
 
 def main() -> None:
     """Run what can be asked for, then each cure beside reentrant checkpointing, and record all."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    device = parser.parse_args().device
-    observe.quiet()
+    device = recording.begin(__doc__).device
     runs = {f"asked for: {name}": (options, lambda policy: None) for name, options in asked_for().items()}
     cures = {
         "model.enable_input_require_grads()": lambda policy: policy.enable_input_require_grads(),
         "gradients.require_input_grads(model)": gradients.require_input_grads,
         "model.config.use_cache = False": lambda policy: setattr(policy.config, "use_cache", False),
     }
-    runs |= {f"cure: {name}": (REENTRANT, prepare) for name, prepare in cures.items()}
+    runs |= {f"cure: {name}": (recording.checkpointing("reentrant"), prepare) for name, prepare in cures.items()}
     for case, (options, prepare) in runs.items():
         found = run(options, prepare, device)
         learns = found["changed"] == found["trainable"]

@@ -5,10 +5,10 @@ Healthy without checkpointing; broken with it; each repair alone; both repairs. 
 Eras: trl-0.14.
 """
 
-import argparse
+import recording
 
 from failurelab import gradients
-from failurelab_course.experiments import devices, models, observe, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS = 100
 RUNS = {
@@ -23,11 +23,7 @@ RUNS = {
 
 def main() -> None:
     """Train every run with every seed and record its curve."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--seeds", type=int, default=3)
-    arguments = parser.parse_args()
-    observe.quiet()
+    arguments = recording.begin(__doc__, seeds=3)
     for seed in range(arguments.seeds):
         for name, (state, checkpointing, gradient, rollout) in RUNS.items():
             policy, tokenizer = models.load(device=arguments.device)

@@ -5,16 +5,16 @@ Every run predicts the share of elements that its first step changes, measures i
 Eras: trl-0.14, today.
 """
 
-import argparse
 import statistics
 import tempfile
 import warnings
 
+import recording
 import torch
 import transformers
 
 from failurelab import guards, updates
-from failurelab_course.experiments import deepspeed, devices, models, observe, trainers
+from failurelab_course.experiments import deepspeed, models, observe, trainers
 
 SEEDS, CURE_STEPS, RATE = 3, 80, 3e-5
 BF16, F32 = torch.bfloat16, torch.float32
@@ -160,10 +160,7 @@ def gap(folder, dtype, device):
 
 def main() -> None:
     """Run all, record and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    device = parser.parse_args().device
-    observe.quiet()
+    device = recording.begin(__doc__).device
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:  # the checkpoint as it would be on a hub: in bfloat16
         for part in models.load(dtype=BF16):

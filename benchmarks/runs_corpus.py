@@ -3,10 +3,11 @@
 
     python benchmarks/runs_corpus.py first [--only TEXT] [--stack NAME] [--again] [--write] [--preflight]
 
-`benchmarks/runs/HALF_variants.toml` says what is run: a script of `benchmarks/runs/scripts`, what is changed in it, the
-stack, the seeds, the expected causes, and the clean twin. A run's artefacts go to `benchmarks/runs/HALF/NAME`, its
-checkpoints and what it measured to `.course/runs_corpus/`, which git ignores. What is there is not made again.
-Then `benchmarks/runs/HALF.toml` is written: the runs, and whether each variant differs from its twin by more than three
+`benchmarks/training_runs/HALF_variants.toml` says what is run: a script of `training_runs/scripts`, what is changed
+in it, the stack, the seeds, the expected causes, and the clean twin. A run's artefacts go to the archive
+`HALF.tar.xz`, its checkpoints and what it measured to `.course/runs_corpus/`, which git ignores. What is there is not
+made again.
+Then `training_runs/HALF.toml` is written: the runs, and whether each variant differs from its twin by more than three
 times the seeds' spread. A variant that does not is dropped, and listed there as dropped. `--preflight` runs no
 training: it asks `failurelab preflight` about each listed run's script, in its stack, and keeps the answer.
 
@@ -25,21 +26,31 @@ import subprocess
 import sys
 import tempfile
 
+import archives
 import tomllib
 
 from failurelab_course import eras
 from failurelab_course.experiments import devices
 
 HERE = pathlib.Path(__file__).resolve().parent
-RUNS, CACHE = HERE / "runs", HERE.parent / ".course" / "runs_corpus"
+RUNS, CACHE = HERE / "training_runs", HERE.parent / ".course" / "runs_corpus"
+PARTS = HERE.parent / ".course" / "training_runs"  # the archives, unpacked; `--write` packs them
 TIMES = 3  # a fault counts if broken and clean differ by more than so many times the seeds' spread
 TWIN_SEEDS = [0, 1, 2]
 DEFAULTS = {
     "stack": "today", "expected": [], "odd": "", "set": {}, "edits": [], "launched": False, "seeds": [0, 1],
 }  # fmt: skip
-COMPARED = ("twin", "metric", "clean", "broken", "difference", "spread", "counts")
 # trl 0.14 counts prompts for a batch where later releases count completions, and logs none
 OLDEST = ("trl-0.14", "trl-0.14-tf-4.52")
+
+
+def part(half: str) -> pathlib.Path:
+    """Return the folder of a half's runs: its archive, unpacked once."""
+    folder = PARTS / half
+    if not folder.is_dir():
+        PARTS.mkdir(parents=True, exist_ok=True)
+        archives.unpack(RUNS / f"{half}.tar.xz", PARTS)
+    return folder
 
 
 def read_variants(half: str) -> list[dict]:
@@ -104,7 +115,7 @@ def name_of(variant: str, seed: int) -> str:
 def is_made(half: str, variant: dict, seed: int) -> bool:
     """Return whether a run is there, made by the script that its variant makes today."""
     name = name_of(variant["name"], seed)
-    scripts = (folder / "train.py" for folder in (RUNS / half / name, CACHE / name / "artefacts"))
+    scripts = (folder / "train.py" for folder in (part(half) / name, CACHE / name / "artefacts"))
     made = any(path.exists() and path.read_text() == script_of(variant, seed) for path in scripts)
     return made and (CACHE / name / "result.json").exists()
 
@@ -124,7 +135,7 @@ def jobs_of(
                 continue
             name, script = name_of(variant["name"], seed), script_of(variant, seed)
             kept = CACHE / name
-            folder = RUNS / half / name if seed in variant["seeds"] else kept / "artefacts"
+            folder = part(half) / name if seed in variant["seeds"] else kept / "artefacts"
             jobs.setdefault(variant["stack"], []).append({
                 "name": name, "label": f"{variant['name']} {seed}", "script": script, "artefacts": str(folder),
                 "kept": str(kept), "models": str(CACHE / "models"), "launched": variant["launched"],
@@ -207,8 +218,8 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
             if variant["name"] in gone or not is_made(half, variant, seed):
                 continue
             kept.add(name)
-            if not (RUNS / half / name).exists():
-                shutil.move(CACHE / name / "artefacts", RUNS / half / name)
+            if not (part(half) / name).exists():
+                shutil.move(CACHE / name / "artefacts", part(half) / name)
             lines += ["[[run]]", f'name = "{name}"', f"expected = {json.dumps(variant['expected'])}",
                       f"odd = {str(bool(variant['odd'])).lower()}", f'variant = "{variant["name"]}"',
                       f'stack = "{variant["stack"]}"', f"seed = {seed}"]  # fmt: skip
@@ -222,14 +233,15 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
             lines += [f"{key} = {toml(value)}" for key, value in row.items()]
             lines.append("")
     (RUNS / f"{half}.toml").write_text("\n".join(lines).rstrip() + "\n")
-    for folder in (RUNS / half).iterdir():
+    for folder in part(half).iterdir():
         if folder.name not in kept:
             target = CACHE / folder.name / "artefacts"
             shutil.rmtree(target, ignore_errors=True)
             (CACHE / folder.name).mkdir(parents=True, exist_ok=True)
             shutil.move(folder, target)
+    archives.pack(part(half), RUNS / f"{half}.tar.xz")
     healthy = lines.count("expected = []")
-    size = sum(path.stat().st_size for path in (RUNS / half).rglob("*") if path.is_file())
+    size = sum(path.stat().st_size for path in part(half).rglob("*") if path.is_file())
     print(f"{len(kept)} runs, {healthy} healthy, {size / 1e6:.2f} MB; {len(compared)} variants reproduced, "
           f"{len(dropped)} dropped")  # fmt: skip
     for row in dropped:
@@ -239,39 +251,6 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
 def toml(value) -> str:
     """Return a value as TOML has it; a missing figure in a list is a text."""
     return json.dumps(["none" if part is None else part for part in value] if isinstance(value, list) else value)
-
-
-def record(half: str, variants: list[dict]) -> None:
-    """Write what was measured of each variant, as evidence records: the frame is the one that its own stack made."""
-    by_name, folder = {variant["name"]: variant for variant in variants}, os.environ.get("FAILURELAB_EVIDENCE")
-    if not folder:
-        return
-    pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-    frames = {}  # of each stack: what a run ran in; all were made on one machine
-    for variant in variants:
-        for result in results_of(half, variant).values():
-            frames[variant["stack"]] = frames.get(variant["stack"]) or result.get("entry")
-    with open(pathlib.Path(folder) / "runs_corpus.jsonl", "w", encoding="utf-8") as file:
-        for variant in variants:
-            cause = (variant["expected"] or [""])[0]
-            failure = cause if cause.startswith("F") else "ground"
-            case = f"family {failure}: {variant['name']}" if failure != "ground" else f"runs: {variant['name']}"
-            compared = compare(half, variant, by_name[variant["twin"]]) if "twin" in variant else {}
-            for seed, result in results_of(half, variant).items():
-                figures = {key: value for key, value in result.items() if key not in ("entry", "error", "dtypes")}
-                figures |= {"ended_in": result["error"][:200], "dtypes": ", ".join(result.get("dtypes", []))}
-                figures |= {key: value for key, value in compared.items() if key in COMPARED and value is not None}
-                figures = {key: plain(value) for key, value in figures.items()}
-                entry = frames[variant["stack"]] | {
-                    "failure": failure, "case": case, "seed": seed, "figures": figures,
-                    "state": "broken" if variant["expected"] else "healthy", "source": "benchmarks/runs_corpus.py",
-                }  # fmt: skip
-                file.write(json.dumps(entry, allow_nan=False) + "\n")
-
-
-def plain(value):
-    """Return a figure as a ledger holds it: NaN and infinities as texts."""
-    return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
 def short(answer: dict) -> dict:
@@ -303,7 +282,7 @@ def ask_preflight(
         if chosen is None or run["variant"] in chosen:
             variants.setdefault(run["variant"], []).append(run)
     for variant, runs in variants.items():
-        folders = [corpus / half / run["name"] for run in runs]
+        folders = [part(half) / run["name"] for run in runs]
         if all((folder / "preflight.json").exists() for folder in folders) and not again:
             continue
         with tempfile.TemporaryDirectory() as name:
@@ -350,7 +329,6 @@ def main() -> None:
                 work(stack, jobs)
     if not (options.only or options.stack):
         write_toml(options.half, variants, options.unjudged)
-        record(options.half, variants)
 
 
 if __name__ == "__main__":

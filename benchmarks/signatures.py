@@ -1,17 +1,13 @@
 #!/usr/bin/env python3
 """Which name do released versions of transformers know for "only the last rows of logits", and what of the other name?
 
-    python benchmarks/signatures.py [VERSION ...]
-
 Downloads the wheels into a temporary folder (10 to 12 MB each), reads `Qwen2ForCausalLM.forward` in them without
-importing anything, and prints a table. With FAILURELAB_EVIDENCE set it also writes a record, F3a "read in wheels". What
-the versions at hand really do is run in the eras (notebook 04, and the unit tests); this fills in the versions between.
-It needs a package index, and is the only benchmark that does.
+importing anything, and prints a table. What the versions at hand really do is run in the eras (notebook 04, and the
+unit tests); this fills in the versions between. It needs a package index, and is the only benchmark that does.
 
 Eras: today.
 """
 
-import argparse
 import ast
 import subprocess
 import sys
@@ -19,11 +15,11 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import recording
 from packaging.version import Version
 
 from failurelab_course.eras import install
-from failurelab_course.experiments import devices, observe
-from failurelab_course.runs import benchmarks
+from failurelab_course.experiments import observe
 
 VERSIONS = ("4.45.2", "4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4", "4.57.6", "5.23.0")
 NAMES = ("num_logits_to_keep", "logits_to_keep")
@@ -37,8 +33,7 @@ def download(version: str, folder: str) -> Path:
     if done.returncode:
         missing = "No module named pip" in done.stderr
         if missing or install.NO_NETWORK.search(done.stderr):
-            print(f"NOT RUN: {'this Python has no pip' if missing else 'no package index is reached'}", flush=True)
-            sys.exit(benchmarks.STATUS)
+            recording.end_not_run("this Python has no pip" if missing else "no package index is reached")
         sys.exit(f"transformers {version} could not be fetched: {done.stderr.strip()}")
     return next(Path(folder).glob(f"transformers-{version}-*.whl"))
 
@@ -67,14 +62,11 @@ def judge(version: str, forward: ast.FunctionDef) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Read the versions named on the command line, or those of the story."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("versions", nargs="*", default=VERSIONS)
-    parser.add_argument("--device", type=devices.argument, default="cpu", help="ignored: nothing is computed")
-    versions = parser.parse_args().versions
+    """Read the versions of the story."""
+    recording.begin(__doc__)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        for version in versions:
+        for version in VERSIONS:
             with zipfile.ZipFile(download(version, folder)) as wheel:
                 rows.append((version, *judge(version, forward_of(wheel.read(SOURCE).decode()))))
     print("| transformers | Qwen2 takes | the other name |\n|---|---|---|")

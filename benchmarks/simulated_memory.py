@@ -8,17 +8,17 @@ length x length for each layer, about two of them.
 Eras: trl-0.14, today.
 """
 
-import argparse
 import os
 import resource
 import sys
 import time
 
+import recording
 import torch
 import transformers
 
 from failurelab import simulate
-from failurelab_course.experiments import devices, observe
+from failurelab_course.experiments import observe
 
 ROWS, LENGTH, KEPT = 4, 1024, 257
 SHAPES = {
@@ -92,9 +92,7 @@ def measure(name: str, bits: int) -> None:
 
 def main() -> None:
     """Measure every shape."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu", help="taken and not used: all is simulated")
-    parser.parse_args()
+    recording.begin(__doc__)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a real GPU beside simulated ones would get in the way of a backward pass
     if torch.cuda.is_initialized():  # looking for the device did that
         os.execv(sys.executable, [sys.executable, __file__])

@@ -3,10 +3,10 @@
 Eras: trl-0.14, trl-0.15, today.
 """
 
-import argparse
+import recording
 
 from failurelab import gradients
-from failurelab_course.experiments import devices, models, observe, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 WARNING = "None of the inputs have requires_grad"
 
@@ -18,12 +18,9 @@ def run(make, setup: str, kind: str, cure: bool, device: str) -> dict:
     if setup == "embeddings frozen":
         policy.get_input_embeddings().requires_grad_(False)
     elif setup == "LoRA":
-        from peft import LoraConfig
-
-        adapter = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        adapter = recording.small_lora()
     if cure:
         gradients.require_input_grads(policy)
-    checkpointing = {} if kind == "off" else {"gradient_checkpointing_kwargs": {"use_reentrant": kind == "reentrant"}}
     trainer = make(
         policy,
         tokenizer,
@@ -31,25 +28,18 @@ def run(make, setup: str, kind: str, cure: bool, device: str) -> dict:
         learning_rate=1e-3,
         prompts_per_step=4,
         peft_config=adapter,
-        gradient_checkpointing=kind != "off",
-        **checkpointing,
+        **recording.checkpointing(kind),
     )
-    before, error = gradients.snapshot(trainer.model), ""
+    before = gradients.snapshot(trainer.model)
     with observe.count_warnings(WARNING) as seen:
-        try:
-            trainer.train()
-        except RuntimeError as raised:  # what is under study: "element 0 of tensors does not require grad ..."
-            error = f"{type(raised).__name__}: {str(raised).splitlines()[0]}"
+        error = recording.train_watched(trainer)["error"]
     changed = before.changed(trainer.model)
     return {"warnings": seen.count, "changed": len(changed), "trainable": len(before), "error": error}
 
 
 def main() -> None:
     """Run all combinations and record each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    device = parser.parse_args().device
-    observe.quiet()
+    device = recording.begin(__doc__).device
     for name, make in (("GRPO", trainers.grpo), ("Online DPO", trainers.online_dpo)):
         for setup in ("full", "embeddings frozen", "LoRA"):
             for kind in ("off", "reentrant", "non-reentrant"):

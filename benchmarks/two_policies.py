@@ -11,18 +11,18 @@ temperature, log-probabilities without it, moved by one token, another engine's 
 Eras: today.
 """
 
-import argparse
 import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import recording
 import torch
 import transformers
 
-from failurelab import engines, guards
-from failurelab_course.experiments import devices, models, observe, trainers
+from failurelab import guards, mismatch
+from failurelab_course.experiments import models, observe, trainers
 from failurelab_course.experiments.second_engine import SecondEngine
 
 LENGTHS = (16, 64, 256, 448, 1024, 2048)
@@ -88,10 +88,10 @@ def by_length(device: str, cases: Iterable[Case]) -> None:
         for length in (each for each in LENGTHS if each <= longest):
             policy, engine = ours[:, :length], theirs[:, :length]
             mask = torch.ones_like(policy)
-            gap = engines.compare(policy, engine, mask)
-            whole = engines.importance_weights(policy, engine, mask, cap=None)
-            single = engines.importance_weights(policy, engine, mask, "token_truncate")
-            kept = engines.importance_weights(policy, engine, mask)
+            gap = mismatch.compare(policy, engine, mask)
+            whole = mismatch.importance_weights(policy, engine, mask, cap=None)
+            single = mismatch.importance_weights(policy, engine, mask, "token_truncate")
+            kept = mismatch.importance_weights(policy, engine, mask)
             figures = {
                 "length": length,
                 "sequences": count,
@@ -99,8 +99,8 @@ def by_length(device: str, cases: Iterable[Case]) -> None:
                 "largest_gap": gap.largest,
                 "masked": gap.masked,
                 "effective": gap.effective,
-                "effective_kept": engines.effective_sample_size(kept),
-                "effective_token": engines.effective_sample_size(single),
+                "effective_kept": mismatch.effective_sample_size(kept),
+                "effective_token": mismatch.effective_sample_size(single),
                 "smallest": float(whole.min()),
                 "median": float(whole.median()),
                 "largest": float(whole.max()),
@@ -194,10 +194,7 @@ def guard_runs(device: str, seeds: int = 1, judge: Callable[..., Any] = judged) 
 
 def main() -> None:
     """Record both."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    device = parser.parse_args().device
-    observe.quiet()
+    device = recording.begin(__doc__).device
     by_length(device, SMALL)
     guard_runs(device)
     by_length(device, LARGE)

@@ -9,15 +9,15 @@ Eras: trl-0.14, trl-0.15, today.
 Needs: zero3.
 """
 
-import argparse
 import contextlib
 import statistics
 import time
 
+import recording
 import torch
 
 from failurelab import zero3
-from failurelab_course.experiments import deepspeed, devices, models, observe, trainers
+from failurelab_course.experiments import deepspeed, models, observe, trainers
 
 ROUNDS, TOKENS = 9, 32
 PROMPTS = [prompt for prompt, _ in models.sums()[:400:50]]
@@ -55,10 +55,7 @@ def generate(trainer, device) -> tuple[float, int, list]:
 
 def main() -> None:
     """Measure all in turn, record and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    device = parser.parse_args().device
-    observe.quiet()
+    device = recording.begin(__doc__).device
     torch.set_num_threads(1)
     policy, tokenizer = models.load(device=device)
     plain = trainers.grpo(policy, tokenizer, steps=1)

@@ -8,13 +8,13 @@ Eras: trl-0.14, trl-0.15, today.
 Needs: zero3.
 """
 
-import argparse
 import contextlib
 
+import recording
 import torch
 
 from failurelab import handles, zero3
-from failurelab_course.experiments import deepspeed, devices, models, observe, trainers
+from failurelab_course.experiments import deepspeed, models, observe, trainers
 
 STEPS, RATE = 10, 1e-4
 
@@ -56,10 +56,7 @@ def run(stage, device) -> tuple[dict, dict]:
 
 def main() -> None:
     """Run all stages, record and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    device = parser.parse_args().device
-    observe.quiet()
+    device = recording.begin(__doc__).device
     torch.set_num_threads(1)
     start, alone = run(None, device)
     moved = {name: float((alone[name] - start[name]).abs().max()) for name in start}

@@ -7,20 +7,19 @@ Eras: today.
 Needs: zero3.
 """
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import time
 
+import recording
 import torch
 
 from failurelab import zero3
-from failurelab_course.experiments import deepspeed, devices, models, observe, trainers
+from failurelab_course.experiments import deepspeed, models, observe, trainers
 
 PROCESSES = 2
-NOT_RUN = 4  # the exit status that `failurelab evidence record` takes for it
 
 
 def held(engine) -> dict[str, int]:
@@ -81,17 +80,13 @@ def child(stage: int, device: str) -> None:
 
 def main() -> None:
     """Start two processes for each stage, record and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", type=devices.argument, default="cpu")
-    parser.add_argument("--stage", type=int)
-    options = parser.parse_args()
+    options = recording.begin(__doc__, stage={"type": int})
     if options.stage is not None:
         child(options.stage, options.device if options.device == "cpu" else f"cuda:{os.environ['LOCAL_RANK']}")
         return
     if options.device != "cpu" and torch.cuda.device_count() < PROCESSES:
         # NCCL refuses two processes on one card
-        print(f"NOT RUN: {PROCESSES} processes need a GPU each, and {torch.cuda.device_count()} is there")
-        raise SystemExit(NOT_RUN)
+        recording.end_not_run(f"{PROCESSES} processes need a GPU each, and {torch.cuda.device_count()} is there")
     deepspeed.check()
     whole = sum(parameter.numel() for parameter in models.load()[0].parameters())
     for stage in deepspeed.STAGES:

@@ -4,7 +4,6 @@
     .venv/bin/torchrun --nproc_per_node 2 configs/train_grpo.py --deepspeed configs/zero3_cpu.json
     .venv/bin/accelerate launch --config_file configs/accelerate_cpu.yaml configs/train_grpo.py
     .venv/bin/accelerate launch --config_file configs/accelerate_zero3.yaml configs/train_grpo.py
-    sbatch configs/slurm_grpo.sh
 
 A callback asks a few sums after training has ended, under `zero3.generation_model`: right without DeepSpeed and at
 every stage. Rank 0 prints one line: the number of processes, the steps, the rewards and the answers.

@@ -1,4 +1,4 @@
-"""Sphinx's settings for the course's site. `make site` builds it from the pages that site_pages.py lays out."""
+"""Sphinx's settings for the course's site. `make site` builds it from the pages that tools/site_pages.py lays out."""
 
 from pygments.lexer import inherit
 from pygments.lexers.python import PythonLexer
@@ -54,5 +54,5 @@ class CellLexer(PythonLexer):
 
 
 def setup(app):
-    """Register the lexer that site_pages.py names in each notebook."""
+    """Register the lexer that tools/site_pages.py names in each notebook."""
     app.add_lexer("cell", CellLexer)

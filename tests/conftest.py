@@ -1,12 +1,42 @@
-"""Waiting for processes: by what the system says of them, and by a pipe; no test sleeps and looks again."""
+"""Which files come first, and waiting for processes: by what the system says of them, and by a pipe.
+
+No test sleeps and looks again.
+"""
 
 import os
+import pathlib
 import select
 import signal
 
 import pytest
 
+# A shell without a terminal starts `make test &` with SIGINT ignored, and every process below it inherits that: a test
+# that sends Ctrl-C to a command would wait for nothing. With a handler here, a child's begins as by default.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The files that take minutes come first, so that two workers that take the next file each end together. The first one
+# keeps two processes busy; beside it come those that need one.
+LONG = (
+    "labs/test_verify.py",
+    "cli/test_preflight.py",
+    "cli/test_magics.py",
+    "unit/test_zero3.py",
+    "unit/test_trainers.py",
+    "labs/test_units_in_every_era.py",
+    "notebooks/test_notebooks.py",
+    "notebooks/test_diffs.py",
+    "labs/test_checker.py",
+    "labs/test_lab_work.py",
+    "unit/test_textbook.py",
+)
 PATIENCE = 300  # seconds until a test gives up: a limit against hanging, which no test waits for
+
+
+def pytest_collection_modifyitems(items):
+    """Put the long files first; within a file, and among the others, the order stays."""
+    place = {pathlib.Path(__file__).parent / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 @pytest.fixture

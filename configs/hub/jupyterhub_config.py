@@ -1,4 +1,4 @@
-"""JupyterHub for a class on one server: docs/class_server.md says how to install it, and what was measured.
+"""JupyterHub for a class on one server: docs/class_server.md says how to install it.
 
     sudo .hub/bin/jupyterhub -f configs/hub/jupyterhub_config.py
 
@@ -15,11 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HUB = ROOT / ".hub"
 STATE = HUB / "state"  # the database and the secrets of the hub, closed to learners
 STATE.mkdir(mode=0o700, exist_ok=True)
-
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30  # GiB
-SEATS = max(int((MEMORY - 1.1) / 1.4), 1)  # 1.4 GiB a seat, and 1.1 for the system and what seats share
-PROCESS_LIMIT = 6 * 2**30  # bytes of data that one process of a seat may hold
-IDLE_SECONDS = 3600  # a server that nobody has used for so long is ended
 
 # Only the proxy is reached by other machines, and only by HTTPS. Without a certificate no other machine reaches it.
 certificate = os.environ.get("FAILURELAB_CERT", "")
@@ -31,18 +27,17 @@ c.JupyterHub.cookie_secret_file = f"{STATE}/cookie_secret"
 c.ConfigurableHTTPProxy.pid_file = f"{STATE}/proxy.pid"
 os.environ["PATH"] = f"{HUB}/bin:{os.environ['PATH']}"  # the proxy, and node for it
 c.JupyterHub.cleanup_servers = True  # when the hub ends, every seat ends
-c.JupyterHub.active_server_limit = c.JupyterHub.concurrent_spawn_limit = SEATS
+c.JupyterHub.active_server_limit = max(int((MEMORY - 1.1) / 1.4), 1)  # 1.4 GiB a seat, 1.1 for the system
 c.JupyterHub.authenticator_class = "pam"
 c.PAMAuthenticator.allowed_groups = {"class"}
 
-# A seat. LocalProcessSpawner has no limits, so prlimit bounds each process; choom has the kernel end a seat before the
-# hub when memory runs out. nbgitpuller clones the course, or adds what is new and keeps what the learner changed.
-c.JupyterHub.spawner_class = "jupyterhub.spawner.LocalProcessSpawner"
+# A seat: nbgitpuller clones the course, or adds what is new and keeps what the learner changed. prlimit bounds the data
+# of each process (6 GiB), and choom has the kernel end a seat before the hub when memory runs out.
 start = f"""
 cd && {HUB}/bin/gitpuller file://{ROOT} "" {ROOT.name}
 cd {ROOT.name} && ln -sfn -t . {ROOT}/.venv {ROOT}/.eras || exit 1
 export FAILURELAB_ROOT=$PWD JUPYTER_RUNTIME_DIR=$HOME/.jupyter-run
-exec prlimit --data={PROCESS_LIMIT} choom -n 500 -- {HUB}/bin/jupyterhub-singleuser "$@"
+exec prlimit --data={6 * 2**30} choom -n 500 -- {HUB}/bin/jupyterhub-singleuser "$@"
 """
 c.Spawner.cmd = ["bash", "-c", start, "seat"]
 c.Spawner.args = ["--KernelManager.transport=ipc"]  # sockets of the learner's own: any user could read from a port
@@ -50,7 +45,8 @@ c.Spawner.default_url = "/lab/tree/notebooks/00_start_here.ipynb"
 c.Spawner.start_timeout = c.Spawner.http_timeout = 300  # seconds: a cold disk, and a whole room at once
 c.Spawner.environment = {"PATH": f"{ROOT}/.venv/bin:/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
-culler = [sys.executable, "-m", "jupyterhub_idle_culler", f"--timeout={IDLE_SECONDS}"]
+# A server that nobody has used for an hour is ended.
+culler = [sys.executable, "-m", "jupyterhub_idle_culler", "--timeout=3600"]
 scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
 c.JupyterHub.services = [{"name": "idle-culler", "command": culler}]
 c.JupyterHub.load_roles = [{"name": "idle-culler", "scopes": scopes, "services": ["idle-culler"]}]

@@ -6,10 +6,13 @@ did, is removed once, and removing it restores what was there, whatever was chan
 
 import contextlib
 import inspect
+import random
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -93,9 +96,34 @@ def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) ->
 
 
 @contextlib.contextmanager
+def keep_requires_grad(model: nn.Module) -> Iterator[None]:
+    """After the block, parameters require a gradient as before it: PEFT's `disable_adapter` leaves that on."""
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, required in before:
+            parameter.requires_grad_(required)
+
+
+@contextlib.contextmanager
 def keep_modes(model: nn.Module) -> Iterator[None]:
     """After the block, put every module back into the mode, train or eval, that it was in before."""
     with contextlib.ExitStack() as stack:  # which goes on with the others where one cannot be put back
         for module in model.modules():
             stack.callback(setattr, module, "training", module.training)
         yield
+
+
+@contextlib.contextmanager
+def keep_random_state() -> Iterator[None]:
+    """After the block, random numbers go on as if none had been drawn: what is asked beside must not change a run."""
+    state, numpy = random.getstate(), getattr(sys.modules.get("numpy"), "random", None)
+    drawn = numpy.get_state() if numpy is not None else None
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            if numpy is not None:
+                numpy.set_state(drawn)

@@ -18,7 +18,12 @@ from failurelab_course import state_file
 __all__ = ["STYLES", "Case", "Outcome", "exit_status", "summary", "to_junit", "write_junit"]
 
 # How rich shows each in a table.
-STYLES = {Outcome.PASS: "green", Outcome.FAIL: "bold red", Outcome.ENVIRONMENT: "yellow", Outcome.NOT_RUN: "cyan"}
+STYLES = {
+    Outcome.PASS: "bold green",
+    Outcome.FAIL: "bold red",
+    Outcome.ENVIRONMENT: "bold yellow",
+    Outcome.NOT_RUN: "bold cyan",
+}
 _NOT_IN_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

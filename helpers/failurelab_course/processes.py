@@ -7,13 +7,32 @@ one whose parents are gone. Each is ended by its process id. Needs psutil alone,
 """
 
 import contextlib
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterable
 
 import psutil
 
 # Every process of one notebook's run has this variable; its value is the run's own.
 MARK = "FAILURELAB_RUN"
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def adopt_orphans() -> None:
+    """Make this process the one to which what it started falls when its parent ends, instead of the system's first."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Let Linux kill this process when its parent is gone, at once, also in a call that holds the interpreter."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def marked(mark: str, variable: str = MARK) -> list[psutil.Process]:

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,7 +51,8 @@ def write(path: pathlib.Path, text: str) -> None:
     Raises:
         OSError: it cannot be written; what was there before is there still.
     """
-    partial = path.with_name(f".{path.name}-{os.getpid()}.partial")  # another process may write the same file
+    # another process, or thread, may write the same file
+    partial = path.with_name(f".{path.name}-{os.getpid()}-{threading.get_ident()}.partial")
     try:
         with open(partial, "w", encoding="utf-8") as file:
             file.write(text)

@@ -23,7 +23,7 @@ FOUR_BIT = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bf
 
 def prepare(model_path, output_dir):
     config = GRPOConfig(output_dir=output_dir, gradient_checkpointing=True, report_to=[])
-    own = {"": PartialState().local_process_index}
+    own = {"": PartialState().device}
     model = AutoModelForCausalLM.from_pretrained(model_path, quantization_config=FOUR_BIT, device_map=own)
     return model, config  # for GRPOTrainer(model, args=config, peft_config=..., ...)
 

@@ -22,7 +22,6 @@ def failurelab(*arguments, **options):
         (["eras", "create", "trl-0.13"], "ERROR unknown era 'trl-0.13': the eras are today, trl-0.14"),
         (["run", "99"], "00_start_here"),
         (["verify", "99"], "01_"),
-        (["evidence", "show", "none.json"], "failurelab evidence record"),
         (["doctor", "--python", "."], "which python"),
     ],
 )
@@ -32,6 +31,15 @@ def test_a_slip_in_a_call_is_one_line(call, said):
     assert done.returncode == 1
     assert done.stderr.startswith("ERROR ") and said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_script_s_own_dashes_reach_it(tmp_path):
+    """Click takes a -- away: it is the script's where it comes after the script's name."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nsys.exit(f'asked with {sys.argv[1:]}')\n")
+    done = failurelab("preflight", script, "--steps", "--", "b")
+    assert "['--steps', '--', 'b']" in " ".join(done.stdout.split()) and done.returncode == 3
+    assert "no script was found in this line" in failurelab("preflight", "--", "torchrun", "no").stdout
 
 
 def test_a_wrong_call_is_exit_status_2():

@@ -3,11 +3,9 @@
 import json
 import os
 import pathlib
-import re
 import subprocess
 
 import pytest
-import yaml
 
 from failurelab_course import eras
 from failurelab_course.experiments import deepspeed
@@ -38,7 +36,7 @@ def test_the_config_for_a_cpu_is_the_one_that_the_course_uses():
     assert json.loads((CONFIGS / "zero3_cpu.json").read_text()) == deepspeed.config(3)
 
 
-@pytest.mark.parametrize("name", ["accelerate_cpu.yaml", "accelerate_zero3.yaml", "accelerate_nodes.yaml"])
+@pytest.mark.parametrize("name", ["accelerate_cpu.yaml", "accelerate_zero3.yaml"])
 def test_accelerate_s_configs(name):
     """Accelerate reads it without a complaint, and the DeepSpeed config that it names is there."""
     from accelerate.commands.config.config_args import load_config_from_file
@@ -47,29 +45,7 @@ def test_accelerate_s_configs(name):
     assert str(loaded.distributed_type).endswith("DEEPSPEED") and loaded.num_processes > 1
     named = loaded.deepspeed_config["deepspeed_config_file"]
     assert deepspeed.check_config(ROOT / named) == 3
-    assert set(loaded.deepspeed_config) <= {"deepspeed_config_file", "zero3_init_flag", "deepspeed_multinode_launcher"}
-    assert (yaml.safe_load((CONFIGS / name).read_text())["num_machines"] > 1) == (name == "accelerate_nodes.yaml")
-
-
-def test_the_slurm_script():
-    """Bash can read it; the files that it names are there, and accelerate knows every option."""
-    from accelerate.commands.launch import launch_command_parser
-
-    path = CONFIGS / "slurm_grpo.sh"
-    assert subprocess.run(["bash", "-n", str(path)]).returncode == 0
-    text = path.read_text()
-    command = text[text.index("accelerate launch") :]
-    options = set(re.findall(r"--[a-z_]+", command[: command.index(SCRIPT)]))
-    known = {option for action in launch_command_parser()._actions for option in action.option_strings}
-    assert len(options) == 6 and options <= known
-    for name in re.findall(r"configs/\S+", text):
-        assert (ROOT / name).is_file(), name
-
-
-def test_the_page_names_what_is_there():
-    text = (ROOT / "docs" / "several_nodes.md").read_text()
-    for name in set(re.findall(r"configs/[\w.]+", text)):
-        assert (ROOT / name).is_file(), name
+    assert set(loaded.deepspeed_config) == {"deepspeed_config_file", "zero3_init_flag"}
 
 
 def started(command):

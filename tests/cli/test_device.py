@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from failurelab_course.experiments import machine
-from failurelab_course.runs import notebooks as course
+from failurelab_course.notebook_runs import notebooks as course
 
 
 @pytest.mark.parametrize(

@@ -9,25 +9,20 @@ import sys
 
 import pytest
 
+from failurelab import failures
 from failurelab.diagnose import checkpoints, command, rules
 from failurelab.failures import predicates
 
-TODAY = "trl==1.16.0\ntransformers==5.23.0\ntorch==2.13.0\npeft==0.21.2\n"
 OLD = "trl==0.14.0\ntransformers==4.48.3\ntorch==2.5.1\npeft==0.14.0\n"
 SCRIPT = """
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-def exact(completions, answer, **kwargs):
-    return [float(completion.strip() == right) for completion, right in zip(completions, answer)]
+def reward(completions, answer, **kwargs):
+    return {reward}
 
-rows = Dataset.from_dict({"prompt": [f"{a}+1=" for a in range(9)], "answer": [str(a + 1) for a in range(9)]})
-tokenizer = AutoTokenizer.from_pretrained("my/model")
-model = AutoModelForCausalLM.from_pretrained("out/model", dtype="float32")
-args = GRPOConfig(output_dir="out", learning_rate=2e-4, temperature=1.0, max_completion_length=64, beta=0.0,
-                  gradient_checkpointing=False)
-trainer = GRPOTrainer(model=model, reward_funcs=exact, args=args, train_dataset=rows, processing_class=tokenizer)
+config = GRPOConfig(output_dir="out")
+config.temperature = 0.7
+trainer = GRPOTrainer(model="my/model", reward_funcs=reward, args=config, train_dataset=rows)
 trainer.train()
 """
 
@@ -56,6 +51,11 @@ def flat(_):
 
 ZERO = {"grad_norm": 0.0, "reward_std": 0.0, "frac_reward_zero_std": 1.0, "loss": 0.0}
 CUT = {"completions__clipped_ratio": 0.99, "completions__mean_length": 64.0}
+HELD = (("F9", "loaded in float32"), ("F16", "the trainer generates by itself"))
+SEEN = {"findings": [], "held": [{"failure": name, "evidence": said} for name, said in HELD], "not_checked": []}
+BF16 = {"tensors": 26, "tensors_changed": 26, "elements_changed": 0.004, "dtypes": ["bfloat16"]}
+FEW = {"tensors": 26, "tensors_changed": 1, "elements_changed": 0.004, "dtypes": ["float32"]}
+WARNING = "UserWarning: None of the inputs have requires_grad=True. Gradients will be None\n"
 
 
 def ask(tmp_path, entries=None, **files):
@@ -63,86 +63,94 @@ def ask(tmp_path, entries=None, **files):
     if entries is not None:
         files["trainer_state.json"] = json.dumps({"log_history": entries, "global_step": 60})
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text if isinstance(text, str) else json.dumps(text))
     return command.ask("run", [tmp_path])
 
 
-def script(*edits):
-    text = SCRIPT
-    for old, new in edits:
-        assert old in text
-        text = text.replace(old, new)
-    return {"train.py": text}
+def named(told):
+    """Return the causes that are named, and not only possible."""
+    return [cause.failure for cause in told.causes if cause.weight >= rules.CONVICTS]
 
 
 FAULTY = {
-    "F1": ({"versions": OLD, "entries": logged(flat, old=True)}, [
-        ("gradient_checkpointing=False", "gradient_checkpointing=True"),
-        ("args =", "model.get_input_embeddings().requires_grad_(False)\nargs ="),
-        ("trainer.train()", "trainer.generation_config.use_cache = False\ntrainer.train()")]),
-    "F2": ({"log": "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn\n"}, []),
-    "F3b": ({"versions": OLD.replace("4.48.3", "4.52.4"), "entries": logged(flat, old=True)}, []),
-    "F4": ({"log": "AttributeError: 'Qwen2ForCausalLM' object has no attribute 'optimizer'\n"}, []),
-    "F5": ({"log": "ValueError: You can't train a model that has been loaded in 8-bit or 4-bit precision on a "
-                "different device than the one you're training on.\n"}, []),
-    "F6": ({"log": "Input tensors need to be on the same GPU, but found the following tensor and device "
-                "combinations\n"}, []),
-    "F7": ({"versions": OLD, "entries": logged(flat, old=True)},
-           [("gradient_checkpointing=False", "gradient_checkpointing=True")]),
-    "F8": ({"versions": OLD, "entries": logged(old=True)}, [
-        ("args =", "model = PeftModel.from_pretrained(model, 'sft', is_trainable=True)\nargs ="),
-        ("processing_class=tokenizer)", "processing_class=tokenizer, peft_config=LoraConfig())")]),
-    "F9": ({"entries": logged(flat, learning_rate=1e-6)}, [('"float32"', '"bfloat16"')]),
-    "F10": ({"entries": logged(lambda _: 0.5, reward=0.5, **ZERO)},
-            [("float(completion.strip() == right)", "0.5")]),
-    "F11": ({"entries": logged(lambda _: 0.0, reward=0.0, **ZERO, **CUT)}, []),
-    "F12": ({"entries": logged(lambda _: 0.0, reward=0.0, **ZERO, **CUT)}, [("out/model", "Qwen2-0.5B-Instruct")]),
-    "F13": ({"versions": TODAY.replace("1.16.0", "0.22.2").replace("5.23.0", "4.56.2"),
-                 "entries": logged(**CUT)}, [('("my/model")', '("my/model", eos_token="<|endoftext|>")')]),
-    "F14": ({"entries": logged(lambda _: 0.0, reward=0.0, **ZERO)}, [
-        ("completions, answer, **kwargs", "completions, solution=None, **kwargs"),
-        ("zip(completions, answer)", "zip(completions, solution or [])")]),
-    "F15": ({"versions": OLD, "entries": logged(old=True)}, [("temperature=1.0", "temperature=0.7")]),
-    "F16": ({"entries": logged(flat)}, [
-        ("trainer = GRPO", "engine = copy.deepcopy(model)\n\ndef draw(prompts, trainer):\n"
-         "    return engine.generate(prompts)\n\ntrainer = GRPO"),
-        ("args=args", "args=args, rollout_func=draw")]),
-    "F17": ({"entries": logged(completions__mean_length=900.0, **{
+    "F1": {"entries": logged(flat, old=True, grad_norm=0.05), "log.txt": WARNING, "probes.json": FEW},
+    "F2": {"log.txt": "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn\n"},
+    "F3b": {"entries": logged(flat, old=True, kl=1.5), "versions.txt": OLD.replace("4.48.3", "4.52.4")},
+    "F4": {"log.txt": "AttributeError: 'Qwen2ForCausalLM' object has no attribute 'optimizer'\n"},
+    "F5": {"log.txt": "ValueError: You can't train a model that has been loaded in 8-bit or 4-bit precision on a "
+                      "different device than the one you're training on.\n"},
+    "F6": {"log.txt": "Input tensors need to be on the same GPU, but found the following tensor and device "
+                      "combinations\n"},
+    "F9": {"entries": logged(flat), "probes.json": BF16},
+    "F10": {"entries": logged(lambda _: 0.5, reward=0.5, **ZERO)},
+    "F13": {"entries": logged(**CUT), "completions.jsonl": json.dumps(
+        {"step": 2, "prompt": "3+4=", "completion": "7<|im_end|> and more", "reward": 0.0}) + "\n"},
+    "F14": {"entries": logged(reward=math.nan)},
+    "F16": {"entries": logged(flat, **{"sampling__sampling_logp_difference__mean": lambda step: step / 100})},
+    "F17": {"entries": logged(completions__mean_length=900.0, **{
         "sampling__importance_sampling_ratio__mean": 0.4, "sampling__importance_sampling_ratio__min": 0.0,
-        "sampling__sampling_logp_difference__mean": 0.01})}, []),
-    "F18": ({"entries": logged(**{"sampling__sampling_logp_difference__mean": 0.02,
-                                   "sampling__sampling_logp_difference__max": 11.0})}, []),
-    "F19": ({"entries": logged(every=1, kl=lambda step: 0.4 + step / 100)}, []),
-    "F20": ({"versions": TODAY.replace("1.16.0", "1.5.0"), "entries": logged()}, [
-        ("beta=0.0", "beta=0.0, steps_per_generation=4, gradient_accumulation_steps=1")]),
-    "learning_rate": ({"entries": logged(flat, learning_rate=0.0)}, []),
-    "beta": ({"entries": logged(flat, kl=0.02, loss=0.1)}, []),
+        "sampling__sampling_logp_difference__mean": 0.01})},
+    "F18": {"entries": logged(**{"sampling__sampling_logp_difference__mean": 0.02,
+                                 "sampling__sampling_logp_difference__max": 11.0})},
+    "F19": {"entries": logged(every=1, kl=lambda step: 0.4 + step / 100)},
+    "learning_rate": {"entries": logged(flat, learning_rate=0.0)},
 }  # fmt: skip
-NEEDS_NO_SCRIPT = {"F17", "F18", "F19", "F2", "F4", "F5", "F6", "beta"}
 
 
 @pytest.mark.parametrize("cause", FAULTY)
-def test_each_cause_is_named_first(cause, tmp_path):
-    """With what its rule asks for, each cause is named, with figures, a probe, and no other before it."""
-    given, edits = FAULTY[cause]
-    files = {} if cause in NEEDS_NO_SCRIPT else script(*edits)
-    files |= {"log.txt": given["log"]} if "log" in given else {}
-    if cause not in NEEDS_NO_SCRIPT:
-        files["versions.txt"] = given.get("versions", TODAY)
-    told = ask(tmp_path, given.get("entries"), **files)
-    assert told.exit_status == 1, told
-    assert told.causes[0].failure == cause, [(each.failure, each.weight, each.pro) for each in told.causes]
+def test_what_the_files_prove_is_named_first(cause, tmp_path):
+    """An error's text, equal rewards, kl at step 1, two checkpoints: with figures, a probe, and no cause before it."""
+    told = ask(tmp_path, **FAULTY[cause])
+    assert told.exit_status == 1 and named(told)[0] == cause, [(each.failure, each.pro) for each in told.causes]
     assert told.causes[0].pro and told.causes[0].probe
 
 
-@pytest.mark.parametrize("name", ["answers", "answer"])
-def test_a_list_of_its_own_beside_the_column(name, tmp_path):
-    """zip(completions, answers) compares by place with a list of the script; the column of a batch does not."""
-    edits = [("rows = Dataset", "answers = [str(a + 1) for a in range(9)]\nrows = Dataset")]
-    edits += [("zip(completions, answer)", f"zip(completions, {name})")] if name == "answers" else []
-    told = ask(tmp_path, logged(flat), **script(*edits), **{"versions.txt": TODAY})
-    named = [each.failure for each in told.causes if each.weight >= rules.CONVICTS]
-    assert named == (["F14"] if name == "answers" else [])
+@pytest.mark.parametrize("cause", [failure.id for failure in failures.all()])
+def test_what_preflight_found_is_named_first(cause, tmp_path):
+    """Preflight ran the script; but a flat reward is not explained by what costs memory alone (F3a)."""
+    found = {"findings": [{"failure": cause, "evidence": "measured"}], "held": [], "not_checked": []}
+    entries = {"F2": None, "F11": logged(flat, **CUT)}.get(cause, logged(flat))  # F2 ends a run before its first entry
+    told = ask(tmp_path, entries, **{"preflight.json": found})
+    assert named(told) == ([] if cause == "F3a" else [cause])
+    assert cause == "F3a" or "measured" in told.causes[0].pro[0]
+
+
+REWARDS = [
+    "[1.0 - float(c != right) for c, right in zip(completions, answer)]",
+    "[1 - wrong for wrong in map(is_wrong, completions, answer)]",
+    "[1 - gap / worst for gap in gaps(completions, answer)]",
+    "[weight * len(c) for weight, c in zip(WEIGHTS, completions)]",
+]
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_a_script_is_not_read(reward, tmp_path):
+    """What a reward function does is not told from its text: healthy ones of these forms were accused of F14."""
+    told = ask(tmp_path, logged(), **{"train.py": SCRIPT.format(reward=reward), "versions.txt": OLD})
+    assert told.healthy and "train.py: a script is not read; --preflight runs it" in told.evidence.not_read
+    told = ask(tmp_path, logged(flat))
+    assert told.abstained and not named(told) and "--preflight" in told.probe
+
+
+def test_a_script_alone_is_one_line(tmp_path, capsys):
+    """Nothing was read, so nothing can be said."""
+    (tmp_path / "train.py").write_text("import trl\n")
+    assert command.main([str(tmp_path / "train.py")]) == 3
+    error = capsys.readouterr().err
+    assert "a script is not read" in error and error.count("\n") == 1
+
+
+def test_a_run_that_rises_is_not_accused_of_a_flat_reward(tmp_path):
+    """Old releases, warnings, few changed elements, and a preflight that is wrong: a probe is named, and no cause."""
+    log = WARNING + "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`\n"
+    for number, (probes, found) in enumerate(((BF16, "F16"), (FEW, "F1"), (BF16, "F9"), (FEW, "F7"))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        files = {"log.txt": log, "versions.txt": OLD.replace("4.48.3", "4.52.4"), "probes.json": probes}
+        assert not named(ask(folder, logged(old=True, kl=1.5), **files))
+        answer = {"held": [], "not_checked": [], "findings": [{"failure": found, "evidence": "measured"}]}
+        told = ask(folder, **{"preflight.json": answer})
+        assert told.abstained and not named(told) and told.probe
 
 
 ODD = {
@@ -163,57 +171,45 @@ ODD = {
 
 
 @pytest.mark.parametrize("look", ODD)
-@pytest.mark.parametrize("handed", ["scalars", "script and versions"])
-def test_a_healthy_run_is_called_healthy(look, handed, tmp_path):
+def test_a_healthy_run_is_called_healthy(look, tmp_path):
     """False alarms are the worst error: what looks odd and is not broken gets no cause."""
-    files = script() | {"versions.txt": TODAY} if handed != "scalars" else {}
-    told = ask(tmp_path, ODD[look], **files)
+    told = ask(tmp_path, ODD[look])
     assert told.healthy and told.exit_status == 0, [(each.failure, each.pro) for each in told.causes]
 
 
 def test_a_warning_in_a_run_with_gradients_is_no_cause(tmp_path):
     """F1's warning comes from passes without gradients too: trl 0.14 prints it in runs that learn."""
-    warning = "UserWarning: None of the inputs have requires_grad=True. Gradients will be None\n"
-    edits = [("gradient_checkpointing=False", "gradient_checkpointing=True"),
-             ("trainer.train()", "trainer.generation_config.use_cache = False\ntrainer.train()")]  # fmt: skip
-    told = ask(tmp_path, logged(old=True), **script(*edits), **{"log.txt": warning, "versions.txt": OLD})
+    told = ask(tmp_path, logged(old=True), **{"log.txt": WARNING, "versions.txt": OLD})
     assert told.healthy, told.causes
 
 
+def test_the_error_of_two_failures_is_one_cause(tmp_path):
+    """F2 and F23 end in one error. The other one is only possible."""
+    told = ask(tmp_path, **FAULTY["F2"])
+    assert named(told) == ["F2"] and "F23" in [each.failure for each in told.causes]
+
+
 def test_what_scalars_cannot_separate_is_not_named(tmp_path):
-    """The same flat reward: rounding and a stale engine are possible, and the files are named that tell."""
+    """The same flat reward: rounding and a stale engine are possible, and what would tell is named."""
     told = ask(tmp_path, logged(flat, entropy=0.5, learning_rate=2e-5))
     assert told.abstained and told.exit_status == 3
-    assert told.causes[0].failure == "F9" and "script" in told.probe and "checkpoints" in told.probe
-    (tmp_path / "probes.json").write_text(
-        json.dumps({"tensors": 26, "tensors_changed": 26, "elements_changed": 0.004, "dtypes": ["bfloat16"]})
-    )
-    told = command.ask("run", [tmp_path])
+    assert told.causes[0].failure == "F9" and "preflight" in told.probe and "checkpoints" in told.probe
+    told = ask(tmp_path, **{"probes.json": BF16})
     assert not told.abstained and told.causes[0].failure == "F9"
-
-
-SEEN = {"findings": [], "held": [{"failure": "F9", "evidence": "loaded in float32"}], "not_checked": []}
 
 
 def test_a_flat_reward_is_asked_of_preflight(tmp_path):
     """No file tells whether a reward function can tell right from wrong; what preflight saw of the script does."""
-    files = script() | {"versions.txt": TODAY}
-    told = ask(tmp_path, logged(flat), **files)
+    told = ask(tmp_path, logged(flat), **{"versions.txt": OLD.replace("0.14.0", "1.16.0").replace("4.48.3", "4.56.2")})
     assert told.abstained and told.causes[0].failure == "F14" and "--preflight" in told.probe
-    (tmp_path / "preflight.json").write_text(json.dumps(SEEN))
-    told = command.ask("run", [tmp_path])
+    told = ask(tmp_path, **{"preflight.json": SEEN})
     assert told.healthy and any("does not rise" in note for note in told.notes)
-    found = SEEN | {"findings": [{"failure": "F14", "evidence": "asks for solution, which never arrives"}]}
-    (tmp_path / "preflight.json").write_text(json.dumps(found))
-    told = command.ask("run", [tmp_path])
-    assert told.exit_status == 1 and told.causes[0].failure == "F14" and told.causes[0].from_step == 2
-    assert "never arrives" in told.causes[0].pro[0]
 
 
 def test_what_costs_memory_alone_explains_no_curve(tmp_path):
     """F3a is found in many healthy runs of old releases."""
     found = SEEN | {"findings": [{"failure": "F3a", "evidence": "all rows of logits are made"}]}
-    told = ask(tmp_path, logged(old=True), **{"versions.txt": OLD, "preflight.json": json.dumps(found)})
+    told = ask(tmp_path, logged(old=True), **{"versions.txt": OLD, "preflight.json": found})
     assert told.healthy
 
 
@@ -354,18 +350,30 @@ def test_two_checkpoints_are_compared(tmp_path):
     tensors(after, {"embed": [0x7FC0] * 100, "norm": [0x3F80] * 10})
     assert not checkpoints.compare(before, after)["finite"]
     after.write_bytes(after.read_bytes()[:-40])
-    with pytest.raises(checkpoints.CheckpointError, match="middle"):
+    with pytest.raises(checkpoints.CheckpointError, match="cannot be read"):
         checkpoints.compare(before, after)
 
 
-def test_every_rule_can_be_read_and_its_texts_filled():
-    """Each names a figure in its texts that it also asks for, or that its source gives; `--explain` prints all."""
+def test_every_rule_asks_for_figures_that_a_run_gives(tmp_path):
+    """A figure that nothing measures would leave its observation out, always, and say nothing."""
+    given = set()
+    for number, files in enumerate([*FAULTY.values(), {"entries": ODD["kl NaN at beta 0"], "preflight.json": SEEN}]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        given |= set(ask(folder, **{"versions.txt": OLD} | files).evidence.figures)
+    tensors(tmp_path / "a.safetensors", {"lora_A": [1, 2]})
+    tensors(tmp_path / "b.safetensors", {"lora_A": [1, 3]})
+    given |= set(command.ask("run", [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]).evidence.figures)
     read, signs = rules.load()
-    assert {rule.cause for rule in read} >= {f"F{number}" for number in range(4, 21)} | {"F1", "F2", "F3a", "F3b"}
-    text = rules.explain()
-    for rule in read:
-        assert rule.probe in text
-        for part in (*rule.pro, *rule.contra):
-            assert part.when and part.weight > 0
-            assert all(predicates.fields(part.says) or [True])
-    assert signs
+    parts = [*signs, *(part for rule in read for part in (*rule.pro, *rule.contra))]
+    asked = {name for part in parts for predicate in part.when for name in predicate.names}
+    asked |= {name for part in parts for name in (*predicates.fields(part.says), part.from_step) if name}
+    by_failure = ("affected_", "own_code_", "error_", "notice_", "preflight_")
+    assert {name for name in asked if not name.startswith(by_failure)} - given == set()
+
+
+def test_every_failure_has_a_rule_and_explain_prints_it():
+    """Its probe, and what speaks for it."""
+    read, signs = rules.load()
+    assert {rule.cause for rule in read} == {failure.id for failure in failures.all()} | {"beta", "learning_rate"}
+    assert signs and all(rule.pro and rule.probe in rules.explain() for rule in read)

@@ -5,7 +5,9 @@ import dataclasses
 import importlib.metadata
 import json
 import os
+import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -339,27 +341,32 @@ CHILDREN = f"""%%era {OLD} -o pids
 import os, subprocess
 children = [subprocess.Popen(["sleep", "1000"]), subprocess.Popen(["sleep", "1000"], start_new_session=True)]
 orphan = int(subprocess.check_output("sleep 1000 >/dev/null & echo $!", shell=True))
-pids = [os.getpid(), os.getppid(), orphan, *(child.pid for child in children)]
+pids = [os.getpid(), orphan, *(child.pid for child in children)]
 """
 
 
 @pytest.mark.parametrize(
-    "how", ["restart", "shutdown", "SIGKILL", "SIGKILL while busy", "SIGKILL, but a fork lives on"]
+    "how",
+    ["restart", "shutdown", "SIGKILL", "SIGKILL while busy", "SIGKILL in a long call", "SIGKILL, but a fork lives on"],
 )
-def test_no_process_outlives_the_notebook_s_kernel(own_notebook, gone, how):
-    """However the notebook's kernel ends, the era's kernel, its keeper and all they have started are gone."""
-    pids = json.loads(own_notebook.run(CHILDREN + "pids").value)
-    assert len(pids) == 5 and all(map(running, pids))
-    folder = next(word for word in psutil.Process(pids[1]).cmdline() if "failurelab-era-" in word)
-    assert os.path.isdir(folder)
+def test_no_kernel_outlives_the_notebook_s_own(own_notebook, gone, how):
+    """However the notebook's kernel ends, the era's is gone; where it has time for it, so are its children."""
+    kernel, *children = json.loads(own_notebook.run(CHILDREN + "pids").value)
+    assert len(children) == 3 and all(map(running, [kernel, *children]))
+    folder = pathlib.Path(psutil.Process(kernel).environ()["FAILURELAB_KERNEL_LOG"]).parent
+    assert folder.is_dir()
     fork = None
     if how == "restart":
         own_notebook.manager.restart_kernel()
     elif how == "shutdown":
         own_notebook.manager.shutdown_kernel()
     else:
-        if "busy" in how:
-            own_notebook.client.execute(f"%%era {OLD}\nprint('busy')\nwhile True: pass")
+        if "busy" in how or "call" in how:
+            # A call of C that holds the interpreter: no thread of the era's kernel can look for its parent meanwhile.
+            code = "while True: pass" if "busy" in how else "import ctypes; ctypes.PyDLL(None).sleep(1000)"
+            # A flush of ipykernel 7 returns before its text is sent; the second one returns after that.
+            say = "import sys; print('busy', flush=True); sys.stdout.flush()"
+            own_notebook.client.execute(f"%%era {OLD}\n{say}\n{code}")
             while own_notebook.client.get_iopub_msg(timeout=PATIENCE)["msg_type"] != "stream":
                 pass
         if "fork" in how:
@@ -371,12 +378,14 @@ def test_no_process_outlives_the_notebook_s_kernel(own_notebook, gone, how):
             fork = int(said.value)
         own_notebook.manager.signal_kernel(signal.SIGKILL)
     try:
-        assert gone(pids) == []
-        assert not os.path.exists(folder)
+        assert gone([kernel]) == []
         assert fork is None or running(fork), "the fork was to live on"
+        if "SIGKILL" not in how:
+            assert gone(children) == []
     finally:
-        if fork:
-            os.kill(fork, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+        for pid in filter(running, [*children, *([fork] if fork else [])]):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +405,7 @@ def test_a_kernel_that_never_starts_shows_why(tmp_path, script, message):
     with pytest.raises(magics.EraKernelDied, match=re.escape(message)) as caught:
         kernel.run("1")
     assert "Next: failurelab eras remove broken" in str(caught.value)
-    assert "ipykernel" in str(caught.value) or "cannot be run" in str(caught.value)
+    assert "ipykernel" in str(caught.value) or "No such file" in str(caught.value)
     assert not kernel.alive
 
 
@@ -481,34 +490,3 @@ def test_nbval_compares_what_an_era_prints(tmp_path):
     done = python("-m", "pytest", "--nbval-lax", "--nbval-current-env", "-p", "no:cacheprovider", path, cwd=tmp_path)
     failed = set(map(int, re.findall(r"FAILED .*Cell (\d+)", done.stdout)))
     assert failed == {2, 3} and "2 passed" in done.stdout, done.stdout
-
-
-@pytest.mark.parametrize(
-    ("raised", "expected", "outcome"),
-    [
-        ("ValueError", "ValueError", "ValueError: first line (expected)\n"),
-        ("ValueError", "KeyError", magics.EraCellError),
-        ("ValueError", None, magics.EraCellError),
-        (None, "ValueError", magics.EraMagicError),
-        (None, None, ""),
-    ],
-)
-def test_an_expected_error_must_come(raised, expected, outcome, monkeypatch, capsys):
-    """`--raises` passes the one error that a story is about; another, or none, fails the cell."""
-    from IPython.testing.globalipapp import start_ipython
-
-    class Kernel:
-        def run(self, code, send, fetch):
-            if raised:
-                raise magics.EraCellError(OLD, raised, "first line\nsecond line", [])
-            return {}
-
-    monkeypatch.setattr(magics, "kernel", lambda name: Kernel())
-    era = magics.EraMagics(start_ipython() or magics.get_ipython()).era
-    line = OLD if expected is None else f"{OLD} --raises {expected}"
-    if isinstance(outcome, str):
-        era(line, "1")
-        assert capsys.readouterr().out == outcome
-    else:
-        with pytest.raises(outcome):
-            era(line, "1")

@@ -58,9 +58,9 @@ def test_the_counts_add_up():
 
 
 def test_a_lab_s_rows_are_test_cases(tmp_path):
-    matrix = [labs.Row("01_a", "form", "lab.toml", "PASS"), labs.Row("01_a", "broken", "start", "FAIL", "solved")]
+    matrix = [labs.Row("01_a", "right_fix", "solution", "PASS"), labs.Row("01_a", "broken", "start", "FAIL", "solved")]
     outcomes.write_junit(tmp_path / "deep" / "labs.xml", labs.cases(matrix), "labs")
     root = ElementTree.parse(tmp_path / "deep" / "labs.xml").getroot()
-    assert [case.get("name") for case in root.iter("testcase")] == ["form: lab.toml", "broken: start"]
+    assert [case.get("name") for case in root.iter("testcase")] == ["right_fix: solution", "broken: start"]
     assert root.get("failures") == "1"
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["labs.xml"]

@@ -42,7 +42,7 @@ def test_pyproject_and_the_era_today_name_the_same_packages():
     "command",
     [
         ["lint-imports", "--no-cache"],
-        ["deptry", "helpers/failurelab_course", "benchmarks"],
+        ["deptry", "helpers/failurelab_course", "benchmarks", "tools"],
         ["deptry", "helpers/failurelab", "--config", "helpers/pyproject.toml"],
     ],
     ids=lambda command: " ".join(command[:2]),
@@ -56,7 +56,7 @@ def test_the_contracts_of_imports_hold(command):
 
 def test_the_picture_of_the_rooms_is_not_stale():
     """docs/architecture.md shows the rooms as the contracts have them: `make rooms` writes it."""
-    command = [sys.executable, "docs/draw_rooms.py", "--check"]
+    command = [sys.executable, "tools/draw_rooms.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -77,6 +77,10 @@ def test_environment_yml_installs_the_lock_and_the_same_torch():
     assert "-e ./helpers\n" in text and "-e .\n" in text
     python = re.search(r"python=(\S+)", text).group(1)
     assert python in ("3.11", "3.12")
+    # repo2docker runs postBuild after it, and by the name alone
+    post_build = ROOT / "postBuild"
+    assert os.access(post_build, os.X_OK) and subprocess.run(["bash", "-n", post_build]).returncode == 0
+    assert re.findall(r"^failurelab (.+)$", post_build.read_text(), re.MULTILINE) == ["eras create"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)

@@ -8,16 +8,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from tests.cli.benchmark_scripts import load
 
-from failurelab.preflight import command, launch
+from failurelab.preflight import command, launcher_line
 from failurelab_course import eras
+from failurelab_course.experiments import models
 
 pytestmark = pytest.mark.slow
 CORPUS = load("preflight_corpus")
 CASES = {case.name: case for case in CORPUS.read_corpus()}
 ONE_OF_EACH = [
-    "lora_hub_name_015",  # F2, F7, F3a
+    "lora_hub_name_015",  # F2, F3a
     "frozen_022_default",  # F1
     "misaligned_and_temperature",  # F3b, F15
     "adapter_again_014",  # F8
@@ -43,14 +45,100 @@ def test_a_repair_s_diff_heals(tmp_path, monkeypatch):
     CORPUS.make_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    line, python = launch.Launch("first/adapter_again.py"), str(eras.find("trl-0.14").python)
+    line, python = launcher_line.Launch("first/adapter_again.py"), str(eras.find("trl-0.14").python)
     told = command.ask(line, python=python)
     (found,) = (found for found in told.findings if found["failure"] == "F8")
     applied = subprocess.run(["git", "apply", "-p0", "--unidiff-zero", "-"], input=found["repair"] + "\n", text=True)
     assert applied.returncode == 0
     told = command.ask(line, python=python)
     assert "F8" not in [found["failure"] for found in told.findings] and not told.error
-    assert "F8" in [held["failure"] for held in told.held]
+    assert "F8" in [answer["failure"] for answer in told.held]
+
+
+FROZEN = """
+from datasets import load_dataset
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2-0.5B")
+model = PeftModel.from_pretrained(model, "adapters/sft"{trainable})
+trainer = GRPOTrainer(
+    model=model,
+    args=GRPOConfig("out", beta={beta}, per_device_train_batch_size=8, num_generations=8),
+    train_dataset=load_dataset("json", data_files="data/sums.jsonl", split="train"),
+    processing_class=AutoTokenizer.from_pretrained("Qwen/Qwen2-0.5B"),
+    reward_funcs=lambda completions, answer, **_: [float(c.strip() == a) for c, a in zip(completions, answer)],
+)
+trainer.train()
+"""
+
+
+@pytest.mark.parametrize(("beta", "stack"), [(0.04, "today"), (0.0, "today"), (0.04, "trl-0.15")])
+def test_an_adapter_that_nothing_trains(beta, stack, tmp_path, monkeypatch):
+    """Silent with a reference, an error without one; with is_trainable=True all of its tensors are in the optimizer."""
+    CORPUS.make_folder(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    python = str(eras.find(stack).python)
+    for trainable, found in (("", True), (", is_trainable=True", False)):
+        pathlib.Path("train.py").write_text(FROZEN.format(trainable=trainable, beta=beta))
+        told = command.ask(launcher_line.Launch("train.py"), python=python)
+        assert ("F23" in [finding["failure"] for finding in told.findings]) is found, told
+        assert found or "F23" in [held["failure"] for held in told.held]
+
+
+FOR_A_GPU = """
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+PATH = {path!r}
+
+
+def reward(completions, **kwargs):
+    return torch.tensor([float(len(set(text))) for text in completions], device="cuda").tolist()
+
+
+model = AutoModelForCausalLM.from_pretrained(PATH, {load})
+{then}
+assert not torch.cuda.is_available()
+trainer = GRPOTrainer(
+    model=model,
+    args=GRPOConfig("out", per_device_train_batch_size=8, num_generations=4, max_completion_length=16),
+    train_dataset=Dataset.from_dict({{"prompt": ["1 + 1 = ", "2 + 3 ="] * 8}}),
+    processing_class=AutoTokenizer.from_pretrained(PATH),
+    reward_funcs=reward,
+)
+trainer.train()
+"""
+FORMS_FOR_A_GPU = [
+    ("", 'model.to("cuda")', ["device cuda -> cpu"]),
+    ('device_map="cuda"', "model.cuda()", ["device_map cuda -> cpu", "device cuda -> cpu"]),
+    ('device_map="auto"', 'model.to(torch.device("cuda:0"))', ["device_map auto -> cpu", "device cuda:0 -> cpu"]),
+    (
+        'device_map={"": 0}, attn_implementation="flash_attention_2", torch_dtype=torch.bfloat16',
+        "model.to(0)",
+        ["device_map {'': 0} -> cpu", "attn_implementation flash_attention_2 -> sdpa", "device cuda:0 -> cpu"],
+    ),
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where a GPU is, nothing is mapped")
+@pytest.mark.parametrize(("load", "then", "cut"), FORMS_FOR_A_GPU)
+@pytest.mark.parametrize("stack", ["today", "trl-0.14"])
+def test_a_script_for_a_gpu_is_judged_without_one(load, then, cut, stack, tmp_path, monkeypatch):
+    """It ended in "Torch not compiled with CUDA enabled", or for want of flash_attn, with status 3."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("train.py").write_text(FOR_A_GPU.format(path=str(models.path("tiny")), load=load, then=then))
+    arguments = ["--python", str(eras.find(stack).python), "--steps", "1", "--json", "answer.json", "train.py"]
+    assert command.main(arguments) in (0, 1)
+    told = json.loads(pathlib.Path("answer.json").read_text())
+    assert set(cut) <= set(told["cut"])
+    assert len([text for text in told["cut"] if text.endswith(("-> cpu", "-> sdpa"))]) == len(
+        {*cut, "device cuda -> cpu"}
+    )
 
 
 def test_every_case_of_the_corpus_can_be_run():
@@ -62,7 +150,7 @@ def test_every_case_of_the_corpus_can_be_run():
         there = (
             (CORPUS.HERE.parent / "notebooks" / f"{name}.ipynb").is_file()
             if kind == "notebook"
-            else kind in ("trl", "examples") or (CORPUS.CORPUS / case.script).is_file()
+            else kind in ("trl", "examples") or case.script.partition("/")[0] in ("first", "fresh")
         )
         assert there and case.half in ("first", "fresh", "trl", "course")
 
@@ -96,7 +184,7 @@ def test_a_script_that_cannot_be_asked_is_one_line(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script, text = OWN_ERRORS[kind]
     pathlib.Path("script.py").write_text(script)
-    told = command.ask(launch.Launch("script.py"))
+    told = command.ask(launcher_line.Launch("script.py"))
     assert text in told.error and "\n" not in told.error and told.exit_status == 3
     assert not told.findings and [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
@@ -111,7 +199,7 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
         )
         assert done.returncode == 3 and text in done.stdout
         told = json.loads((tmp_path / "out.json").read_text())
-        assert set(told) == {"findings", "held", "not_checked", "script", "versions"}
+        assert set(told) == {"findings", "held", "not_applicable", "not_checked", "cut", "script", "versions"}
         assert "<error" in (tmp_path / "out.xml").read_text()
 
 
@@ -143,5 +231,5 @@ def test_a_time_limit_ends_a_script_that_waits(tmp_path, monkeypatch):
     """The line says what it was doing."""
     monkeypatch.chdir(tmp_path)
     pathlib.Path("slow.py").write_text("import threading\nthreading.Event().wait()\n")
-    told = command.ask(launch.Launch("slow.py"), time_limit=1)
+    told = command.ask(launcher_line.Launch("slow.py"), time_limit=1)
     assert "was ended after 1 seconds, while" in told.error and told.exit_status == 3

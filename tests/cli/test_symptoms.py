@@ -21,8 +21,14 @@ def test_every_literal_text_is_in_the_page():
     page = symptoms_page.page()
     for failure in registry.all():
         assert f"## {failure.id}: {failure.title}" in page
-        for text in (*failure.symptoms, *failure.seen_as):
+        for text in (*failure.symptoms, *failure.seen_as, failure.check, failure.fix):
             assert text in page
+
+
+def test_a_text_of_two_failures_leads_to_both():
+    """And a star stands where healthy runs, or another failure's, print it too."""
+    (line,) = (line for line in symptoms_page.page().splitlines() if line.startswith("- `` element 0 of tensors"))
+    assert line.endswith("→ [F2](#f2), [F23](#f23)*")
 
 
 def test_the_command_reads_a_log_and_its_input(tmp_path):

@@ -2,17 +2,14 @@
 
 A test makes its fault happen for real, in a clone with a learner's work in it. When it ends, its `case` has asked for
 what is left: processes that carry the test's mark, files that are half written, temporary files, work that is gone.
-What was shown and found goes into records, which docs/faults.md is made from.
+What was shown goes into records, which docs/faults.md is made from.
 """
 
-import ctypes
 import json
 import os
 import pathlib
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,23 +17,23 @@ import uuid
 
 import psutil
 import pytest
+from tests.cli.benchmark_scripts import load
 
 from failurelab_course import eras
 from failurelab_course.experiments import observe
-from failurelab_course.ledger import records as evidence
 
 ROOT = eras.root()
 MARK = "FAILURELAB_FAULT"  # in the environment of everything that a test starts
 PATIENCE = 60  # seconds for what is ending by itself; no test waits for it to pass
 LIMIT = 300  # seconds until a test gives up on a command
+GONE = "nothing: the command itself is gone"
 LAB = "01_trivial"
 LAB_TOML = """
-id = "L01"
 title = "A lab that takes a second"
 symptom = "Nothing is wrong."
 given = "symptom"
 kind = "log_probs"
-upstream = ["https://github.com/huggingface/trl"]
+false_alarm = true
 era = "today"
 trainer = "log_probs"
 needs = ["transformers.Qwen2ForCausalLM"]
@@ -65,7 +62,6 @@ def log_probs(model, input_ids, attention_mask, completion_length):
     rows = rows[:, -completion_length - 1 : -1].log_softmax(dim=-1)
     return rows.gather(-1, input_ids[:, -completion_length:, None])[..., 0]
 '''
-NOTEBOOK = {"metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 
 
 def notebook(*sources):
@@ -74,7 +70,7 @@ def notebook(*sources):
         {"cell_type": "code", "id": f"c{n}", "metadata": {}, "outputs": [], "execution_count": None, "source": source}
         for n, source in enumerate(sources)
     ]
-    return json.dumps(NOTEBOOK | {"cells": cells})
+    return json.dumps({"metadata": {}, "nbformat": 4, "nbformat_minor": 5, "cells": cells})
 
 
 class Room:
@@ -97,40 +93,28 @@ class Room:
         (folder / ".course").mkdir()
         (folder / "notebooks").mkdir()
         self.state = folder / ".course" / "labs.json"
-        self.predictions = folder / ".course" / "predictions.json"
         self.notebook = folder / "notebooks" / "01_mine.ipynb"
         solved = {"started": "2026-01-01T10:00:00+00:00", "solved": "2026-01-01T10:20:00+00:00", "checks": 3}
-        solved |= {"hints": 2, "wrong_fixes": [], "solution_seen": False}
-        self.state.write_text(json.dumps({"schema": 1, "labs": {"02_done": solved}}))
-        said = {"01-changed": {"said": "all", "came": None}}
-        self.predictions.write_text(json.dumps({"schema": 1, "predictions": said}))
+        self.progress = solved | {"hints": 2, "wrong_fixes": [], "solution_seen": False}
+        self.state.write_text(json.dumps({"schema": 1, "labs": {"02_done": self.progress}}))
         self.notebook.write_text(notebook("mine = 1"))
-        self.progress = json.loads(self.state.read_text())["labs"]["02_done"]
 
     def kept(self) -> dict[str, bytes]:
         """Return the learner's files that a fault must leave as they are."""
-        return {path.name: path.read_bytes() for path in (self.script, self.predictions, self.notebook)}
+        return {path.name: path.read_bytes() for path in (self.script, self.notebook)}
 
     def half_written(self) -> list[str]:
         """Return files and folders that something left in the making."""
-        return [
-            str(path.relative_to(self.folder))
-            for top in ("labs", ".course", "notebooks", "results")
-            for path in (self.folder / top).rglob("*")
-            if "partial" in path.name
-        ]
+        folders = [self.folder / top for top in ("labs", ".course", "notebooks", "results", ".eras")]
+        own = [folder for folder in folders if not folder.is_symlink()]
+        return [str(path) for folder in own for path in folder.rglob("*") if "partial" in path.name]
 
 
 class Done:
     """A command that has ended."""
 
-    def __init__(self, status: int, out: str, err: str):
-        self.status, self.out, self.err = status, out, err
-
-    @property
-    def text(self) -> str:
-        """All that was printed."""
-        return self.out + self.err
+    def __init__(self, status: int, text: str):
+        self.status, self.text = status, text
 
     def line(self, words: str) -> str:
         """Return the line that holds these words (a regular expression); there must be no traceback."""
@@ -145,12 +129,13 @@ class Done:
 class Case:
     """One fault: commands that meet it, what they showed, and what was left after."""
 
-    def __init__(self, room: Room, temporary: pathlib.Path, what: str, how: str):
-        self.room, self.temporary, self.what, self.how = room, temporary, what, how
+    def __init__(self, room: Room, temporary: pathlib.Path):
+        self.room, self.temporary = room, temporary
         self.mark = uuid.uuid4().hex
-        self.line, self.status, self.again = "", None, ""
+        self.shown, self.status = "", ""
         self.kept = room.kept()
-        self.may_change: set[str] = set()  # files of the learner that the fault itself damaged
+        self.prefix: tuple[str, ...] = ()  # of the command that meets the fault
+        self.is_over = False
 
     def environment(self, **more: str) -> dict[str, str]:
         """Return the variables of a command in the clone; a value of None takes one away."""
@@ -159,134 +144,117 @@ class Case:
         variables |= {"COLUMNS": "400", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1", "PYTEST_CURRENT_TEST": None} | more
         return {name: value for name, value in variables.items() if value is not None}
 
-    def start(self, *words, prefix=(), env=None, **options) -> subprocess.Popen:
+    def start(self, *words, env=None) -> subprocess.Popen:
         """Start `failurelab WORDS` in the clone, or another command where the first word is a path."""
         words = list(map(str, words))
         command = words if "/" in words[0] else [sys.executable, "-m", "failurelab", *words]
         return subprocess.Popen(
-            [*map(str, prefix), *command],
+            [*self.prefix, *command],
             env=self.environment(**(env or {})),
             cwd=self.room.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,
-            **options,
         )
 
     def end(self, process: subprocess.Popen) -> Done:
         """Wait for a command."""
-        out, err = process.communicate(timeout=LIMIT)
-        return Done(process.returncode, out, err)
+        text, _ = process.communicate(timeout=LIMIT)
+        return Done(process.returncode, text)
 
     def run(self, *words, **options) -> Done:
         """Run a command in the clone."""
         return self.end(self.start(*words, **options))
 
-    def shows(self, done: Done, words: str, status: int | None = None) -> str:
-        """Hold what a command showed and its exit status; both go into the table."""
-        self.line, self.status = done.line(words), done.status
-        if status is not None:
-            assert done.status == status, f"exit status {done.status}, not {status}:\n{done.text}"
-        return self.line
+    def shows(self, done: Done, words: str, status: int | None) -> str:
+        """Hold what a command showed and its exit status; both go into the table, and None is a cell, which has none.
 
-    def tells(self, line: object) -> None:
-        """Hold a line that was shown in a notebook; there is no exit status."""
-        self.line = " ".join(str(line).strip().splitlines()[0].split())
-
-    def clean(self, done: Done, words: str, status: int = 0) -> None:
-        """Hold that the second run is clean."""
-        line = done.line(words)
-        assert done.status == status, done.text
-        self.again = line
-
-    def clean_check(self, **options) -> None:
-        """Check the lab once more: it passes."""
-        self.clean(self.run("lab", "check", "01", **options), "^PASS lab 01")
+        A status of -9 is a command that was killed and shows nothing.
+        """
+        self.shown = GONE if status == -9 else done.line(words)
+        self.status = "" if status is None else status
+        assert done.status == (status or 0), f"exit status {done.status}, not {status}:\n{done.text}"
+        return self.shown
 
     def left(self) -> list[str]:
         """Return the processes of this fault that do not end by themselves."""
-
-        def mine():
-            found = []
-            for process in psutil.process_iter():
-                try:
-                    if process.pid != os.getpid() and process.environ().get(MARK) == self.mark:
-                        found.append(process)
-                except (psutil.Error, OSError):
-                    pass
-            return [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-
-        _, left = psutil.wait_procs(mine(), timeout=PATIENCE)
-        names = [f"{process.pid} {' '.join(process.cmdline())[:100]}" for process in left if process.is_running()]
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.pid != os.getpid() and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                pass
+        _, left = psutil.wait_procs(found, timeout=PATIENCE)
+        left = [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        names = [f"{process.pid} {' '.join(process.cmdline())[:100]}" for process in left]
         for process in left:
             process.kill()
         return names
 
     def look(self) -> None:
         """Hold what is left after the fault."""
+        self.is_over = True
         assert self.left() == []
-        lost = [name for name, content in self.kept.items() if self.room.kept().get(name) != content]
-        assert [name for name in lost if name not in self.may_change] == []
-        if "labs.json" not in self.may_change:
-            assert json.loads(self.room.state.read_text())["labs"]["02_done"] == self.room.progress
+        assert self.room.kept() == self.kept
+        assert json.loads(self.room.state.read_text())["labs"]["02_done"] == self.room.progress
         assert self.room.half_written() == []
         assert [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")] == []
 
 
 @pytest.fixture
 def room(tmp_path, request):
-    """A learner's clone; its folder's name is the marker's, where the fault is the path."""
+    """A learner's clone; its folder's name is the parameter, where the fault is the path."""
     return Room(tmp_path / getattr(request, "param", "course"))
-
-
-@pytest.fixture
-def case(room, request):
-    """The fault of this test, looked at when the test is over, and kept as a record if all held."""
-    what, how = request.node.get_closest_marker("fault").args
-    # Short, for a socket's path has some hundred bytes.
-    temporary = pathlib.Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp"))
-    case = Case(room, temporary, what, how)
-    yield case
-    try:
-        failed = request.node.stash.get(FAILED, False)
-        left = case.left() if failed else None
-        if not failed:
-            case.look()
-            assert case.line and case.again, "a fault without a line, or without a second run"
-            status = "" if case.status is None else case.status
-            keep(what, how, line=hide(case.line, case), status=status, lost=0, left=0, again=hide(case.again, case))
-        assert not left
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 FAILED = pytest.StashKey[bool]()
 
 
-def hide(line: str, case: Case) -> str:
-    """Return a line without the test's own paths and numbers of processes."""
+@pytest.fixture
+def case(room, request):
+    """The fault of this test, looked at when the test is over, and kept as a record if all held."""
+    # Short, for a socket's path has some hundred bytes.
+    case = Case(room, pathlib.Path(tempfile.mkdtemp(prefix="fl-", dir="/tmp")))
+    yield case
+    try:
+        if request.node.stash.get(FAILED, False):
+            case.left()
+            return
+        if not case.is_over:
+            case.look()
+        assert case.shown, "a fault without a line"
+        for what in request.node.get_closest_marker("fault").args:
+            keep(what, line=without_names(case.shown, case), status=case.status)
+    finally:
+        shutil.rmtree(case.temporary, ignore_errors=True)
+
+
+def without_names(line: str, case: Case) -> str:
+    """Return a line as it is in every run: without this test's folders, temporary names and numbers of processes."""
     for path, name in ((case.room.folder, "COURSE"), (case.temporary, "TMP"), (pathlib.Path.home(), "~")):
         line = line.replace(str(path), name)
     line = re.sub(r"/tmp/pytest-of-[^ :,()]*", "FOLDER", line)
-    line = re.sub(r"/\S*/site-packages/", "", line)
-    return re.sub(r"(?<=127\.0\.0\.1:)\d+", "PORT", line)[:300]
+    line = re.sub(r"TMP/[\w/.-]+", "TMP", line)
+    line = re.sub(r"\.train\S*\.partial", "train.py", line)
+    return re.sub(r"it held \d+", "it held MORE", re.sub(r"it had started \d+", "it had started MORE", line))
 
 
-def keep(what, how, **figures):
+def keep(what, **figures):
     """Keep a record of one fault."""
     os.environ["FAILURELAB_SOURCE"] = "faults"
     os.environ["FAILURELAB_EVIDENCE"] = str(ROOT / ".course" / "faults")
     try:
-        observe.record("ground", "measured", {"how": how} | figures, case=f"fault: {what}")
+        observe.record("ground", "measured", figures, case=f"fault: {what}")
     finally:
         del os.environ["FAILURELAB_EVIDENCE"], os.environ["FAILURELAB_SOURCE"]
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "fault(what, how): what happens, and how it is made to happen")
+    config.addinivalue_line("markers", "fault(what): what happens, as docs/faults.md calls it")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -302,74 +270,43 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_sessionfinish(session):
-    """Keep all records in the ledger that LEDGER names, when every process of this command has ended."""
-    if hasattr(session.config, "workerinput") or not os.environ.get("LEDGER"):
+    """Write faults.json into the folder that OUT names, when every process of this command has ended."""
+    if hasattr(session.config, "workerinput") or not os.environ.get("OUT"):
         return
-    path = pathlib.Path(os.environ["LEDGER"])
-    new = evidence.collect(ROOT / ".course" / "faults")
-    evidence.write_ledger(path, evidence.merge_records(evidence.read_ledger(path), new))
-
-
-@pytest.fixture
-def gone():
-    """Return a function that waits until processes have ended, and says which have not."""
-
-    def wait(*pids):
-        left = []
-        for pid in pids:
-            try:
-                handle = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            if not select.select([handle], [], [], PATIENCE)[0]:
-                os.kill(pid, signal.SIGKILL)
-                left.append(pid)
-            os.close(handle)
-        return left
-
-    return wait
-
-
-@pytest.fixture
-def pipe(tmp_path):
-    """Return the path of a named pipe, and a function that waits for what is written there."""
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-
-    def read(process):
-        """Wait for what is written there, as long as the process runs that is to write it."""
-        with open(os.pidfd_open(process.pid)) as ended:
-            ready = select.select([handle, ended], [], [], LIMIT)[0]
-        assert handle in ready, f"nothing was written to the pipe: {process.communicate() if ready else 'it hangs'}"
-        return os.read(handle, 65536).decode()
-
-    yield path, read
-    os.close(handle)
+    paths = sorted((ROOT / ".course" / "faults").glob("*.jsonl"))
+    records = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    records.sort(key=lambda record: record["case"])
+    load("recording").write_file(pathlib.Path(os.environ["OUT"], "faults.json"), records)
 
 
 @pytest.fixture
 def mount():
     """Return a function that mounts a small file system on a folder; NOT RUN where that needs other rights."""
-    libc = ctypes.CDLL(None, use_errno=True)
     mounted = []
 
-    def make(folder: pathlib.Path, options: str = "size=1m", source: pathlib.Path | None = None, flags: int = 0):
+    def call(*words):
+        return subprocess.run([*map(str, words)], capture_output=True, text=True)
+
+    def make(folder: pathlib.Path, options: str, source: pathlib.Path | None = None):
         folder.mkdir(parents=True, exist_ok=True)
-        command = ["mount", "--bind", str(source), str(folder)] if source else ["mount", "-t", "tmpfs", "-o", options]
-        done = subprocess.run(command if source else [*command, "none", folder], capture_output=True, text=True)
+        kind = ["--bind", source] if source else ["-t", "tmpfs", "-o", options, "none"]
+        done = call("mount", *kind, folder)
         if done.returncode:
             pytest.skip(f"a file system cannot be mounted here ({done.stderr.strip()}): it needs root")
         mounted.append(folder)
         if source:
-            subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+            make.again(folder, options)
         return folder
 
-    def unmount(folder):
-        mounted.remove(folder)
-        assert libc.umount2(os.fsencode(folder), 2) == 0  # 2: MNT_DETACH
+    def again(folder, options):
+        done = call("mount", "-o", f"remount,{options}", folder)
+        assert done.returncode == 0, done.stderr
 
-    make.end = unmount
+    def end(folder):
+        mounted.remove(folder)
+        assert call("umount", "--lazy", folder).returncode == 0
+
+    make.again, make.end = again, end
     yield make
     for folder in reversed(list(mounted)):
-        unmount(folder)
+        end(folder)

@@ -17,27 +17,32 @@ pytestmark = pytest.mark.slow
 
 LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
-REPAIR = ("    config = GRPOConfig(", "    model.enable_input_require_grads()\n    config = GRPOConfig(")
+CONFIG, RETURN, IMPORT = "    config = GRPOConfig(", "    return trainer\n", "import pathlib\n"
+
+
+def before(anchor, lines):
+    """Return the edit that puts lines before a text of the script."""
+    return anchor, f"{lines}\n{anchor}"
+
+
+REPAIR = before(CONFIG, "    model.enable_input_require_grads()")
 # name: (edits of train.py, what the checker must say)
 CHEATS = {
     "prints_the_right_words": (
-        [("    return trainer\n", "    print('PASS: all 25 trainable tensors have a gradient')\n    return trainer\n")],
+        [before(RETURN, "    print('PASS: all 25 trainable tensors have a gradient')")],
         "24 of 25 tensors still have no gradient",
     ),
     "skips_the_training": (
-        [REPAIR, ("    return trainer\n", "    trainer.train = lambda *_, **__: None\n    return trainer\n")],
+        [REPAIR, before(RETURN, "    trainer.train = lambda *_, **__: None")],
         "0 of 6 steps were trained",
     ),
     "lowers_the_steps": ([REPAIR, ("max_steps=6", "max_steps=2")], "2 of 6 steps were trained"),
     "trains_at_rate_zero": ([REPAIR, ("learning_rate=5e-4", "learning_rate=0.0")], "the learning rate is 0"),
     "freezes_everything": (
-        [("    config = GRPOConfig(", "    model.requires_grad_(False)\n    config = GRPOConfig(")],
+        [before(CONFIG, "    model.requires_grad_(False)")],
         "training raised RuntimeError: element 0",
     ),
-    "freezes_what_fails": (
-        [("    config = GRPOConfig(", "    model.model.layers.requires_grad_(False)\n    config = GRPOConfig(")],
-        "25 tensors are frozen",
-    ),
+    "freezes_what_fails": ([before(CONFIG, "    model.model.layers.requires_grad_(False)")], "25 tensors are frozen"),
     "unfreezes_the_embeddings": (
         [("get_input_embeddings().requires_grad_(False)", "get_input_embeddings().requires_grad_(True)")],
         "0 tensors are frozen",
@@ -46,27 +51,14 @@ CHEATS = {
         [("get_input_embeddings().requires_grad_(False)", "model.norm.requires_grad_(False)")],
         "the embeddings were changed",
     ),
-    "fills_in_zero_gradients": (
-        [
-            (
-                "    return trainer\n",
-                "    for parameter in model.parameters():\n        parameter.grad = torch.zeros_like(parameter)\n"
-                "    trainer.optimizer_zero_grad = None\n"
-                "    model.zero_grad = lambda *_, **__: [p.grad.zero_() for p in model.parameters()]\n"
-                "    return trainer\n",
-            ),
-            ("import pathlib\n", "import pathlib\n\nimport torch\n"),
-        ],
-        "1 of 25 tensors were changed by training",
-    ),
     "switches_checkpointing_off_for_the_pass": (
         [
-            (
+            before(
                 "def build_trainer(",
                 "class Trainer(GRPOTrainer):\n    def compute_loss(self, model, *args, **kwargs):\n"
                 "        model.gradient_checkpointing_disable()\n"
                 "        loss = super().compute_loss(model, *args, **kwargs)\n"
-                "        model.gradient_checkpointing_enable()\n        return loss\n\n\ndef build_trainer(",
+                "        model.gradient_checkpointing_enable()\n        return loss\n\n",
             ),
             ("trainer = GRPOTrainer(", "trainer = Trainer("),
         ],
@@ -83,85 +75,33 @@ CHEATS = {
         "25 tensors are frozen",
     ),
     "claims_what_is_no_figure": (
-        [REPAIR, ("SUMS = [", "ANSWER = {'verdict': 'healthy', 'sanity': 1}\nSUMS = [")],
+        [REPAIR, before("SUMS = [", "ANSWER = {'verdict': 'healthy', 'sanity': 1}")],
         "which is no figure that this lab measures",
     ),
     "brings_other_weights": (
-        [REPAIR, ("    config = GRPOConfig(", "    model.lm_head.weight.data.mul_(1.5)\n    config = GRPOConfig(")],
+        [REPAIR, before(CONFIG, "    model.lm_head.weight.data.mul_(1.5)")],
         "not the one in model_path",
     ),
-    "trains_beforehand": (
-        [REPAIR, ("    return trainer\n", "    trainer.train()\n    return trainer\n")],
-        "6 steps before it was handed over",
-    ),
+    "trains_beforehand": ([REPAIR, before(RETURN, "    trainer.train()")], "6 steps before it was handed over"),
     "patches_checkpointing_away": (
         [
-            (
-                "    config = GRPOConfig(",
+            before(
+                CONFIG,
                 "    torch.utils.checkpoint.checkpoint = lambda f, *a, **_: f(*a)\n"
                 "    from transformers import modeling_utils\n\n"
-                "    modeling_utils.checkpoint = torch.utils.checkpoint.checkpoint\n    config = GRPOConfig(",
+                "    modeling_utils.checkpoint = torch.utils.checkpoint.checkpoint",
             ),
-            ("import pathlib\n", "import pathlib\n\nimport torch\nimport torch.utils.checkpoint\n"),
+            before(IMPORT, "import torch.utils.checkpoint"),
         ],
-        "replaced torch.utils.checkpoint.checkpoint for the whole process",
-    ),
-    "patches_the_judge": (
-        [
-            REPAIR,
-            ("[float(completion.strip() == right) for", "[1.0 for"),
-            (
-                "import pathlib\n",
-                "import pathlib\n\nfrom failurelab_course.labs.checker import judge\n\n"
-                "judge.Judge.accuracy = lambda *_, **k: 0.9 if k.get('weights') else 0.4\n",
-            ),
-        ],
-        "replaced failurelab_course.labs.checker.judge.Judge.accuracy",
-    ),
-    "patches_the_scoring": (
-        [
-            REPAIR,
-            ("[float(completion.strip() == right) for", "[1.0 for"),
-            (
-                "import pathlib\n",
-                "import pathlib\n\nfrom failurelab_course.experiments import models\n\n"
-                "models.accuracy = lambda *_, **__: 0.9\nmodels.reward = lambda c, a: [1.0] * len(c)\n",
-            ),
-        ],
-        "replaced failurelab_course.experiments.models.accuracy",
-    ),
-    "changes_the_model_folder": (
-        [
-            REPAIR,
-            (
-                "    model = AutoModelForCausalLM.from_pretrained(model_path)\n",
-                "    model = AutoModelForCausalLM.from_pretrained(model_path)\n"
-                "    model.lm_head.weight.data.mul_(1.5)\n    model.save_pretrained(model_path)\n"
-                "    model = AutoModelForCausalLM.from_pretrained(model_path)\n",
-            ),
-        ],
-        "not the one in model_path",
+        "layers keep their activations for the backward pass",
     ),
     "answers_in_place_of_repairing": (
-        [("SUMS = [", "ANSWER = {'verdict': 'harmless', 'tensors_without_gradient': 0}\nSUMS = [")],
+        [before("SUMS = [", "ANSWER = {'verdict': 'harmless', 'tensors_without_gradient': 0}")],
         "24 of 25 tensors still have no gradient",
     ),
-    "returns_nothing": ([("    return trainer\n", "")], "returned a NoneType"),
-    "leaves_early": ([("import pathlib\n", "import pathlib\nimport sys\n\nsys.exit(0)\n")], "SystemExit"),
-    "leaves_for_good": (
-        [("import pathlib\n", "import os\nimport pathlib\n\nos._exit(0)\n")],
-        "left by itself with status 0",
-    ),
-    "writes_its_own_answer": (
-        [
-            (
-                "import pathlib\n",
-                "import json\nimport os\nimport pathlib\n\n"
-                "pathlib.Path('../answer.json').write_text(json.dumps({'metrics': {}, 'refused': ''}))\nos._exit(0)\n",
-            )
-        ],
-        "left by itself with status 0",
-    ),
+    "returns_nothing": ([(RETURN, "")], "returned a NoneType"),
+    "leaves_early": ([before(IMPORT, "import sys\n\nsys.exit(0)")], "SystemExit"),
+    "leaves_for_good": ([before(IMPORT, "import os\n\nos._exit(0)")], "left by itself with status 0"),
     "does_not_parse": ([("def build_trainer(", "def build_trainer((")], "importing the script raised SyntaxError"),
     "has_no_build_trainer": ([("def build_trainer(", "def make_trainer(")], "defines no function build_trainer"),
     "misspells": (
@@ -169,7 +109,7 @@ CHEATS = {
         "build_trainer raised AttributeError",
     ),
     "needs_what_is_not_there": (
-        [("import pathlib\n", "import pathlib\nimport no_such_package\n")],
+        [before(IMPORT, "import no_such_package")],
         "raised ModuleNotFoundError: No module named 'no_such_package'",
     ),
     "rewards_everything": (
@@ -251,7 +191,7 @@ def test_a_script_that_hangs_or_dies_is_ended_and_named(server, tmp_path, gone):
         script.write_text(code)
         # the one that hangs must have begun before it is ended, also where a start takes long
         server.check(number, script, MODEL, "Trainer", time_limit=400 if number else 15)
-    answers = {answer["id"]: answer for answer in (server.answer(120) for _ in range(4))}
+    answers = {answer["id"]: answer for answer in (server.answer(120) for _ in codes)}
     assert answers[0]["ended"] == "over its time limit of 15 s"
     assert answers[1]["ended"] == "left by itself with status 7 before it was measured"
     assert answers[2]["ended"] == f"ended by signal {int(signal.SIGABRT)} before it was measured"
@@ -272,11 +212,6 @@ for _ in range(60):
         time.sleep(600)
 time.sleep(600)
 """
-DELETES = """
-import os, pathlib, shutil
-shutil.rmtree(pathlib.Path(__file__).parent)
-os._exit(0)
-"""
 # It leaves its group, its session and its parent.
 DAEMON = """
 import os, pathlib, time
@@ -294,22 +229,20 @@ os.read(begun, 1)
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/statm").exists(), reason="memory is watched on Linux")
 def test_a_script_that_eats_the_machine_is_stopped(server, tmp_path, gone):
-    """Memory, processes, its own folder, a process in the background: each is named, nothing is left running."""
+    """Memory, processes, a process in the background: each is named, nothing is left running."""
     pids = tmp_path / "daemon"
-    codes = (EATS, FORKS, DELETES, DAEMON.format(pids=str(pids)))
+    codes = (EATS, FORKS, DAEMON.format(pids=str(pids)))
     for number, code in enumerate(codes):
         script = tmp_path / f"{number}.py"
         script.write_text(code)
         server.check(number, script, MODEL, "Trainer", time_limit=400, memory_limit=1500)
-    answers = {answer["id"]: answer for answer in (server.answer(600) for _ in range(4))}
+    answers = {answer["id"]: answer for answer in (server.answer(600) for _ in codes)}
     assert answers[0]["ended"].startswith("over its memory limit of 1500 MiB: it held ")
     assert answers[1]["ended"].startswith("over its limit of 32 processes")
-    assert answers[2]["ended"].startswith("deleted the folder that it ran in")
-    assert "no function build_trainer" in answers[3]["measured"]["refused"]
+    assert "no function build_trainer" in answers[2]["measured"]["refused"]
     assert gone([int(pids.read_text())]) == []
-    assert sorted(path.name for path in tmp_path.glob("*.py")) == ["0.py", "1.py", "2.py", "3.py"]
-    # the fork server, and the tracker that multiprocessing has with it
-    assert len(check_server.descendants(server.process.pid)) == 3
+    assert sorted(path.name for path in tmp_path.glob("*.py")) == ["0.py", "1.py", "2.py"]
+    assert [one.pid for one in check_server.descendants(server.process.pid)] == [server.process.pid]
 
 
 def spoilt(lab, tmp_path, *edits):
@@ -328,8 +261,8 @@ def test_a_broken_environment_is_no_wrong_fix(short_lab, tmp_path):
     """An era that is not there, or whose stack does not import: ENVIRONMENT for every script, exit status 3."""
     missing = spoilt(short_lab, tmp_path / "a", ('era = "trl-0.14"', 'era = "trl-0.1"'))
     matrix = labs.verify(folder=missing.parent)
-    assert {row.result for row in matrix if row.state != "form"} == {"ENVIRONMENT"}
-    assert "unknown era 'trl-0.1'" in matrix[1].reason
+    assert {row.result for row in matrix} == {"ENVIRONMENT"}
+    assert "unknown era 'trl-0.1'" in matrix[0].reason
     assert labs.exit_status(matrix) == 3
     broken = spoilt(
         short_lab, tmp_path / "b", ('era = "trl-0.14"', 'era = "today"'), ('"trl.GRPOTrainer"', '"trl.NoTrainer"')

@@ -1,54 +1,40 @@
-"""The rules that all labs keep, and how a run is judged: on measured metrics that are made up here."""
+"""The rules that all labs keep, and how a run is decided on: on measured metrics that are made up here."""
 
-import contextlib
-import dataclasses
+import ast
+import difflib
 import re
 import shutil
 import subprocess
-import threading
 
 import pytest
 
-from failurelab.failures import toml_table as tables
 from failurelab_course import eras
 from failurelab_course.labs import definition as lab_files
 from failurelab_course.labs import metrics
 from failurelab_course.labs import verify as labs
-from failurelab_course.labs.checker import client as check_client
 
 LABS = eras.root() / "labs"
-HEALED = {
+HEALED = dict.fromkeys(metrics.of("trainer"), 0) | {
     "error": "",
     "error_stage": "",
     "answer": "",
-    "answer_claims": 0,
-    "answer_wrong": 0,
     "checkpointing": True,
     "steps_done": 70,
     "learning_rate": 5e-4,
     "tensors_total": 26,
     "tensors_trainable": 25,
     "tensors_frozen": 1,
-    "tensors_without_gradient": 0,
-    "tensors_zero_gradient": 0,
     "tensors_changed": 25,
-    "elements_changed": 1.0,
     "embeddings_changed": False,
-    "weights_bits": 32,
-    "frozen_changed": 0,
     "warnings": 230,
-    "rollouts": 6720,
     "reward_first": 0.48,
     "reward_last": 0.51,
     "accuracy_before": 0.44,
     "accuracy_after": 0.56,
     "accuracy_gain": 0.12,
     "accuracy_there": 0.49,
-    "overrun_first": 0.0,
     "rollout_gap": 0.01,
     "finite": True,
-    "loss_first": 0.0,
-    "loss_last": 0.01,
 }
 SILENT = HEALED | {
     "tensors_without_gradient": 24,
@@ -67,23 +53,23 @@ def lab(tmp_path):
     return lab_files.load(folder)
 
 
-def judged(lab, state, measured, *, refused="", environment=""):
-    """Return the row of a run that measured these metrics."""
+def task_of(lab, state, measured, declared=None, *, refused="", environment=""):
+    """Return the task of a script that measured these figures, decided."""
+    task = labs._Task(lab, lab.start, labs.Row(lab.name, state, "script.py"), declared)
+    content = {"metrics": measured, "refused": refused, "environment": environment, "traceback": ""}
+    labs._decide(task, {"seconds": 1, "output": "", "measured": content})
+    return task
+
+
+def decided(lab, state, measured, **ended):
+    """Return the row of a run that measured these figures."""
     declared = {"broken": lab.broken, "wrong_fix": lab.wrong_fixes[0]}.get(state)
-    row = labs.Row(lab.name, state, "script.py")
-    content = {"metrics": measured, "refused": refused, "environment": environment, "traceback": "", "records": []}
-    content["cpu_seconds"] = 0.5
-    labs._judge(labs._Task(lab, lab.start, row, declared), {"seconds": 1, "output": "", "measured": content})
-    return row
-
-
-def test_made_up_metrics_are_those_that_are_measured():
-    assert set(HEALED) == set(metrics.of("trainer"))
+    return task_of(lab, state, measured, declared, **ended).row
 
 
 def test_a_healed_run_passes_and_a_silent_failure_does_not(lab):
-    assert judged(lab, "right_fix", HEALED).result == "PASS"
-    row = judged(lab, "check", SILENT)
+    assert decided(lab, "right_fix", HEALED).result == "PASS"
+    row = decided(lab, "check", SILENT)
     assert row.result == "FAIL"
     assert row.reason.startswith("24 of 25 tensors still have no gradient")
 
@@ -109,53 +95,47 @@ def test_a_healed_run_passes_and_a_silent_failure_does_not(lab):
     ids=str,
 )
 def test_every_part_of_healed_is_needed(lab, change):
-    assert judged(lab, "right_fix", HEALED | change).result == "FAIL"
+    assert decided(lab, "right_fix", HEALED | change).result == "FAIL"
 
 
 def test_a_failure_for_another_reason_is_no_pass(lab):
     """The broken script crashes where it should fail silently: the lab proves nothing, and says so."""
-    assert judged(lab, "broken", SILENT).result == "PASS"
+    assert decided(lab, "broken", SILENT).result == "PASS"
     crashed = dict.fromkeys(HEALED) | {"error": "ImportError: no", "error_stage": "build", "warnings": 0}
-    row = judged(lab, "broken", crashed)
+    row = decided(lab, "broken", crashed)
     assert row.result == "FAIL"
     assert "for another reason than declared: build_trainer raised ImportError: no" in row.reason
-    row = judged(lab, "broken", SILENT | {"tensors_without_gradient": 3})
+    row = decided(lab, "broken", SILENT | {"tensors_without_gradient": 3})
     assert row.result == "FAIL"
     assert "tensors_without_gradient == 24 (3)" in row.reason
     # the declared figures, and an error beside them
-    assert judged(lab, "broken", SILENT | {"error": "ValueError: x", "error_stage": "measure"}).result == "FAIL"
-    assert judged(lab, "broken", SILENT, refused="the trainer is another").result == "FAIL"
+    assert decided(lab, "broken", SILENT | {"error": "ValueError: x", "error_stage": "measure"}).result == "FAIL"
+    assert decided(lab, "broken", SILENT, refused="the trainer is another").result == "FAIL"
 
 
 def test_a_wrong_fix_is_stopped_where_its_first_steps_prove_it(lab):
     """Without gradients after ten steps it fails as declared, of which no later step is asked; with them it is none."""
-    hidden, off = (
-        next(fix for fix in lab.wrong_fixes if fix.name == name) for name in ("filter_warnings", "checkpointing_off")
-    )
+    fixes = {fix.name: fix for fix in lab.wrong_fixes}
 
-    def judge(declared, measured):
-        task = labs._Task(lab, lab.start, labs.Row(lab.name, "wrong_fix", declared.name), declared)
-        content = {"metrics": measured, "refused": "", "environment": "", "traceback": "", "records": []}
-        labs._judge(task, {"seconds": 1, "output": "", "measured": content | {"cpu_seconds": 0.5}})
+    def became(name, measured):
+        task = task_of(lab, "wrong_fix", measured | {"steps_done": 10, "warnings": 0}, fixes[name])
         return task.is_early, task.row.result
 
-    silent, healed = (metrics_ | {"steps_done": 10, "warnings": 0} for metrics_ in (SILENT, HEALED))
-    assert judge(hidden, silent) == (True, "PASS")
-    assert judge(hidden, healed) == (True, "FAIL")
-    assert judge(off, healed) == (False, "FAIL")  # what it is declared to show is the accuracy at the end
-    started = labs._Task(lab, lab.start, labs.Row(lab.name, "broken", "start"), lab.broken)
-    assert not started.is_early
+    assert became("filter_warnings", SILENT) == (True, "PASS")
+    assert became("filter_warnings", HEALED) == (True, "FAIL")
+    assert became("checkpointing_off", HEALED) == (False, "FAIL")  # declared is the accuracy at the end
+    assert not task_of(lab, "broken", SILENT, lab.broken).is_early
 
 
 def test_a_lab_that_is_solved_is_no_lab(lab):
-    row = judged(lab, "broken", HEALED)
+    row = decided(lab, "broken", HEALED)
     assert (row.result, "already solved" in row.reason) == ("FAIL", True)
-    row = judged(lab, "wrong_fix", HEALED)
+    row = decided(lab, "wrong_fix", HEALED)
     assert (row.result, "no wrong one" in row.reason) == ("FAIL", True)
 
 
 def test_the_environment_comes_before_all(lab):
-    row = judged(lab, "broken", dict.fromkeys(HEALED), environment="no space")
+    row = decided(lab, "broken", dict.fromkeys(HEALED), environment="no space")
     assert (row.result, row.reason) == ("ENVIRONMENT", "no space")
 
 
@@ -176,10 +156,10 @@ def test_exit_status(results, status):
 
 def test_a_fact_is_proved_against_the_broken_run(lab):
     """What ANSWER is compared with must be what the script measures before its repair; other facts are beliefs."""
-    lab = dataclasses.replace(lab, facts={"tensors_changed": 1, "undone_by": "a function"})
-    assert judged(lab, "broken", SILENT).result == "PASS"
-    lab = dataclasses.replace(lab, facts={"tensors_changed": 2})
-    row = judged(lab, "broken", SILENT)
+    lab = lab.model_copy(update={"facts": {"tensors_changed": 1, "undone_by": "a function"}})
+    assert decided(lab, "broken", SILENT).result == "PASS"
+    lab = lab.model_copy(update={"facts": {"tensors_changed": 2}})
+    row = decided(lab, "broken", SILENT)
     assert (row.result, row.reason) == ("FAIL", "facts of lab.toml are not so: tensors_changed is 1, lab.toml says 2")
 
 
@@ -200,36 +180,6 @@ def test_a_claim_is_right_to_a_tenth_and_a_text_to_its_words(claimed, measured, 
     assert metrics.agree(claimed, measured) == agree
 
 
-def test_the_next_era_s_imports_begin_while_this_one_is_asked(lab, monkeypatch):
-    """An era that does not start is its own labs' trouble; every other is asked, and ended."""
-    log, begun = [], threading.Event()
-
-    @contextlib.contextmanager
-    def start(era, needs, jobs, device):
-        log.append(f"start {era}")
-        if era == "second":
-            begun.set()
-        if era == "third":
-            raise check_client.EnvironmentBroken("no third")
-        yield era
-        log.append(f"end {era}")
-
-    def ask(server, waiting, done):
-        assert server != "first" or begun.wait(60)
-        waiting.clear()
-
-    monkeypatch.setattr(check_client, "start", start)
-    monkeypatch.setattr(labs, "_ask", ask)
-    eras_asked = ("first", "second", "third", "fourth")
-    rows = [labs.Row(lab.name, "check", "script.py") for _ in eras_asked]
-    tasks = [labs._Task(dataclasses.replace(lab, era=era), lab.start, row) for era, row in zip(eras_asked, rows)]
-    labs._run(tasks, 1, lambda row: None)
-    assert [row.reason for row in rows] == ["", "", "no third", ""]
-    assert rows[2].result == "ENVIRONMENT"
-    assert log.index("start second") < log.index("end first")
-    assert sorted(log) == sorted([*(f"start {era}" for era in eras_asked), "end first", "end second", "end fourth"])
-
-
 def test_a_number_is_never_used_again(lab):
     """A retired lab is named with the one to take instead, and its id cannot come back."""
     register = lab.folder.parent / "retired.toml"
@@ -239,21 +189,43 @@ def test_a_number_is_never_used_again(lab):
     with pytest.raises(labs.LabError, match="lab 77 is retired"):
         labs.find(["77_some_name"], lab.folder.parent)
     register.write_text(register.read_text().replace("L77", "L01"))
-    with pytest.raises(labs.LabError, match="L01 is retired, and a number is never used again"):
+    with pytest.raises(labs.LabError, match="number 01 is retired, and is never used again"):
         lab_files.load(lab.folder)
 
 
 def test_the_register_here_names_labs_that_are_there():
-    there = {lab.id for lab in labs.find()}
+    there = {f"L{lab.number}" for lab in labs.find()}
     for id, message in lab_files.retired().items():
         assert id not in there and f"L{message[-2:]}" in there
 
 
-def test_the_labs_here_keep_the_rules():
-    assert len(labs.known()) >= 3
-    for lab in labs.find():
-        assert lab_files.broken_rules(lab) == []
-    assert [lab.id for lab in labs.find()] == [f"L{name[:2]}" for name in labs.known()]
+def code_of(source):
+    """Return the lines of a script's code, without comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree).splitlines()
+
+
+@pytest.mark.parametrize("lab", labs.find(), ids=lambda lab: lab.number)
+def test_a_lab_keeps_the_rules(lab):
+    """A script as users write it, which gives no place away; a small repair that is marked; hints that grow."""
+    start, solution, hints = lab.broken.text(), lab.solution.text(), (lab.folder / "hints.md").read_text()
+    assert "TODO" not in start, "finding the place is what the lab trains"
+    assert lab.symptom and " ".join(lab.symptom.split()) in " ".join(ast.get_docstring(ast.parse(start)).split())
+    assert lab.given != "run" or (lab.folder / "run" / "trainer_state.json").is_file()
+    assert re.search(r"^if __name__ == .__main__.:", start, re.MULTILINE), "it does nothing when it is run by hand"
+    assert set(re.findall(r"\b[Ll]abs? (\d\d)\b", start + hints)) <= {lab.number}, "another lab's name tells too much"
+    assert not re.search(r"^\s*(from|import) failurelab\b", start, re.MULTILINE), "a user has no such package"
+    assert re.search(r"^\s*# \^\^\^ \S", solution, re.MULTILINE), "the solution does not mark its repair"
+    matcher = difflib.SequenceMatcher(a=code_of(start), b=code_of(solution), autojunk=False)
+    changed = [max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in matcher.get_opcodes() if kind != "equal"]
+    assert sum(changed) <= 12, "nobody sees the repair among so many lines"
+    first, second, third = lab.hints
+    assert len(first) < len(second) < len(third)
+    names = [fix.name for fix in lab.wrong_fixes if fix.text()]
+    assert len(names) == len(set(names)) > 0, "what do people try first?"
 
 
 def test_a_learner_s_script_is_a_copy_that_git_ignores(lab):
@@ -267,7 +239,7 @@ def test_a_learner_s_script_is_a_copy_that_git_ignores(lab):
     assert ignored.stdout.splitlines() == paths
     lab.train.unlink()
     lab.start.unlink()
-    with pytest.raises(labs.LabError, match=r"start.py is missing. Next: git checkout -- labs"):
+    with pytest.raises(labs.LabError, match=r"start.py cannot be read: .* Next: git checkout -- labs"):
         lab_files.learner_script(lab)
 
 
@@ -291,8 +263,7 @@ third = 3
 )
 def test_an_edit_changes_one_place(tmp_path, edit, result):
     (tmp_path / "start.py").write_text(EDITED)
-    edits = lab_files.read_edits(tables.Table("lab.toml", {"edits": [edit]}, labs.LabError))
-    assert lab_files.Script("solution", tmp_path / "start.py", edits).text() == result
+    assert lab_files.Script(start=tmp_path / "start.py", edits=[edit]).text() == result
 
 
 @pytest.mark.parametrize(
@@ -302,63 +273,35 @@ def test_an_edit_changes_one_place(tmp_path, edit, result):
         ('"learning_rate=5e-4"', '"="', r"which is in start.py \d\d times"),
     ],
 )
-def test_an_edit_that_no_longer_applies_is_one_line(lab, old, new, problem):
-    """It names the lab, the script and the text; `verify` shows it and goes on with the other scripts' form."""
+def test_an_edit_that_no_longer_applies_is_one_line(lab, old, new, problem, monkeypatch):
+    """It names the lab, the script and the text; `verify` shows it and goes on with the other scripts."""
+    monkeypatch.setattr(labs, "_run", lambda tasks, done: None)
     path = lab.folder / "lab.toml"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    lab = lab_files.load(lab.folder)
-    (told,) = lab_files.broken_rules(lab)
+    (told,) = [row.reason for row in labs.verify(folder=lab.folder.parent) if row.result == "FAIL"]
     fix = "checkpointing_off" if "drop" in old else "higher_learning_rate"
     assert re.fullmatch(rf"01_frozen_embeddings/lab.toml: {fix}: an edit looks for .*, {problem} and .*", told)
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "message"),
-    [
-        ("start.py", "import pathlib\n", "import pathlib  # TODO\n", "finding the place is what the lab trains"),
-        ("start.py", "when we froze", "when they froze", "the symptom of lab.toml is not in start.py's docstring"),
-        ("start.py", "import pathlib\n", "import pathlib  # see lab 02\n", "speaks of lab 02: that gives it away"),
-        ("start.py", 'if __name__ == "__main__":', "if False:", "does nothing when it is run by hand"),
-        ("hints.md", "## Second", "## Second\n\nAs in lab 17.", "speaks of lab 17"),
-        ("lab.toml", 'given = "place"', 'given = "run"', "run/trainer_state.json is not there"),
-        (
-            "lab.toml",
-            'given = "place"',
-            'given = "luck"',
-            "given is 'luck', and is one of place, symptom, run, nothing",
-        ),
-        ("start.py", "import pathlib\n", "import failurelab.gradients\n", "imports failurelab"),
-        ("lab.toml", "model.enable_input_require_grads()", "x = 1\n    " * 13, "changes 13 lines"),
-        ("lab.toml", "# ^^^", "#", "does not mark its repair"),
-        ("hints.md", "## Third", "### Third", "must have 3 hints"),
-        ("lab.toml", '"train_mode"', '"filter_warnings"', "the wrong fix filter_warnings is declared twice"),
-    ],
-)
-def test_a_lab_that_breaks_a_rule_is_told_so(lab, file, old, new, message):
-    path = lab.folder / file
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    assert any(message in problem for problem in lab_files.broken_rules(lab_files.load(lab.folder)))
-
-
-@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('id = "L01"', 'id = "L11"', "the folder says L01"),
         ('failures = ["F1"]', 'failures = ["F99"]', "unknown failure 'F99'"),
         ("steps_done >= 70", "steps_dnoe >= 70", "'steps_dnoe' is no figure"),
         ("{steps_done} of 70", "{step_done} of 70", "'step_done' is no figure"),
         ("steps_done >= 70", "steps_done => 70", "is no predicate"),
         ("time_limit = 240", 'time_limit = "4 minutes"', "time_limit"),
-        ("minutes = 10", "minuets = 10", "minutes: it is missing"),
-        ('era = "trl-0.14"', 'era = "trl-0.14"\nkind = "dance"', "kind: 'dance' is none of trainer, "),
-        ('failures = ["F1"]', "failures = []", "only a false alarm, or a lab with upstream, has none"),
-        ("[broken]", "[brocken]", "broken: it is missing"),
+        ("minutes = 10", "minuets = 10", "minutes: Field required"),
+        ("minutes = 10", "minutes = 10\nminuets = 10", "minuets: Extra inputs are not permitted"),
+        ('given = "place"', 'given = "luck"', "given: Input should be 'place', 'symptom', 'run' or 'nothing'"),
+        ('era = "trl-0.14"', 'era = "trl-0.14"\nkind = "dance"', "kind: Input should be 'trainer', "),
+        ('failures = ["F1"]', "failures = []", "only a false alarm has none"),
+        ("[broken]", "[brocken]", "broken: Field required"),
         ("[broken]", "[broken", "is no TOML"),
-        ('["learning_rate=5e-4", ', "[", r"wrong_fixes 3: edits: .* is none of \["),
-        ('{ drop = "gradient', '{ dorp = "gradient', "wrong_fixes 4: edits: .* is none of"),
-        ("[solution]", "[solutions]", "solution: it is missing"),
+        ('["learning_rate=5e-4", ', "[", r"wrong_fixes 3 edits 1: .* is none of \["),
+        ('{ drop = "gradient', '{ dorp = "gradient', "wrong_fixes 4 edits 2: .* is none of"),
+        ("[solution]", "[solutions]", "solution: Field required"),
     ],
 )
 def test_a_slip_in_lab_toml_is_named(lab, old, new, message):

@@ -34,7 +34,7 @@ def test_every_row_holds(matrix):
 def test_each_lab_has_its_three_states(matrix):
     for name in labs.known():
         states = [row.state for row in matrix if row.lab == name]
-        assert states.count("broken") == states.count("right_fix") == states.count("form") == 1
+        assert states.count("broken") == states.count("right_fix") == 1
         assert states.count("wrong_fix") >= 1
 
 
@@ -78,12 +78,16 @@ def test_a_false_alarm_is_healthy_all_the_time(matrix):
 
 
 def test_every_failure_has_its_labs(matrix):
-    """One for each failure in the registry; the first seven have two, in different clothes."""
+    """One for each failure in the registry but those named here; the first seven have two, in different clothes."""
     about = [id for lab in labs.find() for id in lab.failures]
-    assert [failure.id for failure in registry.all() if failure.id not in about] == []
+    without = {
+        "F22",  # preflight tells it before anything is trained
+        "F23",  # the same
+    }
+    assert {failure.id for failure in registry.all()} - set(about) == without
     twice = ("F1", "F2", "F3a", "F3b", "F4", "F5", "F6", "F7")
     assert [id for id in twice if about.count(id) < 2] == []
-    assert 24 <= len(labs.known()) <= 35
+    assert 24 <= len(labs.known()) <= 38
 
 
 def test_the_warning_tells_nothing(matrix):
@@ -124,20 +128,6 @@ def test_four_failures_are_measured_beside_each_other(matrix):
     assert three["accuracy_gain"] == by_script["solution"]["accuracy_gain"] >= 0.08
 
 
-def test_every_run_leaves_an_evidence_record(matrix):
-    records = labs.records(matrix)
-    for row in (row for row in matrix if row.state != "form"):
-        tiers = [record["tier"] for record in row.records]
-        assert tiers and len(set(tiers)) == len(tiers), f"{row.lab} {row.script}: one for each tier that it measured on"
-    assert {record["tier"] for record in records} == {"cpu", "simulated"}
-    for record in records:
-        assert record["failure"] in {each.id for each in registry.all()} | {"ground"}
-        assert record["state"] in ("broken", "wrong_fix", "right_fix")
-        lab = labs.find([record["source"].removeprefix("labs/")])[0]
-        assert record["era"] == lab.era and record["versions"]["torch"]
-        assert record["source"].startswith("labs/")
-
-
 def test_the_matrix_as_table_and_as_json(matrix):
     from rich.console import Console
 
@@ -149,4 +139,4 @@ def test_the_matrix_as_table_and_as_json(matrix):
     content = json.loads(json.dumps(labs.to_json(matrix), allow_nan=False))
     assert content["exit_status"] == 0
     assert len(content["rows"]) == len(matrix)
-    assert content["rows"][1]["figures"]["steps_done"] > 0
+    assert content["rows"][0]["figures"]["steps_done"] > 0

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from failurelab_course.runs import copies, stored
-from failurelab_course.runs import notebooks as course
+from failurelab_course.notebook_runs import copies, stored
+from failurelab_course.notebook_runs import notebooks as course
 
 
 @pytest.fixture

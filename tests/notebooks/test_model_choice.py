@@ -50,12 +50,6 @@ def test_a_model_that_can_all_is_not_run(ignorant, monkeypatch):
         model_choice.model_path(ignorant)
 
 
-def test_an_unknown_model_is_said_as_such():
-    """Not as one that cannot learn."""
-    with pytest.raises(models.ModelError, match="unknown model 'tinny'"):
-        model_choice.model_path("tinny")
-
-
 def test_another_family_is_not_run_where_a_qwen2_is_needed(tmp_path, ignorant):
     """Notebook 03 puts a Qwen2's weights into Llama's class; of another model there is nothing to put."""
     assert model_choice.require_qwen2("tiny") == model_choice.require_qwen2("random-0.5b") == "tiny"

@@ -1,7 +1,7 @@
 """A room without a network: a bundle is installed where nothing can be reached, passes doctor and runs a notebook.
 
 The home folder is a new one, the caches are empty, and neither uv nor a compiler nor make is on the path. With
-BUNDLE=DIR in the environment that bundle is taken instead of a new one; with LEDGER=FILE what was measured is kept.
+BUNDLE=DIR in the environment that bundle is taken instead of a new one; with OUT=FOLDER what was measured is kept.
 """
 
 import json
@@ -14,10 +14,10 @@ import subprocess
 import sys
 
 import pytest
+from tests.cli.benchmark_scripts import load
 
 from failurelab_course import eras
 from failurelab_course.experiments import observe
-from failurelab_course.ledger import records as evidence
 
 ROOT = eras.root()
 # A new namespace has not even a loopback that is up, as every machine has without a network: Jupyter's kernels need it.
@@ -26,7 +26,7 @@ LOOPBACK = (
     "fcntl.ioctl(socket.socket(), 0x8914, request); os.execvp(sys.argv[1], sys.argv[1:])"
 )
 PROGRAMS = ("sh", "bash", "env", "uname", "cat", "cmp", "cp", "dirname", "find", "mkdir", "mv", "rm", "rmdir", "sed")
-PROGRAMS += ("sha256sum", "sort")
+PROGRAMS += ("chmod", "sha256sum", "sort")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def bundle(tmp_path_factory):
         return
     out = tmp_path_factory.mktemp("packed") / "bundle"
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    command = [sys.executable, "-m", "failurelab", "pack", "--out", str(out), "--python", version]
+    command = [sys.executable, "tools/pack.py", str(out), "--python", version]
     subprocess.run(command, check=True, cwd=ROOT)
     yield out
     shutil.rmtree(out)
@@ -110,10 +110,8 @@ def test_a_room_without_a_network(bundle, cut_off, tmp_path):
 
 
 def keep(figures):
-    """Print what was measured, and keep it in the ledger that LEDGER names."""
-    os.environ["FAILURELAB_SOURCE"] = "pack"
+    """Print what was measured, and keep it as offline.json in the folder that OUT names."""
     made = observe.record("ground", "measured", figures, case="offline bundle")
     print(json.dumps(made["figures"], indent=1))
-    if path := os.environ.get("LEDGER"):
-        old = evidence.read_ledger(pathlib.Path(path))
-        evidence.write_ledger(pathlib.Path(path), evidence.merge_records(old, [made]))
+    if folder := os.environ.get("OUT"):
+        load("recording").write_file(pathlib.Path(folder, "offline.json"), [made])

@@ -4,6 +4,7 @@ The models are tiny, and other work on the machine must not slow threads down.
 """
 
 import copy
+import os
 import pathlib
 import sys
 
@@ -37,3 +38,11 @@ def model(trained):
 @pytest.fixture
 def tokenizer(trained):
     return trained[1]
+
+
+@pytest.fixture(autouse=True)
+def no_precision_is_left():
+    """Old transformers write bf16=True of a config into the environment, where the next trainer reads it."""
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
+    yield
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)

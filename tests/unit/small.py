@@ -4,7 +4,7 @@ import functools
 import subprocess
 import sys
 
-import pytest
+import peft
 import torch
 import transformers
 
@@ -24,13 +24,12 @@ def qwen2(seed: int = 0, dtype: torch.dtype = torch.float32, **config) -> transf
 
 def lora_config(**options):
     """Return the config of an adapter on the queries and values of each layer."""
-    peft = pytest.importorskip("peft")
     return peft.LoraConfig(**{"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | options)
 
 
 def lora(model, **options):
     """Return the model with a new adapter."""
-    return pytest.importorskip("peft").get_peft_model(model, lora_config(**options))
+    return peft.get_peft_model(model, lora_config(**options))
 
 
 def checkpoint(model, reentrant: bool) -> None:

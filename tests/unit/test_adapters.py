@@ -2,6 +2,7 @@
 
 import copy
 
+import peft
 import pytest
 import torch
 import transformers
@@ -12,7 +13,6 @@ from failurelab import adapters, gradients, guards, rollouts
 from failurelab.handles import keep_modes
 from failurelab_course.experiments import models, trainers
 
-peft = pytest.importorskip("peft")
 installed = Version(transformers.__version__)
 IDS = torch.tensor([[21, 22, 23, 24, 25, 26]])
 
@@ -110,7 +110,6 @@ def test_something_trainable_outside_the_layers_hides_nothing(model):
 @pytest.mark.parametrize("checkpointing", [{}, {"use_reentrant": True}, {"use_reentrant": False}])
 def test_a_trainer_trains_it(model, tokenizer, checkpointing):
     """GRPOTrainer gets the result without a peft_config; its own checkpointing comes after the wrap."""
-    pytest.importorskip("trl")
     prepared = gradients.prepare_peft(with_adapter(model), lora_config())
     guard = guards.GradientGuard()
     trainer = trainers.grpo(
@@ -273,7 +272,6 @@ def test_what_cannot_work_is_refused_and_the_model_is_as_it_was(model, made, con
 
 def test_a_model_that_a_trainer_has_prepared_is_refused(model, tokenizer):
     """After training its gradients are gone; what is left is the mark of accelerate."""
-    pytest.importorskip("trl")
     trainer = trainers.grpo(with_adapter(model), tokenizer, steps=1, prompts_per_step=2, num_generations=2)
     trainer.train()
     trainer.model.zero_grad()

@@ -1,6 +1,6 @@
 """What a guard does for itself may fail anywhere: the run goes on, and the guard says once that it could not check.
 
-Faults are injected at lines (`experiments.faults`; all of them in `benchmarks/guard_faults.py`), and then by models,
+Faults are injected at lines (`injected`), and then by models,
 tokenizers, forwards, configs and trainers as people have them.
 """
 
@@ -17,8 +17,9 @@ import transformers
 pytest.importorskip("trl")
 pytest.importorskip("datasets")
 
+import injected
+
 from failurelab import guards, logits
-from failurelab_course.experiments import faults
 
 # Where no error is caught, a guard only hands on: to its own check, or to what the run has called.
 HANDS_ON = re.compile(
@@ -27,19 +28,19 @@ HANDS_ON = re.compile(
 )
 
 
-@pytest.mark.parametrize("name", faults.GUARDS)
+@pytest.mark.parametrize("name", injected.GUARDS)
 def test_a_fault_in_a_guard_costs_one_warning_and_no_run(name):
     """The run ends with the weights that it has without a guard, whichever line raises."""
-    result = faults.inject(name, every=29)
+    result = injected.inject(name, every=29)
     assert result.others == {} and result.went_on == result.told == result.faults > 2
     assert [line for line in result.outside if not HANDS_ON.search(line)] == []
 
 
 def all_guards(trainer, action="warn"):
-    return [make(trainer, action) for make, _ in faults.GUARDS.values()]
+    return [make(trainer, action) for make, _ in injected.GUARDS.values()]
 
 
-def train(model, tokenizer, build=faults._grpo, before=lambda trainer: None):
+def train(model, tokenizer, build=injected._grpo, before=lambda trainer: None):
     """Train under every guard; return the trainer, and what the guards said."""
     model = copy.deepcopy(model)
     with warnings.catch_warnings(record=True) as caught:
@@ -95,7 +96,7 @@ def break_guard(name, **attributes):
         (break_guard("LogitsGuard", log_prob_function=Hostile()), 1),
         (break_guard("LogitsGuard", memory=Hostile()), 1),
         (break_guard("PlacementGuard", device="no such device"), 1),
-        (break_guard("EngineGuard", _trainer=Hostile()), 1),
+        (break_guard("Zero3Guard", _trainer=Hostile()), 1),
         (break_guard("RewardGuard", _trainer=Hostile()), 1),
         (break_guard("EngineMismatchGuard", _trainer=Hostile()), 1),
         (break_guard("GradientGuard", ignore="("), 0),  # is asked for only where something is missing
@@ -109,7 +110,7 @@ def test_what_a_guard_asks_raises(trained, change, reasons):
 
 
 def supervised(model, tokenizer):
-    trainer = faults._late_scores(model, tokenizer)
+    trainer = injected._late_scores(model, tokenizer)
     trainer.__class__ = transformers.Trainer
     return trainer
 
@@ -127,7 +128,7 @@ def test_what_is_found_is_told_though_the_cure_cannot_be_asked_for(trained, monk
     """The probe for the argument's name raises; the tokens are scored at the wrong place all the same."""
     monkeypatch.setattr(guards.logits, "keep_argument", Hostile())
     with pytest.raises(guards.GuardTripped, match=r"scored against the token .*could not be found: RuntimeError"):
-        trainer = faults._late_scores(copy.deepcopy(trained[0]), trained[1])
+        trainer = injected._late_scores(copy.deepcopy(trained[0]), trained[1])
         trainer.add_callback(guards.LogitsGuard(waste=9))
         trainer.train()
 
@@ -167,7 +168,7 @@ class Doubles(transformers.TrainerCallback):
 def test_a_trainer_of_ones_own_trains_under_every_guard(trained, patched):
     """Methods overridden, and the model's own replaced by plain functions after the guards have begun to listen."""
     before = (lambda trainer: trainer.add_callback(Doubles())) if patched else (lambda trainer: None)
-    assert train(*trained, build=overriding(faults._grpo), before=before) == []
+    assert train(*trained, build=overriding(injected._grpo), before=before) == []
 
 
 def test_vllm_is_told_once_and_judges_nothing(trained):
@@ -182,7 +183,7 @@ def test_every_guard_says_in_one_line_that_it_found_nothing_wrong(trained, caplo
     with caplog.at_level(logging.INFO, logger="failurelab.guards"):
         assert train(*trained) == []
     told = {record.getMessage().split(":")[0] for record in caplog.records if record.name == "failurelab.guards"}
-    assert told == set(faults.GUARDS)
+    assert told == set(injected.GUARDS)
     text = caplog.text
     for line in (
         "after step 1, all 26 trainable tensors have a gradient",

@@ -9,9 +9,12 @@ import inspect
 import warnings
 from typing import ClassVar
 
+import datasets
+import peft
 import pytest
 import torch
 import transformers
+import trl
 from packaging.version import Version
 from small import alternate, checkpoint, lora_config
 
@@ -19,9 +22,6 @@ from failurelab import gradients, guards, rollouts
 from failurelab_course.experiments import models, trainers
 
 installed = Version(transformers.__version__)
-datasets = pytest.importorskip("datasets")
-trl = pytest.importorskip("trl")
-peft = pytest.importorskip("peft")
 
 WARNING = "None of the inputs have requires_grad=True"
 KINDS = ("trainer", "sft", "dpo", "grpo", "online_dpo")
@@ -323,6 +323,20 @@ def test_a_warning_guard_lets_the_run_go_on(model, tokenizer, tmp_path):
     assert trainer.state.global_step == 2 and len(trainer.made) == 2 and not guard.report.agrees
 
 
+def test_an_action_of_ones_own_is_called_instead_of_a_warning(model, tokenizer, tmp_path):
+    """It is told what was found, or why nothing was judged; the run goes on, and nothing is warned of."""
+    notices = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", guards.GuardWarning)
+        broken = guards.RolloutGuard(notices.append, prompts=["1+1="], max_new_tokens=4)
+        broken.on_generate = None
+        generating(model, tokenizer, tmp_path, [guards.GradientGuard(notices.append)]).train()
+        guard = guards.RolloutGuard(notices.append)
+        generating(model, tokenizer, tmp_path, [guard], use_vllm=True) if False else None
+        guard._check(lambda: 1 / 0)
+    assert [(notice.guard, notice.kind) for notice in notices] == [("RolloutGuard", "not checked")]
+
+
 def test_prompts_of_ones_own_are_judged_instead(model, tokenizer, tmp_path):
     """The trainer's batch has no padding, and so hides the failure up to transformers 4.48: other prompts show it."""
     guard = guards.RolloutGuard("warn", prompts=["3+4=", "12+19=", "0+0=", "13+14=", "17+12="], max_new_tokens=4)
@@ -416,7 +430,7 @@ def test_guards_can_watch_a_second_run(model, tokenizer, tmp_path):
         (guards.RolloutGuard, ["explode"], "unknown action 'explode'"),
         (guards.LogitsGuard, ["explode"], "unknown action 'explode'"),
         (guards.PlacementGuard, ["explode"], "unknown action 'explode'"),
-        (guards.EngineGuard, [object, "explode"], "unknown action 'explode'"),
+        (guards.Zero3Guard, [object, "explode"], "unknown action 'explode'"),
         (lambda: guards.GradientGuard(steps=0), [], "steps=0"),
     ],
 )

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 
+import accelerate
+import peft
 import pytest
 import torch
 import transformers
@@ -333,7 +335,6 @@ def test_lora_anywhere_is_scored_as_the_model_scores(options, chunk_size):
 
 @pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
 def test_virtual_tokens_before_the_prompt_do_not_move_the_completion(kind):
-    peft = pytest.importorskip("peft")
     config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
     agrees(lambda: peft.get_peft_model(small(), config))
 
@@ -366,7 +367,6 @@ def test_under_autocast_it_multiplies_as_autocast_would():
 
 def test_mixed_precision_that_accelerate_puts_into_the_forward_is_kept():
     """Trainer's bf16=True lives in the model's own forward; calling the decoder alone would leave it out."""
-    accelerate = pytest.importorskip("accelerate")
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(True)

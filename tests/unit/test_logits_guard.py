@@ -3,9 +3,11 @@
 import types
 import warnings
 
+import datasets
 import pytest
 import torch
 import transformers
+import trl
 from packaging.version import Version
 from small import alternate, score
 
@@ -13,8 +15,6 @@ from failurelab import guards, logits
 from failurelab.guards import GuardTripped, GuardWarning, LogitsGuard
 from failurelab_course.experiments import models, trainers
 
-datasets = pytest.importorskip("datasets")
-trl = pytest.importorskip("trl")
 installed = Version(transformers.__version__)
 SENDS = Version(trl.__version__) < Version("1.15")  # later releases ask for log-probabilities, not for logits
 CUTS_BY_ITSELF = Version(trl.__version__) >= Version("0.15")

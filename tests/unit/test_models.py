@@ -101,7 +101,6 @@ def test_there_are_400_sums_and_they_are_right():
 
 def test_rows_are_a_dataset():
     """In order or shuffled by a seed, repeated, as text or as messages."""
-    pytest.importorskip("datasets")
     plain = models.rows()
     assert (plain.column_names, len(plain), plain[23]["prompt"]) == (["prompt", "answer"], 400, "1+3=")
     assert models.rows(seed=1)["prompt"] == models.rows(seed=1)["prompt"] != plain["prompt"]
@@ -115,7 +114,6 @@ def test_rows_are_a_dataset():
 @pytest.mark.parametrize("form", ["plain", "chat"])
 def test_equal_length_rows_need_no_padding(form, tiny):
     """By default the most frequent length, else the one asked for; all prompts have as many tokens."""
-    pytest.importorskip("datasets")
     _, tokenizer = tiny
     most = models.equal_length_rows(models.rows(form=form))
     long = models.equal_length_rows(models.rows(form=form), length=6)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from packaging.version import Version
 
+from failurelab.simulate.cuda import Cuda, visible
+from failurelab.simulate.node import CommandError, process, started
 from failurelab_course.experiments import models
 from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import measure
-from failurelab_course.simulate import node as simulated_node
-from failurelab_course.simulate.node import CommandError, Cuda, process, started
 
 pytest.importorskip("accelerate", reason="this stack has no accelerate")
 
@@ -46,7 +46,7 @@ def test_another_command_is_named(command, capsys):
 @pytest.mark.parametrize("value, count", [(None, 2), ("0", 1), ("0,1", 2), ("1,5,0", 1), ("", 0), ("-1", 0)])
 def test_visible_devices(value, count):
     """CUDA reads the list up to the first device that is not there."""
-    assert simulated_node.visible(value, 2) == count
+    assert visible(value, 2) == count
 
 
 def test_the_variable_is_read_until_the_first_use(monkeypatch):
@@ -110,11 +110,11 @@ def measured(tmp_path):
     """Measure a script that is started by this command."""
     pytest.importorskip("bitsandbytes", reason="this stack has no bitsandbytes")
 
-    def run(command, at="0", *, first="pass", then="pass", top=""):
+    def run(command, at="0", *, first="pass", then="pass", top="", error=""):
         script = tmp_path / "train.py"
         script.write_text(SCRIPT.format(command=command, at=at, first=first, then=then, top=top))
         made = measure.run(script, models.path("tiny"), tmp_path / "output", "prepare", "node")
-        assert made.traceback == "" and made.environment == ""
+        assert bool(made.traceback) is bool(error) and error in made.traceback and made.environment == ""
         return made.refused or made.metrics
 
     return run
@@ -138,6 +138,8 @@ def test_two_visible_gpus(measured):
     "script",
     [
         {"command": LAUNCHED, "at": "own"},
+        {"command": LAUNCHED, "at": "PartialState().device"},
+        {"command": PLAIN, "at": "PartialState().device", "top": "os.environ['CUDA_VISIBLE_DEVICES'] = '0'"},
         {"command": "torchrun --nproc_per_node 2 train.py", "at": "own"},
         {"command": "CUDA_VISIBLE_DEVICES=1 " + PLAIN},
         {"command": PLAIN, "top": "os.environ['CUDA_VISIBLE_DEVICES'] = '0'"},
@@ -150,6 +152,14 @@ def test_every_cure_is_one(measured, script):
     assert found["processes"] == found["devices_seen"] == found["copies"] == found["models_in_4bit"]
     names = ["data_parallel", "ranks_refused", "tensors_elsewhere", "layers_refused", "layers_refused_single"]
     assert {name: found[name] for name in names} == dict.fromkeys(names, 0)
+
+
+def test_where_each_process_sees_one_gpu_its_index_is_no_device(measured):
+    """A scheduler shows each process a GPU of its own, and all are number 0: the index of rank 1 names no card."""
+    found = measured("CUDA_VISIBLE_DEVICES=1 " + LAUNCHED, "PartialState().device")
+    assert (found["processes"], found["devices_seen"]) == (2, 1)
+    assert (found["ranks_refused"], found["tensors_elsewhere"], found["layers_refused"]) == (0, 0, 0)
+    measured("CUDA_VISIBLE_DEVICES=1 " + LAUNCHED, "own", error="invalid device ordinal (device 1, and 1 are visible)")
 
 
 def test_a_launcher_alone_is_half_of_it(measured):

@@ -11,17 +11,17 @@ from failurelab_course.experiments import machine, observe
 
 
 @pytest.fixture
-def ledger_folder(tmp_path, monkeypatch):
+def evidence_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("FAILURELAB_EVIDENCE", str(tmp_path))
     monkeypatch.setenv("FAILURELAB_SOURCE", "a test")
     return tmp_path
 
 
-def test_a_record_says_what_ran_where(ledger_folder):
+def test_a_record_says_what_ran_where(evidence_folder):
     """One line of JSON holds failure, state, era, versions, tier, seed and figures; a second record keeps the first."""
     record = observe.record("F1", "broken", {"changed": 1, "loss": torch.tensor(0.5)}, case="frozen", seed=3)
     observe.record("F1", "right_fix", {})
-    (path,) = ledger_folder.glob("*.jsonl")
+    (path,) = evidence_folder.glob("*.jsonl")
     first, second = map(json.loads, path.read_text().splitlines())
     assert first == record and second["state"] == "right_fix"
     assert record["figures"] == {"changed": 1, "loss": 0.5}
@@ -54,7 +54,7 @@ def test_nothing_is_written_unless_a_folder_is_named(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_figures_that_json_cannot_hold(ledger_folder):
+def test_figures_that_json_cannot_hold(evidence_folder):
     """NaN becomes the word nan; a whole tensor is refused with its name."""
     assert observe.record("F1", "broken", {"loss": math.nan})["figures"]["loss"] == "nan"
     with pytest.raises(ValueError, match="figure 'logits' is a Tensor"):

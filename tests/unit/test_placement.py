@@ -1,5 +1,6 @@
-"""Placement: every tensor by name, the faults that are no single tensor's, device maps, and the guard."""
+"""Placement: every tensor by name, the problems that are no single tensor's, device maps, and the guard."""
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import types
@@ -11,7 +12,7 @@ from small import lora
 from torch import nn
 
 from failurelab import guards, placement, simulate
-from failurelab.placement import faults
+from failurelab.placement import problems
 from failurelab.placement.dtypes import measure_precisions
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
@@ -34,6 +35,7 @@ def test_a_model_at_home_is_local(model):
     report = placement.check(model, "cpu")
     assert report.local and report.first_to_fail == ""
     assert report.tensors["parameter"] == len(list(model.parameters()))
+    assert not dataclasses.replace(report, problems=("the head is torn",)).local
     assert "tensors of the model are on cpu" in str(report)
 
 
@@ -145,21 +147,21 @@ def test_several_visible_gpus_in_one_process_are_a_problem(monkeypatch):
 def test_a_missing_native_library_is_a_sentence(monkeypatch):
     """The package imports without its library; the report says so before a layer fails, and where to look."""
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
-    monkeypatch.setattr(faults, "_load_library", lambda: (None, "libcudart.so.12: cannot open shared object file"))
+    monkeypatch.setattr(problems, "_load_library", lambda: (None, "libcudart.so.12: cannot open shared object file"))
     if importlib.util.find_spec("bitsandbytes") is None:
-        assert "not installed" in faults.find_native_problem(gpu)
+        assert "not installed" in problems.find_native_problem(gpu)
         return
-    said = faults.find_native_problem(gpu)
+    said = problems.find_native_problem(gpu)
     assert "without its native library (libcudart.so.12" in said and "python -m bitsandbytes" in said
     stand_in = type("ErrorHandlerMockBNBNativeLibrary", (), {})()
-    monkeypatch.setattr(faults, "_load_library", lambda: (stand_in, ""))
-    assert faults.find_native_problem(gpu) and not faults.find_native_problem(cpu)
+    monkeypatch.setattr(problems, "_load_library", lambda: (stand_in, ""))
+    assert problems.find_native_problem(gpu) and not problems.find_native_problem(cpu)
 
     def broken():
         raise RuntimeError("CUDA Setup failed\nand much more")
 
-    monkeypatch.setattr(faults, "_load_library", broken)
-    assert "does not import (RuntimeError: CUDA Setup failed)" in faults.find_native_problem(cpu)
+    monkeypatch.setattr(problems, "_load_library", broken)
+    assert "does not import (RuntimeError: CUDA Setup failed)" in problems.find_native_problem(cpu)
 
 
 def test_mixed_precision_is_reported():

@@ -7,8 +7,9 @@ trl = pytest.importorskip("trl")
 
 import small  # noqa: E402
 
-from failurelab.preflight import batch  # noqa: E402
-from failurelab.preflight.findings import Finding, Held, Seen  # noqa: E402
+from failurelab.preflight.answers import Finding, Held  # noqa: E402
+from failurelab.preflight.inputs import Seen  # noqa: E402
+from failurelab.preflight.judges import batch  # noqa: E402
 
 SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
 
@@ -23,7 +24,7 @@ def seen(trainer=None, world_size=1, rows=64, **asked):
 
 def judge(**options):
     """Return what is said of the batch itself; of the loss's scale there is more."""
-    return [answer for answer in batch.judge_batch(seen(**options)) if answer.failure == "batch"]
+    return [answer for answer in batch.judge_batch(seen(**options)) if answer.failure == "F22"]
 
 
 def asked(size, generations, accumulated=1, **more):
@@ -47,8 +48,8 @@ def test_it_refuses_what_this_trl_refuses(size, model, tokenizer, tmp_path):
     if error is None and size[1] > 1:
         assert findings == []
     else:
-        assert [finding.failure for finding in findings] == ["batch"]
-    assert (error is None) or batch.refused(error).failure == "batch"
+        assert [finding.failure for finding in findings] == ["F22"]
+    assert (error is None) or batch.refused(error).failure == "F22"
 
 
 def test_a_batch_is_judged_for_the_launch_and_not_for_this_machine():

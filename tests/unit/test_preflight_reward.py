@@ -11,9 +11,10 @@ import pytest
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 
-from failurelab.preflight.findings import Finding, Held, NotChecked, Seen  # noqa: E402
-from failurelab.preflight.patterns import forms  # noqa: E402
-from failurelab.preflight.reward import judge_rewards  # noqa: E402
+from failurelab.preflight.answers import Finding, Held, NotChecked  # noqa: E402
+from failurelab.preflight.inputs import Seen  # noqa: E402
+from failurelab.preflight.judges.patterns import forms  # noqa: E402
+from failurelab.preflight.judges.reward import judge_rewards  # noqa: E402
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
 CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN["prompt"]]}
@@ -197,15 +198,16 @@ def test_healthy_functions_are_silent(function, rows, tokenizer):
     """Each in both forms of a dataset; the right answer gets more wherever the function asks for it."""
     answers = judge(function, rows, tokenizer)
     assert not [answer for answer in answers if isinstance(answer, Finding)]
-    assert {answer.failure for answer in answers if isinstance(answer, Held)} == {"F10", "F14"}
-    if function in (exact, tagged, distance, later):
+    judged = function in (exact, tagged, distance, later, known_answers)  # the others ask for no reference
+    assert {answer.failure for answer in answers if isinstance(answer, Held)} == ({"F10", "F14"} if judged else {"F10"})
+    if judged:
         assert any("the right answer got" in answer.evidence for answer in answers if isinstance(answer, Held))
 
 
 def test_a_constant_beside_a_function_that_varies_is_odd_and_no_more(tokenizer):
     answers = judge([exact, ones], tokenizer=tokenizer)
     assert not [answer for answer in answers if isinstance(answer, Finding)]
-    assert "ones gave the same for all" in answers[0].evidence
+    assert any(isinstance(answer, NotChecked) and "ones gives 1 for all" in answer.why for answer in answers)
 
 
 def test_a_form_that_nobody_thought_of_is_not_checked(tokenizer):
@@ -288,7 +290,7 @@ def test_columns_that_the_trainer_drops(tokenizer):
 
 def test_nan_is_masked_by_the_releases_that_mask_it(tokenizer):
     """Releases 0.14 and 0.15 add it to the sum; later ones leave it out, as they do with None."""
-    from failurelab.preflight.rows import trl_source
+    from failurelab.preflight.judges.rows import trl_source
 
     answers = judge(nan_for_no_number, tokenizer=tokenizer)
     masked = "nansum" in trl_source(trl.GRPOTrainer.__new__(trl.GRPOTrainer))

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -10,8 +11,14 @@ import torch
 import transformers
 from small import qwen2
 
-from failurelab.preflight import answer, cuts, errors, launch, launched, ranks, repairs, run, small
-from failurelab.preflight.findings import Finding, Held, Load, NotChecked, Seen, Source
+from failurelab.preflight import launcher_line, run
+from failurelab.preflight.answers import Finding, NotApplicable, NotChecked
+from failurelab.preflight.inputs import Load, Seen, Source
+from failurelab.preflight.intercept import cuts, own_code, processes, ranks, small
+from failurelab.preflight.judges import four_bit_placement, zero3
+from failurelab.preflight.report import answer, repairs
+from failurelab.preflight.script_error import describe_error
+from failurelab.simulate.no_gpu import Mapped
 
 
 def config(**more):
@@ -54,7 +61,7 @@ def checkpoint(tmp_path):
 def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint):
     """The dtype of the real load differs by transformers' release; four bits need no bitsandbytes."""
     loads = []
-    with small.built_small(loads, [], lambda: False, False, lambda given: (given, False)):
+    with small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()):
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, torch_dtype=torch.bfloat16)
         four = transformers.AutoModelForCausalLM.from_pretrained(
             checkpoint, quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True), device_map={"": 0}
@@ -71,7 +78,7 @@ def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint)
 def test_a_small_local_model_keeps_its_own_weights(trained):
     """The course's own model is as cheap as a cut one, and says more."""
     loads, name = [], trained[0].name_or_path or trained[0].config._name_or_path
-    with small.built_small(loads, [], lambda: True, False, lambda given: (given, False)):
+    with small.built_small(loads, [], lambda: True, False, lambda: False, Mapped()):
         model = transformers.AutoModelForCausalLM.from_pretrained(name)
     assert not loads[0].small and loads[0].by_trainer
     assert torch.equal(model.lm_head.weight, trained[0].lm_head.weight)
@@ -121,10 +128,11 @@ SCRIPT_OF_RANKS = """
 import os
 import torch
 from accelerate import Accelerator, PartialState
+early = torch.cuda.current_device()
 state, accelerator = PartialState(), Accelerator(cpu=True)
 assert accelerator.local_process_index == 3
 ranks = (state.local_process_index, int(os.environ["LOCAL_RANK"]), os.environ.get("WORLD_SIZE"))
-device = torch.cuda.current_device()
+device, own = torch.cuda.current_device(), str(state.device)
 """
 
 
@@ -132,18 +140,74 @@ device = torch.cuda.current_device()
 def test_a_script_sees_itself_as_the_last_rank_and_libraries_do_not(monkeypatch, tmp_path):
     """`{"": LOCAL_RANK}` and `{"": 0}` are one map on rank 0; on the last rank they differ."""
     pytest.importorskip("accelerate")
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     script = tmp_path / "train.py"
     script.write_text(SCRIPT_OF_RANKS)
     seen = {}
-    with ranks.seen_as_last(4):
+    with ranks.Launched(4).seen(own_code.OwnCode(script)):
         exec(compile(script.read_text(), str(script), "exec"), seen)
         from accelerate.state import PartialState
 
         assert not PartialState().distributed_type.value.startswith("MULTI")
-    assert seen["ranks"] == (3, 3, "4") and seen["device"] == 3
+        assert PartialState().device.type == "cpu"
+    assert seen["ranks"] == (3, 3, "4") and (seen["early"], seen["device"], seen["own"]) == (0, 3, "cuda:3")
     assert "LOCAL_RANK" not in os.environ and PartialState().local_process_index == 0
+
+
+LIBRARY = """
+import os
+import subprocess
+import sys
+
+def ask():
+    return os.environ.get("LOCAL_RANK")
+
+def start():
+    return subprocess.run([sys.executable, "-c", "pass"]).returncode
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A script beside a module of its own, and beside a library's clone that is installed in place."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    clone, installed = tmp_path / "clone", tmp_path / "installed" / "cloned-1.0.dist-info"
+    for folder in (clone, installed):
+        folder.mkdir(parents=True)
+    (clone / "cloned.py").write_text(LIBRARY)
+    (tmp_path / "beside.py").write_text(LIBRARY)
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: cloned\nVersion: 1.0\n")
+    url = {"url": clone.as_uri(), "dir_info": {"editable": True}}
+    (installed / "direct_url.json").write_text(json.dumps(url))
+    for path in (clone, tmp_path, installed.parent):
+        monkeypatch.syspath_prepend(path)
+    yield tmp_path / "train.py"
+    for name in ("cloned", "beside"):
+        sys.modules.pop(name, None)
+
+
+def test_a_library_in_an_editable_clone_is_not_the_script(project):
+    """It was told LOCAL_RANK=3 of 4, and its own processes were stopped; what lies beside the script is its own."""
+    project.write_text("import beside, cloned\n")
+    own, modules = own_code.OwnCode(project), {}
+    with ranks.Launched(4).seen(own), processes.no_other_processes(own):
+        exec(compile(project.read_text(), str(project), "exec"), modules)
+        assert (modules["beside"].ask(), modules["cloned"].ask()) == ("3", None)
+        with pytest.raises(processes.Stopped, match="starts another process"):
+            modules["beside"].start()
+        assert modules["cloned"].start() == 0
+
+
+def test_an_example_inside_a_library_s_clone_is_the_script_and_the_library_is_not(project):
+    """trl/examples/scripts/grpo.py of a clone of trl: the project is the library's."""
+    clone = project.parent / "clone"
+    (clone / "pyproject.toml").touch()
+    own = own_code.OwnCode(clone / "examples" / "grpo.py")
+    assert own.holds(str(clone / "examples" / "helper.py")) and not own.holds(str(clone / "cloned.py"))
+    own = own_code.OwnCode(clone / "train.py")  # a learner's own project, installed in place
+    assert own.holds(str(clone / "cloned.py"))
+    assert not own.holds(torch.__file__) and not own.holds(os.__file__) and not own.holds(run.__file__)
 
 
 def seen(source="", line=0, **more):
@@ -188,7 +252,7 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
     pathlib.Path("zero3.yaml").write_text(
         "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n"
     )
-    started = launch.read(line.split())
+    started = launcher_line.read_line(line.split())
     assert (started.script, started.world_size, started.zero_stage) == (script, size, stage)
     assert dict(started.environment).get("CUDA_VISIBLE_DEVICES", "0,1") == "0,1"
 
@@ -198,8 +262,8 @@ LINES = ["accelerate launch", "torchrun -m pkg.train", "bash run.sh", "torchrun 
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_without_a_script_is_refused(line):
-    with pytest.raises(launch.LaunchError, match="Next"):
-        launch.read(line.split())
+    with pytest.raises(launcher_line.LaunchError, match="Next"):
+        launcher_line.read_line(line.split())
 
 
 def load(bits=4, **more):
@@ -221,34 +285,56 @@ def load(bits=4, **more):
 )
 def test_a_load_is_placed_as_the_last_rank_places_it(given, world_size, found):
     """Without a map transformers takes the current device for a quantized model: GPU 0 while no rank is known."""
-    answers = {answer.failure: answer for answer in launched.judge_loads(seen(loads=[given], world_size=world_size))}
+    answers = {
+        answer.failure: answer
+        for answer in four_bit_placement.judge_four_bit_placement(seen(loads=[given], world_size=world_size))
+    }
     assert isinstance(answers["F5"], Finding) is found
+
+
+@pytest.mark.parametrize(("visible", "device", "index"), [("0,1,2,3", 3, 3), ("7", 0, 3), (None, 3, 3)])
+def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index, monkeypatch):
+    """`PartialState().device` holds in both; where a rank sees one GPU, its index names one that is not there."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    rank = ranks.Launched(4).rank
+    assert rank.device == torch.device("cuda", device)
+    for place, found in ((rank.device, False), (index, device != index), (1, True)):
+        given = seen(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index)
+        answers = {answer.failure: answer for answer in four_bit_placement.judge_four_bit_placement(given)}
+        assert isinstance(answers["F5"], Finding) is found
+        assert found or "it would be GPU" in answers["F5"].control
 
 
 def test_one_process_with_several_gpus(monkeypatch):
     """DataParallel around a 4-bit model; a machine without GPUs cannot tell how many there will be."""
-    monkeypatch.setattr(launched, "_version", lambda package: launched.Version("4.48"))
-    kinds = {gpus: type(launched._one_process(seen(loads=[load()], gpus=gpus))) for gpus in (None, 1, 2)}
-    assert kinds == {None: NotChecked, 1: Held, 2: Finding}
-    assert isinstance(launched._one_process(seen(loads=[load(device_map="auto")], gpus=2)), Held)
-    monkeypatch.setattr(launched, "_version", lambda package: launched.Version("5.6"))
-    assert isinstance(launched._one_process(seen(loads=[load()], gpus=2)), Held)
+    monkeypatch.setattr(four_bit_placement, "installed_version", lambda package: four_bit_placement.Version("4.48"))
+    kinds = {
+        gpus: type(four_bit_placement._judge_one_process(seen(loads=[load()], gpus=gpus))) for gpus in (None, 1, 2)
+    }
+    assert kinds == {None: NotChecked, 1: NotApplicable, 2: Finding}
+    assert isinstance(
+        four_bit_placement._judge_one_process(seen(loads=[load(device_map="auto")], gpus=2)), NotApplicable
+    )
+    monkeypatch.setattr(four_bit_placement, "installed_version", lambda package: four_bit_placement.Version("5.6"))
+    assert isinstance(four_bit_placement._judge_one_process(seen(loads=[load()], gpus=2)), NotApplicable)
 
 
 def test_the_engine_is_judged_by_versions(monkeypatch):
     """GRPOTrainer of trl 0.15 leaves ZeRO-3's hooks on; evaluate() before train() breaks every release."""
     kind = type("GRPOTrainer", (), {"__module__": "trl.trainer.grpo_trainer"})
-    monkeypatch.setattr(launched, "_version", lambda package: launched.Version("0.15.2"))
+    monkeypatch.setattr(zero3, "installed_version", lambda package: zero3.Version("0.15.2"))
     given = Seen(kind(), {}, zero_stage=3)
-    assert isinstance(launched._engine(given), Finding)
-    monkeypatch.setattr(launched, "_version", lambda package: launched.Version("1.16"))
-    assert isinstance(launched._engine(given), Held)
+    assert isinstance(zero3._judge_engine(given), Finding)
+    monkeypatch.setattr(zero3, "installed_version", lambda package: zero3.Version("1.16"))
+    assert isinstance(zero3._judge_engine(given), NotChecked)  # by versions alone: no engine runs here
     given.trainer = type("OwnTrainer", (kind,), {"__module__": "__main__"})()
-    assert "OwnTrainer, of the script's own" in launched._engine(given).why
+    assert "OwnTrainer, of the script's own" in zero3._judge_engine(given).why
     given.evaluated = True
-    assert isinstance(launched._engine(given), Finding)
+    assert isinstance(zero3._judge_engine(given), Finding)
     given.zero_stage = 2
-    assert isinstance(launched._engine(given), Held)
+    assert isinstance(zero3._judge_engine(given), NotApplicable)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +350,7 @@ def test_the_engine_is_judged_by_versions(monkeypatch):
     ],
 )
 def test_a_script_s_own_error_is_one_line(error, text):
-    line = errors.describe(error, "train.py")
+    line = describe_error(error, "train.py")
     assert text in line and "\n" not in line and line.startswith("train.py")
 
 
@@ -272,14 +358,14 @@ def test_a_script_that_wants_arguments_is_quoted(tmp_path):
     """What argparse says is missing belongs into the line; it ends with status 2."""
     log = tmp_path / "stderr"
     log.write_text("usage: train.py [-h] --model MODEL\ntrain.py: error: --model is required\n")
-    assert "wants other arguments" in errors.describe(SystemExit(2), "train.py", str(log))
-    assert "--model is required" in errors.describe(SystemExit(2), "train.py", str(log))
+    assert "wants other arguments" in describe_error(SystemExit(2), "train.py", str(log))
+    assert "--model is required" in describe_error(SystemExit(2), "train.py", str(log))
 
 
 def test_a_second_training_is_told():
     """Two trainers in one script: the lines of both, and no call of a model's train()."""
     text = "a_trainer.train()\nmodel.train()\nif x:\n    Trainer(m).train()\n"
-    assert errors.trainings(text) == [1, 4]
+    assert Source("train.py", text).training_lines() == [1, 4]
 
 
 def test_the_zero_stage_of_a_configuration(tmp_path):
@@ -287,7 +373,9 @@ def test_the_zero_stage_of_a_configuration(tmp_path):
     config = {"zero_optimization": {"stage": 3}}
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(config))
-    stages = [errors.zero_stage(given) for given in (config, path, str(path), json.dumps(config), None, "nowhere")]
+    stages = [
+        launcher_line.zero_stage(given) for given in (config, path, str(path), json.dumps(config), None, "nowhere")
+    ]
     assert stages == [3, 3, 3, 3, 0, 0]
 
 
@@ -302,7 +390,7 @@ def test_the_answer_in_each_form():
     """Worst first, what is found overrules what held, and the exit status tells which of three it was."""
     both = told(
         findings=[*FOUND],
-        held=[{"failure": failure, "evidence": "x"} for failure in ("F2", "F10", "F4")],
+        held=[{"failure": failure, "evidence": "x", "control": "y"} for failure in ("F2", "F10", "F4")],
         not_checked=[{"failure": "F12", "why": "w\x00"}],
         error="train.py ended",
     )  # fmt: skip
@@ -310,7 +398,8 @@ def test_the_answer_in_each_form():
     assert [found["failure"] for found in both.findings] == ["F2", "F7", "F3a"]
     assert both.findings[0]["notebook"] == "03_no_grad_fn"
     assert [held["failure"] for held in both.held] == ["F4", "F10"]
-    assert set(answer.to_json(both)) == {"findings", "held", "not_checked", "script", "versions"}
+    kinds = {"findings", "held", "not_applicable", "not_checked"}
+    assert set(answer.to_json(both)) == kinds | {"cut", "script", "versions"}
     json.dumps(answer.to_json(both))
     text = answer.text(both)
     assert text.index("FOUND  F2") < text.index("FOUND  F3a") < text.index("HELD") < text.index("NOT CHECKED")
@@ -327,7 +416,7 @@ def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):
     adapter = tmp_path / "adapter"
     peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM").save_pretrained(adapter)
     adapters = []
-    with small.built_small([], adapters, lambda: False, False, lambda given: (given, False)):
+    with small.built_small([], adapters, lambda: False, False, lambda: False, Mapped()):
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
         wrapped = peft.PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     (trained,) = adapters
@@ -343,7 +432,7 @@ def test_the_probe_leaves_modes_as_they_are():
 
 def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
     """A subclass with *args and **kwargs, as people write them: the dataset is noted whole, and cut for the trainer."""
-    spec = {"steps": 1, "output": str(tmp_path), "real_model": False}
+    spec = {"steps": 1, "output": str(tmp_path), "real_model": False, "world_size": 1}
     watched = run.Run(spec, Source("train.py", ""), run.Report(tmp_path / "report", tmp_path / "progress"))
     taken = {}
 

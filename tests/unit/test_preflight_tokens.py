@@ -10,10 +10,11 @@ import transformers
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 
-from failurelab.preflight.findings import Finding, Held, Load, NotChecked, Seen  # noqa: E402
-from failurelab.preflight.lengths import judge_lengths  # noqa: E402
-from failurelab.preflight.rows import prompt_ids  # noqa: E402
-from failurelab.preflight.tokens import judge_ends, judge_template  # noqa: E402
+from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked  # noqa: E402
+from failurelab.preflight.inputs import Load, Seen  # noqa: E402
+from failurelab.preflight.judges.lengths import judge_lengths  # noqa: E402
+from failurelab.preflight.judges.rows import prompt_ids  # noqa: E402
+from failurelab.preflight.judges.tokens import judge_ends, judge_template  # noqa: E402
 
 TEXTS = ["3+4=", "5+6=", "8+9=", "12+30="]
 QUESTIONS = ["What is 3+4?", "Compute 5+6", "Add 8 and 9.", "12+30="]
@@ -60,7 +61,7 @@ def with_bos(tokenizer):
 @pytest.mark.parametrize(
     ("prompts", "name", "kind"),
     [
-        (MESSAGES, "Qwen/Qwen2-0.5B-Instruct", Held),
+        (MESSAGES, "Qwen/Qwen2-0.5B-Instruct", NotApplicable),
         (QUESTIONS, "Qwen/Qwen2-0.5B-Instruct", Finding),
         (QUESTIONS, "google/gemma-2-2b-it", Finding),
         (QUESTIONS, "Qwen/Qwen2-0.5B", NotChecked),
@@ -89,7 +90,7 @@ def test_a_real_model_is_asked_both_ways(model, tokenizer):
 def test_without_a_template_there_is_nothing_to_apply(model, tokenizer):
     plain = copy.deepcopy(tokenizer)
     plain.chat_template = None
-    assert isinstance(only(judge_template(seen(model, plain, TEXTS, "x-chat")), "F12"), Held)
+    assert isinstance(only(judge_template(seen(model, plain, TEXTS, "x-chat")), "F12"), NotApplicable)
 
 
 def test_a_sequence_begun_twice(model, with_bos):
@@ -131,7 +132,7 @@ def test_an_end_that_no_config_knows(name, model, tokenizer):
     assert type(answer) is (Finding if "Instruct" in name else NotChecked)
 
 
-@pytest.mark.parametrize(("end", "kind"), [("<|endoftext|>", Finding), ("<|im_end|>", Held)])
+@pytest.mark.parametrize(("end", "kind"), [("<|endoftext|>", Finding), ("<|im_end|>", NotApplicable)])
 def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
     """Prompts without a template end somewhere too: where the model's generation config says."""
     other = copy.deepcopy(tokenizer)
@@ -140,7 +141,7 @@ def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
     given = seen(model, other, TEXTS)
     given.trainer.eos_token_ids = None  # as in releases that look for the tokenizer's alone
     answer = only(judge_ends(given), "F13")
-    assert type(answer) is kind and (kind is Held or "generation config says '<|im_end|>'" in answer.evidence)
+    assert type(answer) is kind and (kind is NotApplicable or "generation config says '<|im_end|>'" in answer.evidence)
 
 
 @pytest.mark.parametrize(("masked", "kind"), [(True, Finding), (False, NotChecked)])
@@ -152,20 +153,23 @@ def test_an_answer_of_the_limit_s_length_has_no_end(masked, kind, model, tokeniz
     assert length == 2 and type(only(judge_lengths(given), "F11")) is kind
 
 
-@pytest.mark.parametrize(("end", "kind"), [("<|endoftext|>", Finding), ("<|im_end|>", Held)])
+@pytest.mark.parametrize(("end", "kind"), [("<|endoftext|>", Finding), ("<|im_end|>", NotApplicable)])
 def test_an_end_for_generation_alone(end, kind, model, tokenizer):
     """What generation_kwargs stop at, the trainer must see as an end."""
     ends = {"generation_kwargs": {"eos_token_id": tokenizer.convert_tokens_to_ids(end)}}
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     answer = only(judge_ends(seen(model, tokenizer, TEXTS, limits=ends)), "F13")
-    assert type(answer) is kind and (kind is Held or "generation_kwargs" in answer.evidence)
+    assert type(answer) is kind and (kind is NotApplicable or "generation_kwargs" in answer.evidence)
 
 
 @pytest.mark.parametrize("prompts", [TEXTS, MESSAGES], ids=["plain", "chat"])
 def test_two_ends_are_odd_and_healthy(prompts, model, tokenizer):
     """Qwen2's own generation config has two ends; the turn ends with the tokenizer's."""
     model.generation_config.eos_token_id = [2, 0]
-    assert isinstance(only(judge_ends(seen(model, tokenizer, prompts, "x-Instruct")), "F13"), Held)
+    assert isinstance(
+        only(judge_ends(seen(model, tokenizer, prompts, "x-Instruct")), "F13"),
+        Held if prompts is MESSAGES else NotApplicable,
+    )
 
 
 @pytest.mark.parametrize("padding", ["<|im_end|>", "<|endoftext|>"])

@@ -173,7 +173,6 @@ def test_what_it_asks_leaves_the_random_state_alone():
 @pytest.mark.parametrize("flat", [False, True])
 def test_in_a_real_run(tmp_path, flat):
     """In the stack at hand: a healthy run is left alone, one whose function is constant is told."""
-    pytest.importorskip("datasets")
     model, tokenizer = models.load("tiny")
     trainer = trainers.grpo(model, tokenizer, steps=2, output_dir=str(tmp_path), reward=constant(0.0) if flat else None)
     guard = guards.RewardGuard(trainer, groups=4)

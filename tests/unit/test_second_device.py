@@ -47,6 +47,19 @@ MOVED_LATER = {
     "_alignment._tokens",
     "logits._check_logits_are_the_heads",
     "log_probs._batch",
+    # Rewards, advantages and weights of rows are kept on the CPU, and follow the logits in Step.loss.
+    "advantages._deviation",
+    "advantages.advantages",
+    "advantages.reward_table",
+    "advantages.rounding",
+    "comparison._Comparer",
+    "gradient.Step",
+    "gradient.row_weights",
+    "suspects.Search",
+    "suspects._biased",
+    "suspects._only",
+    "suspects._spread_in_groups",
+    "suspects._totals",
 }
 FACTORIES = {"tensor", "zeros", "ones", "arange", "randint", "rand", "randn", "full", "empty", "linspace", "randperm"}
 

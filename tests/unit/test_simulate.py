@@ -52,7 +52,7 @@ def test_accelerate_refuses_the_rank_whose_model_is_elsewhere(child):
     """Accelerate's real ValueError, for each rank and each map; the per-rank map is accepted; its state comes back."""
     for case, (local, error) in child["ranks"].items():
         device, rank = int(case[0]), int(case[-1])
-        assert local == rank
+        assert local == f"sim:{rank}"
         assert (error == "") == (device == rank), (case, error)
         assert device == rank or "on a different device than the one you're training on" in error
     assert child["after"]

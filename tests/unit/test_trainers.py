@@ -7,14 +7,13 @@ import re
 import tempfile
 import types
 
+import peft
 import pytest
 import torch
+import trl
 from packaging.version import Version
 
 from failurelab_course.experiments import models, observe, trainers
-
-trl = pytest.importorskip("trl")
-pytest.importorskip("datasets")
 
 VERSIONS = {name: Version(text) for name, text in observe.versions().items() if name in ("trl", "transformers")}
 # trl 0.14.0 with a transformers that no longer cuts the logits scores prompt tokens instead of completions.
@@ -24,7 +23,6 @@ NO_ONLINE_DPO = VERSIONS["trl"] < Version("0.16") and VERSIONS["transformers"] >
 
 
 def lora():
-    peft = pytest.importorskip("peft")
     return peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 

@@ -226,7 +226,6 @@ def test_no_optimizer_to_ask_is_said_once():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_in_a_real_run(tmp_path, dtype, caplog):
     """In the stack at hand, at trl's default learning rate: the weights' dtype decides, and so it is predicted."""
-    pytest.importorskip("datasets")
     model, tokenizer = models.load("tiny", dtype=dtype)
     predicted = updates.share_that_changes(model, 1e-6).share
     guard = guards.UpdateGuard()

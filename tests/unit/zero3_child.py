@@ -163,7 +163,7 @@ def bare():
         for name, way in ways.items():
             with trainer_at(3, learning_rate=0.0) as trainer:
                 if guarded:
-                    trainer.add_callback(guards.EngineGuard(trainer))
+                    trainer.add_callback(guards.Zero3Guard(trainer))
                 trainer.add_callback(Ask("on_step_end", lambda way=way, trainer=trainer: way(trainer)))
                 caught = trainer.callback_handler.callbacks[-1]
                 try:
@@ -173,7 +173,7 @@ def bare():
                     told = {"error": f"{type(error).__name__}: {error}"}
                 answer[f"{name}, guarded" if guarded else name] = told
     with trainer_at(None) as trainer:  # nothing to watch
-        guard = guards.EngineGuard(trainer)
+        guard = guards.Zero3Guard(trainer)
         trainer.add_callback(guard)
         trainer.train()
         answer["no deepspeed"] = guard.report is None and "unwrap_model" not in vars(trainer.accelerator)

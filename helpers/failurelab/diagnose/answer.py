@@ -9,9 +9,10 @@ from failurelab import failures
 from failurelab.diagnose import rules
 from failurelab.diagnose.evidence import Evidence
 
-MORE = "trainer_state.json, the log, logged completions, two checkpoints, the script, pip freeze"
+MORE = "trainer_state.json, the log, logged completions, two checkpoints, pip freeze"
 PREFLIGHT = (
-    "diagnose --preflight: it runs the script, cut to seconds, calls its reward functions, and watches three steps"
+    "failurelab preflight SCRIPT, or diagnose --preflight: it runs the script, cut to seconds, calls its reward "
+    "functions, and watches three steps"
 )
 _SHOWN = 4  # causes on the screen
 
@@ -57,45 +58,33 @@ def decide(evidence: Evidence) -> Answer:
     probe = ""
     healthy = abstained = False
     if history is not None and history.trainer:
-        causes = [cause for cause in causes if cause.failure in _BY_TEXT] if not named else causes
-        named = [cause for cause in named if cause.failure in _BY_TEXT]
+        proofs = ("error", "preflight_found")  # a rule about GRPO's curves proves nothing here
+        causes = [cause for cause in causes if any(f"{proof}_{cause.failure}" in known for proof in proofs)]
+        named = [cause for cause in named if cause in causes]
         notes.append(
-            f"the log is of {history.trainer} training, and the rules are about GRPO: only its texts were looked up"
+            f"the log is of {history.trainer} training, and the rules are about GRPO: only its errors were looked up"
         )
-        causes, abstained = named or causes, not named
+        abstained = not named
         probe = "the trainer_state.json of the GRPO run" if abstained else ""
-    elif named:
-        pass
-    elif history is None:
+    elif not named and history is None:
         abstained = True
         probe = "the run's trainer_state.json, or its log: without figures no run can be called healthy"
-    elif any(weight > 1 or (causes and causes[0].weight > 1) for weight, _ in weighed):
+    elif not named and any(weight > 1 or (causes and causes[0].weight > 1) for weight, _ in weighed):
         abstained = True
-        probe = _separates(causes, known)
-    else:
+        probe = _choose_probe(causes, known)
+    elif not named:
         healthy = True
         causes = []
         notes += _limits(known)
     return Answer(evidence.name, causes, healthy, abstained, signs, probe, notes, evidence)
 
 
-_BY_TEXT = ("F2", "F4", "F5", "F6", "F8")
-
-
-# What the script and the versions tell, where scalars do not.
-_BY_SCRIPT = {"F1", "F3b", "F7", "F9", "F11", "F12", "F13", "F15", "F16", "F19", "F20"}
-
-
-def _separates(causes: list[rules.Cause], known: dict[str, Any]) -> str:
-    """The cheapest file where several causes are possible, else the probe of the likeliest."""
-    missing = [name for name, key in (("the script", "script_read"), ("pip freeze", "versions_read")) if not known[key]]
-    told = [cause.failure for cause in causes if cause.failure in _BY_SCRIPT]
-    if missing and len(told) > 1:
-        return f"{' and '.join(missing)}: of {', '.join(told)} they leave one or none. Then: {causes[0].probe}"
-    if known["preflight_read"] and causes and causes[0].failure in ("F10", "F14"):
-        return "logged completions beside the right answers: those of preflight were told apart, the model's are not"
-    if known["script_read"] and not known["preflight_read"]:
+def _choose_probe(causes: list[rules.Cause], known: dict[str, Any]) -> str:
+    """Preflight, which runs the script, where it was not asked; else the probe of the likeliest cause."""
+    if not known["preflight_read"]:
         return f"{PREFLIGHT}. Or: {causes[0].probe}" if causes else PREFLIGHT
+    if causes and causes[0].failure in ("F10", "F14"):
+        return "logged completions beside the right answers: those of preflight were told apart, the model's are not"
     return causes[0].probe if causes else f"nothing that the rules know fits. What was not handed in of: {MORE}"
 
 

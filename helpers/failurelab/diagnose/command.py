@@ -21,7 +21,7 @@ def parser(prog: str = "failurelab diagnose") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog,
         description="Say what is wrong with a GRPO run, from the files that it left: trainer_state.json, logs, logged "
-        "completions, two checkpoints, the script, versions. Each is optional.",
+        "completions, two checkpoints, preflight's answer, versions. Each is optional.",
         epilog="exit status: 0 nothing found, 1 a cause is named, 3 the files do not tell, or cannot be read",
     )
     parser.add_argument("--python", help="the Python that trained, asked for its versions")

@@ -62,44 +62,14 @@ def measure(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         return result
     texts = [_text(row["completion"]) for row in rows]
     prompts = [row.get("prompt") for row in rows]
-    shown = [_text(prompt) for prompt in prompts]
-    rewards = [_reward(row) for row in rows]
-    numbers = [reward for reward in rewards if reward is not None]
-    result["completions_differ"] = len(set(texts)) / len(texts)
-    result["empty_completions"] = sum(not text.strip() for text in texts) / len(texts)
     result["mean_characters"] = statistics.fmean(map(len, texts))
-    result["prompt_marks"] = sum(bool(_MARKS.search(text)) for text in shown) / len(shown)
+    result["prompt_marks"] = sum(bool(_MARKS.search(_text(prompt))) for prompt in prompts) / len(prompts)
     result["prompts_are_messages"] = any(isinstance(prompt, list) for prompt in prompts)
     result["end_inside"] = sum(bool(_ENDS.search(text[:-1])) and not _ENDS.fullmatch(text) for text in texts) / len(
         texts
     )
-    result["repeats_prompt"] = sum(
-        bool(prompt.strip()) and prompt.strip()[:40] in text for prompt, text in zip(shown, texts)
-    ) / len(texts)
-    result["rewards_invalid"] = (len(rewards) - len(numbers)) / len(rewards)
-    if numbers:
-        result["rewards_differ"] = max(numbers) - min(numbers) > 1e-9
-        groups: dict[Any, set] = {}
-        for row, shown_prompt, reward in zip(rows, shown, rewards):
-            groups.setdefault((row.get("step"), shown_prompt), set()).add(reward)
-        result["groups_seen"] = len(groups)
-        result["groups_that_differ"] = sum(len(group) > 1 for group in groups.values()) / len(groups)
-    result |= _right_answers(rows, shown, texts, rewards)
+    result["rewards_invalid"] = sum(_reward(row) is None for row in rows) / len(rows)
     return result
-
-
-def _right_answers(rows, prompts, texts, rewards) -> dict[str, Any]:
-    """Whether completions that are the row's own reference get more than others; only where rows name a reference."""
-    name = next((name for name in ("answer", "solution", "target", "ground_truth", "label") if name in rows[0]), None)
-    if name is None:
-        return {}
-    right, wrong = [], []
-    for row, text, reward in zip(rows, texts, rewards):
-        if reward is not None:
-            (right if text.strip() == _text(row.get(name)).strip() else wrong).append(reward)
-    if not right or not wrong:
-        return {}
-    return {"right_less_wrong": statistics.fmean(right) - statistics.fmean(wrong), "right_seen": len(right)}
 
 
 def _text(value: Any) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from packaging.version import InvalidVersion, Version
 
 from failurelab import failures
-from failurelab.diagnose import checkpoints, completions, figures, script
+from failurelab.diagnose import checkpoints, completions, figures
 from failurelab.diagnose.history import History, entries_of, read_history
 from failurelab.errors import FailureLabError
 from failurelab.failures import symptoms
 from failurelab.failures.loader import PACKAGES
+from failurelab.failures.predicates import Value
 
-Value = float | int | bool | str | None
 _BLOCK = 1 << 20  # characters
 _PINNED = re.compile(r"(?im)^\s*[-*]?\s*\"?(trl|transformers|torch|pytorch|peft|accelerate|deepspeed|bitsandbytes)\"?"
                      r"\s*(?:==|===|:|=|@)\s*\"?v?(\d+(?:\.\w+)*(?:\+[\w.]+)?)")  # fmt: skip
@@ -78,8 +78,6 @@ def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] |
     for file in kinds.get("log", []):
         _log(file, evidence)
     _rows(kinds.get("rows", []), evidence)
-    for file in kinds.get("script", []):
-        _script(file, evidence)
     for file in kinds.get("probes", []):
         with contextlib.suppress(ValueError, OSError):
             evidence.figures |= _weights(json.loads(file.read_text(encoding="utf-8")))
@@ -87,9 +85,12 @@ def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] |
     for file in kinds.get("preflight", []):
         _preflight(file, evidence)
     _checkpoints(kinds.get("weights", []), evidence)
+    if "preflight" not in kinds:
+        scripts = kinds.get("script", [])
+        evidence.not_read += [f"{file.name}: a script is not read; --preflight runs it" for file in scripts]
     if not evidence.read:
         why = "; ".join(evidence.not_read) or "it holds nothing that a run leaves"
-        raise RunError(f"{name}: {why}. Next: trainer_state.json (a checkpoint has it), the log, or the script")
+        raise RunError(f"{name}: {why}. Next: trainer_state.json (a checkpoint has it), or the log")
     if evidence.history is not None:
         evidence.figures |= figures.measure(evidence.history) if not evidence.history.trainer else {}
         evidence.figures["grpo"] = not evidence.history.trainer
@@ -99,60 +100,27 @@ def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] |
             hit = failures.affected(failure, evidence.versions)
             evidence.figures[f"affected_{failure.id}"] = bool(hit)
             evidence.figures[f"own_code_{failure.id}"] = hit.own_code
-    evidence.figures |= _releases(evidence.versions)
+    owners: dict[int, str] = {}  # a line that is the error of two failures is the first one's
     for match in evidence.errors:
-        kind = "notice" if match.notice else "error"
+        owner = owners.setdefault(match.number, match.failure.id)
+        kind = "notice" if match.notice or owner != match.failure.id else "error"
         evidence.figures[f"{kind}_{match.failure.id}"] = f"line {match.number}: {match.line[:120]}"
     _derived(evidence.figures)
     return evidence
 
 
-def _releases(versions: dict[str, str]) -> dict[str, Value]:
-    """What a release of trl does, where the registry has one entry for several of its kinds."""
-    if "trl" not in versions:
-        return {}
-    trl = Version(versions["trl"])
-    return {
-        "nan_in_advantages": trl < Version("0.16"),
-        "reference_by_name": trl >= Version("0.16"),
-        "reference_is_base": Version("0.15") <= trl < Version("1.0"),
-        "arguments_kept": trl < Version("0.22") or trl >= Version("0.26"),  # of checkpointing, by generation
-        "adapter_not_sent": Version("0.15") <= trl < Version("0.15.2"),
-    }
-
-
 def _derived(known: dict[str, Value]) -> None:
-    """Figures that need two sources."""
-    limit, length = known.get("option_max_completion_length"), known.get("length_mean")
-    if isinstance(limit, int | float) and isinstance(length, float) and limit:
-        known["length_of_limit"] = length / limit
-    spread = (known.get("option_steps_per_generation"), known.get("option_gradient_accumulation_steps"))
-    if all(isinstance(part, int | float) and part for part in spread):
-        known["scale_of_loss"] = spread[1] / spread[0]
-    warmup, last = known.get("option_warmup_steps"), known.get("last_step")
-    if isinstance(warmup, int | float) and isinstance(last, float):
-        known["warmup_of_run"] = warmup / last if last else 0.0
-    rate, top = known.get("option_learning_rate"), known.get("rate_max")
-    if isinstance(rate, int | float) and isinstance(top, float) and rate:
-        known["rate_reached"] = top / rate
-    if "rate_max" not in known and isinstance(rate, int | float):
-        known["rate_max"] = rate
-    cut = known.get("clipped_start")
-    at_limit = isinstance(known.get("length_of_limit"), float) and known["length_of_limit"] >= 0.98
-    known["clipped_unknown"] = cut is None
-    known["clipped_or_unknown"] = 1.0 if at_limit else cut if cut is not None else 0.0
-    known["script_read"] = "script_trainer" in known
+    """Figures that need two sources, and what is assumed where a figure was not logged."""
+    known["clipped_or_unknown"] = known.get("clipped_start", 0.0)
     known["versions_read"] = "affected_F1" in known
     known.setdefault("preflight_read", False)
-    known["reward_flat_or_unknown"] = known.get("reward_course", "flat") != "rises"
-    start, end, worst = (known.get(name) for name in ("gap_start", "gap_end", "gap_max"))
-    if start and end:
-        known["gap_grows"] = end / start
-    if worst and end:
-        known["engine_gap_ratio"] = worst / end
-    characters, tokens = known.get("mean_characters"), known.get("length_mean")
-    if isinstance(characters, float) and isinstance(tokens, float) and tokens:
-        known["characters_for_token"] = characters / tokens
+    for name, above, below in (
+        ("gap_grows", "gap_end", "gap_start"),
+        ("gap_worst_of_mean", "gap_max", "gap_end"),
+        ("characters_for_token", "mean_characters", "length_mean"),
+    ):
+        if known.get(above) and known.get(below):
+            known[name] = known[above] / known[below]
 
 
 def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -319,21 +287,6 @@ def _rows(files: list[pathlib.Path], evidence: Evidence) -> None:
             evidence.not_read.append(f"{files[0].name} has no column 'completion'")
 
 
-def _script(file: pathlib.Path, evidence: Evidence) -> None:
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-        found = script.read_script(text, evidence.versions, file.parent)
-    except (script.ScriptError, OSError) as error:
-        evidence.not_read.append(f"{file.name}: {error}")
-        return
-    if not found["script_trainer"] and evidence.figures.get("script_trainer"):
-        return
-    evidence.figures |= found
-    evidence.read.append(
-        f"{file.name}: read, not run" + (f" ({found['script_trainer']})" * bool(found["script_trainer"]))
-    )
-
-
 def _preflight(file: pathlib.Path, evidence: Evidence) -> None:
     """Take what `failurelab preflight --json` said of the script."""
     try:
@@ -351,6 +304,7 @@ def _preflight(file: pathlib.Path, evidence: Evidence) -> None:
     for failure, said in held.items():
         evidence.figures[f"preflight_held_{failure}"] = str(said)
     evidence.figures["preflight_read"] = True
+    evidence.figures["preflight_found"] = ", ".join(found)
     evidence.read.append(f"{file.name}: what preflight saw ({', '.join(found) or 'nothing'} found, {len(held)} held)")
 
 

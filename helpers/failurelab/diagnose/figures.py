@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Sequence
 
 from failurelab.diagnose.history import History
+from failurelab.failures.predicates import Value
 
 TIMES = 3  # noise by which a difference must be larger
-Value = float | int | bool | str | None
 
 
 def measure(history: History) -> dict[str, Value]:
@@ -21,16 +21,16 @@ def measure(history: History) -> dict[str, Value]:
     if not history.entries:
         return result
     steps = list(history.steps)
-    result["first_step"], result["last_step"] = steps[0], steps[-1]
+    result["first_step"] = steps[0]
     result["steps_seen"] = steps[-1] if history.numbered else len(steps)
-    for figure in ("reward", "entropy", "length"):
+    for figure in ("reward", "entropy"):
         result |= {f"{figure}_{name}": value for name, value in _trend(*history.pairs(figure)).items()}
-    for figure in ("reward", "grad_norm", "loss", "kl"):
+    for figure in ("reward", "grad_norm", "loss"):
         if figure in history.invalid:
             result[f"{figure}_invalid"] = history.invalid[figure] / history.entries
     _, grads = history.pairs("grad_norm")
     if grads:
-        result["grad_zero"] = _share(grads, lambda value: value == 0)
+        result["grad_zero"] = sum(value == 0 for value in grads) / len(grads)
         result["grad_median"] = statistics.median(grads)
     _spread(history, result)
     _lengths(history, result)
@@ -41,13 +41,6 @@ def measure(history: History) -> dict[str, Value]:
     _, rates = history.pairs("learning_rate")
     if rates:
         result["rate_max"] = max(rates)
-        result["rate_rises"] = len(rates) > 3 and rates[-1] == max(rates) and rates[0] < 0.7 * rates[-1]
-    _, losses = history.pairs("loss")
-    if losses:
-        result["loss_zero"] = _share(losses, lambda value: value == 0)
-    _, clip = history.pairs("clip_ratio")
-    if clip:
-        result["clip_ratio_max"] = max(clip)
     return result
 
 
@@ -55,8 +48,7 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
     count = len(values)
     if not count:
         return {}
-    result: dict[str, Value] = {"first": values[0], "last": values[-1], "low": min(values), "high": max(values)}
-    result["mean"] = statistics.fmean(values)
+    result: dict[str, Value] = {"low": min(values), "high": max(values), "mean": statistics.fmean(values)}
     result["constant"] = count > 1 and max(values) - min(values) <= 1e-9 * max(1.0, abs(values[0]))
     if count < 4:
         return result | {"course": "short"}
@@ -71,15 +63,11 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
     result |= {
         "begin": begin,
         "end": end,
-        "noise": noise,
-        "gain": end - begin,
         "gain_in_noise": _ratio(end - begin, error),
         "slope_in_noise": _ratio(slope, slope_error),
         "unseen": TIMES * error,  # a gain below this would not be seen
     }
     best = [statistics.fmean(values[at : at + block]) for at in range(0, count - block + 1, max(1, block // 2))]
-    result["best_gain_in_noise"] = _ratio(max(best) - begin, error)
-    result["slope_gain"] = slope * (steps[-1] - steps[0])
     moved = max(abs(result["gain_in_noise"]), abs(result["slope_in_noise"])) > TIMES
     up = max(result["gain_in_noise"], result["slope_in_noise"])
     down = min(result["gain_in_noise"], result["slope_in_noise"])
@@ -88,7 +76,7 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
         course = "rises"
     elif down < -TIMES:
         course = "falls"
-    elif result["best_gain_in_noise"] > TIMES + 1:
+    elif _ratio(max(best) - begin, error) > TIMES + 1:
         course = "rises"  # it had learned, whatever came then
     result["course"], result["moves"] = course, moved
     return result
@@ -98,10 +86,6 @@ def _ratio(difference: float, error: float) -> float:
     if abs(difference) < 1e-12:
         return 0.0
     return difference / error if error > 0 else math.copysign(1e6, difference)
-
-
-def _share(values: Sequence[float], holds) -> float:
-    return sum(map(bool, map(holds, values))) / len(values)
 
 
 def _spread(history: History, result: dict[str, Value]) -> None:
@@ -116,7 +100,6 @@ def _spread(history: History, result: dict[str, Value]) -> None:
         none = share = [value < 1e-6 for value in values]
     part = max(1, len(none) // 4)
     result["groups_equal"] = statistics.fmean(share)
-    result["groups_differ"] = 1 - result["groups_equal"]
     result["groups_equal_at_start"] = statistics.fmean(share[:part])
     result["groups_equal_at_first"] = share[0]
     result["groups_equal_at_end"] = statistics.fmean(share[-part:])
@@ -133,10 +116,9 @@ def _lengths(history: History, result: dict[str, Value]) -> None:
         part = max(1, len(clipped) // 4)
         result["clipped_mean"] = statistics.fmean(clipped)
         result["clipped_start"] = statistics.fmean(clipped[:part])
-        result["clipped_end"] = statistics.fmean(clipped[-part:])
     _, lengths = history.pairs("length")
-    if len(lengths) > 2:
-        result["length_fixed"] = max(lengths) - min(lengths) < 1e-6 and lengths[0] == int(lengths[0])
+    if lengths:
+        result["length_mean"] = statistics.fmean(lengths)
 
 
 def _reference(history: History, result: dict[str, Value]) -> None:
@@ -145,7 +127,6 @@ def _reference(history: History, result: dict[str, Value]) -> None:
         return
     result["kl_first"], result["kl_first_step"], result["kl_max"] = kl[0], steps[0], max(kl)
     result["kl_begins_high"] = kl[0] / max(kl) if max(kl) > 0 else 0.0
-    result["kl_last"] = kl[-1]
 
 
 def _beta(history: History, result: dict[str, Value]) -> None:

@@ -33,16 +33,10 @@ NAMES = {
     "learning_rate": ("learning_rate",),
     "clipped": ("completions/clipped_ratio", "clipped_ratio"),
     "length": ("completions/mean_length", "completion_length"),
-    "length_max": ("completions/max_length",),
-    "length_min": ("completions/min_length",),
-    "length_ended": ("completions/mean_terminated_length",),
     "engine_gap": ("sampling/sampling_logp_difference/mean",),
     "engine_gap_max": ("sampling/sampling_logp_difference/max",),
     "weight_mean": ("sampling/importance_sampling_ratio/mean",),
     "weight_min": ("sampling/importance_sampling_ratio/min",),
-    "weight_max": ("sampling/importance_sampling_ratio/max",),
-    "clip_ratio": ("clip_ratio/region_mean", "clip_ratio"),
-    "num_tokens": ("num_tokens",),
 }
 _KNOWN = {name: figure for figure, names in NAMES.items() for name in names}
 # What only another trainer logs, and which.

@@ -11,6 +11,7 @@ import pathlib
 from failurelab import failures
 from failurelab.errors import FailureLabError
 from failurelab.failures import predicates
+from failurelab.failures.predicates import Value
 from failurelab.failures.toml_table import Table
 
 FOLDER = pathlib.Path(failures.__file__).parent / "rules"
@@ -18,7 +19,7 @@ CONVICTS = 5  # a cause is named, and no longer only possible, from this weight 
 _OWN_WORDS = ("F10", "F14")  # whose files say what it means that preflight found nothing
 _MEMORY_ALONE = ("F3a",)  # costs memory, and harms no training: possible, and never named for a bad curve
 FOUND, HELD = 10, 9  # what preflight saw of the script weighs so much, for a cause and against it
-Value = float | int | bool | str | None
+ERROR = 25  # and an error's text in the log, which nothing outweighs
 
 
 class RuleError(FailureLabError):
@@ -53,7 +54,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """What speaks for and against one cause."""
+    """What speaks for and against one cause; one that keeps the reward flat is never named where the reward rises."""
 
     cause: str
     title: str
@@ -61,11 +62,7 @@ class Rule:
     pro: tuple[Observation, ...]
     contra: tuple[Observation, ...]
     repair: str = ""
-
-    def needed(self) -> set[str]:
-        """Return the names of all figures that it asks for."""
-        parts = (*self.pro, *self.contra)
-        return {name for part in parts for predicate in part.when for name in predicate.names}
+    keeps_reward_flat: bool = False
 
 
 @dataclasses.dataclass
@@ -82,41 +79,49 @@ class Cause:
     repair: str = ""
 
 
+_RISES = Observation(
+    5,
+    predicates.parse_all(["reward_course == 'rises'"]),
+    "the reward rises, from {reward_begin:.3g} to {reward_end:.3g}",
+    "with this cause it would not: it is not named, whatever speaks for it",
+)
+
+
 @functools.cache
 def load() -> tuple[list[Rule], list[Observation]]:
     """Return the rules, and what shows that something is wrong, whatever the cause.
 
+    A failure without a file of its own has the observations that all have: its text in a log, and preflight's answer.
+
     Raises:
         RuleError: a file is not as it must be.
     """
-    known = {failure.id: failure for failure in failures.all()}
-    rules, signs = [], []
-    for path in sorted(FOLDER.glob("*.toml"), key=_order):
-        raw = Table.read(path, RuleError)
-        if path.stem == "signs":
-            signs = [_observation(table) for table in raw.tables("sign")]
-            raw.done()
-            continue
-        cause = raw.text("cause")
-        if cause != path.stem:
-            raise RuleError(f"{path.name}: cause is {cause!r}; the file must be called so")
-        failure = known.get(cause)
-        rule = Rule(
-            cause,
-            raw.text("title", failure.title if failure else None),
-            raw.text("probe"),
-            (*(_observation(table) for table in raw.tables("for")), *_preflight(cause, "found", FOUND)),
-            (*(_observation(table) for table in raw.tables("against")), *_preflight(cause, "held", HELD)),
-            raw.text("repair", failure.fix if failure else ""),
-        )
-        raw.done()
-        rules.append(rule)
-    return rules, signs
+    tables = {path.stem: Table.read(path, RuleError) for path in sorted(FOLDER.glob("*.toml"))}
+    signs = tables.pop("signs")
+    observed = [_observation(table) for table in signs.tables("sign")]
+    signs.done()
+    rules = [_rule(failure.id, failure, tables.pop(failure.id, None)) for failure in failures.all()]
+    return rules + [_rule(cause, None, table) for cause, table in tables.items()], observed
 
 
-def _order(path: pathlib.Path) -> tuple[int, str]:
-    digits = "".join(filter(str.isdigit, path.stem))
-    return (int(digits) if path.stem.startswith("F") and digits else 10**6, path.stem)
+def _rule(cause: str, failure: failures.Failure | None, raw: Table | None) -> Rule:
+    """Return the rule of a cause: of a failure of the registry, of a file, or of both."""
+    pro, contra = _observe_texts(cause) if failure else ([], [])
+    if raw is None:
+        return Rule(cause, failure.title, "failurelab preflight SCRIPT", (*pro,), (*contra,), failure.fix)
+    if raw.text("cause") != cause:
+        raise RuleError(f"{raw.file}: its cause must be {cause!r}, as the file is called")
+    rule = Rule(
+        cause,
+        raw.text("title", failure.title if failure else None),
+        raw.text("probe"),
+        (*pro, *(_observation(table) for table in raw.tables("for"))),
+        (*contra, *(_observation(table) for table in raw.tables("against"))),
+        raw.text("repair", failure.fix if failure else ""),
+        raw.take("keeps_reward_flat", bool, False),
+    )
+    raw.done()
+    return rule
 
 
 def _observation(raw: Table) -> Observation:
@@ -131,18 +136,21 @@ def _observation(raw: Table) -> Observation:
     return observation
 
 
-def _preflight(cause: str, kind: str, weight: int) -> list[Observation]:
-    """Return what `failurelab preflight` says of a failure: it has run the script, where a rule can only read it."""
-    if not cause.startswith("F") or (kind == "held" and cause in _OWN_WORDS):
-        return []
-    figure = f"preflight_{kind}_{cause}"
-    weight = 1 if cause in _MEMORY_ALONE else weight
-    begin = "first_step" if kind == "found" else ""
-    return [
-        Observation(
-            weight, predicates.parse_all([f"{figure} ~ '.'"]), f"preflight: {{{figure}}}", f"{kind} by preflight", begin
-        )
+def _observe_texts(cause: str) -> tuple[list[Observation], list[Observation]]:
+    """Return what speaks for and against every failure: its text in a log, and what preflight saw of the script."""
+
+    def observe(kind: str, weight: int, says: str, why: str, from_step: str = "") -> Observation:
+        figure = f"{kind}_{cause}"
+        return Observation(weight, predicates.parse_all([f"{figure} ~ '.'"]), f"{says}{{{figure}}}", why, from_step)
+
+    found = 1 if cause in _MEMORY_ALONE else FOUND
+    pro = [
+        observe("error", ERROR, "its error, ", "the log has the error of this failure"),
+        observe("notice", 1, "a text that other runs print too, ", "alone it says little"),
+        observe("preflight_found", found, "preflight: ", "found by preflight", "first_step"),
     ]
+    held = [] if cause in _OWN_WORDS else [observe("preflight_held", HELD, "preflight: ", "held by preflight")]
+    return pro, held
 
 
 def judge(figures: dict[str, Value]) -> tuple[list[Cause], list[tuple[int, str]]]:
@@ -152,7 +160,10 @@ def judge(figures: dict[str, Value]) -> tuple[list[Cause], list[tuple[int, str]]
     for rule in rules:
         pro = [part for part in rule.pro if part.holds(figures)]
         contra = [part for part in rule.contra if part.holds(figures)]
+        if rule.keeps_reward_flat and _RISES.holds(figures):
+            contra.append(_RISES)
         weight = sum(part.weight for part in pro) - sum(part.weight for part in contra)
+        weight = min(weight, CONVICTS - 1) if _RISES in contra else weight
         if not pro or weight <= 0:
             continue
         begins = [figures.get(part.from_step) for part in pro if part.from_step]
@@ -189,6 +200,7 @@ def explain() -> str:
         lines += [f"      {' and '.join(map(str, sign.when))}", f"          {sign.why or sign.says}"]
     for rule in rules:
         lines += ["", f"{rule.cause} {rule.title}"]
+        lines += ["  never named where the reward rises"] * rule.keeps_reward_flat
         for symbol, parts in (("+", rule.pro), ("-", rule.contra)):
             for part in parts:
                 lines.append(f"  {symbol}{part.weight:<3} {' and '.join(map(str, part.when))}")

@@ -86,8 +86,8 @@ class Claim:
 class Failure:
     """One thing that goes wrong; see the fields of the files in this folder.
 
-    `notebook` is empty until there is one about it. `notices` are those of its `symptoms` that healthy runs print too,
-    each with what decides.
+    `notebook` is empty until there is one about it. `check` says in one line what decides. `notices` are those of its
+    `symptoms` that healthy runs print too, each with what decides then.
     """
 
     id: str
@@ -98,6 +98,7 @@ class Failure:
     root_cause: str
     signature: tuple[predicates.Predicate, ...]
     eras: tuple[str, ...]
+    check: str
     fix: str
     helper: str
     affected: tuple[Stack, ...]
@@ -175,6 +176,7 @@ def _failure(path: pathlib.Path) -> Failure:
         root_cause=raw.text("root_cause").strip(),
         signature=signature,
         eras=raw.texts("eras"),
+        check=raw.text("check"),
         fix=raw.text("fix"),
         helper=raw.text("helper", ""),
         affected=tuple(_stack(table) for table in raw.tables("affected")),

@@ -76,7 +76,7 @@ def find_matches(lines: Iterable[str]) -> list[Match]:
     reader cut it short.
     """
     texts = [(_normal(symptom), symptom, failure) for failure in failures.all() for symptom in failure.symptoms]
-    matches: dict[str, Match] = {}
+    matches: dict[tuple[str, str], Match] = {}  # by failure and text: two failures may print the same
     block: list[str] = []
     before, total = 0, 0  # lines that went before the block, and lines in all
     for line in lines:
@@ -92,7 +92,7 @@ def find_matches(lines: Iterable[str]) -> list[Match]:
     return sorted(whole, key=lambda match: (bool(match.notice), -len(match.symptom), match.failure.id))
 
 
-def _match_block(block: list[str], before: int, texts: list, matches: dict[str, Match]) -> None:
+def _match_block(block: list[str], before: int, texts: list, matches: dict[tuple[str, str], Match]) -> None:
     starts, position = [], 0
     words = [_normal(line) for line in block]
     for line in words:
@@ -101,22 +101,22 @@ def _match_block(block: list[str], before: int, texts: list, matches: dict[str, 
     joined = " ".join(line for line in words if line)
     for text, symptom, failure in texts:
         at = joined.find(text)
-        if at >= 0 and symptom not in matches:
+        if at >= 0 and (failure.id, symptom) not in matches:
             number = max(index for index, start in enumerate(starts) if start <= at and words[index])
-            matches[symptom] = Match(failure, symptom, before + number + 1, block[number].strip())
+            matches[failure.id, symptom] = Match(failure, symptom, before + number + 1, block[number].strip())
 
 
-def _match_cut(block: list[str], texts: list, matches: dict[str, Match]) -> None:
+def _match_cut(block: list[str], texts: list, matches: dict[tuple[str, str], Match]) -> None:
     for index, line in enumerate(block):
         words = _normal(line)
         for text, symptom, failure in texts:
             whole = len(words) >= _CUT and words in text
             left = any(words.endswith(text[:length]) for length in range(_CUT, len(text)))
-            if (whole or left) and symptom not in matches:
-                matches[symptom] = Match(failure, symptom, index + 1, line.strip())
+            if (whole or left) and (failure.id, symptom) not in matches:
+                matches[failure.id, symptom] = Match(failure, symptom, index + 1, line.strip())
 
 
-def _is_part(match: Match, matches: dict[str, Match]) -> bool:
+def _is_part(match: Match, matches: dict[tuple[str, str], Match]) -> bool:
     """Whether a longer text of the same failure was found where this one was."""
     return any(
         other.number == match.number and other.failure == match.failure and len(other.symptom) > len(match.symptom)
@@ -168,6 +168,8 @@ def _describe_match(match: Match) -> str:
     lines = [f"line {match.number}: {shown}", f"{failure.id}: {failure.title}"]
     if match.notice:
         lines.append(f"  no verdict: {match.notice}")
+    else:
+        lines.append(f"  check: {failure.check}")
     lines.append(f"  {'if it is' if match.notice else 'repair'}: {failure.fix}")
     lines += [f"  helper: failurelab.{failure.helper}"] if failure.helper else []
     lines += [f"  why: notebooks/{failure.notebook}.ipynb"] if failure.notebook else []

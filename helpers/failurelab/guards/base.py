@@ -1,6 +1,7 @@
 """What every guard is: a TrainerCallback that stops the run, or warns, when it finds what it looks for."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import warnings
@@ -24,17 +25,39 @@ class GuardWarning(Warning):
     """A guard found what it looks for, and was asked to warn. No UserWarning: those are often silenced as a whole."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Notice:
+    """What a guard has to say, for an action that is a function.
+
+    Attributes:
+        guard: its class's name.
+        kind: `found`, `note` (the run is slow or large, and its numbers are right) or `not checked`.
+        message: what the guard would have warned of.
+        report: what it measured; None where nothing was found.
+    """
+
+    guard: str
+    kind: str
+    message: str
+    report: Any = None
+
+
+Action = str | Callable[[Notice], None]
+
+
 class Guard(TrainerCallback):
     """What guards share: the action, the report, how they trip, and how they stop listening.
+
+    The action is `stop`, `warn`, or a function, which is called with a `Notice` in the place of a warning.
 
     A guard listens with hooks and handles whose removal it gives to `_listening` (an ExitStack). All are removed when
     training ends, or when `_stop` is called. What a guard does for itself runs inside `_check`: every `on_` method of a
     subclass does so by itself, hooks and wrapped methods call it.
     """
 
-    def __init__(self, action: str):
-        if action not in ("stop", "warn"):
-            raise ValueError(f"unknown action {action!r}: a guard can 'stop' the run or 'warn'")
+    def __init__(self, action: Action):
+        if action not in ("stop", "warn") and not callable(action):
+            raise ValueError(f"unknown action {action!r}: a guard can 'stop' the run, 'warn', or call a function")
         self.action = action
         self.report: Any = None
         self._failed: set[Any] = set()  # what could not be checked in this run, each said once
@@ -55,13 +78,19 @@ class Guard(TrainerCallback):
 
     def _trip(self, message: str, report: Any) -> None:
         text = f"{type(self).__name__}: {message}"
-        if self.action == "stop":
+        if callable(self.action):
+            self.action(Notice(type(self).__name__, "found", message, report))
+        elif self.action == "stop":
             raise GuardTripped(text, report)
-        warnings.warn(text, GuardWarning, stacklevel=3)
+        else:
+            warnings.warn(text, GuardWarning, stacklevel=3)
 
     def _warn(self, message: str) -> None:
-        """Warn whatever the action is: the run is slow or large, and its numbers are right."""
-        warnings.warn(f"{type(self).__name__}: {message}", GuardWarning, stacklevel=3)
+        """Warn also where the action is `stop`: the run is slow or large, and its numbers are right."""
+        if callable(self.action):
+            self.action(Notice(type(self).__name__, "note", message))
+        else:
+            warnings.warn(f"{type(self).__name__}: {message}", GuardWarning, stacklevel=3)
 
     def _check(self, check: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Run a check of the guard's own: only what it finds may stop the run, not an error of the check itself.
@@ -79,7 +108,10 @@ class Guard(TrainerCallback):
 
     def _could_not_check(self, reason: str) -> None:
         """Warn that nothing was judged."""
-        self._warn(f"could not check: {reason}")
+        if callable(self.action):
+            self.action(Notice(type(self).__name__, "not checked", reason))
+        else:
+            self._warn(f"could not check: {reason}")
 
     def _held(self, message: str) -> None:
         """Say at log level INFO what was checked and held."""

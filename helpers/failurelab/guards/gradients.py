@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from failurelab import gradients
-from failurelab.guards.base import Guard
+from failurelab.guards.base import Action, Guard
 
 
 class _Watch(gradients.GradientWatch):
@@ -42,7 +42,7 @@ class GradientGuard(Guard):
         ignore: a regular expression for names of parameters that may go without a gradient.
     """
 
-    def __init__(self, action: str = "stop", *, steps: int = 1, ignore: str = ""):
+    def __init__(self, action: Action = "stop", *, steps: int = 1, ignore: str = ""):
         super().__init__(action)
         if steps < 1:
             raise ValueError(f"steps={steps}: at least one step must run before its gradients can be judged")

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from failurelab._alignment import MisalignedLogProbs, check_alignment
-from failurelab.guards.base import Guard
+from failurelab.guards.base import Action, Guard
 from failurelab.logits import keep_argument
 
 _READ = 32  # at most so many rows of the gradient are compared with the input
@@ -41,6 +41,7 @@ class LogitsReport:
         shift: distance, in positions, from the next token to the token that a row was scored against; 0 is right;
             None if no single shift explains the rows, or no row could be read.
         probe: the message of `check_alignment`; "" if all is right or it was not asked.
+        contrast: how far the nearest known mistake is from the truth, in nats, says the probe; 0 if it was not asked.
     """
 
     made: int = 0
@@ -49,6 +50,7 @@ class LogitsReport:
     scored: int = 0
     shift: int | None = None
     probe: str = ""
+    contrast: float = 0.0
 
 
 class LogitsGuard(Guard):
@@ -69,7 +71,7 @@ class LogitsGuard(Guard):
 
     def __init__(
         self,
-        action: str = "stop",
+        action: Action = "stop",
         *,
         waste: float = 1.5,
         growth: float = 2.0,
@@ -117,29 +119,9 @@ class LogitsGuard(Guard):
 
         `gradient` is that of the logits, (batch, rows, vocabulary); `ids` are (batch, tokens).
         """
-        gradient = gradient.detach()
-        most, least = gradient.amax(-1), gradient.amin(-1)  # (batch, rows)
-        used = (most != 0) | (least != 0)
-        if self._read_once or not used.any() or not (most + least).isfinite().all():
-            return
-        made = gradient.shape[1]
-        first = int(used.any(0).nonzero()[0])
-        batch, row = (indices[:: max(1, len(indices) // _READ)] for indices in used.nonzero(as_tuple=True))
-        read = gradient[batch, row]  # (read, vocabulary)
-        # The scored token's entry is the largest in size: it is minus the sum of all others.
-        positive = read.amax(-1) >= -read.amin(-1)
-        token = torch.where(positive, read.argmax(-1), read.argmin(-1))
-        alone = torch.where(positive, (read > 0).sum(-1), (read < 0).sum(-1)) == 1
-        batch, token = batch[alone], token[alone]
-        follows = row[alone] + ids.shape[1] - made + 1  # the column that this row's own next token stands in
-        self._read_once = True
-        self.report = LogitsReport(
-            made=made,
-            needed=made - first,
-            size=gradient.numel() * gradient.element_size(),
-            scored=len(token),
-            shift=_find_shift(ids.to(token.device), batch, follows, token),
-        )
+        report = None if self._read_once else read_scored_tokens(gradient, ids)
+        if report is not None:
+            self._read_once, self.report = True, report
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Judge what was read, before the optimizer's step."""
@@ -205,13 +187,42 @@ class LogitsGuard(Guard):
 
     def _probe(self, function: Callable[..., torch.Tensor], temperature: float) -> None:
         try:
-            check_alignment(function, self._model, temperature=temperature)
+            alignment = check_alignment(function, self._model, temperature=temperature)
         except MisalignedLogProbs as error:
             self.report = LogitsReport(probe=str(error))
             self._trip(str(error), self.report)
         else:
-            self.report = self.report or LogitsReport()
+            self.report = self.report or LogitsReport(contrast=alignment.contrast)
             self._held("log-probabilities are those of the completion's tokens, says the known-answer probe")
+
+
+def read_scored_tokens(gradient: torch.Tensor, ids: torch.Tensor) -> LogitsReport | None:
+    """Return which rows were used, and against which token each was scored; None where that cannot be read.
+
+    `gradient` is that of the logits, (batch, rows, vocabulary); `ids` are (batch, tokens).
+    """
+    gradient = gradient.detach()
+    most, least = gradient.amax(-1), gradient.amin(-1)  # (batch, rows)
+    used = (most != 0) | (least != 0)
+    if not used.any() or not (most + least).isfinite().all():
+        return None
+    made = gradient.shape[1]
+    first = int(used.any(0).nonzero()[0])
+    batch, row = (indices[:: max(1, len(indices) // _READ)] for indices in used.nonzero(as_tuple=True))
+    read = gradient[batch, row]  # (read, vocabulary)
+    # The scored token's entry is the largest in size: it is minus the sum of all others.
+    positive = read.amax(-1) >= -read.amin(-1)
+    token = torch.where(positive, read.argmax(-1), read.argmin(-1))
+    alone = torch.where(positive, (read > 0).sum(-1), (read < 0).sum(-1)) == 1
+    batch, token = batch[alone], token[alone]
+    follows = row[alone] + ids.shape[1] - made + 1  # the column that this row's own next token stands in
+    return LogitsReport(
+        made=made,
+        needed=made - first,
+        size=gradient.numel() * gradient.element_size(),
+        scored=len(token),
+        shift=_find_shift(ids.to(token.device), batch, follows, token),
+    )
 
 
 def _find_shift(ids: torch.Tensor, batch: torch.Tensor, follows: torch.Tensor, token: torch.Tensor) -> int | None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from failurelab import placement
-from failurelab.guards.base import Guard
+from failurelab.guards.base import Action, Guard
 
 
 class PlacementGuard(Guard):
@@ -29,7 +29,7 @@ class PlacementGuard(Guard):
         device: to be trained on; by default the trainer's.
     """
 
-    def __init__(self, action: str = "stop", *, device: str | int | torch.device | None = None):
+    def __init__(self, action: Action = "stop", *, device: str | int | torch.device | None = None):
         super().__init__(action)
         self.device = device
 

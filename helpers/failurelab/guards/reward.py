@@ -12,19 +12,18 @@ Upstream: TRL #3452 and #3857 (equal rewards), #4501 and #2771 (a reward that ne
 """
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import inspect
 import math
-import random
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from failurelab.guards.base import Guard
+from failurelab.guards.base import Action, Guard
+from failurelab.handles import keep_random_state
 
 CAUSES = {
     "floor": "every completion is wrong, and a better one would get more: use easier prompts, give credit for parts of "
@@ -69,7 +68,7 @@ class RewardGuard(Guard):
         groups: flat groups in a row, of at least two completions each, that are told.
     """
 
-    def __init__(self, trainer: Any, action: str = "warn", *, groups: int = 16):
+    def __init__(self, trainer: Any, action: Action = "warn", *, groups: int = 16):
         super().__init__(action)
         if groups < 1:
             raise ValueError(f"groups={groups}: at least one group must be seen before its rewards can be judged")
@@ -140,7 +139,7 @@ class RewardGuard(Guard):
         if missing:
             self._tell(
                 "columns",
-                f"{_name(function)} asks for {', '.join(missing)}, which never arrives; it is given "
+                f"{name_of(function)} asks for {', '.join(missing)}, which never arrives; it is given "
                 f"{', '.join(kwargs)}. A reward function is given the dataset's columns by their names",
             )
 
@@ -148,7 +147,7 @@ class RewardGuard(Guard):
         values = [None if reward is None else float(reward) for reward in rewards]
         wrong = [value for value in values if value is not None and not math.isfinite(value)]
         if wrong:
-            self._tell("numbers", f"{_name(function)} gives {wrong[0]} for {len(wrong)} of {len(values)} completions")
+            self._tell("numbers", f"{name_of(function)} gives {wrong[0]} for {len(wrong)} of {len(values)} completions")
         self._batch[index] = values
         observed = [number for number, each in enumerate(self._functions) if _is_function(each)]
         if set(self._batch) != set(observed):
@@ -160,7 +159,7 @@ class RewardGuard(Guard):
             self._tell("none", f"no function gives a reward for {empty} of {len(values)} completions: all say None")
         if len(observed) < len(self._functions):
             return  # a reward model adds to the sum, and is not seen
-        weights = _weights(self._trainer(), len(self._functions))
+        weights = reward_weights(self._trainer(), len(self._functions))
         totals = [
             sum(weight * value for weight, value in zip(weights, row) if value is not None) for row in zip(*columns)
         ]
@@ -195,14 +194,14 @@ class RewardGuard(Guard):
         functions = self._functions
         if any(inspect.iscoroutinefunction(function) for function in functions):
             return "unknown"
-        weights, count = _weights(self._trainer(), len(functions)), len(kwargs["completions"])
+        weights, count = reward_weights(self._trainer(), len(functions)), len(kwargs["completions"])
         texts = [[""] * count, [_text(prompt) for prompt in kwargs["prompts"]]]
         for name, column in kwargs.items():
             fits = isinstance(column, (list, tuple)) and len(column) == count
             if fits and name not in ("prompts", "completions", "completion_ids"):
                 texts.append([str(value) for value in column])
         answers: list[float] = []
-        with _random_state_kept():
+        with keep_random_state():
             for probe in texts:
                 given = {**kwargs, "completions": [_like(old, new) for old, new in zip(kwargs["completions"], probe)]}
                 rows = zip(*(function(**given) for function in functions))
@@ -224,11 +223,13 @@ def _is_function(function: Any) -> bool:
     return callable(function) and not isinstance(function, torch.nn.Module)
 
 
-def _name(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
+    """Return what messages call a reward function."""
     return f"the reward function {getattr(function, '__name__', type(function).__name__)}"
 
 
-def _weights(trainer: Any, count: int) -> list[float]:
+def reward_weights(trainer: Any, count: int) -> list[float]:
+    """Return the weight of each of a trainer's `count` reward functions."""
     weights = getattr(trainer, "reward_weights", None)
     return [1.0] * count if weights is None else [float(weight) for weight in weights]
 
@@ -252,14 +253,3 @@ def _text(prompt: Any) -> str:
 def _like(completion: Any, text: str) -> Any:
     """Return `text` in the form of a completion: a string, or a list of messages."""
     return text if isinstance(completion, str) else [{"role": "assistant", "content": text}]
-
-
-@contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """A reward function may draw random numbers; what is asked beside must not change the run."""
-    state = random.getstate()
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            random.setstate(state)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from failurelab import _greedy, rollouts
-from failurelab.guards.base import Guard
+from failurelab.guards.base import Action, Guard
 from failurelab.handles import wrap_method
 
 
@@ -38,7 +38,7 @@ class RolloutGuard(Guard):
 
     def __init__(
         self,
-        action: str = "stop",
+        action: Action = "stop",
         *,
         prompts: Sequence[_greedy.Prompt] | None = None,
         max_prompts: int = 8,

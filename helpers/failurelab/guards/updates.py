@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from failurelab import updates
-from failurelab.guards.base import Guard
+from failurelab.guards.base import Action, Guard
 
 _COPIES = ("master", "kahan", "compensation")  # what optimizers call what they keep beside the weights
 
@@ -62,7 +62,7 @@ class UpdateGuard(Guard):
         sample: elements of each tensor that are compared.
     """
 
-    def __init__(self, action: str = "warn", *, least: float = 0.1, steps: int = 3, sample: int = 4096):
+    def __init__(self, action: Action = "warn", *, least: float = 0.1, steps: int = 3, sample: int = 4096):
         super().__init__(action)
         if not 0 < least <= 1:
             raise ValueError(f"least={least}: a share between 0 and 1 is to change")

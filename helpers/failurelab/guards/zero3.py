@@ -5,7 +5,7 @@ five frames deeper (`object has no attribute 'optimizer'`, https://github.com/hu
 later leave the hooks on without a message, and so does a callback that calls `model.generate` itself: then each token
 gathers every layer again.
 
-    trainer.add_callback(guards.EngineGuard(trainer))
+    trainer.add_callback(guards.Zero3Guard(trainer))
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from failurelab import zero3
-from failurelab.guards.base import Guard
+from failurelab.guards.base import Action, Guard
 from failurelab.handles import wrap_method
 
 _HANDS_OVER = ("unwrap_model_for_generation", "_unwrap_model_for_generation")
@@ -38,7 +38,7 @@ class HandOver:
     where: str
 
 
-class EngineGuard(Guard):
+class Zero3Guard(Guard):
     """Stop or warn when generation under ZeRO-3 gets the bare model, or runs with ZeRO-3's hooks on.
 
     It listens during training on two methods of the trainer's own objects: `accelerator.unwrap_model`, as TRL's
@@ -50,7 +50,7 @@ class EngineGuard(Guard):
         action: `stop` raises GuardTripped before anything is generated, `warn` issues a GuardWarning, once.
     """
 
-    def __init__(self, trainer: Any, action: str = "stop"):
+    def __init__(self, trainer: Any, action: Action = "stop"):
         super().__init__(action)
         self._trainer = weakref.ref(trainer)
         self._watched = 0  # hand-overs and generations seen
@@ -67,7 +67,7 @@ class EngineGuard(Guard):
         if callable(getattr(trainer.model, "generate", None)):
             watched.append((trainer.model, "generate", self._around_generate))
         for owner, name, around in watched:
-            self._listening.enter_context(wrap_method(owner, name, around, "watched by EngineGuard"))
+            self._listening.enter_context(wrap_method(owner, name, around, "watched by Zero3Guard"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop listening."""

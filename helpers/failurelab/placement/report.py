@@ -25,7 +25,7 @@ from torch import nn
 
 from failurelab._text import enclosing_name, first_line, list_names
 from failurelab.placement.dtypes import Precisions, measure_precisions, quantized
-from failurelab.placement.faults import accelerate_hooks, find_faults, find_native_problem
+from failurelab.placement.problems import accelerate_hooks, find_native_problem, find_problems
 
 KINDS = ("parameter", "buffer", "quantization state", "adapter weight")
 _PARTS = ("absmax", "code", "offset", "state2.absmax", "state2.code", "state2.offset")
@@ -59,7 +59,7 @@ class PlacementReport:
         first_to_fail: the first layer whose own tensors do not fit its input; "" if none. Layers that accelerate's
             hooks bring their input to (a model split by a device map) do not fail.
         why: what does not fit there.
-        problems: other faults, a sentence each that names modules and devices.
+        problems: other ones, a sentence each that names modules and devices.
         precisions: the dtypes that meet.
     """
 
@@ -107,19 +107,16 @@ class PlacementReport:
         return "\n".join(lines)
 
 
-def local_device_map() -> dict[str, int | str]:
-    """Return a device map that puts the whole model where this process trains: `{"": local rank}`, or `{"": "cpu"}`.
+def local_device_map() -> dict[str, str]:
+    """Return a device map that puts the whole model where this process trains: `{"": "cuda:1"}`, or `{"": "cpu"}`.
 
     It asks accelerate, which asks the launcher (`accelerate launch`, torchrun), so the answer is right before a trainer
-    exists. Source: accelerate `PartialState`; its first use in a launched process starts the process group, as the
-    trainer's own does.
+    exists, and where a scheduler shows each process one GPU, which is number 0 in all. Source: accelerate
+    `PartialState`; its first use in a launched process starts the process group, as the trainer's own does.
     """
     from accelerate import PartialState
 
-    state = PartialState()
-    if state.device.type in ("cpu", "mps"):
-        return {"": state.device.type}
-    return {"": state.local_process_index}
+    return {"": str(PartialState().device)}
 
 
 def check(
@@ -164,7 +161,7 @@ def check(
                     f"{type(module).__name__}: {placed.kind} {placed.name.removeprefix(name + '.')} is on "
                     f"{placed.device}, and its input would be on {wanted}"
                 )
-    problems += find_faults(model, home)
+    problems += find_problems(model, home)
     bits = {quantized(parameter) for parameter in model.parameters()} - {0}
     if visible is None:
         visible = torch.cuda.device_count() if home.type == "cuda" and torch.cuda.is_available() else 1

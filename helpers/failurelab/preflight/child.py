@@ -1,6 +1,6 @@
 """Runs in the Python that trains: `PYTHON child.py SPEC`. It takes this package along, and nothing else from beside it.
 
-`PYTHON child.py memory` runs `failurelab.preflight.memory` there in the same way.
+`PYTHON child.py memory` runs `failurelab.preflight.judges.memory` there in the same way.
 
 That Python may have another failurelab, or none; what else stands in this package's folder must not be found there.
 """
@@ -28,7 +28,7 @@ def main() -> None:
     loader.loader.exec_module(package)
     if sys.argv[1] == "memory":
         del sys.path[0]
-        from failurelab.preflight import memory
+        from failurelab.preflight.judges import memory
 
         memory.main()
         return

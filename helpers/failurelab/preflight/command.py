@@ -20,7 +20,8 @@ from typing import Any
 
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
-from failurelab.preflight import answer, launch
+from failurelab.preflight import launcher_line
+from failurelab.preflight.report import answer
 
 CHILD = pathlib.Path(__file__).with_name("child.py")
 _PAUSE = 0.2  # seconds between two looks at the script's process
@@ -82,7 +83,11 @@ def main(arguments: list[str]) -> int:
         print("ERROR preflight needs a script. Next: failurelab preflight train.py", file=sys.stderr)
         return 3
     try:
-        started = launch.read(line) if not line[0].endswith(".py") else launch.Launch(line[0], tuple(line[1:]))
+        started = (
+            launcher_line.read_line(line)
+            if not line[0].endswith(".py")
+            else launcher_line.Launch(line[0], tuple(line[1:]))
+        )
         told = ask(
             started,
             python=options.python,
@@ -114,7 +119,7 @@ def _progress(stage: str) -> None:
 
 
 def ask(
-    started: launch.Launch,
+    started: launcher_line.Launch,
     *,
     python: str | None = None,
     steps: int = 3,
@@ -173,7 +178,7 @@ def ask(
             time_limit,
             say,
         )
-    for name in ("findings", "held", "not_checked", "error", "cut", "notes"):
+    for name in ("findings", "held", "not_applicable", "not_checked", "error", "cut", "notes"):
         setattr(told, name, result.get(name, getattr(told, name)))
     answer.sort(told)
     return told

@@ -1,8 +1,9 @@
 """The script, run as it is in the Python that trains, up to the end of a cut training; what was found goes into a file.
 
-What is changed for that time: models are built small (`small`), training arguments are cut (`cuts`), the script's own
-code sees the rank that the launch gives it (`ranks`), saving and uploading do nothing, and `train()` of every Trainer
-judges and ends the process.
+What is changed for that time stands in `intercept`: models are built small (`small`), training arguments are cut
+(`cuts`), the script's own code sees the rank that the launch gives it, and GPUs that are not here are the CPU
+(`ranks`), no other process trains (`processes`), saving and uploading do nothing, and `train()` of every Trainer judges
+and ends the process (`trainers`).
 """
 
 import contextlib
@@ -14,11 +15,13 @@ import pathlib
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from failurelab.preflight import errors
-from failurelab.preflight.findings import Answer, Finding, Held, NotChecked, Source
+from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
+from failurelab.preflight.inputs import Source
+from failurelab.preflight.intercept import own_code, processes
+from failurelab.preflight.script_error import describe_error
 
 
 def main(spec: dict[str, Any]) -> None:
@@ -35,7 +38,7 @@ def main(spec: dict[str, Any]) -> None:
     try:
         import transformers  # noqa: F401
     except ImportError as error:
-        report.end(error=errors.describe(error, path))
+        report.end(error=describe_error(error, path))
     run = Run(spec, Source(str(path), text), report)
     sys.argv = [str(path), *spec["arguments"]]
     with run.watching():
@@ -44,7 +47,7 @@ def main(spec: dict[str, Any]) -> None:
             runpy.run_path(str(path), run_name="__main__")
         except BaseException as error:
             report.traceback(error)
-            run.ended(errors.describe(error, path, spec["stderr"]))
+            run.ended(describe_error(error, path, spec["stderr"]))
         run.ended(f"{path.name} ended without training: it never called train() of a transformers Trainer")
 
 
@@ -70,7 +73,12 @@ class Report:
 
     def end(self, error: str = "", cut: list[str] | None = None, trained: bool = False) -> None:
         """Write the answers, and end the process: nothing of the script runs after that."""
-        kinds = {Finding: "findings", Held: "held", NotChecked: "not_checked"}
+        kinds = {
+            Finding: "findings",
+            Held: "held",
+            NotApplicable: "not_applicable",
+            NotChecked: "not_checked",
+        }
         answers: dict[str, list] = {kind: [] for kind in kinds.values()}
         for answer in self.answers:
             answers[kinds[type(answer)]].append(dataclasses.asdict(answer))
@@ -87,11 +95,12 @@ class Run:
     """One script, watched until its first training ends."""
 
     def __init__(self, spec: dict[str, Any], source: Source, report: Report):
-        from failurelab.preflight import cuts
+        from failurelab.preflight.intercept import cuts, ranks
 
         self.spec, self.source, self.report = spec, source, report
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
+        self.launched = ranks.Launched(spec["world_size"])
         self.arguments = cuts.Arguments(spec["steps"], spec["output"])
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
@@ -102,16 +111,21 @@ class Run:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, the script's models, arguments and trainers are watched."""
-        from failurelab.preflight import ranks, small, trainers
+        from failurelab.preflight.intercept import small, trainers
 
-        size = self.spec["world_size"]
+        own = own_code.OwnCode(self.source.path)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(errors.no_other_processes(self.source.path))
-            stack.enter_context(ranks.seen_as_last(size))
+            stack.enter_context(processes.no_other_processes(own))
+            stack.enter_context(self.launched.seen(own))
             stack.enter_context(self.arguments.cut())
             stack.enter_context(
                 small.built_small(
-                    self.loads, self.adapters, lambda: self.making > 0, self.real, lambda m: ranks.read_map(m, size)
+                    self.loads,
+                    self.adapters,
+                    lambda: self.making > 0,
+                    self.real,
+                    self.launched.too_early,
+                    self.launched.mapped,
                 )
             )
             stack.enter_context(trainers.watched(self))
@@ -119,7 +133,7 @@ class Run:
 
     def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
-        from failurelab.preflight import cuts
+        from failurelab.preflight.intercept import cuts
 
         parameters = list(inspect.signature(original).parameters.values())[1 : len(args) + 1]
         names = [each.name if each.kind is each.POSITIONAL_OR_KEYWORD else "" for each in parameters]
@@ -141,8 +155,11 @@ class Run:
 
     def train(self, original: Callable[..., Any], trainer: Any) -> None:
         """Judge a trainer before its training, train for a few steps, and judge again; ends the process."""
-        from failurelab.preflight import cuts, judges, launched, watched
-        from failurelab.preflight.findings import Seen
+        from failurelab.preflight.inputs import Seen
+        from failurelab.preflight.intercept import cuts, ranks, watched
+        from failurelab.preflight.judges import order
+        from failurelab.preflight.judges.textbook import StepJudge
+        from failurelab.preflight.launcher_line import zero_stage
 
         asked = self.arguments.asked(trainer.args)
         given = self.given.get(id(trainer), {})
@@ -155,44 +172,55 @@ class Run:
             memory=self.spec["memory"],
             small=any(load.small for load in self.loads),
             given=given,
-            gpus=errors.visible_gpus(),
-            zero_stage=max(self.spec["zero_stage"], errors.zero_stage(asked.get("deepspeed"))),
+            gpus=ranks.visible_gpus(),
+            device=self.launched.rank.device.index,
+            zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),
             evaluated=self.evaluated,
             source=dataclasses.replace(self.source, line=_line(self.source.path)),
         )
         self._note_other_trainings(seen.source)
         self.report.say("judging lengths, rewards and arguments")
-        self._ask([launched.judge, *judges.BEFORE], seen)
+        self._ask(order.BEFORE, seen)
         trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
         watch = watched.Watch(seen, self.adapters)
+        step = StepJudge(seen, watch.explains_gradient)
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
-        with watch.listening():
+        with watch.listening(), step.listening():
             try:
                 original(trainer)
                 watch.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
-                error = errors.describe(problem, self.source.path, line=seen.source.line)
+                error = describe_error(problem, self.source.path, line=seen.source.line)
         seen.log = list(trainer.state.log_history)
-        self._ask([lambda _: watch.answers(), *judges.AFTER], seen)
+        self._ask((lambda _: watch.answers(), *order.AFTER), seen)
+        self.report.answers = step.outweigh(self.report.answers)
         if watch.reward_error is not None:
             self.report.traceback(watch.reward_error)
-            error = error or errors.describe(watch.reward_error, self.source.path, line=seen.source.line)
+            error = error or describe_error(watch.reward_error, self.source.path, line=seen.source.line)
         self.report.end(error, self._cuts(trainer, seen), trained=True)
 
     def ended(self, error: str) -> None:
         """Tell of a script that ended before training, with what its loads alone say."""
-        from failurelab.preflight import launched
-        from failurelab.preflight.findings import Seen
+        from failurelab.preflight.inputs import Seen
+        from failurelab.preflight.intercept import ranks
+        from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 
         if self.loads:
-            seen = Seen(None, {}, loads=self.loads, world_size=self.spec["world_size"], gpus=errors.visible_gpus())
-            self._ask([launched.judge_loads], seen)
-        self.report.end(error)
+            seen = Seen(
+                None,
+                {},
+                loads=self.loads,
+                world_size=self.spec["world_size"],
+                gpus=ranks.visible_gpus(),
+                device=self.launched.rank.device.index,
+            )
+            self._ask((judge_four_bit_placement,), seen)
+        self.report.end(error, self.launched.mapped.texts)
 
-    def _ask(self, judges: list[Callable[..., Any]], seen: Any) -> None:
+    def _ask(self, judges: Sequence[Callable[..., Any]], seen: Any) -> None:
         for judge in judges:
             try:
                 self.report.answers.extend(judge(seen))
@@ -209,11 +237,11 @@ class Run:
         built = [f"{name}: built small and random, with its vocabulary" for name in names]
         rows = len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
-        return [*built, *cut, *([f"{picked} short ones of {rows} rows"] if picked < rows else [])]
+        short = [f"{picked} short ones of {rows} rows"] if picked < rows else []
+        return [*built, *cut, *self.launched.mapped.texts, *short]
 
     def _note_other_trainings(self, source: Source) -> None:
-        lines = errors.trainings(source.text)
-        others = [line for line in lines if line != source.line]
+        others = [line for line in source.training_lines() if line != source.line]
         if source.line and others:
             self.report.notes.append(
                 f"the script trains again in line {', '.join(map(str, others))}: the training of line {source.line}, "

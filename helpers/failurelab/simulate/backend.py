@@ -35,6 +35,7 @@ from torch import nn
 from failurelab._text import enclosing_name, first_line
 from failurelab.simulate.gpu_workspace import own_kernels
 from failurelab.simulate.mode import fake
+from failurelab.simulate.rank import Rank, told_to_all
 
 NAME = "sim"
 _registered = 0
@@ -253,26 +254,9 @@ def ranks(world_size: int, rank: int) -> Iterator[Any]:
         )
     if not 0 <= rank < world_size:
         raise SimulationError(f"rank {rank} is none of 0 to {world_size - 1}")
-    from accelerate import Accelerator, PartialState
-    from accelerate.state import AcceleratorState, DistributedType
+    from accelerate import Accelerator
 
-    state = {
-        "device": torch.device(NAME, rank),
-        "num_processes": world_size,
-        "process_index": rank,
-        "local_process_index": rank,
-        "_cpu": False,
-        "distributed_type": DistributedType.MULTI_GPU if world_size > 1 else DistributedType.NO,
-    }
-    shared = PartialState._shared_state, AcceleratorState._shared_state
     backend = getattr(torch, NAME)
-    with (
-        mock.patch.dict(shared[0], clear=True),
-        mock.patch.dict(shared[1], clear=True),
-        mock.patch.object(backend, "current", backend.current),
-    ):
-        accelerator = Accelerator(cpu=True)
-        for mapping in shared:
-            mapping.update(state)
-        backend.set_device(rank)  # as accelerate does when a launched process first asks for its device
-        yield accelerator
+    this = Rank(rank, world_size, world_size, NAME, launched=world_size > 1)
+    with mock.patch.object(backend, "current", backend.current), told_to_all(lambda: this, backend.set_device):
+        yield Accelerator()

@@ -2,10 +2,9 @@
 
 A failure is shown in the versions that had it. An era is such a stack: `eras/NAME.in` says what is asked for,
 `eras/NAME.txt` is the lock, `.eras/NAME` the environment, and a kernelspec makes it open in JupyterLab. `today` is the
-course's own environment, `.venv`. `install` makes and removes them; `offline` carries them to a room without a
-network.
+course's own environment, `.venv`. `install` makes and removes them.
 
-These modules use the standard library alone, for they make the environments that the rest of the package needs:
+Both modules use the standard library alone, for they make the environments that the rest of the package needs:
 
     PYTHONPATH=helpers python3 -m failurelab_course.eras create today trl-0.14
 """
@@ -71,9 +70,7 @@ class Era:
         """`ready`, `missing`, `broken` (half-made, or its interpreter is gone) or `stale` (another lock)."""
         if not self.folder.is_dir():
             return "missing"
-        if not self.marker:
-            return "broken"
-        if not os.access(self.python, os.X_OK) or not self.python.resolve().exists():
+        if not self.marker or not os.access(self.python, os.X_OK):
             return "broken"
         return "ready" if self.marker.get("lock") == fingerprint(self.lock) else "stale"
 
@@ -98,16 +95,13 @@ class Era:
 
     @property
     def setup_file(self) -> pathlib.Path:
-        """The file that a set-up of this era holds a lock on; it holds the last line that a set-up said."""
+        """The file that a set-up of this era holds a lock on, with the last line that a set-up said."""
         return root() / ".eras" / f".{self.name}.lock"
 
     @property
     def setup_line(self) -> str:
         """What the era's last set-up said last; empty where there was none."""
-        try:
-            return self.setup_file.read_text(encoding="utf-8").strip()
-        except OSError:
-            return ""
+        return self.setup_file.read_text(encoding="utf-8") if self.setup_file.is_file() else ""
 
     @property
     def is_being_made(self) -> bool:
@@ -117,10 +111,8 @@ class Era:
         try:
             with open(self.setup_file) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return False
 
 
@@ -151,13 +143,12 @@ def root() -> pathlib.Path:
 
 def known() -> list[Era]:
     """Return all eras of the course, `today` first."""
-    top = root()
-    made = []
-    for source in sorted((top / "eras").glob("*.in")):
+    eras = []
+    for source in (root() / "eras").glob("*.in"):
         title = re.search(r"^# title: (.+)$", source.read_text(), re.MULTILINE)
         name = source.stem
-        made.append(Era(name, title.group(1) if title else name, source.with_suffix(".txt"), _folder(top, name)))
-    return sorted(made, key=lambda each: (each.name != TODAY, each.name))
+        eras.append(Era(name, title[1] if title else name, source.with_suffix(".txt"), _folder(root(), name)))
+    return sorted(eras, key=lambda era: (era.name != TODAY, era.name))
 
 
 def _folder(top: pathlib.Path, name: str) -> pathlib.Path:
@@ -195,27 +186,24 @@ def find(name: str, *, ready: bool = True, wait=None) -> Era:
     Raises:
         EraError: no era is called so (the message lists those that are); or, if `ready`, it has not been made.
     """
-    eras = {each.name: each for each in known()}
+    eras = {era.name: era for era in known()}
     if name not in eras:
         raise EraError(f"unknown era {name!r}: the eras are {', '.join(eras)}")
-    found, said = eras[name], ""
-    while wait and found.is_being_made:
-        if (line := found.setup_line) != said:
+    era, line = eras[name], ""
+    while wait and era.is_being_made:
+        if era.setup_line != line:
+            line = era.setup_line
             wait(line)
-        said = line
         time.sleep(0.5)
-    if ready and found.status != "ready" and not (name == TODAY and _is_own(found)):
-        how = f"; its last set-up said: {found.setup_line}" if found.setup_line else ""
+    # This very process may run in today's environment, made by whatever means (conda, Binder).
+    is_own = name == TODAY and pathlib.Path(sys.prefix).resolve() == era.folder.resolve()
+    if ready and era.status != "ready" and not is_own:
+        how = f"; its last set-up said: {era.setup_line}" if era.setup_line else ""
         raise EraError(
-            f"era {name} is {found.status} ({found.folder}{how}): its library stack cannot be imported. "
+            f"era {name} is {era.status} ({era.folder}{how}): its library stack cannot be imported. "
             f"Next: failurelab eras create {name}"
         )
-    return found
-
-
-def _is_own(era: Era) -> bool:
-    """Whether this very process runs in the era's environment, made by whatever means (conda, Binder)."""
-    return pathlib.Path(sys.prefix).resolve() == era.folder.resolve()
+    return era
 
 
 def fingerprint(lock: pathlib.Path) -> str:

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import os
-import pathlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -96,16 +95,3 @@ def stopwatch(device: str | torch.device = "cpu") -> Iterator[Callable[[], float
     finally:
         wait(device)
         total.append(time.perf_counter() - start)
-
-
-def machine_seconds() -> tuple[float, float]:
-    """Return the processor seconds that this machine has worked, and those that it could have, since its start.
-
-    Two readings tell how busy it was between them, with whatever work. On Linux: from `/proc/stat`.
-
-    Raises:
-        OSError: the system has no `/proc/stat`.
-    """
-    fields = [int(field) for field in pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    ticks = os.sysconf("SC_CLK_TCK")
-    return (sum(fields) - fields[3] - fields[4]) / ticks, sum(fields) / ticks

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from failurelab_course.experiments import devices, machine
-from failurelab_course.experiments.memory import held_memory, machine_seconds, peak_memory, stopwatch
+from failurelab_course.experiments.memory import held_memory, peak_memory, stopwatch
 from failurelab_course.experiments.quiet import count_warnings, quiet
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "device_name",
     "era",
     "held_memory",
-    "machine_seconds",
     "peak_memory",
     "processor",
     "quiet",
@@ -124,7 +123,7 @@ def record(
         "processor": processor(),
         "versions": versions(device),
         "source": os.environ.get("FAILURELAB_SOURCE", ""),
-        "figures": {name: _plain(name, value) for name, value in metrics.items()},  # so called in all ledgers
+        "figures": {name: _plain(name, value) for name, value in metrics.items()},  # so called in all files of evidence
     }
     folder = os.environ.get("FAILURELAB_EVIDENCE")
     if folder:

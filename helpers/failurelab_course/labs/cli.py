@@ -1,12 +1,11 @@
-"""The command `failurelab lab`, and the magic `%lab`, which is the same command in a notebook's cell."""
+"""The command `failurelab lab`; in a notebook's cell it is the magic `%lab`."""
 
 import contextlib
 import json
 import pathlib
-import shlex
 import sys
 from collections.abc import Iterator
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,7 +16,6 @@ from rich.text import Text
 
 from failurelab import failures as registry
 from failurelab_course import eras, outcomes
-from failurelab_course.experiments import machine
 from failurelab_course.labs import definition as lab_files
 from failurelab_course.labs import exercise as lab_work
 from failurelab_course.labs import progress as lab_state
@@ -27,18 +25,9 @@ from failurelab_course.labs.checker import client as check_client
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="The exercises: repair a broken training script.")
 console = Console(highlight=False)
-# A terminal's own colours; in a notebook, which may be light or dark, tones that can be read on both.
-_TONES = {"green": "#23883b", "red": "#dc3d43", "yellow": "#a36a00", "cyan": "#1f7f95"}
-_COLOURS = {name: _TONES[name] if console.is_jupyter else name for name in _TONES}
-_STYLES = {
-    labs.PASS: f"bold {_COLOURS['green']}",
-    labs.FAIL: f"bold {_COLOURS['red']}",
-    labs.ENVIRONMENT: f"bold {_COLOURS['yellow']}",
-    labs.NOT_RUN: f"bold {_COLOURS['cyan']}",
-}
 # Where a learner looks for the next step of a check that could not be asked.
 _DOCTOR = "Next: failurelab doctor"
-_DIFF = {"+": _COLOURS["green"], "-": _COLOURS["red"], "@": _COLOURS["cyan"]}
+_DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 Name = Annotated[str | None, typer.Argument(help="Number or name; the first that is not solved without.")]
 OneName = Annotated[str, typer.Argument(help="Number or name.")]
@@ -49,24 +38,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list")
-def list_labs(as_json: Json = False) -> None:
+def list_labs() -> None:
     """List the labs, and how far you are."""
     state = lab_state.read(lab_state.default_path())
     all_labs = labs.find()
     rows = [(lab, state.get(lab.name, lab_state.Progress())) for lab in all_labs]
-    if as_json:
-        listed = [
-            {"lab": lab.name, "title": lab.title, "symptom": lab.symptom, "given": lab.given, "state": progress.words}
-            | ({"failures": lab.failures} if progress.solved else {})
-            for lab, progress in rows
-        ]
-        print(json.dumps({"schema": 1, "labs": listed}, indent=1))
-        return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for head in ("lab", "what is said", "given", "min", "era", "see", "state"):
         table.add_column(head, no_wrap=head in ("given", "min", "era"))
     for lab, progress in rows:
-        style = _COLOURS["green"] if progress.solved else ""
+        style = "green" if progress.solved else ""
         hints = f", hints: {progress.hints} of {len(lab.hints)}" if progress.hints else ""
         # which notebooks a lab belongs to says what is wrong in it
         about = dict.fromkeys(registry.get(id).notebook[:2] or "-" for id in lab.failures if progress.solved)
@@ -86,18 +67,15 @@ def list_labs(as_json: Json = False) -> None:
 
 
 @app.command()
-def check(name: Name = None, device: Device = "cpu", as_json: Json = False) -> None:
+def check(name: Name = None, device: Device = "cpu") -> None:
     """Run your train.py, measure it, and say what is still wrong."""
     lab = _lab(name)
     device = labs.resolved(device, lab)
     where = "" if device == "cpu" else f" on {device}"
     task = f"lab {lab.number}: running labs/{lab.name}/train.py in {lab.era}{where}"
-    with _progress(task, sys.stderr if as_json else None):
+    with _progress(task):
         row = lab_work.check(lab, device)
-    if as_json:
-        print(json.dumps(labs.to_json([row]), indent=1))
-    else:
-        _show(lab, row)
+    _show(lab, row)
     raise typer.Exit(outcomes.exit_status([row.result]))
 
 
@@ -165,7 +143,7 @@ def watch(name: Name = None, device: Device = "cpu") -> None:
         console.print("The watch ended; your script is as you saved it.")
         raise typer.Exit(1) from None
     except check_client.EnvironmentBroken as error:
-        console.print(f"{labs.ENVIRONMENT} {error} {_DOCTOR}", style=_STYLES[labs.ENVIRONMENT])
+        console.print(f"{labs.ENVIRONMENT} {error} {_DOCTOR}", style=outcomes.STYLES[labs.ENVIRONMENT])
         raise typer.Exit(3) from None
 
 
@@ -199,15 +177,14 @@ def report(
 
 
 @contextlib.contextmanager
-def _progress(task: str, file: TextIO | None) -> Iterator[None]:
+def _progress(task: str) -> Iterator[None]:
     """Say what runs; in a terminal with the seconds that it has taken so far, until it is done."""
-    where = Console(file=file, highlight=False) if file else console
-    if not where.is_terminal:
-        where.out(f"{task}; most take 10 to 30 seconds, those under ZeRO-3 one or two minutes")
+    if not console.is_interactive:
+        console.out(f"{task}; most take 10 to 30 seconds, those under ZeRO-3 one or two minutes")
         yield
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=where, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         progress.add_task(task, total=None)
         yield
 
@@ -230,7 +207,7 @@ def _lab(name: str | None) -> labs.Lab:
 
 
 def _show(lab: labs.Lab, row: labs.Row) -> None:
-    console.print(Text.assemble((row.result, _STYLES.get(row.result, "bold")), f" lab {lab.number}: {row.reason}"))
+    console.print(Text.assemble((row.result, outcomes.STYLES[row.result]), f" lab {lab.number}: {row.reason}"))
     if row.traceback:
         console.print(row.traceback.rstrip(), style="dim", markup=False)
     if row.result == labs.PASS:
@@ -243,26 +220,3 @@ def _show(lab: labs.Lab, row: labs.Row) -> None:
         console.print(f"Stuck? failurelab lab hint {lab.number}", style="dim")
     elif row.result == labs.ENVIRONMENT:
         console.print(_DOCTOR)
-
-
-def lab_magic(line: str) -> None:
-    """Run `failurelab lab` in a cell: `%lab check 03`."""
-    words = shlex.split(line)
-    if words[:1] == ["watch"]:
-        print("A watch would hold this notebook. Next: save train.py and run %lab check, or watch in a terminal")
-        return
-    try:
-        app(words, prog_name="%lab", standalone_mode=False)
-    except typer.Exit:
-        pass  # the verdict was printed; a cell has no exit status
-    except (labs.LabError, lab_state.StateError, eras.EraError, machine.DeviceError) as error:
-        print(f"ERROR {error}")
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # of a wrong call, as click says it
-            raise
-        print(f"ERROR {error.format_message()} Next: %lab --help")
-
-
-def load_ipython_extension(shell) -> None:
-    """Register `%lab`, at `%load_ext failurelab_course`."""
-    shell.register_magic_function(lab_magic, "line", "lab")

@@ -1,4 +1,4 @@
-"""What a lab's folder holds, read and checked: `lab.toml`, the scripts, the hints, and the rules that all labs keep.
+"""What a lab's folder holds, read and checked: `lab.toml`, the scripts, and the hints.
 
 labs/NN_name/start.py   the whole script as a user has it: nothing in it marks the fault
              lab.toml   the symptom; what is measured, what a healthy run is, and why a script that is not one fails;
@@ -16,29 +16,22 @@ An edit finds a text that is in start.py exactly once, and is one of three:
     { drop = "text" }                     the line that holds it is left out
 """
 
-import ast
-import dataclasses
-import difflib
-import itertools
-import os
 import pathlib
 import re
-import shutil
-import threading
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import pydantic
+import tomllib
 
 from failurelab import failures as registry
 from failurelab.errors import FailureLabError
 from failurelab.failures import predicates
-from failurelab.failures.predicates import Predicate
-from failurelab.failures.toml_table import Table
-from failurelab_course import eras
+from failurelab.failures.toml_table import read_toml
+from failurelab_course import eras, state_file
 from failurelab_course.labs import metrics
 
 _NAME = re.compile(r"(\d\d)_[a-z0-9_]+")
-HINTS = 3
-CHANGED = 12  # lines of code that a solution may change
 # What a learner starts from, from the easiest to the hardest.
 GIVEN = {
     "place": "the symptom, and the part of the script that it comes from",
@@ -46,15 +39,19 @@ GIVEN = {
     "run": "what a run left behind, and the script",
     "nothing": "a script whose run looks healthy",
 }
-MEMORY_LIMIT = 4096  # MiB that a check may hold; the small model's training needs less than one GiB
 
 
 class LabError(FailureLabError):
     """A lab is not known, or its files are not as they must be; the message names the file and the key."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Edit:
+class _Checked(pydantic.BaseModel):
+    """A table of a TOML file: a key that is missing, of another type or unknown is an error that names it."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Edit(_Checked):
     """One change of a script.
 
     Attributes:
@@ -79,19 +76,35 @@ class Edit:
         return script[: script.rfind("\n", 0, start) + 1] + script[end:]
 
 
-@dataclasses.dataclass(frozen=True)
-class Script:
+def _read_edit(source: Any) -> Edit:
+    match source:
+        case [str(text), str(new)]:
+            return Edit(kind="replace", text=text, new=new)
+        case {"after": str(text), "add": str(new), **rest} if not rest:
+            return Edit(kind="after", text=text, new=new)
+        case {"drop": str(text), **rest} if not rest:
+            return Edit(kind="drop", text=text)
+    raise ValueError(f'{source!r} is none of ["old", "new"], {{after, add}} and {{drop}}')
+
+
+_Text = Annotated[str, pydantic.StringConstraints(pattern=r"\S")]
+_Edits = tuple[Annotated[Edit, pydantic.PlainValidator(_read_edit)], ...]
+_Predicates = tuple[Annotated[predicates.Predicate, pydantic.PlainValidator(predicates.parse)], ...]
+_SomePredicates = Annotated[_Predicates, pydantic.Field(min_length=1)]
+
+
+class Script(_Checked):
     """A script of a lab: its start script, with edits.
 
     Attributes:
-        name: `start`, `solution`, or what a wrong fix is called.
         start: the file of the start script.
+        name: `start`, `solution`, or what a wrong fix is called.
         edits: what is changed in it, in order.
     """
 
-    name: str
     start: pathlib.Path
-    edits: tuple[Edit, ...]
+    name: str = "solution"
+    edits: _Edits
 
     def text(self) -> str:
         """Return its source.
@@ -99,10 +112,7 @@ class Script:
         Raises:
             LabError: there is no start script, or an edit does not apply to it.
         """
-        try:
-            script = self.start.read_text(encoding="utf-8")
-        except OSError as error:
-            raise LabError(f"{self.start} cannot be read: {error.strerror}. Next: git checkout -- labs") from error
+        script = read_start(self.start)
         for edit in self.edits:
             if (count := script.count(edit.text)) != 1:
                 raise LabError(
@@ -121,48 +131,61 @@ class Script:
         return path
 
 
-@dataclasses.dataclass(frozen=True)
 class Broken(Script):
-    """A script that must fail, for this reason and with this signature."""
+    """A script that must fail, for this reason and with this signature: as it is at first."""
 
-    reason: str
-    signature: tuple[Predicate, ...]
+    name: str = "start"
+    edits: _Edits = ()
+    reason: _Text
+    signature: _SomePredicates
 
 
-@dataclasses.dataclass(frozen=True)
-class Lab:
+class WrongFix(Broken):
+    """A script that must still fail: with a repair that people try."""
+
+    name: _Text
+    edits: _Edits
+
+
+class Lab(_Checked):
     """One lab: see the module's text for its folder, and the fields of `lab.toml`."""
 
-    name: str
     folder: pathlib.Path
-    id: str
-    title: str
-    symptom: str
-    given: str
-    facts: dict[str, str | int | float | bool]
-    failures: tuple[str, ...]
-    upstream: tuple[str, ...]
-    era: str
-    kind: str
-    trainer: str
-    needs: tuple[str, ...]
-    measured: str
-    healthy: tuple[Predicate, ...]
-    notes: tuple[Predicate, ...]
+    title: _Text
+    symptom: str = ""
+    given: Literal[tuple(GIVEN)]
+    facts: dict[str, str | int | float | bool] = {}
+    failures: tuple[_Text, ...] = ()
+    era: _Text
+    kind: Literal[metrics.KINDS] = "trainer"
+    trainer: _Text
+    needs: tuple[_Text, ...]
+    measured: _Text
+    healthy: _SomePredicates
+    notes: _Predicates = ()
     broken: Broken
-    wrong_fixes: tuple[Broken, ...]
+    wrong_fixes: tuple[WrongFix, ...] = ()
     solution: Script
     time_limit: float
-    memory_limit: int
-    difficulty: str
+    memory_limit: int = 4096  # MiB that a check may hold; the small model's training needs less than one GiB
+    difficulty: _Text
     minutes: int
-    false_alarm: bool
-    devices: tuple[str, ...]
+    false_alarm: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its folder's name, such as `01_frozen_embeddings`."""
+        return self.folder.name
 
     @property
     def number(self) -> str:
         """The two digits that its name starts with."""
         return self.name[:2]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where it can be checked: wherever its kind is measured."""
+        return metrics.DEVICES[:1] if self.kind in metrics.CPU_ONLY else metrics.DEVICES
 
     @property
     def start(self) -> pathlib.Path:
@@ -216,15 +239,11 @@ def retired(folder: pathlib.Path | None = None) -> dict[str, str]:
         LabError: retired.toml cannot be read.
     """
     path = (folder or eras.root() / "labs") / "retired.toml"
-    if not path.is_file():
-        return {}
-    raw = Table.read(path, LabError, path.name)
-    entries = {}
-    for id in list(raw.rest):
-        entry = Table(path.name, raw.take(id, dict), LabError, f"{id}: ")
-        entries[id] = f"lab {id[1:]} is retired: {entry.text('why')}. Next: lab {entry.text('instead')[1:]}"
-        entry.done()
-    return entries
+    entries = _read(path, path.name) if path.is_file() else {}
+    return {
+        id: f"lab {id[1:]} is retired: {entry['why']}. Next: lab {entry['instead'][1:]}"
+        for id, entry in entries.items()
+    }
 
 
 def load(folder: pathlib.Path) -> Lab:
@@ -233,48 +252,23 @@ def load(folder: pathlib.Path) -> Lab:
     Raises:
         LabError: a file is missing, or lab.toml is not as it must be.
     """
-    path = folder / "lab.toml"
     where = f"{folder.name}/lab.toml"
-    raw = Table.read(path, LabError, where)
+    raw = _read(folder / "lab.toml", where)
     if not _NAME.fullmatch(folder.name):
         raise LabError(f"{folder.name}: a lab's folder is called NN_name, two digits and a name in small letters")
-    kind = raw.take("kind", str, "trainer")
-    lab = Lab(
-        name=folder.name,
-        folder=folder,
-        id=raw.text("id"),
-        title=raw.text("title"),
-        symptom=raw.take("symptom", str, ""),
-        given=raw.take("given", str, ""),
-        facts=raw.take("facts", dict, {}),
-        failures=raw.texts("failures", ()),
-        upstream=raw.texts("upstream", ()),
-        era=raw.text("era"),
-        kind=kind,
-        trainer=raw.text("trainer"),
-        needs=raw.texts("needs"),
-        measured=raw.text("measured"),
-        healthy=_predicates(raw, "healthy"),
-        notes=_predicates(raw, "notes", ()),
-        broken=_broken(Table(where, raw.take("broken", dict), LabError, "broken: "), folder, "start"),
-        wrong_fixes=tuple(_broken(table, folder) for table in raw.tables("wrong_fixes")),
-        solution=_solution(Table(where, raw.take("solution", dict), LabError, "solution: "), folder),
-        time_limit=float(raw.take("time_limit", int)),
-        memory_limit=raw.take("memory_limit", int, MEMORY_LIMIT),
-        difficulty=raw.text("difficulty"),
-        minutes=raw.take("minutes", int),
-        false_alarm=raw.take("false_alarm", bool, False),
-        devices=_devices(raw, kind),
-    )
-    raw.done()
-    if lab.id != f"L{lab.number}":
-        raise LabError(f"{where}: id is {lab.id!r}, the folder says L{lab.number}; an id is never changed")
-    if lab.id in retired(folder.parent):
-        raise LabError(f"{where}: {lab.id} is retired, and a number is never used again. Next: take a new one")
-    if not (lab.failures or lab.false_alarm or lab.upstream):
-        raise LabError(
-            f"{where}: failures: it is missing or empty; only a false alarm, or a lab with upstream, has none"
-        )
+    for script in (raw.get("broken"), raw.get("solution"), *raw.get("wrong_fixes", ())):
+        if isinstance(script, dict):
+            script["start"] = folder / "start.py"
+    try:
+        lab = Lab(folder=folder, **raw)
+    except pydantic.ValidationError as errors:
+        first = errors.errors()[0]
+        key = " ".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
+        raise LabError(f"{where}: {key}: {first['msg']}") from errors
+    if f"L{lab.number}" in retired(folder.parent):
+        raise LabError(f"{where}: number {lab.number} is retired, and is never used again. Next: take a new one")
+    if not (lab.failures or lab.false_alarm):
+        raise LabError(f"{where}: failures: it is missing or empty; only a false alarm has none")
     for id in lab.failures:
         try:
             registry.get(id)
@@ -282,6 +276,27 @@ def load(folder: pathlib.Path) -> Lab:
             raise LabError(f"{where}: failures: {error}") from error
     _check_metrics(lab, where)
     return lab
+
+
+def _read(path: pathlib.Path, name: str) -> dict[str, Any]:
+    try:
+        return read_toml(path)
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise LabError(f"{name} is no TOML: {error}") from error
+
+
+def read_start(path: pathlib.Path) -> str:
+    """Return a lab's start script.
+
+    Raises:
+        LabError: it is not there.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}. Next: git checkout -- labs") from error
 
 
 def learner_script(lab: Lab) -> pathlib.Path:
@@ -301,84 +316,14 @@ def copy_start(lab: Lab) -> None:
     Raises:
         LabError: there is no start script.
     """
-    partial = lab.folder / f".train-{os.getpid()}-{threading.get_ident()}.partial"  # two commands may do this at once
-    try:
-        shutil.copyfile(lab.start, partial)
-        partial.replace(lab.train)
-    except FileNotFoundError as error:
-        raise LabError(f"{lab.start} is missing. Next: git checkout -- labs") from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _broken(raw: Table, folder: pathlib.Path, name: str = "") -> Broken:
-    edits = () if name else read_edits(raw)
-    name = name or raw.text("name")
-    script = Broken(name, folder / "start.py", edits, raw.text("reason"), _predicates(raw, "signature"))
-    raw.done()
-    return script
-
-
-def _solution(raw: Table, folder: pathlib.Path) -> Script:
-    script = Script("solution", folder / "start.py", read_edits(raw))
-    raw.done()
-    return script
-
-
-def read_edits(raw: Table) -> tuple[Edit, ...]:
-    """Read the edits of a script; see the module's text.
-
-    Raises:
-        LabError: one is of no known form.
-    """
-    edits = []
-    for source in raw.take("edits", list):
-        match source:
-            case [str(text), str(new)]:
-                edits.append(Edit("replace", text, new))
-            case {"after": str(text), "add": str(new), **rest} if not rest:
-                edits.append(Edit("after", text, new))
-            case {"drop": str(text), **rest} if not rest:
-                edits.append(Edit("drop", text))
-            case _:
-                raise raw.error("edits", f'{source!r} is none of ["old", "new"], {{after, add}} and {{drop}}')
-    return tuple(edits)
-
-
-def _predicates(raw: Table, key: str, default: tuple | None = None) -> tuple[Predicate, ...]:
-    sources = raw.take(key, list, default)
-    try:
-        parsed = predicates.parse_all(sources)
-    except predicates.PredicateError as error:
-        raise raw.error(key, str(error)) from error
-    if not parsed and default is None:
-        raise raw.error(key, "it is empty")
-    return parsed
-
-
-def _devices(raw: Table, kind: str) -> tuple[str, ...]:
-    """Read where a lab can be checked; by default wherever its kind is measured."""
-    possible = metrics.DEVICES[:1] if kind in metrics.CPU_ONLY else metrics.DEVICES
-    devices = raw.texts("devices", possible)
-    for device in devices:
-        if device not in metrics.DEVICES:
-            raise raw.error("devices", f"{device!r} is none of {', '.join(metrics.DEVICES)}")
-        if device not in possible:
-            raise raw.error(
-                "devices", f"{device!r}, and the kind {kind} runs on the CPU alone: {metrics.CPU_ONLY[kind]}"
-            )
-    if "cpu" not in devices:
-        raise raw.error("devices", "the CPU is not among them, and every lab is proved there")
-    return devices
+    state_file.write(lab.train, read_start(lab.start))
 
 
 def _check_metrics(lab: Lab, where: str) -> None:
     """Find metrics that the checker does not measure before a run does."""
-    if lab.kind not in metrics.KINDS:
-        raise LabError(f"{where}: kind: {lab.kind!r} is none of {', '.join(metrics.KINDS)}")
     measured = metrics.of(lab.kind)
-    scripts = (lab.broken, *lab.wrong_fixes)
-    for predicate in itertools.chain(lab.healthy, lab.notes, *(script.signature for script in scripts)):
+    signatures = (script.signature for script in (lab.broken, *lab.wrong_fixes))
+    for predicate in (*lab.healthy, *lab.notes, *(predicate for one in signatures for predicate in one)):
         asked = {*predicate.names, *predicates.fields(predicate.when_holds), *predicates.fields(predicate.when_fails)}
         for name in sorted(asked - set(measured)):
             raise LabError(f"{where}: {predicate}: {name!r} is no figure. Measured are: {', '.join(measured)}")
@@ -393,68 +338,11 @@ def wrong_facts(lab: Lab, measured: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def signature(lab: Lab) -> tuple[Predicate, ...]:
-    """Return what the broken run must show: the lab's own signature, and of its failures' what this kind measures."""
+def broken_in_full(lab: Lab) -> Broken:
+    """Return the broken script with all that it must show: of its failures' signatures what this kind measures, too."""
     measured = set(metrics.of(lab.kind))
-    if lab.false_alarm:
-        return lab.broken.signature
-    of_failures = (predicate for id in lab.failures for predicate in registry.get(id).signature)
-    return (*lab.broken.signature, *(predicate for predicate in of_failures if measured.issuperset(predicate.names)))
-
-
-def broken_rules(lab: Lab) -> list[str]:
-    """Return what the lab's files do not keep of the rules for all labs; empty when all is well."""
-    problems = [f"{path.name} is missing" for path in (lab.start, lab.folder / "hints.md") if not path.is_file()]
-    if problems:
-        return problems
-    start, hints = lab.broken.text(), (lab.folder / "hints.md").read_text(encoding="utf-8")
-    if "TODO" in start:
-        problems.append("start.py holds a TODO: finding the place is what the lab trains")
-    if lab.given not in GIVEN:
-        problems.append(f"lab.toml: given is {lab.given!r}, and is one of {', '.join(GIVEN)}")
-    told = ast.get_docstring(ast.parse(start)) or ""
-    if not lab.symptom or " ".join(lab.symptom.split()) not in " ".join(told.split()):
-        problems.append("the symptom of lab.toml is not in start.py's docstring: what does a colleague see?")
-    if lab.given == "run" and not (lab.folder / "run" / "trainer_state.json").is_file():
-        problems.append('given = "run", and run/trainer_state.json is not there')
-    if not re.search(r"^if __name__ == .__main__.:", start, re.MULTILINE):
-        problems.append("start.py does nothing when it is run by hand: it has no `if __name__ == '__main__':`")
-    for number in sorted({*re.findall(r"\b[Ll]abs? (\d\d)\b", start + hints)} - {lab.number}):
-        problems.append(f"start.py or hints.md speaks of lab {number}: that gives it away")
-    for script in (*lab.wrong_fixes, lab.solution):
-        try:
-            script.text()
-        except LabError as error:
-            problems.append(str(error))
-    if problems:
-        return problems
-    solution = lab.solution.text()
-    if not re.search(r"^\s*# \^\^\^ \S", solution, re.MULTILINE):
-        problems.append("the solution does not mark its repair with a line '# ^^^ why'")
-    if (changed := changed_lines(lab)) > CHANGED:
-        problems.append(f"the solution changes {changed} lines of code: {CHANGED} at most, or nobody sees the repair")
-    if re.search(r"^\s*(from|import) failurelab\b", start, re.MULTILINE):
-        problems.append("start.py imports failurelab: a lab is a script as users write it")
-    if len(lab.hints) != HINTS or any(len(a) >= len(b) for a, b in zip(lab.hints, lab.hints[1:])):
-        problems.append(f"hints.md must have {HINTS} hints under '## ' headings, each longer than the one before")
-    if not lab.wrong_fixes:
-        problems.append("no wrong fix is declared: what do people try first?")
-    names = [fix.name for fix in lab.wrong_fixes]
-    problems += [f"the wrong fix {name} is declared twice" for name in sorted({n for n in names if names.count(n) > 1})]
-    return problems
-
-
-def changed_lines(lab: Lab) -> int:
-    """Return how many lines of code the solution adds, takes away or changes; comments and docstrings do not count."""
-    old, new = (_code(script.text()) for script in (lab.broken, lab.solution))
-    matches = difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes()
-    return sum(max(i2 - i1, j2 - j1) for kind, i1, i2, j1, j2 in matches if kind != "equal")
-
-
-def _code(source: str) -> list[str]:
-    tree = ast.parse(source)
-    documented = (ast.Module, ast.FunctionDef, ast.ClassDef)
-    for node in ast.walk(tree):
-        if isinstance(node, documented) and ast.get_docstring(node):
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree).splitlines()
+    ids = () if lab.false_alarm else lab.failures
+    of_failures = [
+        predicate for id in ids for predicate in registry.get(id).signature if measured >= {*predicate.names}
+    ]
+    return lab.broken.model_copy(update={"signature": (*lab.broken.signature, *of_failures)})

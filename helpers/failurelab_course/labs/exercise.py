@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from failurelab_course import eras
 from failurelab_course.labs import progress as lab_state
 from failurelab_course.labs import verify as labs
-from failurelab_course.labs.definition import Lab, LabError, Script, copy_start, learner_script
+from failurelab_course.labs.definition import Lab, LabError, Script, WrongFix, copy_start, learner_script
 
 POLL = 0.3  # seconds between two looks at a file that is watched
 
@@ -35,7 +35,7 @@ def next_lab(state: lab_state.State, after: str = "") -> Lab:
     raise LabError("all labs are solved. Next: name the one you want to see again, such as 01")
 
 
-def judged(lab: Lab, row: labs.Row) -> labs.Row:
+def keep_result(lab: Lab, row: labs.Row) -> labs.Row:
     """Keep what a check of the learner's script found in the state file, and add what it looks like to the reason.
 
     Of a script that is as it was at first no figure is told: to find the place is what the lab trains.
@@ -59,7 +59,7 @@ def _is_untouched(lab: Lab) -> bool:
     return bool(lab.symptom) and code_parts(lab.train.read_text(encoding="utf-8")) == code_parts(lab.broken.text())
 
 
-def wrong_fix(lab: Lab) -> "labs.Broken | None":
+def wrong_fix(lab: Lab) -> WrongFix | None:
     """Return the declared wrong fix that the learner's script holds, if any: its lines, whatever else is there.
 
     Where it holds several, it is the one that changes most.
@@ -195,7 +195,7 @@ def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator
                 if content != seen:
                     seen = content
                     say("checking ...")
-                    row = judged(lab, check(lab.train))
+                    row = keep_result(lab, check(lab.train))
                     yield row
                     if row.result == labs.PASS:
                         return
@@ -205,4 +205,4 @@ def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator
 
 def check(lab: Lab, device: str = "cpu") -> labs.Row:
     """Check the learner's script once, and keep what came of it."""
-    return judged(lab, labs.check(lab, device=device))
+    return keep_result(lab, labs.check(lab, device=device))

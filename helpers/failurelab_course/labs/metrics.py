@@ -4,9 +4,6 @@ A metric is None when the run ended before it could be measured, and then nothin
 measured depends on the lab's kind: `of(kind)`.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 _COMMON = {
     "error": "text: what was raised, as 'Type: first line', or empty",
     "error_stage": "text: where it was raised: import, build, train or measure; or empty",
@@ -46,14 +43,14 @@ _LOG = {
     "loss_first": "the first loss that the trainer logged",
     "loss_last": "mean of the losses that the trainer logged, last quarter of them",
 }
-_ENGINE = {
+_ZERO3 = {
     "evaluated_first": "number of evaluations that ended before the first optimizer step",
     "zero_stage": "stage of ZeRO that the engine runs at; -1 where there is no engine",
     "generations": "how often the trainer's model generated, whoever asked for it",
-    "engine_hooks": "ZeRO-3's hooks on the model's submodules when training began",
-    "engine_hooks_in_generation": "the most of these that were on while the model generated",
+    "zero3_hooks": "ZeRO-3's hooks on the model's submodules when training began",
+    "zero3_hooks_in_generation": "the most of these that were on while the model generated",
     "generates_without_hooks": "boolean: a step was trained, the model generated, and never with ZeRO-3's hooks on",
-    "engine_hooks_after": "those that were on when training had ended",
+    "zero3_hooks_after": "those that were on when training had ended",
     "partitioned_in_generation": "the most tensors that a forward pass of generation found partitioned: gathered anew",
     **{name: _TRAINING[name] for name in ("steps_done", "tensors_total", "tensors_changed", "finite")},
 }
@@ -98,15 +95,23 @@ _WEIGHTS = {
     "weight_error": "largest difference of a weight from 1 where engine and policy agree",
     "weights_follow": "correlation of a token's weight with its ratio, for an engine at temperature 0.7",
 }
+_STEP = {
+    "step_cosine_first": "cosine between the first step's gradient and that of GRPO's definition",
+    "step_cosine": "the same, in the worse of two steps; 0 where its rewards leave no gradient",
+    "step_size": "norm of a step's gradient over that of the definition's, in the worse of two steps",
+    "beta": "weight of the KL term that the trainer was given",
+    "other_texts": "boolean: the reward functions were given other texts than were drawn",
+}
 _BY_KIND = {
     "trainer": _COMMON | _TRAINING | _ROLLOUTS | _LOG,
     "loop": _COMMON | _TRAINING | _ROLLOUTS,
-    "engine": _COMMON | _ENGINE,
+    "zero3": _COMMON | _ZERO3,
     "logits": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS,
     "log_probs": _COMMON | _LOGITS | _LOG_PROBS,
     "placement": _COMMON | PLACEMENT,
     "node": _COMMON | PLACEMENT | NODE,
     "policies": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _POLICIES,
+    "step": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _STEP,
     "weights": _COMMON | _WEIGHTS,
     "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | PLACEMENT,
 }
@@ -125,28 +130,18 @@ EARLY = {
 EARLY |= {"tensors_total", "tensors_trainable", "tensors_frozen", "tensors_without_gradient", "tensors_changed"}
 EARLY |= {"frozen_changed", "embeddings_changed", "reward_first", "accuracy_there", "overrun_first", "rollout_gap"}
 EARLY |= {"loss_first", "rows_made", "rows_needed", "positions_off", "temperature_off", "policy_gap_first"}
-EARLY |= {"foreign_tokens"}
+EARLY |= {"foreign_tokens", "step_cosine_first", "step_cosine", "step_size", "beta", "other_texts"}
 EARLY_STEPS = 10
-CAN_STOP = ("trainer", "loop", "logits", "policies")  # kinds whose training can end there
+CAN_STOP = ("trainer", "loop", "logits", "policies", "step")  # kinds whose training can end there
 DEVICES = ("cpu", "cuda")
 # Kinds that are measured on the CPU alone, and why.
 CPU_ONLY = {
-    "engine": "its ZeRO-3 engine is set up for the CPU",
+    "zero3": "its ZeRO-3 engine is set up for the CPU",
     "placement": "its devices are simulated, the same on every machine",
     "node": "its node and GPUs are simulated, the same on every machine",
     "launch": "its ranks have simulated devices, and a process with these takes no others",
 }
-_SCRIPT = {  # what `failurelab preflight` tells of a script; no lab measures them yet
-    "groups": "completions of one prompt that were compared",
-    "flat_groups": "number of these whose rewards are all equal",
-    "clipped_share": "share of completions that reached the limit without an end",
-    "prompts_without_template": "prompts for a chat model that hold no mark of its chat template",
-    "ends_not_seen": "completions whose last token the trainer does not take for an end",
-    "right_answers_rewarded": "right answers that got more than a wrong one in the same words",
-    "kl_at_first_step": "KL of the policy from its reference before anything was trained, in nats for each token",
-    "gradient_scale": "the gradient's norm over that of the same completions in one batch",
-}
-METRICS = {name: text for metrics in (*_BY_KIND.values(), _SCRIPT) for name, text in metrics.items()}
+METRICS = {name: text for metrics in _BY_KIND.values() for name, text in metrics.items()}
 
 
 def agree(claimed: str | float, measured: str | float | None) -> bool:
@@ -159,15 +154,3 @@ def agree(claimed: str | float, measured: str | float | None) -> bool:
 def of(kind: str) -> dict[str, str]:
     """Return the metrics that are measured of a lab of this kind, and what each is."""
     return _BY_KIND[kind]
-
-
-def by_tier(kind: str, measured: Mapping[str, Any], tier: str) -> dict[str, dict[str, Any]]:
-    """Return what was measured by tier: what simulated devices told is `simulated`, the rest of `tier`."""
-    simulated = {**PLACEMENT, **NODE}
-    if kind in ("placement", "node"):
-        return {"simulated": dict(measured)}
-    parts = {
-        tier: {name: value for name, value in measured.items() if name not in simulated},
-        "simulated": {name: value for name, value in measured.items() if name in simulated},
-    }
-    return {name: part for name, part in parts.items() if part}

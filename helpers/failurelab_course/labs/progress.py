@@ -10,7 +10,9 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
+
+import pydantic
 
 from failurelab.errors import FailureLabError
 from failurelab_course import eras, state_file
@@ -20,6 +22,15 @@ SCHEMA = 1
 
 class StateError(FailureLabError):
     """A state file cannot be read; the message names it and the next step."""
+
+
+def _must_be_a_time(text: str) -> str:
+    if text and datetime.datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"{text!r} is a time without a zone")
+    return text
+
+
+_Time = Annotated[str, pydantic.AfterValidator(_must_be_a_time)]
 
 
 @dataclasses.dataclass
@@ -35,8 +46,10 @@ class Progress:
         solution_seen: the solution was looked at before it was solved.
     """
 
-    started: str = ""
-    solved: str = ""
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    started: _Time = ""
+    solved: _Time = ""
     checks: int = 0
     hints: int = 0
     wrong_fixes: list[str] = dataclasses.field(default_factory=list)
@@ -78,30 +91,11 @@ def read(path: pathlib.Path) -> State:
         return {}
     if not isinstance(content, dict) or content.get("schema") != SCHEMA or not isinstance(content.get("labs"), dict):
         raise _broken(path, f"it is no state file of schema {SCHEMA}")
-    state = {}
-    for name, fields in content["labs"].items():
-        try:
-            state[name] = Progress(**fields)
-        except TypeError as error:
-            raise _broken(path, f"{name} has other fields than a state file") from error
-        if problem := _wrong(state[name]):
-            raise _broken(path, f"{name}: {problem}")
-    return state
-
-
-def _wrong(progress: Progress) -> str:
-    for field in dataclasses.fields(Progress):
-        value = getattr(progress, field.name)
-        kind = list if field.name == "wrong_fixes" else field.type
-        if type(value) is not kind:
-            return f"{field.name} is {value!r}"
     try:
-        for time in filter(None, (progress.started, progress.solved)):
-            if datetime.datetime.fromisoformat(time).tzinfo is None:
-                return f"{time!r} is a time without a zone"
-    except ValueError:
-        return "a time is not one"
-    return ""
+        return pydantic.TypeAdapter(State).validate_json(json.dumps(content["labs"]))
+    except pydantic.ValidationError as errors:
+        first = errors.errors()[0]
+        raise _broken(path, f"{' '.join(map(str, first['loc']))}: {first['msg']}") from errors
 
 
 def _broken(path: pathlib.Path, problem: str) -> StateError:

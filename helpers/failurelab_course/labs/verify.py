@@ -5,7 +5,7 @@ must heal: what was lost is back, as measured. A script that fails for another r
 is reported as such. `failurelab verify` prints the matrix.
 
 Training is nearly all of the time. What some wrong fixes are declared to show is decided by the first steps
-(gradients, rollouts, rows of logits): these are stopped there, and judged by such figures alone. Broken scripts and
+(gradients, rollouts, rows of logits): these are stopped there, and decided by such figures alone. Broken scripts and
 solutions are trained to their end.
 """
 
@@ -15,7 +15,6 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent import futures
 from typing import Any
 
 from failurelab.failures import predicates
@@ -23,25 +22,18 @@ from failurelab_course import eras, outcomes
 from failurelab_course.experiments import machine
 from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import client as check_client
-from failurelab_course.labs.definition import (
-    Broken,
-    Lab,
-    LabError,
-    broken_rules,
-    find,
-    learner_script,
-    signature,
-    wrong_facts,
-)
+from failurelab_course.labs.definition import Broken, Lab, LabError, broken_in_full, find, learner_script, wrong_facts
 from failurelab_course.labs.definition import known as known
 from failurelab_course.labs.definition import load as load
 
 PASS, FAIL, ENVIRONMENT, NOT_RUN = outcomes.Outcome
+# Checks at once, each with one thread.
+JOBS = min(2, os.cpu_count() or 1)
 # Causes stand first in lab.toml; what follows from them need not all be said.
 TOLD = 3
 # Kinds whose script is asked for a trainer; `trainer` of the others names the function that is called.
-_BUILDS_A_TRAINER = ("trainer", "engine", "logits", "launch")
-FORM, BROKEN, WRONG_FIX, RIGHT_FIX, CHECK = "form", "broken", "wrong_fix", "right_fix", "check"
+_BUILDS_A_TRAINER = ("trainer", "zero3", "logits", "launch")
+BROKEN, WRONG_FIX, RIGHT_FIX, CHECK = "broken", "wrong_fix", "right_fix", "check"
 
 
 @dataclasses.dataclass
@@ -50,16 +42,14 @@ class Row:
 
     Attributes:
         lab: the lab's name.
-        state: `form` (the rules for all labs), `broken`, `wrong_fix`, `right_fix`, or `check` (a learner's script).
+        state: `broken`, `wrong_fix`, `right_fix`, or `check` (a learner's script).
         script: `start`, `solution`, a wrong fix's name, or the name of a learner's file.
         result: PASS, FAIL, ENVIRONMENT or NOT RUN.
         reason: why, with the metrics that were measured.
         metrics: what was measured; empty where nothing was.
         seconds: wall-clock.
-        cpu_seconds: what it computed, on all cores, the scores of accuracy included: other work beside hardly counts.
         output: the end of what the script printed.
         traceback: of an error in the script.
-        records: the evidence records, where they were made: one for each tier.
         device: where it ran, `cpu`, `cuda` or `cuda:N`.
     """
 
@@ -70,10 +60,8 @@ class Row:
     reason: str = ""
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
-    cpu_seconds: float = 0.0
     output: str = ""
     traceback: str = ""
-    records: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     device: str = "cpu"
 
 
@@ -83,7 +71,6 @@ class _Task:
     path: pathlib.Path
     row: Row
     declared: Broken | None = None
-    time_limit: float = 0.0
 
     @property
     def is_early(self) -> bool:
@@ -104,53 +91,42 @@ def resolved(device: str, lab: Lab | None = None) -> str:
     return machine.describe(device)["device"]
 
 
-def check(lab: Lab, script: pathlib.Path | None = None, *, time_limit: float | None = None, device: str = "cpu") -> Row:
+def check(lab: Lab, script: pathlib.Path | None = None, *, device: str = "cpu") -> Row:
     """Run one script, by default the learner's train.py; say whether it is healed, or what is still wrong.
 
     Args:
         lab: the lab.
         script: an answer to it.
-        time_limit: seconds; by default the lab's.
         device: `cpu`, `cuda` or `cuda:N`; see `resolved`.
 
     Raises:
         LabError: the script is not there.
     """
-    return check_all(lab, [script or learner_script(lab)], time_limit=time_limit, device=device)[0]
+    return check_all(lab, [script or learner_script(lab)], device=device)[0]
 
 
-def check_all(
-    lab: Lab,
-    scripts: Iterable[pathlib.Path],
-    *,
-    jobs: int = 2,
-    time_limit: float | None = None,
-    device: str = "cpu",
-) -> list[Row]:
+def check_all(lab: Lab, scripts: Iterable[pathlib.Path], *, device: str = "cpu") -> list[Row]:
     """Check several scripts as answers to one lab, for one import of its era; return a row for each."""
     tasks = []
     for path in map(pathlib.Path, scripts):
         if not path.is_file():
             raise LabError(f"{path} is not there, so it cannot be checked. Next: name the script, or reset the lab")
-        row = Row(lab.name, CHECK, path.name, device=device)
-        tasks.append(_Task(lab, path, row, time_limit=time_limit or lab.time_limit))
-    _run(tasks, jobs=jobs, done=lambda row: None)
+        tasks.append(_Task(lab, path, Row(lab.name, CHECK, path.name, device=device)))
+    _run(tasks, done=lambda row: None)
     return [task.row for task in tasks]
 
 
 def verify(
     names: Iterable[str] | None = None,
     *,
-    jobs: int | None = None,
     folder: pathlib.Path | None = None,
     done: Callable[[Row], None] = lambda row: None,
     device: str = "cpu",
 ) -> list[Row]:
-    """Prove labs in three states, and that they keep the rules; return the matrix, a row for each script.
+    """Prove labs in three states; return the matrix, a row for each script.
 
     Args:
         names: names or numbers of labs; all without.
-        jobs: how many checks at once, each with one thread; by default two, or one on a single core.
         folder: where the labs are, by default labs/ of the course.
         done: is called with each row when it is known.
         device: `cpu`, `cuda`, `cuda:N`, or `auto`: a GPU where there is one, for the labs that use one. A lab that does
@@ -166,12 +142,8 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="failurelab-verify-") as scripts:
         for lab in chosen:
             here = "cpu" if device == "auto" and lab.devices == ("cpu",) else best
-            problems = broken_rules(lab)
-            form = Row(lab.name, FORM, "lab.toml", FAIL if problems else PASS, "; ".join(problems))
-            matrix.append(form)
-            done(form)
             for state, script, declared in (
-                (BROKEN, lab.broken, dataclasses.replace(lab.broken, signature=signature(lab))),
+                (BROKEN, lab.broken, broken_in_full(lab)),
                 *((WRONG_FIX, fix, fix) for fix in lab.wrong_fixes),
                 (RIGHT_FIX, lab.solution, None),
             ):
@@ -180,85 +152,48 @@ def verify(
                 try:
                     path = script.write(pathlib.Path(scripts, lab.name))
                 except LabError as error:
-                    row.reason = str(error)
+                    row.result, row.reason = FAIL, str(error)
+                    done(row)
                     continue
-                tasks.append(_Task(lab, path, row, declared, lab.time_limit))
-        _run(tasks, jobs or min(2, os.cpu_count() or 1), done)
+                tasks.append(_Task(lab, path, row, declared))
+        _run(tasks, done)
     return matrix
 
 
-def _run(tasks: Sequence[_Task], jobs: int, done: Callable[[Row], None]) -> None:
-    """Run the tasks of each era and device in one server of it, and judge what they measured."""
-    able = []
+def _run(tasks: Sequence[_Task], done: Callable[[Row], None]) -> None:
+    """Run the tasks of each era and device in one server of it, and decide by what they measured."""
+    groups: dict[tuple[str, str], list[_Task]] = {}
     for task in tasks:
         if reason := cannot_run(task.lab, task.row.device):
             task.row.reason = reason
             done(task.row)
         else:
-            able.append(task)
-    groups: dict[tuple[str, str], list[_Task]] = {}
-    for task in able:
-        groups.setdefault((task.lab.era, task.row.device), []).append(task)
-    with _started_ahead(groups, jobs) as servers:
-        for here, start in zip(groups.values(), servers):
-            waiting = dict(enumerate(here))
-            try:
-                with start() as server:
-                    _ask(server, waiting, done)
-            except check_client.EnvironmentBroken as error:
-                for task in waiting.values():
-                    task.row.result, task.row.reason = ENVIRONMENT, str(error)
-                    done(task.row)
-
-
-@contextlib.contextmanager
-def _started_ahead(groups: dict[tuple[str, str], list[_Task]], jobs: int) -> Iterator[Iterator[Callable[[], Any]]]:
-    """Give for each era and device a function that enters its server.
-
-    Imports take one core for 5 to 20 seconds. So a server's begin while the checks of the one before it run.
-    """
-    starting: list[tuple[Any, futures.Future]] = []
-
-    def begin(era: str, device: str, tasks: list[_Task]) -> None:
-        needs = sorted({need for task in tasks for need in task.lab.needs})
-        manager = check_client.start(era, needs, jobs, device=device)
-        starting.append((manager, starter.submit(manager.__enter__)))
-
-    @contextlib.contextmanager
-    def entered() -> Iterator[check_client.Server]:
-        manager, future = starting.pop(0)
+            groups.setdefault((task.lab.era, task.row.device), []).append(task)
+    for (era, device), here in groups.items():
+        waiting = dict(enumerate(here))
+        needs = sorted({need for task in here for need in task.lab.needs})
         try:
-            server = future.result()
-        finally:
-            if following := next(left, None):
-                begin(*following)
-        with contextlib.ExitStack() as stack:
-            stack.push(manager)
-            yield server
-
-    with futures.ThreadPoolExecutor(1) as starter:
-        left = ((*key, tasks) for key, tasks in groups.items())
-        if first := next(left, None):
-            begin(*first)
-        try:
-            yield (entered for _ in groups)
-        finally:
-            for manager, future in starting:
-                with contextlib.suppress(check_client.EnvironmentBroken):
-                    future.result()
-                    manager.__exit__(None, None, None)
+            with check_client.start(era, needs, JOBS, device=device) as server:
+                _ask(server, waiting, done)
+        except check_client.EnvironmentBroken as error:
+            for task in waiting.values():
+                task.row.result, task.row.reason = ENVIRONMENT, str(error)
+                done(task.row)
 
 
 def cannot_run(lab: Lab, device: str) -> str:
     """Return why a lab is NOT RUN on a device, or an empty text."""
     if device.partition(":")[0] in lab.devices:
         return ""
-    why = metrics.CPU_ONLY.get(lab.kind, "its lab.toml names the devices " + ", ".join(lab.devices))
-    return f"lab {lab.number} is checked on the CPU alone: {why}. Next: --device cpu, or auto"
+    return f"lab {lab.number} is checked on the CPU alone: {metrics.CPU_ONLY[lab.kind]}. Next: --device cpu, or auto"
 
 
 def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[[Row], None]) -> None:
-    """Run the tasks in `waiting`, by number, and take each out when it is judged."""
+    """Run the tasks in `waiting`, by number, and take each out when it is decided.
+
+    Raises:
+        EnvironmentBroken: the server ended, or did not answer.
+    """
     model = eras.root() / "models" / "tiny-qwen2"
     for number, task in list(waiting.items()):
         lab = task.lab
@@ -272,17 +207,16 @@ def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[
             task.path,
             model,
             lab.trainer,
-            task.time_limit,
-            _record_order(task),
+            lab.time_limit,
             kind=lab.kind,
             memory_limit=lab.memory_limit,
             facts=lab.facts,
             stop_after=metrics.EARLY_STEPS if task.is_early else 0,
         )
     while waiting:
-        answer = server.answer(server.longest(max(task.time_limit for task in waiting.values())))
+        answer = server.answer(server.longest(max(task.lab.time_limit for task in waiting.values())))
         task = waiting.pop(answer["id"])
-        _judge(task, answer)
+        _decide(task, answer)
         done(task.row)
 
 
@@ -298,7 +232,7 @@ def checker(lab: Lab, device: str = "cpu") -> Iterator[Callable[[pathlib.Path], 
         raise LabError(reason)
 
     def check_once(script: pathlib.Path) -> Row:
-        task = _Task(lab, script, Row(lab.name, CHECK, script.name, device=device), time_limit=lab.time_limit)
+        task = _Task(lab, script, Row(lab.name, CHECK, script.name, device=device))
         _ask(server, {0: task}, done=lambda row: None)
         return task.row
 
@@ -306,45 +240,28 @@ def checker(lab: Lab, device: str = "cpu") -> Iterator[Callable[[pathlib.Path], 
         yield check_once
 
 
-def _record_order(task: _Task) -> dict[str, str] | None:
-    if task.row.state == CHECK:
-        return None
-    # A ledger knows the scripts by the files that they once were: records stay comparable over the years.
-    script = {"start": "broken.py", "solution": "solution.py"}.get(task.row.script, f"wrong_fixes/{task.row.script}.py")
-    case = f"lab {task.lab.name}: {script}"
-    source = f"labs/{task.lab.name}"
-    return {"failure": next(iter(task.lab.failures), "ground"), "state": task.row.state, "case": case, "source": source}
-
-
-def _judge(task: _Task, answer: dict[str, Any]) -> None:
+def _decide(task: _Task, answer: dict[str, Any]) -> None:
     """Fill in the row: result and reason, from what was measured or how the run ended."""
     row, lab = task.row, task.lab
     row.seconds, row.output = answer["seconds"], answer["output"]
-    if "environment" in answer:
-        row.result, row.reason = ENVIRONMENT, answer["environment"]
+    measured = answer.get("measured", {})
+    row.metrics, row.traceback = measured.get("metrics", {}), measured.get("traceback", "")
+    if environment := answer.get("environment") or measured.get("environment"):
+        row.result, row.reason = ENVIRONMENT, environment
         return
-    if "measured" not in answer:
+    if not measured:
         row.result, row.reason = FAIL, f"{row.script}: {answer['ended']}"
         return
-    measured = answer["measured"]
-    row.metrics, row.traceback, row.records = measured["metrics"], measured["traceback"], measured["records"]
-    row.cpu_seconds = measured["cpu_seconds"]
-    if measured["environment"]:
-        row.result, row.reason = ENVIRONMENT, measured["environment"]
-        return
     if task.is_early:  # what a whole run alone can show was not asked for
-        healthy, notes = (
-            tuple(predicate for predicate in rules if metrics.EARLY.issuperset(predicate.names))
-            for rules in (lab.healthy, lab.notes)
-        )
-        lab = dataclasses.replace(lab, healthy=healthy, notes=notes)
+        rules = {"healthy": lab.healthy, "notes": lab.notes}
+        early = {key: tuple(one for one in rules[key] if metrics.EARLY.issuperset(one.names)) for key in rules}
+        lab = lab.model_copy(update=early)
     wrong = _wrong(lab, row.metrics, measured["refused"])
     if task.declared is None:
-        row.result = FAIL if wrong else PASS
         said = [predicate.describe(row.metrics) for predicate in lab.healthy if predicate.when_holds]
-        row.reason = wrong or "; ".join(said)
+        row.result, row.reason = (FAIL, wrong) if wrong else (PASS, "; ".join(said))
     else:
-        row.result, row.reason = _judge_declared(task.declared, row, wrong, measured["refused"])
+        row.result, row.reason = _decide_declared(task.declared, row, wrong, measured["refused"])
         if row.state == BROKEN and row.result == PASS and (not_so := wrong_facts(lab, row.metrics)):
             row.result, row.reason = FAIL, f"facts of lab.toml are not so: {'; '.join(not_so)}"
 
@@ -369,8 +286,8 @@ def _wrong(lab: Lab, metrics: dict[str, Any], refused: str) -> str:
     return f"{' and '.join(seems_right)}, but {wrong}" if seems_right else wrong
 
 
-def _judge_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tuple[str, str]:
-    """Judge a script that must fail for its declared reason."""
+def _decide_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tuple[str, str]:
+    """Decide on a script that must fail for its declared reason."""
     if not wrong:
         solved = "it is already solved" if row.state == BROKEN else "this fix heals, it is no wrong one"
         return FAIL, f"{row.script}: {solved}: every healthy figure holds"
@@ -384,13 +301,13 @@ def _judge_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tup
 
 def exit_status(matrix: Iterable[Row]) -> int:
     """Return 1 if a row failed; else 3 if the environment broke one, or if no script passed at all; else 0."""
-    return outcomes.exit_status(row.result for row in matrix if (row.state, row.result) != (FORM, PASS))
+    return outcomes.exit_status(row.result for row in matrix)
 
 
 def summary(matrix: Iterable[Row]) -> str:
     """Return one line with its denominators: `3 labs: 12 of 14 PASS, 1 FAIL, 1 NOT RUN`."""
     matrix = list(matrix)
-    ran_on = {row.device.partition(":")[0] for row in matrix if row.state != FORM and row.result != NOT_RUN}
+    ran_on = {row.device.partition(":")[0] for row in matrix if row.result != NOT_RUN}
     where = "" if ran_on <= {"cpu"} else f", on {' and '.join(sorted(ran_on))}"
     return f"{len({row.lab for row in matrix})} labs: {outcomes.summary(row.result for row in matrix)}{where}"
 
@@ -403,17 +320,17 @@ def to_json(matrix: Iterable[Row]) -> dict[str, Any]:
         "summary": summary(matrix),
         "exit_status": exit_status(matrix),
         "rows": [
-            # what was measured is called figures there, as in the ledgers
-            {"figures" if key == "metrics" else key: _plain(value) for key, value in dataclasses.asdict(row).items()}
+            # what was measured is called figures there, as in the files under evidence/
+            {"figures" if key == "metrics" else key: _as_json(value) for key, value in dataclasses.asdict(row).items()}
             for row in matrix
         ],
     }
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """Return a figure as strict JSON holds it: NaN and infinities as text."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _as_json(item) for key, item in value.items()}
     return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
@@ -425,11 +342,6 @@ def cases(matrix: Iterable[Row]) -> list[outcomes.Case]:
     ]
 
 
-def records(matrix: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return the evidence records of a matrix."""
-    return [record for row in matrix for record in row.records]
-
-
 def render(matrix: Iterable[Row]) -> Any:
     """Return the matrix for a terminal: the table, then what was measured in each run, then the denominators."""
     from rich.console import Group
@@ -437,7 +349,6 @@ def render(matrix: Iterable[Row]) -> Any:
     from rich.text import Text
 
     matrix = list(matrix)
-    words = {FORM: "form", BROKEN: "broken", WRONG_FIX: "wrong fix", RIGHT_FIX: "right fix", CHECK: "check"}
     table = Table("state", "script", "result", "seconds")
     reasons = []
     for name in dict.fromkeys(row.lab for row in matrix):
@@ -445,7 +356,8 @@ def render(matrix: Iterable[Row]) -> Any:
         table.add_row("", Text(name, "bold"))
         for row in (row for row in matrix if row.lab == name):
             seconds = f"{row.seconds:.0f}" if row.seconds else "-"
-            table.add_row(words[row.state], row.script, Text(row.result, outcomes.STYLES[row.result]), seconds)
+            result = Text(row.result, outcomes.STYLES[row.result])
+            table.add_row(row.state.replace("_", " "), row.script, result, seconds)
             if row.reason:
                 reasons.append(Text.assemble((f"{name[:2]} {row.script} ", "bold"), row.reason))
     return Group(table, *reasons, Text(summary(matrix), "bold"))

@@ -49,21 +49,19 @@ class NotRun(Exception):
         return [f"NOT RUN: {self}"]
 
 
-def setup(
-    seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = (), threads: int = 1, one_gpu: bool = True
-) -> str:
+def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = ()) -> str:
     """Make a notebook quiet and its runs repeatable; works in an era's kernel too.
+
+    Torch has one thread: as fast for a small model, and it adds up in the same order on every machine. Two on two busy
+    cores were seen to train ten times slower, for threads that wait for each other spin. The process and its eras see
+    the GPU that is used and no other, on a CPU none: with several, transformers' Trainer would wrap the model in
+    nn.DataParallel.
 
     Args:
         seed: for Python's, numpy's and torch's random numbers.
         device: where the notebook will compute: `auto`, `cpu`, `cuda` or `cuda:N`; without such a GPU it is NOT RUN.
         eras: eras whose kernels start now, in the background: importing an old stack takes long, and reading the
             first page does too.
-        threads: for torch on a CPU. One is as fast for a small model, and adds up in the same order on every machine.
-            Two on two busy cores were seen to train ten times slower, for threads that wait for each other spin: so
-            more only for large models. An era's kernel takes it over.
-        one_gpu: let this process and its eras see the GPU that is used and no other, on a CPU none: with several,
-            transformers' Trainer would wrap the model in nn.DataParallel.
 
     Returns:
         The device that `device` means here: `cpu`, `cuda` or `cuda:N`.
@@ -79,8 +77,8 @@ def setup(
     from failurelab_course.experiments import devices, observe
 
     observe.quiet()
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
     random.seed(seed)
     torch.manual_seed(seed)
     import matplotlib.style
@@ -88,17 +86,16 @@ def setup(
 
     numpy.random.seed(seed)
     matplotlib.style.use(STYLE)
-    if one_gpu:
-        device = _only(device)
     try:
-        device = devices.resolve(device)
+        device = devices.resolve(_only(device))
     except devices.TierError as error:
         not_run(str(error))
     if observe.era() == "today":
+        from IPython import get_ipython
+
         from failurelab_course.notebook import log_lines, magics, order
 
-        magics.register()
-        shell = magics.get_ipython()
+        shell = get_ipython()
         if shell is not None:
             shell.extension_manager.load_extension("failurelab_course")  # %lab
             order.install(shell)

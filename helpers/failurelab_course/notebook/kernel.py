@@ -1,7 +1,9 @@
 """The notebook's side of an era's kernel: start it, run code in it, interrupt it, end it.
 
-The kernel runs under a keeper, which ends it when the notebook's own kernel is gone: see `keeper`. What can go wrong on
-the way has an exception of its own (`kernel_output`) that says it in a line.
+The kernel is a child of the notebook's own. It ends when that is gone, however that ended: ipykernel looks for its
+parent each second, and Linux kills it at once (`processes.end_with_parent`). What it started is ended from here, by a
+mark in its environment. What can go wrong on the way has an exception of its own (`kernel_output`) that says it in a
+line.
 
 Messages are read here, and not by jupyter_client's `execute_interactive`: that one waits without end for a kernel that
 dies during the cell, and after an interrupt in a notebook it goes on reading, in a thread, what the next cell needs.
@@ -27,7 +29,7 @@ from IPython.core import page
 from jupyter_client import BlockingKernelClient
 
 from failurelab_course import eras, processes
-from failurelab_course.notebook import keeper, values
+from failurelab_course.notebook import values
 from failurelab_course.notebook.kernel_output import EraCellError, EraInterrupted, EraKernelDied, EraMagicError, show
 
 # Seconds for a new kernel's first answer, after trl's import (a cold disk is slow), and for a cell to end after an
@@ -48,7 +50,7 @@ class EraKernel:
         """
         self.era = eras.find(name, wait=print)
         self._lock = threading.RLock()
-        self._process: subprocess.Popen | None = None  # the keeper
+        self._process: subprocess.Popen | None = None
         self._client: BlockingKernelClient | None = None
         self._folder: pathlib.Path | None = None
         self._ready = False  # it has answered
@@ -114,7 +116,7 @@ class EraKernel:
         """End the kernel and every process it started; its variables are lost."""
         if not self._lock.acquire(timeout=1):
             # Another thread runs a cell in it: that thread reports the end.
-            self._process.terminate()
+            self._process.kill()
             return
         try:
             if self.alive and self._ready:
@@ -147,15 +149,17 @@ class EraKernel:
         environment = eras.environment(self.era) | {
             values.LOG: str(log),
             "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+            "JPY_PARENT_PID": str(os.getpid()),
         }
         # Inside a test, ipykernel would not relay what subprocesses and C code write.
         environment.pop("PYTEST_CURRENT_TEST", None)
-        kernel = [str(self.era.python), "-m", "ipykernel_launcher", "-f", str(connection)]
+        # An interpreter that is gone is an exit status of env, and a line in the log, as what breaks later.
+        kernel = ["/usr/bin/env", str(self.era.python), "-m", "ipykernel_launcher", "-f", str(connection)]
         kernel += ["--HistoryManager.enabled=False", f"--IPKernelApp.extensions={values.__name__}"]
         kernel += ["--IPKernelApp.reraise_ipython_extension_failures=True"]
         with open(log, "wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", keeper.__file__, str(os.getpid()), str(self._folder), *kernel],
+                kernel,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -166,12 +170,10 @@ class EraKernel:
         self._ready, self._cells, self._log_shown = False, set(), 0
 
     def _discard(self) -> int:
-        """Forget the kernel, ending it if it still runs; return its exit status."""
-        if self.alive:
-            self._process.terminate()  # the keeper ends the kernel, all its descendants, and then itself
-        if code := self._process.wait():
-            # It may be the keeper that was killed: then nobody has ended what the kernel started.
-            processes.end(lambda: processes.marked(str(self._folder / "log"), values.LOG))
+        """Forget the kernel, ending it and all that it started; return its exit status."""
+        self._process.kill()
+        code = self._process.wait()
+        processes.end(lambda: processes.marked(str(self._folder / "log"), values.LOG))
         self._client.stop_channels()
         self._client.context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -11,7 +11,7 @@ alive between cells, and its text, results, pictures and errors come back as if 
 
 `%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that
 takes seconds; `%era_stop NAME ...` ends them. `%era_again NAME` runs the last `%%era` cell in another era. No kernel
-outlives the notebook's own, however that ends: see `keeper`.
+outlives the notebook's own, however that ends: see `kernel`.
 An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it. One that a story is about
 is named by `--raises`, and then its absence fails.
 """
@@ -20,7 +20,6 @@ import atexit
 import os
 from collections.abc import Iterable
 
-from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, needs_local_scope
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
@@ -38,7 +37,6 @@ __all__ = [
     "EraMagics",
     "kernel",
     "load_ipython_extension",
-    "register",
     "start",
     "stop",
 ]
@@ -182,12 +180,6 @@ def _names(option: str, values: Iterable[str]) -> list[str]:
                 f"{option}: {name!r} is not a variable's name. Next: name variables, as in {option} a,b"
             )
     return list(dict.fromkeys(names))
-
-
-def register() -> None:
-    """Make the magics known to the IPython that runs this; without one, do nothing."""
-    if get_ipython() is not None:
-        load_ipython_extension(get_ipython())
 
 
 def load_ipython_extension(ipython) -> None:

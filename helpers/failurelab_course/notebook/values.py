@@ -13,6 +13,8 @@ from typing import Any
 
 from IPython import get_ipython
 
+from failurelab_course import processes
+
 LOG = "FAILURELAB_KERNEL_LOG"  # the environment variable that names the kernel's log
 
 
@@ -24,6 +26,9 @@ def load_ipython_extension(shell) -> None:
     """Make a new kernel quiet, let a crash write its Python stack to the kernel's log, and let its end be quick."""
     from failurelab_course.experiments.quiet import quiet
 
+    processes.end_with_parent()
+    if os.getppid() != int(os.environ["JPY_PARENT_PID"]):  # it has gone meanwhile
+        os._exit(1)
     quiet()
     # The kernel has taken stderr over, to relay it; after a crash nobody would.
     faulthandler.enable(open(os.environ[LOG], "a"), all_threads=False)  # noqa: SIM115 (open until the end)

@@ -8,6 +8,7 @@ head = trainer.model.get_output_embeddings()  # PEFT calls the model below by it
 hook = head.register_forward_hook(lambda module, args, logits: rows.append(logits.shape[1]))
 ids = tokenizer(["12+13=25"], return_tensors="pt").input_ids
 scores = trainer._get_per_token_logps(trainer.model, ids, torch.ones_like(ids), 2)
-metrics = {"first": rewards[0], "last": rewards[-1], "rows": rows[-1], "map": device_map[""]}
-healed = metrics["last"] > 0.45 and metrics["rows"] == 3 and tuple(scores.shape) == (1, 2) and metrics["map"] == 0
+metrics = {"first": rewards[0], "last": rewards[-1], "rows": rows[-1], "map": str(device_map[""])}
+placed = metrics["map"] in ("cpu", "cuda:0")
+healed = metrics["last"] > 0.45 and metrics["rows"] == 3 and tuple(scores.shape) == (1, 2) and placed
 """

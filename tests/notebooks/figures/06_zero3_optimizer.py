@@ -10,7 +10,7 @@ def check(result):
     assert guarded["hooks"] == bare["hooks"] > 100 and healed["hooks"] == 0
     # The whole model is gathered for each of 24 tokens; with the engine handed over once.
     assert (guarded["gathered"], bare["gathered"], healed["gathered"]) == (24, 24, 1)
-    # Times are told, not asserted: the ledger holds those of a run of their own.
+    # Times are told, not asserted: evidence/ holds those of a run of their own.
     assert min(way["times"] for way in (guarded, bare, healed)) > 0
     both = result.figures(case="notebook 06: two processes")
     assert both["holds"] == [both["whole"] / 2] * 2 and both["same_tokens"]

@@ -8,11 +8,11 @@ def check(result):
     refused = {name: result.figures(case=f"notebook 07: {name}")["refused"] for name in EDITS}
     assert "`device_map='auto'` in any distributed mode" in refused.pop('device_map="auto"')
     assert all(DIFFERENT in text for text in refused.values()), refused
-    assert result.figures(case="notebook 07: PartialState().local_process_index")["refused"] == ""
+    assert result.figures(case="notebook 07: PartialState().device")["refused"] == ""
     processes = result.figures(case="notebook 07: two processes")
     assert processes["map_before"] == processes["calls_before"] == [0, 0]
-    assert processes["map_after"] == processes["local_process_index"] == processes["LOCAL_RANK"] == [0, 1]
-    assert processes["calls"] == ["cuda:0", "cuda:1"]
+    assert processes["map_after"] == processes["LOCAL_RANK"] == [0, 1]
+    assert processes["calls"] == processes["own_device"] == ["cuda:0", "cuda:1"]
     today = result.figures(case="notebook 07: today")
     assert today["moved_to"] == ["sim:1"] and DIFFERENT in today["with_map"]
     assert today["said"] == today["failed_in"] == "model.layers.14.input_layernorm"

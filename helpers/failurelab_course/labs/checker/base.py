@@ -8,9 +8,10 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import safetensors.torch
 import torch
 
-from failurelab_course.labs.checker import judge
+from failurelab_course.labs.checker import scorer
 
 
 @dataclasses.dataclass
@@ -41,10 +42,9 @@ class Run:
         metrics: to be filled in.
         clean: the model as it was before the script was imported, in eval mode.
         tokenizer: its tokenizer.
-        judge: scores weights in a process that the script never ran in, on the CPU whatever `device` is.
+        scorer: scores weights in a process that the script never ran in, on the CPU whatever `device` is.
         device: `cpu` or `cuda`, where the script must compute.
         start: the clean model's state dict, copied.
-        save: writes tensors as safetensors; the function as it was before the script was imported.
         stop_after: steps after which training ends, whatever the script plans; 0 is its own end.
         stage: where the run is; an error is reported with it. `import`, `build`, `train` or `measure`.
     """
@@ -55,9 +55,8 @@ class Run:
     metrics: dict[str, Any]
     clean: Any
     tokenizer: Any
-    judge: judge.Judge
+    scorer: scorer.Scorer
     start: dict[str, torch.Tensor]
-    save: Callable[..., None]
     device: str = "cpu"
     stop_after: int = 0
     stage: str = "import"
@@ -88,7 +87,7 @@ class Run:
             )
 
     def accuracy_of(self, weights: dict[str, torch.Tensor]) -> float:
-        """Return the accuracy of the clean model with these weights, as the judge finds it.
+        """Return the accuracy of the clean model with these weights, as the scorer finds it.
 
         Raises:
             Refused: they are not weights of this model.
@@ -96,10 +95,11 @@ class Run:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         path = self.output_dir / "measured-weights.safetensors"
         # a copy of each: tensors that share their memory cannot be saved so
-        self.save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}, path)
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+        safetensors.torch.save_file(copies, path)
         try:
-            return self.judge.accuracy(weights=path)
-        except judge.JudgeError as error:
+            return self.scorer.accuracy(weights=path)
+        except scorer.ScorerError as error:
             raise Refused(str(error)) from error
         finally:
             path.unlink()

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from failurelab_course import eras, state_file
-from failurelab_course.labs.checker import process
+from failurelab_course.labs.checker import server as check_server
 
 # Seconds for the imports of a stack: 5 to 20 on two idle cores, more on a busy machine or the first time.
 IMPORT_LIMIT = 300.0
@@ -45,12 +45,20 @@ def one_gpu(device: str) -> str:
 
 
 class Server:
-    """A check server that runs. `broken` says which of the needed imports fail, and how."""
+    """A check server that runs."""
 
     def __init__(self, process: subprocess.Popen, pipe: Connection, folder: pathlib.Path, device: str):
         self.process, self.pipe, self.folder, self.device = process, pipe, folder, device
-        self.broken: dict[str, str] = {}
         self._count = 0
+
+    @functools.cached_property
+    def broken(self) -> dict[str, str]:
+        """Which of the needed imports fail, and how; asking waits until all were tried.
+
+        Raises:
+            EnvironmentBroken: the server ended, or they took too long.
+        """
+        return self.answer(IMPORT_LIMIT)["broken"]
 
     def check(
         self,
@@ -59,7 +67,6 @@ class Server:
         model: pathlib.Path,
         trainer: str,
         time_limit: float,
-        record: Any = None,
         *,
         kind: str = "trainer",
         memory_limit: int = 4096,
@@ -71,21 +78,19 @@ class Server:
         Raises:
             EnvironmentBroken: the server has ended.
         """
-        self._count += 1
-        if self.device != "cpu":
-            time_limit, memory_limit = time_limit + _FRESH_SECONDS, memory_limit + _FRESH_MEMORY
+        self._count += self.broken is not None  # the first answer must have come
+        on_gpu = self.device != "cpu"
         order = {
             "device": self.device.partition(":")[0],
-            "visible": "" if self.device == "cpu" else one_gpu(self.device),
+            "visible": one_gpu(self.device) if on_gpu else "",
             "id": id,
             "script": str(pathlib.Path(script).resolve()),
             "model": str(model),
             "folder": str(self.folder / f"check-{self._count}"),
             "trainer": trainer,
             "kind": kind,
-            "time_limit": time_limit,
-            "memory_limit": memory_limit,
-            "record": record,
+            "time_limit": time_limit + (_FRESH_SECONDS if on_gpu else 0),
+            "memory_limit": memory_limit + (_FRESH_MEMORY if on_gpu else 0),
             "facts": facts,
             "stop_after": stop_after,
         }
@@ -119,20 +124,19 @@ class Server:
 
 
 @contextlib.contextmanager
-def start(
-    era_name: str, needs: list[str], jobs: int, import_limit: float = IMPORT_LIMIT, *, device: str = "cpu"
-) -> Iterator[Server]:
+def start(era_name: str, needs: list[str], jobs: int, *, device: str = "cpu") -> Iterator[Server]:
     """Start an era's check server, and end it and all its checks when the block is left.
+
+    It does not wait for the server's imports: they go on while others are checked.
 
     Args:
         era_name: the era.
         needs: what is imported before the first check, as `module.Name`.
         jobs: how many checks run at once, each with one thread.
-        import_limit: seconds for the imports.
         device: `cpu`, `cuda` or `cuda:N`, where the checks compute.
 
     Raises:
-        EnvironmentBroken: the era is not ready, or its process did not start.
+        EnvironmentBroken: the era is not ready.
     """
     try:
         era = eras.find(era_name, wait=functools.partial(print, file=sys.stderr, flush=True))
@@ -141,15 +145,15 @@ def start(
     variables = eras.environment(era) | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     # The server itself never touches a GPU: it forks. DeepSpeed up to 0.16, which trl imports, looks for a compiler for
     # CUDA when it is imported for GPUs; no lab that is checked on a GPU uses it.
-    variables |= {VISIBLE: "", "DS_ACCELERATOR": "cpu", process.NEEDS: " ".join(needs)}
+    variables |= {VISIBLE: "", "DS_ACCELERATOR": "cpu", check_server.NEEDS: " ".join(needs)}
     here, there = multiprocessing.Pipe()
     with tempfile.TemporaryDirectory(prefix="failurelab-check-", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name)
         if len(name) < 60:  # what a server that is killed leaves goes too; a socket's path has some hundred bytes
             variables["TMPDIR"] = name
         with open(folder / "server.txt", "wb") as log:
-            started = subprocess.Popen(
-                [str(era.python), "-m", "failurelab_course.labs.checker.server", str(there.fileno()), str(jobs)],
+            process = subprocess.Popen(
+                [str(era.python), "-m", check_server.__name__, str(there.fileno()), str(jobs), device],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -160,11 +164,9 @@ def start(
             )
         there.close()
         try:
-            server = Server(started, here, folder, device)
-            server.broken = server.answer(import_limit)["broken"]
-            yield server
+            yield Server(process, here, folder, device)
         finally:
-            _end(started, here)
+            _end(process, here)
 
 
 def _end(server: subprocess.Popen, pipe: Connection) -> None:

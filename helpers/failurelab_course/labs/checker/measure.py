@@ -2,66 +2,42 @@
 
 A script that prints "fixed" has repaired nothing, and a warning that is gone is no gradient. So the checker imports the
 script, calls the one function that it must define, and measures by itself. Which function, and what is measured,
-depends on the lab's kind; each kind has a module of its own, with a function `measure(script_module, run)`:
+depends on the lab's kind; each has a module of its name in `kinds`, with a function `measure(script_module, run)`:
 
-    trainer     kinds.trainer      build_trainer(model_path, output_dir) -> a Trainer, which the checker trains
-    loop        kinds.loop         train(model, tokenizer, steps), a training loop written by hand
-    engine      kinds.engine       build_trainer(model_path, output_dir) -> a Trainer, trained under a ZeRO-3 engine
-    placement   kinds.placement    load_model(model_path, rank) -> models, for each simulated rank of a node
-    node        kinds.node         COMMAND, and prepare(model_path, output_dir) -> model, config, on a simulated node
-    logits      kinds.logits       build_trainer(model_path, output_dir) -> a Trainer, whose logits are read
-    launch      kinds.launch       both build_trainer and load_model(model_path, rank), each measured whatever fails
-    policies    kinds.policies     build_trainer(model_path, output_dir) -> a Trainer, whose engine is compared with it
-    weights     kinds.weights      importance_weights(policy_logps, engine_logps, mask), of a loop of one's own
-    log_probs   kinds.log_probs    log_probs(model, input_ids, attention_mask, completion_length), a scoring function
+    trainer     build_trainer(model_path, output_dir) -> a Trainer, which the checker trains
+    loop        train(model, tokenizer, steps), a training loop written by hand
+    zero3       build_trainer(model_path, output_dir) -> a Trainer, trained under a ZeRO-3 engine
+    placement   load_model(model_path, rank) -> models, for each simulated rank of a node
+    node        COMMAND, and prepare(model_path, output_dir) -> model, config, on a simulated node
+    logits      build_trainer(model_path, output_dir) -> a Trainer, whose logits are read
+    launch      both build_trainer and load_model(model_path, rank), each measured whatever fails
+    policies    build_trainer(model_path, output_dir) -> a Trainer, whose engine is compared with it
+    weights     importance_weights(policy_logps, engine_logps, mask), of a loop of one's own
+    step        build_trainer(model_path, output_dir) -> a Trainer, whose steps are compared with the textbook's
+    log_probs   log_probs(model, input_ids, attention_mask, completion_length), a scoring function
 
 It runs in the era's Python, in a process of its own (see `server`).
 """
 
 import errno
+import importlib
 import os
 import pathlib
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import safetensors.torch
 import torch
 import transformers
 
 from failurelab_course.experiments import deepspeed, models
 from failurelab_course.experiments.quiet import count_warnings
-from failurelab_course.labs.checker import judge, patched
+from failurelab_course.labs.checker import scorer
 from failurelab_course.labs.checker.base import Measured, Refused, Run, import_script
-from failurelab_course.labs.checker.kinds import (
-    engine,
-    launch,
-    log_probs,
-    logits,
-    loop,
-    node,
-    placement,
-    policies,
-    trainer,
-    weights,
-)
 from failurelab_course.labs.metrics import agree, of
 
 WARNING = "None of the inputs have requires_grad=True"
-# How a lab of each kind is run, and what is measured.
-KINDS = {
-    "trainer": trainer.measure,
-    "loop": loop.measure,
-    "engine": engine.measure,
-    "logits": logits.measure,
-    "log_probs": log_probs.measure,
-    "policies": policies.measure,
-    "weights": weights.measure,
-    "placement": placement.measure,
-    "node": node.measure,
-    "launch": launch.measure,
-}
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 
@@ -76,7 +52,6 @@ def run(
     facts: Mapping[str, Any] | None = None,
     accuracy_before: float | None = None,
     stop_after: int = 0,
-    prepare: Callable[[], Any] | None = None,
 ) -> Measured:
     """Import `script`, let it do its work and measure; no error of the script leaves this function.
 
@@ -85,12 +60,11 @@ def run(
         model_path: the model that the script is given, and that accuracy before training is measured on.
         output_dir: for the trainer.
         trainer_class: for the kind `trainer`, the class of trl or transformers that the trainer must be an instance of.
-        kind: one of `KINDS`.
+        kind: one of the above.
         device: `cpu` or `cuda`, where the script must compute; of the process's GPUs it is the current one.
         facts: what the script's ANSWER may say beside figures that are measured here, by name.
-        accuracy_before: of the model as it is given, where it is known; else the judge measures it.
+        accuracy_before: of the model as it is given, where it is known; else the scorer measures it.
         stop_after: see `Run`.
-        prepare: is called before the script is imported and after the judge was made, which must not know of a GPU.
     """
     metrics: dict[str, Any] = dict.fromkeys(of(kind))
     metrics |= {"error": "", "error_stage": "", "answer": "", "answer_claims": 0, "answer_wrong": 0}
@@ -102,36 +76,21 @@ def run(
         measured.environment = str(error)
         return measured
     start = {name: tensor.clone() for name, tensor in clean.state_dict().items()}
-    save = safetensors.torch.save_file
     # What a user would see is counted: the script's own filters, set in the block, take effect.
-    with judge.start(clean, tokenizer) as scorer, count_warnings(WARNING) as shown:
-        work = Run(
-            model_path, output_dir, trainer_class, metrics, clean, tokenizer, scorer, start, save, device, stop_after
-        )
+    with scorer.start(clean, tokenizer) as asked, count_warnings(WARNING) as shown:
+        work = Run(model_path, output_dir, trainer_class, metrics, clean, tokenizer, asked, start, device, stop_after)
         if "accuracy_before" in metrics:
-            metrics["accuracy_before"] = scorer.accuracy() if accuracy_before is None else accuracy_before
-        if prepare is not None:
-            prepare()
+            metrics["accuracy_before"] = asked.accuracy() if accuracy_before is None else accuracy_before
+        measure_kind = importlib.import_module(f"{__package__}.kinds.{kind}").measure
         transformers.set_seed(0)
-        before = patched.snapshot()
         try:
-            try:
-                module = import_script(script)
-                KINDS[kind](module, work)
-                answer(module, metrics, facts or {})
-            finally:
-                changed = patched.replaced(before)
-            if changed:
-                raise Refused(
-                    f"the script replaced {changed[0]} for the whole process: a lab is repaired in its own script"
-                )
+            module = import_script(script)
+            measure_kind(module, work)
+            answer(module, metrics, facts or {})
         except Refused as error:
             measured.refused = str(error)
         except BaseException as error:  # SystemExit and KeyboardInterrupt of a script are its outcome too
-            if changed:
-                measured.refused = f"the script replaced {changed[0]}, and then {work.stage} raised {_named(error)}"
-            metrics["error"] = _named(error)
-            metrics["error_stage"] = work.stage
+            metrics |= {"error": f"{type(error).__name__}: {_first_line(error)}", "error_stage": work.stage}
             measured.environment = _environment(error, script)
             measured.traceback = "".join(traceback.format_exception(error))
     metrics |= {"warnings": shown.count} if "warnings" in metrics else {}
@@ -166,10 +125,6 @@ def answer(module: types.ModuleType, metrics: dict[str, Any], facts: Mapping[str
     metrics["answer_wrong"] = sum(
         not agree(value, facts.get(name, metrics.get(name))) for name, value in claims.items()
     )
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:

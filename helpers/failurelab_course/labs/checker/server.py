@@ -1,15 +1,16 @@
 """Checks of many scripts in one era: each is a process of its own, watched, and ended with all that it started.
 
-    python -m failurelab_course.labs.checker.server PIPE JOBS
+    python -m failurelab_course.labs.checker.server PIPE JOBS DEVICE
 
 Orders and answers are JSON, sent over the connection that has the descriptor PIPE. The first answer says which of the
 labs' needs do not import, `{"broken": {...}}`; then each order is a check (`client.Server.check`), and its answer holds
 what `measure.run` measured, or how the check ended. When the connection is closed, this process ends its checks and
 itself.
 
-On the CPU a check is forked by the standard library's fork server, which has imported the libraries once (`preload`).
-On a GPU it is a fresh Python, which pays for its imports: CUDA cannot be used in the fork of a process that has so much
-as counted GPUs, and libraries count them when they are imported.
+Each check is a fork of this process. For the CPU it has imported the libraries once, before the first check. That is
+safe because it computes nothing: it has one thread, no parallel region of torch ever ran, and it sees no GPU. For a GPU
+it imports none of them, and each check pays for its imports: CUDA cannot be used in the fork of a process that has so
+much as counted GPUs, and libraries count them when they are imported.
 
 Memory is watched as the resident memory of a check and of everything that it started: a limit on address space would
 stop torch, which reserves far more than it uses.
@@ -17,104 +18,153 @@ stop torch, which reserves far more than it uses.
 
 import collections
 import contextlib
-import functools
+import dataclasses
 import json
 import multiprocessing
-import multiprocessing.connection
 import os
 import pathlib
-import secrets
+import pkgutil
 import shutil
 import signal
 import sys
+import threading
 import time
-import unittest.mock
-from collections.abc import Container
+import traceback
+from collections.abc import Callable, Collection, Iterable
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import psutil
 
 from failurelab_course import processes, state_file
-from failurelab_course.labs import metrics
-from failurelab_course.labs.checker import process
 
-POLL = 0.2  # seconds between two looks at the clock and at a check's own memory; an end is known at once
-LOOK = 1.0  # seconds between two looks at all that it started, for which every process of the machine is asked
-# As many as a DataLoader or two may want; a fork bomb is stopped before the machine is.
+NEEDS = "FAILURELAB_NEEDS"  # the variable that names what the labs import, with blanks between
+LOOK = 0.25  # seconds between two looks at a check's time, memory and processes; an end is known at once
+# As many as a DataLoader or two may want; a script that starts ever more is stopped before the machine is.
 PROCESSES = 32
-# By the device of a check; see the module's text.
-_START = {"cpu": "forkserver", "cuda": "spawn"}
+BROKE = 70  # a check's exit status when the check itself could not be done
 
 
 class Check:
-    """One check that runs: its order, its process, and which limit it broke, if any."""
+    """One check that runs: its order, its process, what it has sent, and which limit it broke, if any."""
 
-    def __init__(self, order: dict[str, Any]):
-        self.order, self.over = order, ""
-        self.folder = pathlib.Path(order["folder"])
-        order["answer"] = f"answer-{secrets.token_hex(8)}.json"  # a script cannot write it in our place
+    def __init__(self, order: dict[str, Any], of_server: Connection):
+        self.order, self.over, self.measured = order, "", None
+        self.start, self.folder = time.monotonic(), pathlib.Path(order["folder"])
         for part in ("work", "home", "tmp"):
             (self.folder / part).mkdir(parents=True)
         shutil.copyfile(order["script"], self.folder / "work" / "train.py")
         shutil.copytree(order["model"], self.folder / "model")
-        context = multiprocessing.get_context(_START[order["device"]])
-        self.process = context.Process(target=process.run, args=(order,))
-        self.start = self.looked = time.monotonic()
-        with unittest.mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": order["visible"]}):
+        context = multiprocessing.get_context("fork")
+        self.pipe, there = context.Pipe(duplex=False)
+        self.process = context.Process(target=run_check, args=(order, there, of_server))
+        with there:
             self.process.start()
 
     def has_ended(self) -> bool:
         """Return whether it ended by itself, or is over a limit and must be ended."""
-        if self.process.exitcode is None:
-            self.over = self._broken_limit()
-        return bool(self.over) or self.process.exitcode is not None
+        ended = self.process.exitcode is not None
+        with contextlib.suppress(EOFError, OSError):  # it has closed its end without an answer
+            if self.measured is None and self.pipe.poll():
+                self.measured = json.loads(self.pipe.recv_bytes())
+        self.over = "" if ended or self.measured else self._broken_limit()
+        return ended or bool(self.over)
 
     def _broken_limit(self) -> str:
         """Return which limit it is over, in words, or an empty text."""
-        now = time.monotonic()
-        if now - self.start > self.order["time_limit"]:
+        if time.monotonic() - self.start > self.order["time_limit"]:
             return f"over its time limit of {self.order['time_limit']:g} s"
-        if now - self.looked < LOOK and own_memory(self.process.pid) < self.order["memory_limit"] * 2**20:
-            return ""
-        self.looked = now
-        family = descendants(self.process.pid)
-        held = sum(map(resident, family)) // 2**20
-        if held > self.order["memory_limit"]:
-            return f"over its memory limit of {self.order['memory_limit']} MiB: it held {held}"
+        family, limit = descendants(self.process.pid), self.order["memory_limit"] * 2**20
+        # The first counts what processes share for each of them, and is quick.
+        if memory_of(family, resident) > limit and (held := memory_of(family, own_share)) > limit:
+            return f"over its memory limit of {self.order['memory_limit']} MiB: it held {held // 2**20}"
         if len(family) > PROCESSES:
             return f"over its limit of {PROCESSES} processes: it had started {len(family)}"
         return ""
 
-    def end(self) -> None:
-        """End it and all that it started, and wait for its end."""
-        processes.end(lambda: descendants(self.process.pid))
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+    def end(self, keep: Collection[int]) -> None:
+        """End it and all that it started, and wait for its end.
+
+        What it started falls to this process when the check itself has ended, in whatever session it is: so each child
+        of this process is ended but those to `keep`.
+        """
+
+        def left() -> list[psutil.Process]:
+            fallen = (one.pid for one in psutil.Process().children() if one.pid not in keep)
+            return [one for pid in (self.process.pid, *fallen) for one in descendants(pid)]
+
+        processes.end(left)
         self.process.join()
+        self.pipe.close()
 
     def answer(self) -> dict[str, Any]:
         """Return what came of it, and remove its folder; it must have been ended."""
-        code, folder, log = self.process.exitcode, self.folder, self.folder / "output.txt"
-        answer: dict[str, Any] = {"id": self.order["id"], "seconds": time.monotonic() - self.start}
+        code, log = self.process.exitcode, self.folder / "output.txt"
+        output = log.read_text(errors="replace") if log.is_file() else ""
+        answer = {"id": self.order["id"], "seconds": time.monotonic() - self.start, "output": output[-4000:]}
         if self.over:
             answer["ended"] = self.over
-        elif (folder / self.order["answer"]).is_file():
-            answer["measured"] = json.loads((folder / self.order["answer"]).read_text())
-        elif not (folder / "work").is_dir():
-            answer["ended"] = "deleted the folder that it ran in (a copy: your own files are as they were)"
-        elif code == process.BROKE:
-            said = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
-            why = state_file.full_disk(folder) or (said[-1][:300] if said else "nothing was said")
-            answer["environment"] = f"the check could not be done: {why}"
+        elif self.measured:
+            answer["measured"] = self.measured
+        elif code == BROKE:
+            said = output.strip().splitlines() or ["nothing was said"]
+            answer["environment"] = (
+                f"the check could not be done: {state_file.full_disk(self.folder) or said[-1][:300]}"
+            )
         elif code == -signal.SIGKILL:
             answer["environment"] = "the system killed the run (signal 9), as it does when memory runs out"
-        elif code < 0:
-            answer["ended"] = f"ended by signal {-code} before it was measured"
         else:
-            answer["ended"] = f"left by itself with status {code} before it was measured"
-        answer["output"] = log.read_text(errors="replace")[-4000:] if log.is_file() else ""
-        shutil.rmtree(folder, ignore_errors=True)
+            how = f"ended by signal {-code}" if code < 0 else f"left by itself with status {code}"
+            answer["ended"] = f"{how} before it was measured"
+        shutil.rmtree(self.folder, ignore_errors=True)
         return answer
+
+
+def run_check(order: dict[str, Any], pipe: Connection, of_server: Connection) -> None:
+    """Do one check, send what was measured, and end with nothing of the script's own run at its end."""
+    status = BROKE
+    try:
+        of_server.close()  # or who gave the order would not be told that the server has ended
+        _enter(pathlib.Path(order["folder"]), order["visible"])
+        pipe.send_bytes(json.dumps(_measure(order)).encode())
+        status = 0
+    except Exception:  # not the script's: that one's errors are what is measured
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _enter(folder: pathlib.Path, gpu: str) -> None:
+    """Make this process a run of its own: session, descriptors, folders, GPU; it ends when the server ends."""
+    os.setsid()
+    processes.end_with_parent()
+    processes.adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    log = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    own = {"HOME": folder / "home", "TMPDIR": folder / "tmp", "HF_HOME": folder / "home", "HF_HUB_OFFLINE": "1"}
+    own["CUDA_VISIBLE_DEVICES"] = gpu
+    os.environ |= {name: str(value) for name, value in own.items()}
+    os.chdir(folder / "work")
+
+
+def _measure(order: dict[str, Any]) -> dict[str, Any]:
+    from failurelab_course.labs.checker import measure
+
+    folder = pathlib.Path(order["folder"])
+    measured = measure.run(
+        folder / "work" / "train.py",
+        folder / "model",
+        folder / "output",
+        order["trainer"],
+        order["kind"],
+        device=order["device"],
+        facts=order["facts"],
+        accuracy_before=order["accuracy_before"],
+        stop_after=order["stop_after"],
+    )
+    return dataclasses.asdict(measured)
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -126,85 +176,70 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def own_memory(pid: int) -> int:
-    """Return the resident bytes of a process alone, with all that it shares; 0 where it has ended."""
-    try:
-        return psutil.Process(pid).memory_info().rss
-    except psutil.NoSuchProcess:
-        return 0
-
-
 def resident(process: psutil.Process) -> int:
+    """Return the resident bytes of a process, with all that it shares with others."""
+    return process.memory_info().rss
+
+
+def own_share(process: psutil.Process) -> int:
     """Return the resident bytes of a process; what it shares with others, as after a fork, is divided among them."""
-    try:
-        memory = process.memory_full_info()
-    except psutil.Error:  # it has ended meanwhile
-        return 0
+    memory = process.memory_full_info()
     return getattr(memory, "pss", memory.uss)  # uss: where the system does not divide
 
 
-def end_orphans(keep: Container[int]) -> None:
-    """End whatever fell to this process when its check ended: a check may leave nothing behind."""
-    own = psutil.Process()
-
-    def orphans() -> list[psutil.Process]:
-        left = [child.pid for child in own.children() if child.pid not in keep]
-        return [process for pid in left for process in descendants(pid)]
-
-    processes.end(orphans)
+def memory_of(family: Iterable[psutil.Process], ask: Callable[[psutil.Process], int]) -> int:
+    """Return the bytes that processes hold together; of those that have ended meanwhile, none."""
+    held = 0
+    for one in family:
+        with contextlib.suppress(psutil.Error):
+            held += ask(one)
+    return held
 
 
-def broken_needs(folder: pathlib.Path) -> dict[str, str]:
-    """Start the fork server, and return what its imports say."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["failurelab_course.labs.checker.preload"])
-    report = folder / "imports.json"
-    first = context.Process(target=process.report_imports, args=(report,))
-    first.start()
-    first.join()
-    if first.exitcode:
-        raise SystemExit(first.exitcode)  # why is the last that it printed
-    return json.loads(report.read_text())
+def import_needs() -> dict[str, str]:
+    """Import what the labs need; return which `module.Name` or `module` fails, with the reason.
+
+    Raises:
+        RuntimeError: an import has started a thread, so that a forked check could hang.
+    """
+    from failurelab_course.labs.checker import measure  # noqa: F401  torch and transformers
+
+    broken = {}
+    for need in os.environ[NEEDS].split():
+        try:
+            pkgutil.resolve_name(need)
+        except Exception as error:  # an import of a stack that does not fit fails in every way
+            first = next(iter(str(error).strip().splitlines()), "")
+            broken[need] = f"{type(error).__name__}: {first}"
+    if threading.active_count() != 1:
+        raise RuntimeError("a forked check could hang: the check server has more than one thread")
+    return broken
 
 
-def accuracy_of(model: str, folder: pathlib.Path) -> float:
-    """Return the accuracy of a model as it is given, measured in a process of its own that never runs a script."""
-    report = folder / "accuracy.json"
-    clean = multiprocessing.get_context("forkserver").Process(target=process.report_accuracy, args=(model, report))
-    clean.start()
-    clean.join()
-    if clean.exitcode:
-        raise SystemExit(clean.exitcode)
-    return json.loads(report.read_text())
-
-
-def serve(pipe: multiprocessing.connection.Connection, jobs: int) -> None:
+def serve(pipe: Connection, jobs: int, device: str) -> None:
     """Do the orders that come over the connection, so many at once, until it is closed."""
-    process.adopt_orphans()
-    pipe.send_bytes(json.dumps({"broken": broken_needs(pathlib.Path.cwd())}).encode())
-    helpers = psutil.Process().children()  # the fork server, and the tracker that multiprocessing has with it
+    processes.adopt_orphans()
+    pipe.send_bytes(json.dumps({"broken": import_needs() if device == "cpu" else {}}).encode())
     waiting: collections.deque[dict[str, Any]] = collections.deque()
     running: list[Check] = []
-    accuracy = functools.cache(functools.partial(accuracy_of, folder=pathlib.Path.cwd()))  # the same for every check
+    accuracy: dict[str, float] = {}  # of models as they are given: the same for every check
 
     def end(check: Check) -> None:
         running.remove(check)
-        check.end()
-        end_orphans({helper.pid for helper in helpers} | {other.process.pid for other in running})
+        check.end({other.process.pid for other in running})
 
     try:
         while True:
             while waiting and len(running) < jobs:
                 order = waiting.popleft()
-                before = accuracy(order["model"]) if "accuracy_before" in metrics.of(order["kind"]) else None
-                running.append(Check(order | {"accuracy_before": before}))
-            ended = [check.process.sentinel for check in running]
-            if pipe in multiprocessing.connection.wait([pipe, *ended], POLL if running else None):
+                running.append(Check(order | {"accuracy_before": accuracy.get(order["model"])}, pipe))
+            ends = [check.process.sentinel for check in running]
+            if pipe in wait([pipe, *ends], LOOK if running else None):
                 waiting.append(json.loads(pipe.recv_bytes()))
-            if any(helper.status() == psutil.STATUS_ZOMBIE for helper in helpers):
-                raise RuntimeError("the process that forks checks was ended, by a check or by the system")
             for check in [check for check in running if check.has_ended()]:
                 end(check)
+                if check.measured and (known := check.measured["metrics"].get("accuracy_before")) is not None:
+                    accuracy[check.order["model"]] = known
                 pipe.send_bytes(json.dumps(check.answer()).encode())
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # whoever ordered is gone, or wants no more
@@ -215,10 +250,10 @@ def serve(pipe: multiprocessing.connection.Connection, jobs: int) -> None:
 
 def main() -> None:
     """Serve on the connection that the command line names."""
-    descriptor, jobs = map(int, sys.argv[1:])
+    descriptor, jobs, device = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     os.set_inheritable(descriptor, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    serve(multiprocessing.connection.Connection(descriptor), jobs)
+    serve(Connection(descriptor), jobs, device)
 
 
 if __name__ == "__main__":

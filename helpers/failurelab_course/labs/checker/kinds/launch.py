@@ -7,16 +7,17 @@ anything else. `build_trainer(model_path, output_dir)` is trained on this machin
 training ended in an error.
 """
 
+import contextlib
 import dataclasses
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from failurelab._unwrap import unwrap
 from failurelab_course.labs.checker.base import Run
-from failurelab_course.labs.checker.kinds import logits as measure_logits
-from failurelab_course.labs.checker.kinds import placement as measure_placement
+from failurelab_course.labs.checker.kinds import logits, placement, trainer
 
 _LOADS = "load_model"
 
@@ -28,17 +29,30 @@ def measure(script: types.ModuleType, run: Run) -> None:
         Refused: one of the two functions is missing, or is about another model.
     """
     run.function(script, f"{_LOADS}(model_path, rank)")
-    rows = _Rows()
-    watched = _Watched(script, rows)
     try:
-        measure_logits.measure(watched, run)
+        trainer.measure(script, run, _watched)
     finally:
-        if run.metrics["rows_made"] is None and rows.made:
-            run.metrics |= {"rows_made": rows.made, "rows_needed": rows.needed}
         stage = run.stage
         # last, for simulated devices are the accelerator of the whole process from then on
-        measure_placement.measure(script, dataclasses.replace(run, trainer_class=_LOADS))
+        placement.measure(script, dataclasses.replace(run, trainer_class=_LOADS))
         run.stage = stage
+
+
+@contextlib.contextmanager
+def _watched(trainer: Any, run: Run) -> Iterator[None]:
+    """Read rows of logits as the kind `logits` does; where no gradient came to tell them, as they were made."""
+    rows = _Rows()
+    # generate calls the base model; training calls PEFT's, which calls the base model's forward unheard
+    models = {trainer.model, unwrap(trainer.model)}
+    hooks = [model.register_forward_hook(rows, with_kwargs=True) for model in models]
+    try:
+        with logits.watched(trainer, run):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        if run.metrics["rows_made"] is None and rows.made:
+            run.metrics |= {"rows_made": rows.made, "rows_needed": rows.needed}
 
 
 class _Rows:
@@ -57,26 +71,3 @@ class _Rows:
         logits = getattr(output, "logits", None)
         if self.prompt and logits is not None and logits.shape[-1] > 1:
             self.made, self.needed = logits.shape[1], ids.shape[1] - self.prompt + 1
-
-
-class _Watched:
-    """The script, whose trainer's model is listened to from the moment it is built."""
-
-    def __init__(self, script: types.ModuleType, rows: _Rows) -> None:
-        self._script, self._rows = script, rows
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._script, name)
-        if name != "build_trainer":
-            return attribute
-
-        def build_trainer(*args: Any, **kwargs: Any) -> Any:
-            trainer = attribute(*args, **kwargs)
-            model = getattr(trainer, "model", None)
-            if isinstance(model, torch.nn.Module):
-                # generate calls the base model; training calls PEFT's, which calls the base model's forward unheard
-                for module in {model, unwrap(model)}:
-                    module.register_forward_hook(self._rows, with_kwargs=True)
-            return trainer
-
-        return build_trainer

@@ -5,14 +5,16 @@ do not follow them (silence). Both are read at the model's head in the first tra
 name of a trainer's method is relied on, and rows that are cut away after they were made count as made.
 """
 
+import contextlib
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from failurelab._unwrap import unwrap
 from failurelab_course.labs.checker.base import Run
-from failurelab_course.labs.checker.kinds import trainer as measure_trainer
+from failurelab_course.labs.checker.kinds import trainer as trainer_kind
 from failurelab_course.labs.checker.kinds.products import Products
 
 _CLOSE = 1e-3  # nats
@@ -22,18 +24,19 @@ _AGREE = 0.95  # share of the rows that one distance must explain
 
 def measure(script: types.ModuleType, run: Run) -> None:
     """Build the script's trainer, train it, and fill in `run.metrics`."""
-    run.stage = "build"
-    trainer = measure_trainer.built(script, run)
+    trainer_kind.measure(script, run, watched)
+
+
+@contextlib.contextmanager
+def watched(trainer: Any, run: Run) -> Iterator[None]:
+    """Read the first training pass of a block at the trainer's head, and fill in `run.metrics`."""
     head = _Head(trainer.model, run)
-    run.stage = "train"
     try:
         with head.products:
-            measure_trainer.train(trainer, run)
+            yield
     finally:
         head.remove()
         run.metrics |= head.metrics()
-    run.stage = "measure"
-    measure_trainer.after(trainer, run)
 
 
 class _Head:

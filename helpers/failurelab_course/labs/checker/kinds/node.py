@@ -29,10 +29,12 @@ from torch import nn
 
 from failurelab import simulate
 from failurelab.placement.dtypes import quantized
+from failurelab.simulate import loads
+from failurelab.simulate import node as simulated_node
+from failurelab.simulate.cuda import Cuda
 from failurelab_course.labs.checker.base import Refused, Run, import_script
 from failurelab_course.labs.checker.kinds.placement import count_elsewhere, count_loaded, loading
 from failurelab_course.labs.metrics import NODE, PLACEMENT
-from failurelab_course.simulate import node as simulated_node
 
 GPUS = 2
 _TOGETHER = ("need to be on the same GPU", "to be on the same device")  # bitsandbytes' words, and torch's
@@ -69,14 +71,13 @@ def measure(script: types.ModuleType, run: Run) -> None:
     metrics["placement_refused"] = metrics["ranks_refused"] > 0
 
 
-def _loaded(model: nn.Module, cuda: simulated_node.Cuda) -> None:
+def _loaded(model: nn.Module, cuda: Cuda) -> None:
     """Make a loaded model what transformers makes of it on GPUs."""
     for parameter in model.parameters():
         if parameter.device.type == "cuda":
             cuda.use(parameter.device.index or 0)
     if getattr(model, "is_loaded_in_4bit", False):
-        model.quantization_method = transformers.utils.quantization_config.QuantizationMethod.BITS_AND_BYTES
-    _name_devices(model)
+        loads.mark_as_4bit(model, model.hf_device_map)
 
     def to(*args: Any, **options: Any) -> nn.Module:
         where = options.get("device", args[0] if args and not isinstance(args[0], torch.dtype) else None)
@@ -90,13 +91,6 @@ def _loaded(model: nn.Module, cuda: simulated_node.Cuda) -> None:
 
     model.to = to
     model.cuda = lambda device=None: to("cuda" if device is None else device)
-
-
-def _name_devices(model: nn.Module) -> None:
-    """Write the device map in names: on a machine without GPUs torch takes a bare number for nothing."""
-    device_map = getattr(model, "hf_device_map", None)
-    if isinstance(device_map, dict):
-        model.hf_device_map = {name: f"cuda:{at}" if isinstance(at, int) else at for name, at in device_map.items()}
 
 
 def _move(model: nn.Module, device: torch.device) -> None:
@@ -130,7 +124,8 @@ def _judge(model: Any, config: Any, rank: int, run: Run) -> None:
     used = count_loaded(model, f"rank {rank} prepared", run)
     if not isinstance(config, transformers.TrainingArguments):
         raise Refused(f"rank {rank} prepared a {type(config).__name__} that is no trainer's config")
-    _name_devices(model)
+    if isinstance(getattr(model, "hf_device_map", None), dict):  # the script may have written one
+        model.hf_device_map = loads.name_devices(model.hf_device_map)
     trainer = transformers.Trainer(model=model, args=config)
     wrapped = trainer._wrap_model(trainer.model_wrapped)
     home = trainer.accelerator.device

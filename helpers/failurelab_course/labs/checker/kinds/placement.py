@@ -7,17 +7,16 @@ replaced for that time: it works out the device map as transformers does, and gi
 devices, in 4 bit if asked for. What comes back is handed to accelerate's own `prepare_model`, and to `placement.check`.
 """
 
-import os
 import types
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import torch
-import transformers
 
 from failurelab import placement, simulate
 from failurelab.placement.dtypes import quantized
+from failurelab.simulate import loads
+from failurelab.simulate.rank import Rank, told_to_all
 from failurelab_course.labs.checker.base import Refused, Run, import_script
 from failurelab_course.labs.metrics import PLACEMENT
 
@@ -30,6 +29,8 @@ def measure(script: types.ModuleType, run: Run) -> None:
     Raises:
         Refused: there is no such function, or it returns another model.
     """
+    from accelerate import Accelerator
+
     signature = f"{run.trainer_class}(model_path, rank)"
     run.function(script, signature)
     simulate.devices(RANKS)
@@ -39,14 +40,12 @@ def measure(script: types.ModuleType, run: Run) -> None:
     run.stage = "build"
     for rank in range(RANKS):
         backend.set_device(0)
-        with loading(backend):
+        this = Rank(rank, RANKS, RANKS, simulate.NAME)
+        with loading(backend), told_to_all(lambda this=this: this, backend.set_device):
             fresh = import_script(script.__file__)
-            with simulate.ranks(RANKS, rank) as accelerator:
-                backend.set_device(0)
-                with _selects_device(rank), _launched(rank):
-                    returned = run.function(fresh, signature)(str(run.model_path), rank)
-                models = returned if isinstance(returned, tuple | list) else (returned,)
-                _judge(models, rank, accelerator, run)
+            returned = run.function(fresh, signature)(str(run.model_path), rank)
+            models = returned if isinstance(returned, tuple | list) else (returned,)
+            _judge(models, rank, Accelerator(), run)
     metrics["placement_refused"] = metrics["ranks_refused"] > 0
 
 
@@ -86,40 +85,21 @@ def count_elsewhere(model: torch.nn.Module, device: torch.device, metrics: dict[
     metrics["quantization_elsewhere"] += sum(tensor.kind == "quantization state" for tensor in elsewhere)
 
 
-def _launched(rank: int) -> Any:
-    """Set the variables that a launcher gives each process, for a block: a script may read its rank there."""
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
-    return mock.patch.dict(os.environ, {name: str(value) for name, value in variables.items()})
-
-
-def _selects_device(rank: int) -> Any:
-    """Let the first use of accelerate's state select the rank's device, for a block, as in a launched process."""
-    from accelerate import PartialState
-
-    original = PartialState.__init__
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        getattr(torch, simulate.NAME).set_device(rank)
-
-    return mock.patch.object(PartialState, "__init__", init)
-
-
-def loading(backend: Any, finish: Callable[[torch.nn.Module], None] | None = None) -> Any:
-    """Let `AutoModelForCausalLM.from_pretrained` load shapes on simulated devices, for a block.
+def loading(devices: Any, finish: Callable[[torch.nn.Module], None] | None = None) -> Any:
+    """Let `from_pretrained` load shapes on simulated devices, for a block.
 
     Args:
-        backend: is asked for `device_count()` and `current_device()` when a model is loaded: `torch.sim`, `torch.cuda`.
+        devices: is asked for `device_count()` and `current_device()` when a model is loaded: `torch.sim`, `torch.cuda`.
         finish: is given each model before the script gets it.
     """
 
-    def from_pretrained(path: Any, *args: Any, device_map: Any = None, **options: Any) -> torch.nn.Module:
-        config = options.get("quantization_config")
+    def load(call: loads.Call) -> torch.nn.Module:
+        device_map, config = call.options.get("device_map"), call.options.get("quantization_config")
         in_4bit = bool(getattr(config, "load_in_4bit", False))
-        model = simulate.model(str(path))
+        model = simulate.model(str(call.name))
         if in_4bit:
             simulate.four_bit(model)
-        places = _resolved(device_map, model, in_4bit, backend)
+        places = loads.resolve_map(device_map, model, in_4bit, devices)
         simulate.place(model, places)
         if device_map is not None or in_4bit:
             model.hf_device_map = places
@@ -127,21 +107,4 @@ def loading(backend: Any, finish: Callable[[torch.nn.Module], None] | None = Non
             finish(model)
         return model
 
-    return mock.patch.object(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
-
-
-def _resolved(device_map: Any, model: torch.nn.Module, in_4bit: bool, backend: Any) -> dict[str, Any]:
-    """Return the map as transformers makes it: from nothing, one device, a word, or a mapping."""
-    if device_map is None:  # in 4 bit the quantizer chooses the current device
-        return {"": backend.current_device() if in_4bit else "cpu"}
-    if isinstance(device_map, str) and device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-        from accelerate import infer_auto_device_map
-
-        count = backend.device_count()
-        if count < 2:
-            return {"": 0}
-        size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        room = dict.fromkeys(range(count), int(size * 0.7))
-        inferred = infer_auto_device_map(model, max_memory=room, no_split_module_classes=["Qwen2DecoderLayer"])
-        return {name: place if isinstance(place, int) else count - 1 for name, place in inferred.items()}
-    return dict(device_map) if isinstance(device_map, dict) else {"": device_map}
+    return loads.loaded_by(load)

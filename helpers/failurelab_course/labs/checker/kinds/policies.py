@@ -14,22 +14,17 @@ from unittest import mock
 import torch
 import transformers
 
-from failurelab import engines, handles
+from failurelab import handles, mismatch
 from failurelab.logits import completion_logps
 from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Run
-from failurelab_course.labs.checker.kinds import trainer as plain
+from failurelab_course.labs.checker.kinds import trainer as trainer_kind
+from failurelab_course.labs.checker.kinds.trainer import Score, score
 
 
 def measure(script: types.ModuleType, run: Run) -> None:
     """Build the script's trainer, train it, and fill in `run.metrics`."""
-    run.stage = "build"
-    trainer = plain.built(script, run)
-    run.stage = "train"
-    with _watched(trainer, run):
-        plain.train(trainer, run)
-    run.stage = "measure"
-    plain.after(trainer, run)
+    trainer_kind.measure(script, run, _watched)
 
 
 @contextmanager
@@ -55,7 +50,7 @@ def _watched(trainer: Any, run: Run) -> Iterator[None]:
             kept, sampled = rows.detach().clone(), temperatures[-1]
             rows.register_hook(lambda gradient: _off(kept, gradient, sampled, metrics))
 
-    def judge(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def compare(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         batch = method(*args, **kwargs)
         _rollouts(batch, trainer, run, drawn, scores, gaps)
         drawn.clear()
@@ -66,7 +61,7 @@ def _watched(trainer: Any, run: Run) -> Iterator[None]:
     try:
         with mock.patch.object(transformers.GenerationMixin, "generate", noted):
             if callable(getattr(trainer, "_generate_and_score_completions", None)):
-                with handles.wrap_method(trainer, "_generate_and_score_completions", judge, "the checker's look"):
+                with handles.wrap_method(trainer, "_generate_and_score_completions", compare, "the checker's look"):
                     yield
             else:
                 yield
@@ -76,17 +71,17 @@ def _watched(trainer: Any, run: Run) -> Iterator[None]:
             metrics["policy_gap_first"], last = gaps[0], gaps[-max(1, len(gaps) // 4) :]
             metrics["policy_gap"] = sum(last) / len(last)
         if scores:
-            plain.score(scores, run, trainer.state.max_steps)
+            score(scores, run, trainer.state.max_steps)
 
 
 def _off(rows: torch.Tensor, gradient: torch.Tensor, sampled: float, metrics: dict[str, Any]) -> None:
-    scored = engines.scoring_temperature(rows, gradient)
+    scored = mismatch.scoring_temperature(rows, gradient)
     if scored is not None:
         metrics["temperature_off"] = max(abs(scored / sampled - 1), metrics["temperature_off"] or 0.0)
 
 
 @torch.no_grad()
-def _rollouts(batch: dict, trainer: Any, run: Run, drawn: set, scores: list[plain.Score], gaps: list[float]) -> None:
+def _rollouts(batch: dict, trainer: Any, run: Run, drawn: set, scores: list[Score], gaps: list[float]) -> None:
     """Score a batch of rollouts, count what nobody drew, and compare its log-probabilities with the policy's."""
     answers, mask = dict(models.sums()), batch["completion_mask"].bool()
     for prompt, kept, ids, counts in zip(batch["prompt_ids"], batch["prompt_mask"], batch["completion_ids"], mask):

@@ -5,68 +5,84 @@ Measured are the gradients between the backward pass and the optimizer step, the
 of the model.
 """
 
+import contextlib
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import transformers
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from failurelab import handles
 from failurelab._unwrap import unwrap
 from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Refused, Run
-from failurelab_course.labs.checker.judge import JudgeError
+from failurelab_course.labs.checker.scorer import ScorerError
 
 # Of one completion: the step it was generated for, its prompt, 1.0 if it is right, else 0.0; whether it goes on after
 # its end
 Score = tuple[int, str, float, bool]
 
 
-def measure(script: types.ModuleType, run: Run) -> None:
-    """Build the script's trainer, train it, and fill in `run.metrics`."""
-    run.stage = "build"
-    trainer = built(script, run)
-    run.stage = "train"
-    train(trainer, run)
-    run.stage = "measure"
-    after(trainer, run)
+# A look at a trainer while it trains, which fills in the run's metrics.
+Watch = Callable[[transformers.Trainer, Run], contextlib.AbstractContextManager[None]]
 
 
-def built(script: types.ModuleType, run: Run) -> transformers.Trainer:
-    """Return the trainer that the script builds.
+def measure(script: types.ModuleType, run: Run, watch: Watch | None = None) -> None:
+    """Build the script's trainer, train it, and fill in `run.metrics`.
 
     Raises:
         Refused: it is another kind of trainer, was trained before, or its model is not the one that was given, or not
             on the device that the check is about.
+    """
+    run.stage = "build"
+    trainer = build_trainer(script, run)
+    if trainer.state.global_step:
+        raise Refused(f"the trainer has done {trainer.state.global_step} steps before it was handed over")
+    must_be_as_given(trainer.model, run)
+    run.must_be_there("the trainer's model", trainer.model.parameters())
+    run.stage = "train"
+    with watch(trainer, run) if watch else contextlib.nullcontext():
+        train(trainer, run)
+    run.stage = "measure"
+    after(trainer, run)
+
+
+def build_trainer(script: types.ModuleType, run: Run) -> transformers.Trainer:
+    """Return the trainer that the script builds.
+
+    Raises:
+        Refused: it is another kind of trainer than the lab's.
     """
     build = run.function(script, "build_trainer(model_path, output_dir)")
     trainer = build(str(run.model_path), str(run.output_dir))
     names = [base.__name__ for base in type(trainer).__mro__]
     if not isinstance(trainer, transformers.Trainer) or run.trainer_class not in names:
         raise Refused(f"build_trainer returned a {type(trainer).__name__}, the lab is about {run.trainer_class}")
-    if trainer.state.global_step:
-        raise Refused(f"the trainer has done {trainer.state.global_step} steps before it was handed over")
-    if not is_as_given(trainer.model, run.start):
-        raise Refused("the trainer's model is not the one in model_path: its weights differ before training")
-    run.must_be_there("the trainer's model", trainer.model.parameters())
     return trainer
 
 
-def is_as_given(model: torch.nn.Module, start: dict[str, torch.Tensor]) -> bool:
-    """Whether a model's weights are those of `start`, in their dtype; adapters rename the layers that they wrap.
+def must_be_as_given(model: torch.nn.Module, run: Run) -> None:
+    """Make sure that a trainer's model is the one that the script was given, in whatever dtype; adapters may be on it.
 
-    A script may have loaded them in 16 bits and cast them afterwards.
+    A script may have loaded it in 16 bits and cast it afterwards.
+
+    Raises:
+        Refused: its weights are others.
     """
-    weights = {name: tensor for name, tensor in unwrap(model).state_dict().items() if name in start}
-    return bool(weights) and any(
-        all(
-            tensor.shape == start[name].shape and torch.equal(tensor.cpu(), start[name].to(loaded).to(tensor.dtype))
+    start = run.start
+    weights = {name: tensor.cpu() for name, tensor in unwrap(model).state_dict().items() if name in start}
+
+    def is_loaded_as(dtype: torch.dtype) -> bool:
+        return all(
+            tensor.shape == start[name].shape and torch.equal(tensor, start[name].to(dtype).to(tensor.dtype))
             for name, tensor in weights.items()
         )
-        for loaded in (torch.float32, torch.bfloat16, torch.float16)
-    )
+
+    if not weights or not any(map(is_loaded_as, (torch.float32, torch.bfloat16, torch.float16))):
+        raise Refused("the trainer's model is not the one in model_path: its weights differ before training")
 
 
 class Kept:
@@ -106,44 +122,6 @@ class Kept:
             handle.remove()
 
 
-def trained(model: torch.nn.Module, optimizer: Any) -> list[str]:
-    """Return the names of what requires grad and is held by the optimizer; without one, of what requires grad."""
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} if optimizer else None
-    return [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and (held is None or id(parameter) in held)
-    ]
-
-
-class _Watch(transformers.TrainerCallback):
-    """Looks at gradients when they are there, between the backward pass and the optimizer step."""
-
-    def __init__(self, metrics: dict[str, Any], kept: Kept):
-        self.metrics, self.kept = metrics, kept
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, optimizer=None, **_):
-        names = set(trained(model, optimizer))
-        trainable = [parameter for name, parameter in model.named_parameters() if name in names]
-        metrics = self.metrics
-        metrics["checkpointing"] = not self.kept.count() and metrics["checkpointing"] is not False
-        metrics["tensors_trainable"] = len(trainable)
-        metrics["tensors_frozen"] = metrics["tensors_total"] - len(trainable)
-        without = sum(parameter.grad is None for parameter in trainable)
-        metrics["tensors_without_gradient"] = max(without, metrics["tensors_without_gradient"] or 0)
-        if state.global_step in (0, state.max_steps - 1):
-            metrics["tensors_zero_gradient"] = sum(
-                parameter.grad is not None and not parameter.grad.any() for parameter in trainable
-            )
-
-    def on_step_end(self, args, state, control, optimizer=None, **_):
-        metrics = self.metrics
-        metrics["steps_done"] = state.global_step
-        optimizer = getattr(optimizer, "optimizer", optimizer)
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
-        metrics["learning_rate"] = max([*rates, metrics["learning_rate"] or 0.0])
-
-
 class _Stop(transformers.TrainerCallback):
     """Ends training after so many steps; the schedule of learning rates stays that of the whole run."""
 
@@ -157,43 +135,82 @@ class _Stop(transformers.TrainerCallback):
 def train(trainer: transformers.Trainer, run: Run) -> None:
     """Train, and fill in what shows during training; also where training ends in an error."""
     metrics = run.metrics
-    model = trainer.model
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    trainable = trained(model, trainer.optimizer)
-    metrics |= {
-        "tensors_total": len(before),
-        "tensors_trainable": len(trainable),
-        "tensors_frozen": len(before) - len(trainable),
-        "steps_done": 0,
-        "learning_rate": 0.0,
-    }
-    kept = Kept(model)
-    trainer.add_callback(_Watch(metrics, kept))
     if run.stop_after:
         trainer.add_callback(_Stop(run.stop_after))
-    scores: list[Score] = []
-    with scored_rollouts(model, run.tokenizer, scores, lambda: trainer.state.global_step):
-        try:
+    try:
+        with watched(trainer.model, run, lambda: trainer.state.max_steps):
             trainer.train()
-        finally:
-            kept.remove()
-            trainable = trained(model, trainer.optimizer)
-            changed = [name for name, now in model.named_parameters() if name in before and _differ(before[name], now)]
-            metrics["tensors_changed"] = sum(name in trainable for name in changed)
-            metrics["frozen_changed"] = len(changed) - metrics["tensors_changed"]
-            embeddings = unwrap(model).get_input_embeddings().weight
-            metrics["embeddings_changed"] = any(dict(model.named_parameters())[name] is embeddings for name in changed)
-            pairs = [(before[name], now) for name, now in model.named_parameters() if name in trainable]
-            differ = sum(int((now.detach().cpu() != old.cpu()).sum()) for old, now in pairs)
-            metrics["elements_changed"] = differ / max(1, sum(old.numel() for old, _ in pairs))
-            metrics["weights_bits"] = 8 * max(before.values(), key=torch.Tensor.numel).dtype.itemsize
-            score(scores, run, trainer.state.max_steps)
-            losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
-            weights = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-            metrics["finite"] = weights and all(loss - loss == 0 for loss in losses)
-            if losses:
-                last = losses[-max(1, len(losses) // 4) :]
-                metrics |= {"loss_first": losses[0], "loss_last": sum(last) / len(last)}
+    finally:
+        losses = [float(row["loss"]) for row in trainer.state.log_history if "loss" in row]
+        metrics["finite"] = metrics["finite"] is True and all(loss - loss == 0 for loss in losses)
+        if losses:
+            last = losses[-max(1, len(losses) // 4) :]
+            metrics |= {"loss_first": losses[0], "loss_last": sum(last) / len(last)}
+
+
+@contextlib.contextmanager
+def watched(model: torch.nn.Module, run: Run, planned: Callable[[], int]) -> Iterator[None]:
+    """Look at a model while it is trained in the block, whoever trains it, and fill in `run.metrics`.
+
+    Torch calls a hook before each step of every optimizer of the process: gradients and rates are read there.
+
+    Args:
+        model: what is trained.
+        run: whose metrics are filled in.
+        planned: returns, after the block, how many steps the whole run has, which may have been stopped before.
+
+    Raises:
+        Refused: the model left the device that the check is about.
+    """
+    metrics = run.metrics
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    held: set[int] = set()  # parameters of an optimizer that has made a step; until then all may be trained
+    kept, scores = Kept(model), []
+    metrics |= {"tensors_total": len(before), "steps_done": 0, "learning_rate": 0.0}
+
+    def trained() -> dict[str, torch.nn.Parameter]:
+        parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        now = {name: one for name, one in parameters.items() if not held or id(one) in held}
+        metrics["tensors_trainable"], metrics["tensors_frozen"] = len(now), len(before) - len(now)
+        return now
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        own = {id(parameter) for parameter in model.parameters()}
+        groups = [group for group in optimizer.param_groups if own & {id(parameter) for parameter in group["params"]}]
+        if not groups:
+            return
+        held.update(id(parameter) for group in groups for parameter in group["params"])
+        gradients = [parameter.grad for parameter in trained().values()]
+        metrics["steps_done"] += 1
+        metrics["learning_rate"] = max(metrics["learning_rate"], *(float(group["lr"]) for group in groups))
+        metrics["checkpointing"] = not kept.count() and metrics["checkpointing"] is not False
+        without = sum(gradient is None for gradient in gradients)
+        metrics["tensors_without_gradient"] = max(without, metrics["tensors_without_gradient"] or 0)
+        metrics["tensors_zero_gradient"] = sum(gradient is not None and not gradient.any() for gradient in gradients)
+
+    trained()
+    hook = register_optimizer_step_pre_hook(before_step)
+    try:
+        with scored_rollouts(model, run.tokenizer, scores, lambda: metrics["steps_done"]):
+            yield
+    finally:
+        hook.remove()
+        kept.remove()
+        run.must_be_there("the trained model", model.parameters())
+        now, trainable = dict(model.named_parameters()), trained()
+        changed = {name for name in before if name in now and _differ(before[name], now[name])}
+        pairs = [(before[name], one) for name, one in trainable.items() if name in before]
+        differ = sum(int((one.detach().cpu() != old.cpu()).sum()) for old, one in pairs)
+        embeddings = unwrap(model).get_input_embeddings().weight
+        metrics |= {
+            "tensors_changed": len(changed & set(trainable)),
+            "frozen_changed": len(changed - set(trainable)),
+            "embeddings_changed": any(now[name] is embeddings for name in changed),
+            "elements_changed": differ / max(1, sum(old.numel() for old, _ in pairs)),
+            "weights_bits": 8 * max(before.values(), key=torch.Tensor.numel).dtype.itemsize,
+            "finite": all(bool(parameter.isfinite().all()) for parameter in now.values()),
+        }
+        score(scores, run, planned())
 
 
 def _differ(before: torch.Tensor, now: torch.Tensor) -> bool:
@@ -256,25 +273,24 @@ def score(scores: list[Score], run: Run, planned: int) -> None:
     # On the very prompts of these rollouts: some sums are easier than others.
     answers = dict(models.sums())
     prompts = [(prompt, answers[prompt]) for _, prompt, *_ in first]
-    metrics["accuracy_there"] = run.judge.accuracy(prompts=prompts, draws=1)
+    metrics["accuracy_there"] = run.scorer.accuracy(prompts=prompts, draws=1)
     metrics["rollout_gap"] = metrics["accuracy_there"] - metrics["reward_first"]
 
 
 def after(trainer: transformers.Trainer, run: Run) -> None:
-    """Measure the trained weights in the judge's clean model: hooks, patches and modes of the trained one do not count.
+    """Measure the trained weights in the scorer's clean model: hooks, patches and modes of the trained do not count.
 
     Raises:
-        Refused: they are not weights of the model that was given, or left the device that the check is about.
+        Refused: they are not weights of the model that was given.
     """
     metrics, trained = run.metrics, trainer.model
-    run.must_be_there("the trained model", trained.parameters())
     # a PeftModel, or a model of transformers that an adapter was added to
     if hasattr(trained, "get_base_model") or getattr(trained, "_hf_peft_config_loaded", False):
         folder = run.output_dir / "measured-adapter"
         trained.save_pretrained(folder)
         try:
-            metrics["accuracy_after"] = run.judge.accuracy(adapter=folder)
-        except JudgeError as error:
+            metrics["accuracy_after"] = run.scorer.accuracy(adapter=folder)
+        except ScorerError as error:
             raise Refused(str(error)) from error
     else:
         metrics["accuracy_after"] = run.accuracy_of(trained.state_dict())

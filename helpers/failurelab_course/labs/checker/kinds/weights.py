@@ -10,7 +10,7 @@ import types
 
 import torch
 
-from failurelab import engines
+from failurelab import mismatch
 from failurelab_course.labs.checker.base import Refused, Run
 
 SHORT, LONG, COUNT, TEMPERATURE = 16, 448, 64, 0.7
@@ -34,7 +34,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
         return got.detach().expand_as(policy)
 
     def effective(pair: tuple[torch.Tensor, torch.Tensor]) -> float:
-        return min(engines.effective_sample_size(column) for column in weights(*pair).T)
+        return min(mismatch.effective_sample_size(column) for column in weights(*pair).T)
 
     long = _drawn(run, LONG)
     other, hot = _drawn(run, SHORT, TEMPERATURE)

@@ -1,0 +1,320 @@
+"""A guard for rollouts of another policy: an engine that is stale, rounds otherwise, or scores other tokens.
+
+    trainer.add_callback(guards.EngineMismatchGuard(trainer))
+
+It reads the engine's log-probabilities from the trainer's own batch, scores the same tokens with the policy, and
+compares (see `failurelab.mismatch`). Where they differ too much it undoes one suspect after another (older weights,
+another temperature, rounded weights, tokens moved by one) and names the one whose undoing takes the gap away.
+
+A trainer that generates with its own model has no second engine. There the guard reads from the gradient of the logits
+at which temperature the tokens were scored, and compares it with the temperature of the sampling.
+
+Upstream: TRL #3029, #4159, #2698, #4571, #5814, #5224.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from failurelab import mismatch, zero3
+from failurelab.guards.base import Action, Guard
+from failurelab.handles import keep_modes, wrap_method
+from failurelab.logits import completion_logps
+
+NEXT = {
+    "stale": "send the weights to the engine after every optimizer step, adapters merged into them, and empty its "
+    "prefix cache; trl does so by itself only under use_vllm",
+    "temperature": "score at the temperature of the sampling (trl 0.16 and later do), and let the engine give its "
+    "log-probabilities after the temperature (vLLM: logprobs_mode='processed_logprobs')",
+    "dtype": "run the engine in the dtype that is trained, or give each token a weight of its own "
+    "(vllm_importance_sampling_mode='token_truncate')",
+    "tokens": "train on the ids that the engine drew, without decoding and encoding them again, and look whether its "
+    "log-probabilities begin at the completion's first token",
+    "unknown": "compare one prompt by hand: the same ids through the engine and through the trainer's model",
+}
+_TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
+_SEQUENCES = 4  # whose logits are kept until the gradient is there
+_OFF = 0.02  # share by which a temperature that was read may differ
+_LEFT = 1 / 3  # of the gap, at most, where undoing a suspect explains it
+_ROUNDED = 3.0  # times what rounding the policy's own weights does: the gap is of that size
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineMismatchReport:
+    """What the comparisons gave, until the guard tripped or training ended.
+
+    Attributes:
+        gaps: step and `mismatch.Gap` of each batch that was compared.
+        looks_like: `stale`, `temperature`, `dtype`, `tokens` or `unknown` where the two are not one policy, else empty.
+        undone: suspect to mean gap that is left, in nats a token, when it is undone.
+        problem: what was wrong with the engine's answer; empty if nothing.
+    """
+
+    gaps: tuple[tuple[int, mismatch.Gap], ...] = ()
+    looks_like: str = ""
+    undone: dict[str, float] = dataclasses.field(default_factory=dict)
+    problem: str = ""
+
+
+class EngineMismatchGuard(Guard):
+    """Warn or stop when the engine that generates is not the policy that is trained; each kind once in a run.
+
+    `report`, an `EngineMismatchReport`, is there from the start of training. With ZeRO-3 nothing is compared.
+
+    Args:
+        trainer: the trainer that it is added to; callbacks are not given it.
+        action: `warn` issues a GuardWarning, `stop` raises GuardTripped before anything is trained on the batch.
+        mean: the largest mean gap that is healthy, in nats a token.
+        effective: the smallest healthy effective sample size of the sequences' weights, as a share.
+        every: compare every so many batches of rollouts; each costs a forward pass over `rows` completions.
+        rows: so many completions of a batch are compared; None for all.
+        history: copies of the trainable weights that are kept in main memory, besides those of the start, to find out
+            how old a stale engine is; 0 keeps none.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        action: Action = "warn",
+        *,
+        mean: float = 0.05,
+        effective: float = 0.5,
+        every: int = 1,
+        rows: int | None = 32,
+        history: int = 2,
+    ):
+        super().__init__(action)
+        if every < 1:
+            raise ValueError(f"every={every}: it compares every so many batches, so 1 or more")
+        self.mean, self.effective, self.every, self.rows, self.history = mean, effective, every, rows, history
+        self._trainer = weakref.ref(trainer)
+        self._forget(None)
+
+    def _forget(self, model: nn.Module | None) -> None:
+        self._batches = 0
+        self._said: set[str] = set()
+        self._read: float | None = None
+        self._start = _weights(model) if model is not None and self.history else {}
+        self._older: collections.deque[tuple[int, dict]] = collections.deque(maxlen=self.history)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
+        """Start to listen to the trainer's rollouts."""
+        self._stop()
+        self.report = EngineMismatchReport()
+        trainer = self._trainer()
+        self._temperature = float(getattr(args, "temperature", None) or 1.0)
+        if zero3.partitioned(model):
+            self._could_not_check("with ZeRO-3 the policy cannot be scored beside the trainer")
+            return
+        self._forget(model)
+        if callable(getattr(trainer, "rollout_func", None)):
+            self._listen_to_function(trainer)
+        if callable(getattr(trainer, "_generate_and_score_completions", None)):
+
+            def around(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+                batch = generate(*args, **kwargs)
+                self._check(self._judge, batch)
+                return batch
+
+            what = "rollouts are compared by EngineMismatchGuard"
+            self._listening.enter_context(wrap_method(trainer, "_generate_and_score_completions", around, what))
+        hook = model.register_forward_hook(lambda _, *called: self._check(self._listen_to_scores, *called))
+        self._listening.callback(hook.remove)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop listening."""
+        if not (self.report.looks_like or self.report.problem):
+            if self.report.gaps:
+                self._held(f"compared {len(self.report.gaps)} batches: {self.report.gaps[-1][1]}")
+            elif self._read is not None:
+                self._held(f"no second engine, and tokens are scored at the sampling's temperature, {self._read:.2f}")
+            else:
+                self._held("the trainer generates by itself: there is no second engine to compare with")
+        super().on_train_end(args, state, control)
+
+    def _listen_to_function(self, trainer: Any) -> None:
+        """Look at what a rollout function answers, before the trainer pads it."""
+        function = trainer.rollout_func
+
+        def listened(*args: Any, **kwargs: Any) -> Any:
+            try:
+                answer = function(*args, **kwargs)
+            except Exception as error:
+                self._check(self._say, "answer", f"the engine does not answer: {type(error).__name__}: {error}")
+                raise
+            self._check(self._look_at_answer, answer)
+            return answer
+
+        trainer.rollout_func = listened
+        self._listening.callback(setattr, trainer, "rollout_func", function)
+
+    def _look_at_answer(self, answer: Any) -> None:
+        ids, logps = (answer or {}).get("completion_ids"), (answer or {}).get("logprobs")
+        if not ids:
+            self._say("answer", "the engine answers without a completion")
+        elif logps is None:
+            self._say("answer", "the engine gives no log-probabilities, so nothing can be compared")
+        elif lengths := [(len(a), len(b)) for a, b in zip(ids, logps, strict=False) if len(a) != len(b)]:
+            self._say(
+                "answer",
+                f"{len(lengths)} of {len(ids)} completions have another number of log-probabilities than of tokens, "
+                f"such as {lengths[0][1]} for {lengths[0][0]} tokens",
+            )
+        elif len(ids) != len(logps):
+            self._say("answer", f"the engine gives log-probabilities for {len(logps)} of {len(ids)} completions")
+
+    def _judge(self, batch: dict[str, Any]) -> None:
+        """Compare one batch of rollouts."""
+        engine = batch.get("sampling_per_token_logps")
+        trainer = self._trainer()
+        if engine is None:
+            if getattr(trainer.args, "use_vllm", False):
+                self._could_not_check("this version of trl asks vLLM for no log-probabilities")
+            return
+        number, self._batches = self._batches, self._batches + 1
+        if number % self.every or "answer" in self._said:
+            return
+        batch = {
+            name: value[: self.rows] for name, value in batch.items() if isinstance(value, torch.Tensor) and value.dim()
+        }
+        engine, mask = batch["sampling_per_token_logps"], batch["completion_mask"]
+        if "tool_mask" in batch:
+            mask = mask * batch["tool_mask"]
+        step = int(trainer.state.global_step)
+        policy = self._score(batch, self._temperature)
+        try:
+            gap = mismatch.compare(policy, engine, mask)
+        except mismatch.EngineAnswerError as error:
+            self._say("answer", str(error))
+            return
+        self.report = dataclasses.replace(self.report, gaps=(*self.report.gaps, (step, gap)))
+        if (gap.mean > self.mean or gap.effective < self.effective) and "gap" not in self._said:
+            undone, cause = self._undo(batch, policy, engine, mask, gap)
+            self.report = dataclasses.replace(self.report, undone=undone, looks_like=cause)
+            self._say("gap", self._describe(gap))
+        if self.history and "gap" not in self._said:
+            self._older.append((step, _weights(trainer.model)))
+
+    def _describe(self, gap: mismatch.Gap) -> str:
+        (first, then), (step, _) = self.report.gaps[0], self.report.gaps[-1]
+        drift = f" (step {first}: {then.mean:.3g}, step {step}: {gap.mean:.3g})" if step > first else ""
+        left = ", ".join(f"{suspect} {value:.2g}" for suspect, value in self.report.undone.items())
+        cause = self.report.looks_like
+        return (
+            f"the engine that generates is not the policy that is trained: {gap}{drift}. It looks like {cause}; mean "
+            f"gap left when undone: {left}. Next: {NEXT[cause]}"
+        )
+
+    def _undo(self, batch: Any, policy: Any, engine: Any, mask: Any, gap: mismatch.Gap) -> tuple[dict[str, float], str]:
+        """Undo each suspect by itself; return the mean gaps that are left, and the suspect that explains the gap."""
+        model, counts = self._trainer().model, mask.bool()
+
+        def left(scores: torch.Tensor) -> float:
+            return float((scores - engine).abs()[counts].mean())
+
+        temperatures = {other: left(self._score(batch, other)) for other in _TEMPERATURES if other != self._temperature}
+        undone = {"temperature": min(temperatures.values())}
+        older = [self._start, *(weights for _, weights in self._older)] if self._start else []
+        gaps = []
+        for weights in older:
+            with _other_weights(model, weights):
+                gaps.append(left(self._score(batch, self._temperature)))
+        if gaps:
+            undone["stale"] = min(gaps)
+        with _other_weights(model, {name: w.bfloat16().to(w.dtype) for name, w in _weights(model, False).items()}):
+            rounded = self._score(batch, self._temperature)
+        undone["dtype"] = left(rounded)
+        noise = float((rounded - policy).abs()[counts].mean())
+        both = counts[:, 1:] & counts[:, :-1]
+        if both.any():
+            pairs = (policy[:, 1:] - engine[:, :-1], policy[:, :-1] - engine[:, 1:])
+            undone["tokens"] = min(float(pair.abs()[both].mean()) for pair in pairs)
+        cause = min(undone, key=undone.__getitem__)
+        if undone[cause] <= _LEFT * gap.mean:
+            return undone, cause
+        if gap.mean <= _ROUNDED * noise:
+            return undone, "dtype"
+        # a completion agrees up to its first other token, and no further: its text was encoded again
+        agrees = ((policy - engine).abs() <= max(1e-3, 10 * noise)) | ~counts
+        before = agrees.long().cumprod(-1).bool() & counts
+        if before.sum() >= counts.sum() / 4:
+            undone["tokens"] = float((policy - engine).abs()[before].mean())
+            return undone, "tokens"
+        grew = self.report.gaps[0][1].mean < self.mean / 2
+        return undone, "stale" if grew else "unknown"
+
+    @torch.no_grad()
+    def _score(self, batch: dict[str, torch.Tensor], temperature: float) -> torch.Tensor:
+        """Return the policy's log-probabilities of the batch's completions, (rows, tokens)."""
+        trainer = self._trainer()
+        ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+        mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+        length, size = batch["completion_ids"].shape[1], max(1, trainer.args.per_device_train_batch_size)
+        with torch.random.fork_rng(), keep_modes(trainer.model):
+            trainer.model.eval()
+            parts = [
+                completion_logps(trainer.model, some, those, length, temperature)
+                for some, those in zip(ids.split(size), mask.split(size))
+            ]
+        return torch.cat(parts).float()
+
+    def _listen_to_scores(self, args: tuple, output: Any) -> None:
+        """Where the model gives logits, read from their gradient at which temperature tokens are scored."""
+        logits = getattr(output, "logits", None)
+        if self._read is not None or not torch.is_grad_enabled() or not isinstance(logits, torch.Tensor):
+            return
+        if logits.dim() == 3 and logits.requires_grad and logits.shape[2] > 1:
+            kept = logits[:_SEQUENCES].detach().clone()  # trl 1.0 to 1.9 divide them by the temperature in place
+            logits.register_hook(lambda gradient: self._check(self._read_temperature, kept, gradient[:_SEQUENCES]))
+
+    def _read_temperature(self, logits: torch.Tensor, gradient: torch.Tensor) -> None:
+        scored = None if self._read is not None else mismatch.scoring_temperature(logits, gradient)
+        if scored is None:
+            return
+        self._read = scored
+        config = getattr(self._trainer(), "generation_config", None)
+        sampled = float(getattr(config, "temperature", None) or self._temperature)
+        if abs(scored / sampled - 1) > _OFF:
+            self.report = dataclasses.replace(self.report, looks_like="temperature")
+            self._say(
+                "temperature",
+                f"tokens are drawn at temperature {sampled:g} and scored at {scored:.2f}: the gradient is that of "
+                f"another policy than the one that generates. Next: {NEXT['temperature']}; or temperature=1.0",
+            )
+
+    def _say(self, kind: str, message: str) -> None:
+        """Trip once for each kind of thing found."""
+        if kind not in self._said:
+            self._said.add(kind)
+            if kind == "answer":
+                self.report = dataclasses.replace(self.report, problem=message)
+            self._trip(message, self.report)
+
+
+def _weights(model: nn.Module, trainable: bool = True) -> dict[str, torch.Tensor]:
+    """Return copies, in main memory, of the floating-point weights: those that are trained, or all."""
+    return {
+        name: parameter.detach().to("cpu", copy=True)
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point() and (parameter.requires_grad or not trainable)
+    }
+
+
+@contextlib.contextmanager
+def _other_weights(model: nn.Module, weights: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Let the model have other weights for a block."""
+    named = dict(model.named_parameters())
+    before = {name: named[name].data for name in weights}
+    try:
+        for name, other in weights.items():
+            named[name].data = other.to(before[name])
+        yield
+    finally:
+        for name, data in before.items():
+            named[name].data = data

@@ -1,0 +1,134 @@
+"""A guard for steps that are not the algorithm's: the trainer's gradient beside the textbook's.
+
+    trainer.add_callback(guards.StepGuard(trainer))
+
+All other guards look for one known failure each. This one takes the tokens that were drawn and the rewards that were
+returned, computes GRPO's gradient by its definition (see `failurelab.textbook`), and compares it with the trainer's own
+before it is clipped. A wrong sign, a mask shifted by one, advantages of other rows and a loss divided by the wrong
+number raise nothing, and their curves look healthy.
+"""
+
+import dataclasses
+import math
+import weakref
+from typing import Any
+
+import torch
+
+from failurelab import textbook
+from failurelab.guards.base import Guard
+from failurelab.handles import keep_random_state
+
+
+class StepGuard(Guard):
+    """Warn or stop when an optimizer step's gradient is not that of its algorithm.
+
+    It changes nothing in the run: weights, random state and rewards are those of a run without it. `report` is the last
+    `textbook.Comparison`. What a step cannot show, such as the KL term while the policy is still its reference, is
+    said at log level INFO, and stands in `report.not_shown`.
+
+    Args:
+        trainer: the trainer that it is added to; callbacks are not given it.
+        action: `warn` issues a GuardWarning, `stop` raises GuardTripped.
+        every: compare at the first optimizer step, and then at every step whose number this divides; None: the first.
+        ask_again: ask the reward functions a second time for the compared step, and tell where they answer otherwise.
+            Rewards can cost money, or run what a model wrote, so this is off.
+        suspects: look for what explains a wrong gradient, at the price of some sixty more passes, once.
+        rows_at_once: rows of one forward pass; None: as many as fit.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        action: str = "warn",
+        *,
+        every: int | None = None,
+        ask_again: bool = False,
+        suspects: bool = True,
+        rows_at_once: int | None = None,
+    ):
+        super().__init__(action)
+        if every is not None and every < 1:
+            raise ValueError(f"every={every}: at least one step lies between two comparisons")
+        self.every, self.ask_again, self.suspects, self.rows_at_once = every, ask_again, suspects, rows_at_once
+        self._trainer = weakref.ref(trainer)
+        self._recorder: textbook.Recorder | None = None
+        self._first = 1
+
+    def _wanted(self, step: int) -> bool:
+        return step == self._first or (self.every is not None and step % self.every == 0)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start to listen."""
+        self._stop()
+        self.report, self._recorder = None, None
+        trainer = self._trainer()
+        reason = textbook.not_grpo(trainer)
+        if reason is not None:
+            self._could_not_check(reason)
+            return
+        reasons = textbook.why_not_here(trainer)
+        if reasons:
+            self._could_not_check("; ".join(reasons))
+            return
+        self._first = state.global_step + 1
+        self._recorder = textbook.Recorder(trainer, self._wanted)
+        self._listening.callback(self._recorder.detach)
+        self._recorder.attach()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Compare."""
+        if self._recorder is None or not self._wanted(state.global_step + 1):
+            return
+        evidence = self._recorder.evidence()
+        trainer = self._trainer()
+        with keep_random_state():
+            report = textbook.compare_step(
+                trainer, evidence, with_suspects=self.suspects, rows_at_once=self.rows_at_once
+            )
+            if self.ask_again:
+                report = dataclasses.replace(report, again=_ask_again(self._recorder.functions, evidence))
+        self.report = report
+        for line in report.not_shown:
+            self._held(f"step {report.step}, NOT CHECKED: {line}")
+        found = [line for line in (report.texts, report.again) if line]
+        if report.verdict == "FOUND":
+            found.insert(0, report.reason)
+        if found:
+            self._trip(f"step {report.step}: {'; '.join(found)}", report)
+        elif report.verdict == "HELD":
+            self._held(f"step {report.step}: {report.reason}")
+        else:
+            self._could_not_check(f"step {report.step}: {report.reason}")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Forget the step, or stop listening where no other is to be compared."""
+        if self._recorder is not None:
+            self._recorder.next_step()
+            if self.every is None:
+                self._recorder = None
+                self._stop()
+
+
+def _ask_again(functions: list[Any], evidence: textbook.Evidence) -> str:
+    """Ask each reward function what it was asked before; return what differs, or an empty text."""
+    lines = []
+    for asked in evidence.asked:
+        for index, (args, kwargs) in asked.kwargs.items():
+            function = functions[index]
+            if isinstance(function, torch.nn.Module):
+                continue
+            answers = function(*args, **kwargs)
+            if hasattr(answers, "__await__"):
+                answers.close()
+                continue
+            again = [None if value is None else float(value) for value in answers]
+            other = sum(not _same(one, two) for one, two in zip(asked.rewards[index], again, strict=True))
+            if other:
+                name = getattr(function, "__name__", type(function).__name__)
+                lines.append(f"the reward function {name} answers otherwise when asked again, {other} of {len(again)}")
+    return "; ".join(lines)
+
+
+def _same(one: float | None, two: float | None) -> bool:
+    return one == two or (one is not None and two is not None and math.isnan(one) and math.isnan(two))

@@ -1,0 +1,94 @@
+"""What a judge is given to see: the trainer, what was asked for, the loads of models, and the script."""
+
+import ast
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass
+class Load:
+    """One call of `from_pretrained` by the script.
+
+    Attributes:
+        name: of the checkpoint, as the script gave it.
+        options: the call's keyword arguments (`dtype`, `device_map`, `quantization_config` …).
+        config: the configuration at full size, before anything was cut.
+        by_trainer: whether the trainer loaded it from a name, not the script.
+        dtype: of the weights that this call really gives, such as `bfloat16`; the cut model is float32.
+        bits: 4 or 8 where the load quantizes, else 0. The cut model is never quantized.
+        device_map: as the last rank of the launch gives it.
+        early: whether no process knew its device yet: `torch.cuda.current_device()` is 0 in each of them then.
+        small: whether the model was cut.
+    """
+
+    name: str
+    options: dict[str, Any]
+    config: Any
+    by_trainer: bool
+    dtype: str = "float32"
+    bits: int = 0
+    device_map: Any = None
+    early: bool = False
+    small: bool = True
+
+
+@dataclasses.dataclass
+class Seen:
+    """What preflight has seen of a script when the judges are asked; they change none of it.
+
+    Attributes:
+        trainer: the script's trainer, built with the cut model. Its reward functions and tokenizer are real.
+        dataset: the training dataset as the script gave it to the trainer: whole, and before the trainer tokenized it.
+        asked: the training arguments as the script gave them, before they were cut, by name.
+        loads: of models, in order.
+        log: the trainer's log history, empty before training.
+        world_size: of the launch.
+        memory: bytes of one device that the peak at full size is held against, if asked for.
+        small: whether the model was cut.
+        given: the arguments that the script gave the trainer, by name.
+        gpus: that one process sees; None where this machine cannot tell.
+        device: the GPU that the last rank trains on, by the number that it has there: 0 where a scheduler shows each
+            process one. None is as many as there are other ranks.
+        zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
+        evaluated: whether evaluate() was called before train().
+        source: the script, for repairs that are a diff of its lines.
+    """
+
+    trainer: Any
+    asked: dict[str, Any]
+    dataset: Any = None
+    loads: list[Load] = dataclasses.field(default_factory=list)
+    log: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    world_size: int = 1
+    memory: float | None = None
+    small: bool = True
+    given: dict[str, Any] = dataclasses.field(default_factory=dict)
+    gpus: int | None = None
+    device: int | None = None
+    zero_stage: int = 0
+    evaluated: bool = False
+    source: "Source | None" = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """The script, for repairs that are a diff of its own lines.
+
+    Attributes:
+        path: as it was given.
+        text: of the file.
+        line: of the call that began training; 0 if that call is not in the script's own file.
+    """
+
+    path: str
+    text: str
+    line: int = 0
+
+    def training_lines(self) -> list[int]:
+        """Return the lines of the script that call `train()` of what is called a trainer."""
+        calls = (
+            node
+            for node in ast.walk(ast.parse(self.text))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "train"
+        )
+        return sorted(call.lineno for call in calls if "trainer" in ast.unparse(call.func.value).lower())

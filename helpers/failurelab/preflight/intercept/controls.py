@@ -1,0 +1,108 @@
+"""Positive controls: each failure that was looked for is planted once, on the model and the batch that was looked at.
+
+A small random model can be blind. If its tokens hardly depend on the context, generation without a context looks right;
+if all of a batch's tokens are the same, no shift by one shows. So before a judge says that a failure is not there, the
+same measurement is made with the failure planted. What is not seen then is NOT CHECKED. Everything that is planted is
+taken back: hooks, gradients, modes, the random state.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from failurelab import _greedy, gradients, rollouts
+from failurelab.guards.logits import read_scored_tokens
+
+_PLACES = 8  # modules, spread over the model, of which one is cut off until a tensor without a gradient is seen
+
+
+def count_cut_off(model: nn.Module) -> int:
+    """Cut one module off from the loss, as checkpointing does, and count the trainable tensors without a gradient."""
+    owners = [
+        module
+        for module in model.modules()
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+    ]
+    spread = owners[:: max(1, len(owners) // _PLACES)]
+    with _gradients_kept(model), torch.random.fork_rng():
+        for module in spread:
+            hook = module.register_forward_hook(_detach)
+            try:
+                with gradients.watch(model) as watched, torch.enable_grad():
+                    rows = model(input_ids=_some_ids(model)).logits  # (1, 8, vocabulary)
+                    if rows.requires_grad:
+                        rows.float().logsumexp(-1).sum().backward()
+                missing = len(watched.report().without_gradient)
+            finally:
+                hook.remove()
+            if missing:
+                return missing
+    return 0
+
+
+def error_without_context(model: nn.Module, tokenizer: Any, prompts: Sequence[Any], new_tokens: int) -> float:
+    """Predict each token of greedy completions from the last token alone, and return the largest error in nats."""
+    ids, mask = _greedy.encode(model, tokenizer, prompts, new_tokens)  # (prompts, longest), both
+    worst = 0.0
+    with torch.no_grad(), torch.random.fork_rng(), rollouts.safe_generation(model):
+        for row, kept in zip(ids, mask):
+            prompt = row[kept.bool()][None]  # (1, prompt)
+            whole = model.generate(
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new_tokens, do_sample=False,
+                pad_token_id=0,
+            )  # fmt: skip
+            whole = getattr(whole, "sequences", whole)  # (1, prompt + new)
+            drawn = whole[0, prompt.shape[1] :]  # (new,)
+            right = model(input_ids=whole, use_cache=False).logits[0, prompt.shape[1] - 1 : -1]  # (new, vocabulary)
+            before = whole[0, prompt.shape[1] - 1 : -1, None]  # (new, 1): the token before each
+            alone = model(input_ids=before, use_cache=False).logits[:, 0]  # (new, vocabulary)
+            gap = right.float().log_softmax(-1) - alone.float().log_softmax(-1)
+            worst = max(worst, gap.gather(1, drawn[:, None]).abs().max().item())
+    return worst
+
+
+def sees_shifted_scores(model: nn.Module, ids: torch.Tensor) -> bool:
+    """Score each row of logits against the token after the next one; return whether the reading says that it is off.
+
+    `ids` are (batch, tokens), of a training pass.
+    """
+    with torch.random.fork_rng(), torch.enable_grad():
+        rows = model(input_ids=ids, use_cache=False).logits.detach().requires_grad_()  # (batch, tokens, vocabulary)
+        scores = rows[:, :-2].float().log_softmax(-1).gather(2, ids[:, 2:, None])
+        (gradient,) = torch.autograd.grad(scores.sum(), rows)
+    report = read_scored_tokens(gradient, ids)
+    return report is not None and report.scored > 0 and report.shift != 0
+
+
+def count_all_rows(model: nn.Module, ids: torch.Tensor) -> int:
+    """Return how many rows of logits the model makes for `ids`, (batch, tokens), when it is not asked for fewer."""
+    with torch.no_grad(), torch.random.fork_rng():
+        return model(input_ids=ids, use_cache=False).logits.shape[1]
+
+
+def _some_ids(model: nn.Module) -> torch.Tensor:
+    return torch.arange(1, 9, device=next(model.parameters()).device)[None]
+
+
+def _detach(module: nn.Module, args: tuple, output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.detach()
+    if isinstance(output, tuple):
+        return tuple(part.detach() if isinstance(part, torch.Tensor) else part for part in output)
+    return output
+
+
+@contextlib.contextmanager
+def _gradients_kept(model: nn.Module) -> Iterator[None]:
+    """After the block, every parameter has the gradient that it had before, or none."""
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient

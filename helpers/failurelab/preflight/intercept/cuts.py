@@ -1,0 +1,236 @@
+"""Training arguments, datasets and batches cut, so that three steps cost seconds; what was asked for is kept.
+
+The arguments are cut before the trainer's own validation, which would refuse a cut that does not divide; the judges
+see what the script asked for.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from packaging.version import Version
+
+PROMPTS, GENERATIONS = 2, 4  # of one batch at most: two prompts, for padding
+TWICE = 2  # accumulated steps, and iterations, at most: two show what more would
+NEW_TOKENS, WINDOW = 8, 64  # tokens generated, and positions that a batch of texts keeps
+_ROWS = 512  # of a dataset that a trainer tokenizes
+_LOOKED_AT = 256  # rows among which the shortest are trained on
+_OFF = dict.fromkeys(  # False for a run that saves and reports nothing, on a CPU or a GPU
+    (
+        "push_to_hub", "load_best_model_at_end", "torch_compile", "use_vllm", "log_completions", "auto_find_batch_size",
+        "use_transformers_paged", "use_transformers_continuous_batching", "sync_ref_model", "use_liger_kernel",
+        "use_liger_loss", "predict_with_generate", "include_tokens_per_second",
+    ),
+    False,
+)  # fmt: skip
+_NO_GPU = dict.fromkeys(("fp16", "tf32", "bf16_full_eval", "fp16_full_eval", "padding_free"), False) | {
+    "use_cpu": True,
+    "dataloader_pin_memory": False,
+}
+_SET = {
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "evaluation_strategy": None,
+    "report_to": [],
+    "run_name": None,
+    "logging_steps": 1,
+    "logging_strategy": "steps",
+    "disable_tqdm": True,
+    "resume_from_checkpoint": None,
+    "gradient_accumulation_steps": 1,
+    "steps_per_generation": None,
+    "generation_batch_size": None,
+    "num_generations_eval": None,
+    "num_iterations": 1,
+    "num_ppo_epochs": 1,
+    "num_mini_batches": 1,
+    "num_sample_generations": 0,
+    "rloo_k": 2,
+    "deepspeed": None,
+    "fsdp": "",
+    "fsdp_config": None,
+    "parallelism_config": None,
+    "torch_compile_backend": None,
+    "torch_compile_mode": None,
+    "dataloader_num_workers": 0,
+    "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False,
+    "dataset_num_proc": None,
+    "skip_memory_metrics": True,
+    "log_completions_hub_repo": None,
+}
+_AT_MOST = {
+    "max_completion_length": NEW_TOKENS,
+    "max_new_tokens": NEW_TOKENS,
+    "response_length": NEW_TOKENS,
+    "max_prompt_length": WINDOW,
+    "per_device_eval_batch_size": PROMPTS,
+    "local_rollout_forward_batch_size": PROMPTS,
+}
+_IN_TORCH = ("adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop")
+
+
+class Arguments:
+    """The training arguments of a script: as asked, by name, and how they were cut."""
+
+    def __init__(self, steps: int, output_dir: str):
+        self.steps, self.output_dir = steps, output_dir
+        self._made: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []  # the object, as asked, as cut
+
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[None]:
+        """Inside, every TrainingArguments is cut as it is made."""
+        from transformers import TrainingArguments
+
+        original = TrainingArguments.__post_init__
+
+        def post_init(arguments: Any) -> None:
+            asked = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(arguments)}
+            cut = self._cut(asked)
+            for name, value in cut.items():
+                setattr(arguments, name, value)
+            original(arguments)
+            self._made.append((arguments, asked, cut))
+
+        with mock.patch.object(TrainingArguments, "__post_init__", post_init):
+            yield
+
+    def asked(self, arguments: Any) -> dict[str, Any]:
+        """Return the arguments as the script asked for them, also what it set after they were made."""
+        for other, asked, cut in reversed(self._made):
+            if other is arguments:
+                late = {name: getattr(arguments, name) for name in cut if getattr(arguments, name) != cut[name]}
+                usual = {name: value for name, value in late.items() if name not in _DERIVED}
+                return asked | usual
+        return {
+            field.name: getattr(arguments, field.name, None)
+            for field in (dataclasses.fields(arguments) if dataclasses.is_dataclass(arguments) else ())
+        }
+
+    def cuts(self, arguments: Any) -> list[str]:
+        """Return what of the work was cut, a text each, such as `max_completion_length 256 -> 8`."""
+        for other, asked, cut in reversed(self._made):
+            if other is arguments:
+                names = ("per_device_train_batch_size", "num_generations", *_AT_MOST, "gradient_accumulation_steps")
+                names += ("num_iterations",)
+                names = [name for name in names if name in cut and asked[name] is not None and cut[name] < asked[name]]
+                return [f"{name} {asked[name]} -> {cut[name]}" for name in names if "eval" not in name]
+        return []
+
+    def _cut(self, asked: dict[str, Any]) -> dict[str, Any]:
+        cut = {**_SET, **_OFF, **({} if torch.cuda.is_available() else _NO_GPU)}
+        cut |= {"output_dir": self.output_dir, "logging_dir": None, "max_steps": self.steps}
+        for name, limit in _AT_MOST.items():
+            if isinstance(asked.get(name), int):
+                cut[name] = min(asked[name], limit)
+        cut["per_device_train_batch_size"] = PROMPTS
+        if "rloo_k" in asked:
+            cut |= {"per_device_train_batch_size": 2 * PROMPTS, "total_episodes": 2 * PROMPTS * self.steps}
+        if isinstance(asked.get("num_generations"), int):
+            cut |= _cut_batch(asked)
+        optimizer = str(getattr(asked.get("optim"), "value", asked.get("optim")))
+        if optimizer not in _IN_TORCH and not torch.cuda.is_available():
+            cut["optim"] = "adamw_torch"
+        return {name: value for name, value in cut.items() if name in asked}
+
+
+def _cut_batch(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return a batch of the script's own kind: as many prompts in a generation, accumulated steps and iterations.
+
+    At most two of each. A batch of one prompt is never padded, so failures of padding are not there.
+    """
+    device, wanted = asked["per_device_train_batch_size"], asked.get("gradient_accumulation_steps") or 1
+    generations, accumulated = max(2, min(asked["num_generations"], GENERATIONS)), min(wanted, TWICE)
+    cut = {"num_iterations": min(asked.get("num_iterations") or 1, TWICE), "gradient_accumulation_steps": accumulated}
+    if counts_prompts():
+        return cut | {"num_generations": generations, "per_device_train_batch_size": min(device, PROMPTS)}
+    lasts = steps = 1  # optimizer passes that one generation gives completions to; one where it is made for each
+    if "steps_per_generation" in asked:
+        per_round = asked.get("generation_batch_size")
+        lasts = asked.get("steps_per_generation") or (max(1, per_round // device) if per_round else wanted)
+        if lasts == wanted:
+            steps = accumulated
+        else:  # the loss is divided by the tokens of another number of passes than are accumulated
+            accumulated = cut["gradient_accumulation_steps"] = accumulated if lasts < wanted else 1
+            steps = cut["steps_per_generation"] = 1 if lasts < wanted else TWICE
+    prompts = max(1, min(device * lasts // asked["num_generations"], PROMPTS))
+    if prompts * generations % steps:
+        generations = 2
+    return cut | {"num_generations": generations, "per_device_train_batch_size": prompts * generations // steps}
+
+
+_DERIVED = (  # by the arguments themselves, while they are made
+    "generation_batch_size", "steps_per_generation", "report_to", "run_name", "logging_dir", "fsdp", "fsdp_config",
+    "eval_strategy", "evaluation_strategy", "save_strategy", "logging_strategy", "optim", "deepspeed",
+)  # fmt: skip
+
+
+def counts_prompts() -> bool:
+    """Whether this trl's batch size counts prompts, each with all its completions: so did 0.14."""
+    try:
+        return Version(importlib.metadata.version("trl")) < Version("0.15")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def generates_for_one(arguments: Any) -> bool:
+    """Whether a GRPO trainer with these arguments generates for one prompt at a time, so that nothing is padded."""
+    generations = getattr(arguments, "num_generations", None)
+    if not generations:
+        return False
+    if counts_prompts():
+        return arguments.per_device_train_batch_size == 1
+    together = arguments.per_device_train_batch_size * (getattr(arguments, "steps_per_generation", None) or 1)
+    return together <= generations
+
+
+def cut_rows(dataset: Any) -> Any:
+    """Return the first rows of a dataset that a trainer tokenizes as a whole; another thing as it is."""
+    if isinstance(dataset, dict):
+        return {name: cut_rows(part) for name, part in dataset.items()}
+    if callable(getattr(dataset, "select", None)) and len(dataset) > _ROWS:
+        return dataset.select(range(_ROWS))
+    return dataset
+
+
+def choose_short(dataset: Any, rows: int) -> Any:
+    """Return short rows, by characters, among a dataset's first ones; a dataset that cannot be chosen from as it is.
+
+    They differ in length, from the shortest to the middle one, so that batches are padded as those of the whole.
+    """
+    if not callable(getattr(dataset, "select", None)) or len(dataset) <= rows:
+        return dataset
+    looked_at = range(min(len(dataset), _LOOKED_AT))
+    sizes = {index: len(str(dataset[index])) for index in looked_at}
+    by_size = sorted(looked_at, key=sizes.__getitem__)
+    shorter = by_size[: max(len(by_size) // 2 + 1, rows)]
+    first_of_size = list({sizes[index]: index for index in reversed(shorter)}.values())
+    others = [index for index in shorter if index not in first_of_size]
+    differing = first_of_size[:: max(1, len(first_of_size) // rows)]
+    return dataset.select((differing + others)[:rows])
+
+
+def cut_batches(collator: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a collator whose batches hold the last positions of each text alone, where the answers are."""
+
+    @functools.wraps(collator, updated=())
+    def collate(*args: Any, **kwargs: Any) -> Any:
+        batch = collator(*args, **kwargs)
+        ids = batch.get("input_ids") if hasattr(batch, "get") else None
+        if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or ids.shape[1] <= WINDOW or "pixel_values" in batch:
+            return batch
+        counted = batch.get("labels", batch.get("attention_mask"))
+        counted = torch.ones_like(ids) if counted is None or counted.shape != ids.shape else counted
+        used = ((counted != -100) & (counted != 0)).any(0).nonzero()
+        end = max(WINDOW, int(used[-1]) + 1) if len(used) else ids.shape[1]
+        for name, value in list(batch.items()):
+            if isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[:2] == ids.shape:
+                batch[name] = value[:, end - WINDOW : end]
+        return batch
+
+    return collate

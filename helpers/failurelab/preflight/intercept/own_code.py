@@ -1,0 +1,99 @@
+"""Which code is the script's own: what it asks for its rank and its GPUs, and what it starts, is answered to it alone.
+
+Own is the script, and what lies in its project: the folder above it that holds `.git`, `pyproject.toml` or `setup.py`,
+else its own folder. A library is not, wherever it lies: the standard library, site-packages, and a clone that is
+installed in place (`pip install -e`). Of such a clone only what lies in the script's folder is the script's own: an
+example that is run inside the clone of a library does not make the library the script's.
+"""
+
+import functools
+import importlib.metadata
+import json
+import os
+import pathlib
+import site
+import sys
+import sysconfig
+import urllib.parse
+from collections.abc import Iterator
+
+_HERE = str(pathlib.Path(__file__).resolve().parents[2]) + os.sep  # failurelab
+_PROJECT = (".git", "pyproject.toml", "setup.py")
+
+
+class OwnCode:
+    """The code of one script.
+
+    Args:
+        script: its path.
+    """
+
+    def __init__(self, script: str | os.PathLike):
+        self._script = os.fspath(script)
+        folder = pathlib.Path(script).resolve().parent
+        projects = (at for at in (folder, *folder.parents) if any((at / name).exists() for name in _PROJECT))
+        self._folder = _folder(folder)
+        self._project = _folder(next(projects, folder))
+        self._editable = tuple(editable_folders())
+        self._of: dict[str, bool] = {}
+
+    def holds(self, file: str) -> bool:
+        """Return whether a file of code is the script's own."""
+        if file not in self._of:
+            self._of[file] = file == self._script or self._is_own(os.path.realpath(file))
+        return self._of[file]
+
+    def _is_own(self, path: str) -> bool:
+        if not path.startswith(self._project) or path.startswith((_HERE, *_libraries(), _standard_library())):
+            return False
+        clones = [clone for clone in self._editable if path.startswith(clone)]
+        return not clones or (path.startswith(self._folder) and all(self._folder.startswith(clone) for clone in clones))
+
+    def asks(self, through: tuple[str, ...] = ()) -> bool:
+        """Return whether the script's own code is what calls this function's caller.
+
+        The nearest frame decides that is not of the standard library, not of failurelab, and not of a function in
+        `through`, by its name, which passes on what another one says.
+        """
+        frame = sys._getframe(2)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if self.holds(file):
+                return True
+            passes = frame.f_code.co_name in through or file.startswith(("<frozen", _HERE))
+            if not passes and not (file.startswith(_standard_library()) and not file.startswith(_libraries())):
+                return False
+            frame = frame.f_back
+        return False
+
+
+@functools.cache
+def _standard_library() -> str:
+    return _folder(pathlib.Path(os.path.realpath(sysconfig.get_path("stdlib"))))
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    paths = {*site.getsitepackages(), site.getusersitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))}
+    return tuple({_folder(pathlib.Path(form)) for path in paths for form in (path, os.path.realpath(path))})
+
+
+def editable_folders() -> Iterator[str]:
+    """Yield the folders of packages that are installed in place: by their metadata, path files, and import finders."""
+    for distribution in importlib.metadata.distributions():
+        url = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if url.get("dir_info", {}).get("editable"):
+            yield _folder(pathlib.Path(urllib.parse.unquote(urllib.parse.urlparse(url["url"]).path)).resolve())
+    for library in _libraries():
+        for file in pathlib.Path(library).glob("*.pth"):
+            for line in file.read_text(errors="replace").splitlines():
+                if line.startswith(os.sep) and os.path.isdir(line):
+                    yield _folder(pathlib.Path(line).resolve())
+    for finder in sys.meta_path:  # setuptools: a module with a mapping from packages to folders
+        mapping = getattr(sys.modules.get(getattr(finder, "__module__", "")), "MAPPING", None) or {}
+        for path in mapping.values():
+            yield _folder(pathlib.Path(path).resolve())
+
+
+def _folder(path: pathlib.Path) -> str:
+    return str(path).rstrip(os.sep) + os.sep

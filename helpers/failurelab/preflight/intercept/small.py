@@ -1,0 +1,316 @@
+"""A model built small from its configuration: the same class, few layers, narrow, random, with its real vocabulary.
+
+While `built_small` is open, `from_pretrained` loads no weights (`simulate.loads`).
+"""
+
+import contextlib
+import copy
+import dataclasses
+import importlib.metadata
+import importlib.util
+import pathlib
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from packaging.version import Version
+
+from failurelab.handles import keep_modes, keep_requires_grad
+from failurelab.preflight.inputs import Load
+from failurelab.simulate.loads import FOR_FILES, Call, loaded_by
+from failurelab.simulate.no_gpu import Mapped
+
+LAYERS, WIDTH, HEADS = 2, 64, 4
+_NARROW = {  # names of configurations, to what they are cut
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"), LAYERS),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "max_window_layers"), LAYERS),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embed_dim", "hidden_dim"), WIDTH),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size"), 2 * WIDTH),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), WIDTH),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads"), HEADS),
+    **dict.fromkeys(("decoder_attention_heads",), HEADS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    "num_key_value_heads": 2,
+    "head_dim": WIDTH // HEADS,
+    "num_experts_per_tok": 2,
+}
+_FEW = 5_000_000  # elements of a model that is small already: its own weights say more
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained adapter that the script has loaded: what the model says with it, and without; see `probe`."""
+
+    name: str
+    logits: torch.Tensor
+    base: torch.Tensor
+    trainable: bool = True
+
+
+def probe(model: torch.nn.Module) -> torch.Tensor:
+    """Return the logits, `(1, 8, vocabulary)`, that a model in eval mode gives to the same eight tokens."""
+    ids = torch.arange(1, 9, device=next(model.parameters()).device)[None]
+    with torch.no_grad(), keep_modes(model):
+        model.eval()
+        return model(input_ids=ids).logits.float().cpu()
+
+
+@contextlib.contextmanager
+def built_small(
+    loads: list[Load],
+    adapters: list["Trained"],
+    by_trainer: Callable[[], bool],
+    real: bool,
+    too_early: Callable[[], bool],
+    mapped: Mapped,
+) -> Iterator[None]:
+    """Inside, `from_pretrained` of a model builds it small, or, if `real`, loads it; each call is added to `loads`.
+
+    Args:
+        loads: gets one Load for each call.
+        adapters: gets one entry for each trained adapter that is loaded.
+        by_trainer: whether a trainer is being made now.
+        real: load the weights, as the script asks for.
+        too_early: whether no process of the launch knows its device yet.
+        mapped: notes what is put elsewhere, because there is no GPU.
+    """
+
+    def load_small(call: Call) -> Any:
+        name, given = call.name, dict(call.options)
+        if name is None or given.get("state_dict") is not None:
+            return call.load()
+        config = call.read_config()
+        load = Load(
+            str(name),
+            given,
+            copy.deepcopy(config),
+            by_trainer=by_trainer(),
+            dtype=_dtype(config, given),
+            bits=_bits(config, given),
+            device_map=given.get("device_map"),
+            early=too_early(),
+        )
+        load.small = not (real or is_small(call.cls, config, name))
+        loads.append(load)
+        mapped.attention(config, call.options)
+        if load.device_map is not None and not (load.by_trainer and load.device_map == "auto"):  # trl's own default
+            call.options["device_map"] = mapped.device_map(load.device_map)
+        if real:
+            return call.load()
+        if not load.small:
+            call.arguments, call.config = (), _without_quantization(config)
+            call.options = _attention(given) | {key: value for key, value in given.items() if key in FOR_FILES}
+            return _marked(call.load().float(), load)
+        model = build(call.cls, config, **_attention(given))
+        model.generation_config = _generation_config(name, given) or model.generation_config
+        return _marked(model, load)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(loaded_by(load_small))
+        if not real:
+            stack.enter_context(_quantization_without_its_library())
+        stack.enter_context(_adapters_noted(adapters, real))
+        yield
+
+
+def build(cls: type, config: Any, **options: Any) -> torch.nn.Module:
+    """Return a small random model of this class, always the same for one configuration; it has run a forward pass.
+
+    Raises:
+        Exception: what the model's class raises at full width too, after a narrow one and one of few layers failed.
+    """
+    for cut in (narrow, few_layers):
+        try:
+            return _built(cls, cut(config), options)
+        except Exception:  # a configuration that ties its sizes together in a way of its own
+            continue
+    return _built(cls, _without_quantization(config), options)
+
+
+def _built(cls: type, config: Any, options: dict[str, Any]) -> torch.nn.Module:
+    # Policy and reference of one name are the same model, also where they are loaded in different dtypes.
+    seed = zlib.crc32(f"{cls.__name__} {config._name_or_path} {getattr(config, 'vocab_size', '')}".encode())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = cls._from_config(config, **options, **{_dtype_argument(): torch.float32})
+        model.float().eval()  # a classifier's inner model asks its configuration once more, in transformers 4.56
+        if getattr(config, "vocab_size", None) and not getattr(config, "is_encoder_decoder", False):
+            with torch.no_grad():
+                model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device))
+    return model
+
+
+def narrow(config: Any) -> Any:
+    """Return a copy of a configuration, cut to few layers and a small width; the vocabulary stays."""
+    config = _without_quantization(config)
+    for part in _parts(config):
+        for name, size in _NARROW.items():
+            if isinstance(getattr(part, name, None), int) and getattr(part, name) > size:
+                setattr(part, name, size)
+        if isinstance(getattr(part, "initializer_range", None), float):
+            part.initializer_range = 0.1  # with the 0.02 of wide models every token would be about as likely
+        _trim(part)
+    return config
+
+
+def few_layers(config: Any) -> Any:
+    """Return a copy of a configuration with two layers, at its real width."""
+    config = _without_quantization(config)
+    for part in _parts(config):
+        for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "max_window_layers"):
+            if isinstance(getattr(part, name, None), int):
+                setattr(part, name, LAYERS)
+        _trim(part)
+    return config
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    """Yield a configuration and those inside it, as of a model of images and text."""
+    from transformers import PretrainedConfig
+
+    yield config
+    for value in list(vars(config).values()):
+        if isinstance(value, PretrainedConfig):
+            yield from _parts(value)
+
+
+def _trim(part: Any) -> None:
+    for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
+        if isinstance(getattr(part, name, None), list):
+            setattr(part, name, _both_kinds(getattr(part, name)))
+
+
+def _both_kinds(kinds: list) -> list:
+    """Return as many kinds as there are layers: the last one of a pattern too, where a model mixes kinds."""
+    return [kinds[0], next((kind for kind in kinds if kind != kinds[0]), kinds[0])][:LAYERS]
+
+
+def _without_quantization(config: Any) -> Any:
+    config = copy.deepcopy(config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
+def is_small(cls: type, config: Any, name: Any) -> bool:
+    """Whether a checkpoint is a local one that is as cheap as a cut one: then its own weights are taken."""
+    folder = pathlib.Path(str(name))
+    if not folder.is_dir() or not any(folder.glob("*.safetensors")):
+        return False
+    try:
+        with torch.device("meta"):
+            return cls(copy.deepcopy(config)).num_parameters() <= _FEW
+    except Exception:
+        return False
+
+
+def _attention(options: dict[str, Any]) -> dict[str, str]:
+    """Return the attention asked for, where a CPU has it."""
+    asked = options.get("attn_implementation")
+    return {"attn_implementation": asked} if asked in ("eager", "sdpa") else {}
+
+
+def _dtype_argument() -> str:
+    import transformers
+
+    return "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
+
+
+def _dtype(config: Any, options: dict[str, Any]) -> str:
+    """Return the dtype of the weights that this call gives with the weights there."""
+    import transformers
+
+    asked = options.get("dtype", options.get("torch_dtype"))
+    own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    if asked is None and Version(transformers.__version__) < Version("5"):
+        asked = torch.float32
+    if asked is None or asked == "auto":
+        asked = own or torch.float32
+    return str(asked).removeprefix("torch.")
+
+
+def _bits(config: Any, options: dict[str, Any]) -> int:
+    asked = options.get("quantization_config") or getattr(config, "quantization_config", None) or {}
+    read = asked.get if isinstance(asked, dict) else lambda name, default=None: getattr(asked, name, default)
+    for bits in (4, 8):
+        if options.get(f"load_in_{bits}bit") or read(f"load_in_{bits}bit"):
+            return bits
+    return int(read("bits") or 0)
+
+
+def _generation_config(name: Any, options: dict[str, Any]) -> Any:
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(
+            name, **{key: value for key, value in options.items() if key in FOR_FILES}
+        )
+    except Exception:  # most checkpoints have one; without it the model's own stands
+        return None
+
+
+def _marked(model: Any, load: Load) -> Any:
+    """Return the model as it looks after that load to trl and peft: its name, and what a quantized one freezes."""
+    model.name_or_path = model.config._name_or_path = load.name
+    if load.bits:
+        setattr(model, f"is_loaded_in_{load.bits}bit", True)
+        head = model.get_output_embeddings()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear) and module is not head:
+                module.weight.requires_grad_(False)
+    return model
+
+
+@contextlib.contextmanager
+def _quantization_without_its_library() -> Iterator[None]:
+    """A BitsAndBytesConfig asks for the release of bitsandbytes when it is made; the cut model needs none."""
+    from transformers import BitsAndBytesConfig
+
+    original = BitsAndBytesConfig.post_init
+
+    def post_init(self: Any) -> None:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError, ImportError):
+            original(self)
+
+    with mock.patch.object(BitsAndBytesConfig, "post_init", post_init):
+        yield
+
+
+@contextlib.contextmanager
+def _adapters_noted(adapters: list[Trained], real: bool) -> Iterator[None]:
+    """A trained adapter's weights do not fit a cut model: it is made from its configuration, and is not zero."""
+    if importlib.util.find_spec("peft") is None:
+        yield
+        return
+    from peft import PeftConfig, PeftModel, get_peft_model
+
+    original = PeftModel.from_pretrained.__func__
+
+    def made_anew(model: Any, name: Any, adapter: str = "default", trainable: bool = False, **options: Any) -> Any:
+        files = {key: value for key, value in options.items() if key in FOR_FILES}
+        config = options.get("config") or PeftConfig.from_pretrained(name, **files)
+        config.inference_mode = not trainable
+        wrapped = get_peft_model(model, config, adapter_name=adapter)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            for key, parameter in wrapped.named_parameters():
+                if "lora_B" in key:
+                    parameter.normal_(std=0.1)
+        return wrapped
+
+    def from_pretrained(
+        cls: type, model: Any, model_id: Any, adapter_name: str = "default", is_trainable: bool = False, **options: Any
+    ) -> Any:
+        if real:
+            wrapped = original(cls, model, model_id, adapter_name, is_trainable, **options)
+        else:
+            wrapped = made_anew(model, model_id, adapter_name, is_trainable, **options)
+        with keep_requires_grad(wrapped), wrapped.disable_adapter():
+            base = probe(wrapped)
+        adapters.append(Trained(str(model_id), probe(wrapped), base, is_trainable))
+        return wrapped
+
+    with mock.patch.object(PeftModel, "from_pretrained", classmethod(from_pretrained)):
+        yield

@@ -1,0 +1,1 @@
+"""The judges: one module each, in the order of `order`."""

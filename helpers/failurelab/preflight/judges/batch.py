@@ -1,0 +1,126 @@
+"""Batch arithmetic: what trl refuses at the size that the script asked for, and what one optimizer step really is.
+
+`per_device_train_batch_size` counts prompts in trl 0.14 and completions from 0.15 on; groups may be cut across devices,
+so that a batch which one GPU takes is refused on three, and the other way round. trl 0.14 refuses nothing: one
+completion a prompt has no standard deviation, every advantage is NaN, and so are the weights after the first step.
+
+Upstream: TRL #2776 (the batch counts completions), #2858 and open-r1 #249 (refused sizes), PR #6024 (a loss scaled by
+the way that batches are cut).
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges.rows import trl_source
+
+_REFUSALS = re.compile(
+    r"divisible by (the )?(num_generations|number of generations|global batch size)|at least 2 generations per prompt"
+    r"|can not be both configured|Group size must be|`num_generations`.*(divisible|multiple)"
+)
+
+
+def refused(error: BaseException) -> Finding | None:
+    """Return the finding that an error of a trl config or trainer stands for; None if it is not about batches."""
+    message = " ".join(str(error).split())
+    if not isinstance(error, ValueError) or not _REFUSALS.search(message):
+        return None
+    return Finding("F22", f"trl refuses it: {message}", "Change the one number so that the other divides it.")
+
+
+def judge_batch(seen: Seen) -> Iterator[Answer]:
+    """Tell what trl refuses of the batch as it was asked for, and what a step is; F20 where accumulation scales it."""
+    trainer, asked, world = seen.trainer, seen.asked, max(seen.world_size, 1)
+    generations = asked.get("num_generations")
+    if not generations or "per_device_train_batch_size" not in asked:
+        return
+    device = asked["per_device_train_batch_size"]
+    accumulated = asked.get("gradient_accumulation_steps") or 1
+    source = trl_source(trainer)
+    names = {field.name for field in dataclasses.fields(trainer.args)} if dataclasses.is_dataclass(trainer.args) else ()
+    if "steps_per_generation" in names:
+        steps, per_round = asked.get("steps_per_generation"), asked.get("generation_batch_size")
+        if steps is None:
+            steps = max(1, per_round // (device * world)) if per_round else accumulated
+        per_round, what = device * world * steps, f"generation batch ({device} x {world} x {steps} steps)"
+        completions, unit = device * world * accumulated, "completions"
+    elif "possible_values" in source:
+        per_round, what, steps = device * world, f"batch of all devices ({device} x {world})", 1
+        completions, unit = device * world * accumulated, "completions"
+    else:
+        per_round, what, steps = None, "", 1
+        completions, unit = device * world * accumulated * generations, "prompts"
+    if generations < 2:
+        yield Finding(
+            "F22",
+            f"num_generations is {generations}: a group of one completion has no standard deviation"
+            + (", and this trl takes it: every advantage is NaN" if per_round is None else ", trl refuses it"),
+            "Set num_generations to 2 or more.",
+        )
+        return
+    if per_round is not None and per_round % generations:
+        possible = [count for count in range(2, per_round + 1) if per_round % count == 0]
+        yield Finding(
+            "F22",
+            f"the {what} has {per_round} completions, which {generations} generations do not divide: trl refuses it",
+            f"Set num_generations to {_or(possible)}, or a per_device_train_batch_size that it divides."
+            if possible
+            else f"Set per_device_train_batch_size to {generations}.",
+        )
+        return
+    yield from _rows(seen, per_round, generations)
+    yield from _accumulation(seen, source, steps, accumulated)
+    yield Held(
+        "F22",
+        f"one optimizer step is {completions} completions of {completions / generations:g} prompts "
+        f"(per_device_train_batch_size {device} counts {unit}, {world} device(s), {accumulated} accumulated)",
+        "one completion a prompt would be refused, or end in weights of NaN"
+        if per_round is None
+        else f"{per_round + 1} completions in a round would leave {(per_round + 1) % generations} over",
+    )
+
+
+def _rows(seen: Seen, per_round: int | None, generations: int) -> Iterator[Answer]:
+    """The sampler drops prompts that do not fill a round of generation; where none is filled, nothing is trained."""
+    if per_round is None or "RepeatSampler" not in trl_source(seen.trainer):
+        return
+    dataset = seen.dataset
+    size = len(dataset) if hasattr(dataset, "__len__") else None
+    prompts = per_round // generations
+    if size is not None and size < prompts:
+        yield Finding(
+            "F22",
+            f"the dataset has {size} rows, and one round of generation takes {prompts} prompts: trl's sampler drops "
+            "what does not fill a round, so no step is made",
+            f"Set a batch of at most {size * generations} completions for a round of generation, or use more rows.",
+        )
+
+
+def _accumulation(seen: Seen, source: str, steps: int, accumulated: int) -> Iterator[Answer]:
+    """F20: `num_items_in_batch` spans a round of generation, and gradients are accumulated over another number."""
+    loss: Any = getattr(seen.trainer.args, "loss_type", None)
+    if 'inputs["num_items_in_batch"]' not in source or loss not in ("dapo", "cispo", "vespo"):
+        yield NotApplicable("F20", "this loss is not divided by the tokens of a round of generation")
+        return
+    scaled = re.search(r"current_gradient_accumulation_steps\s*/\s*self\.args\.steps_per_generation", source)
+    if scaled or steps == accumulated:
+        yield NotApplicable(
+            "F20",
+            f"loss_type {loss}: {steps} steps for each generation, {accumulated} accumulated"
+            + (", which this trl scales to one step" if steps != accumulated else ": the same number"),
+        )
+        return
+    yield Finding(
+        "F20",
+        f"loss_type {loss}: the loss is divided by the tokens of {steps} steps, and {accumulated} are accumulated into "
+        f"one: every gradient is {accumulated / steps:g} times as large as it should be",
+        f"Set steps_per_generation={accumulated}, the same as gradient_accumulation_steps, or upgrade trl.",
+    )
+
+
+def _or(numbers: list[int]) -> str:
+    shown = [str(number) for number in numbers[:6]]
+    return " or ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]

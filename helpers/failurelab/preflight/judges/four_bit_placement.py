@@ -1,0 +1,105 @@
+"""F5 and F6: a model that is loaded on another device than it trains on, judged by the arguments of load and launch.
+
+The run itself is one process here. The rules are those of the registry, by versions; `failurelab.simulate` and
+notebook 07 show them.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from packaging.version import Version
+
+from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
+from failurelab.preflight.inputs import Load, Seen
+from failurelab.preflight.judges.rows import installed_version
+
+_AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def judge_four_bit_placement(seen: Seen) -> Iterator[Answer]:
+    """Yield answers to F5 and F6, which need the loads of models alone."""
+    yield _judge_ranks(seen)
+    yield _judge_one_process(seen)
+
+
+def _judge_ranks(seen: Seen) -> Answer:
+    """Judge where each rank loads a model: on the device that it trains on, or not."""
+    if seen.world_size < 2:
+        return NotApplicable("F5", "one process: its device is the first that it sees")
+    own = seen.world_size - 1 if seen.device is None else seen.device
+    for load in seen.loads:
+        place = _place(load, own)
+        if place is None:
+            continue
+        what = f"a {load.bits}-bit model" if load.bits else "a model"
+        newer = load.bits and installed_version("transformers") >= Version("5")
+        moved = "it is then moved in silence, after all of them have filled GPU 0" if newer else (
+            "accelerate refuses to train it: \"You can't train a model that has been loaded ... on a different device\""
+        )  # fmt: skip
+        return Finding(
+            "F5",
+            f"{what} ({load.name}) is loaded with device_map={_shown(load.device_map)}, and the last of "
+            f"{seen.world_size} processes puts it on {place}, though it trains on GPU {own}; {moved}",
+            "device_map={'': PartialState().device}, with `from accelerate import PartialState`",
+        )
+    named = [load for load in seen.loads if load.bits or load.device_map is not None]
+    if not named:
+        return NotApplicable("F5", "no load names a device or quantizes, so the trainer moves the model")
+    other = 0 if own else 1
+    planted = [_place(dataclasses.replace(load, device_map={"": other}), own) for load in named]
+    return Held(
+        "F5",
+        f"the last of {seen.world_size} processes loads on its own device ({len(named)} loads name one or quantize)",
+        f"with device_map={{'': {other}}} it would be {planted[0]}",
+    )
+
+
+def _place(load: Load, own: int) -> str | None:
+    """Return where the last rank puts a model, if that is not its own GPU, in words."""
+    if load.device_map is None:
+        # transformers takes the current device for a quantized model
+        return "GPU 0, for no process knew its device yet" if load.bits and load.early and own else None
+    if isinstance(load.device_map, str) and load.device_map in _AUTOMATIC:
+        return "all GPUs that it sees"
+    values = load.device_map.values() if isinstance(load.device_map, dict) else [load.device_map]
+    places = {str(value).removeprefix("cuda:").replace("cuda", "0") for value in values}
+    if len(places) > 1:
+        return f"{len(places)} devices"
+    place = places.pop()
+    return f"GPU {place}" if place.isdigit() and int(place) != own else None
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, (dict, int)) else repr(value)
+
+
+def _judge_one_process(seen: Seen) -> Answer:
+    four = [load for load in seen.loads if load.bits == 4]
+    if not four:
+        return NotApplicable("F6", "no model is loaded in 4 bit")
+    if seen.world_size > 1:
+        return NotApplicable("F6", f"one process for each GPU ({seen.world_size})")
+    if installed_version("transformers") >= Version("5.6"):
+        return NotApplicable(
+            "F6", f"transformers {installed_version('transformers')} wraps no 4-bit model into DataParallel"
+        )
+    if seen.gpus is None:
+        return NotChecked(
+            "F6",
+            "a 4-bit model in one process fails if that process sees several GPUs, and this machine has none. "
+            "Next: CUDA_VISIBLE_DEVICES as the run will have it, or --world-size",
+        )
+    if seen.gpus < 2:
+        return NotApplicable("F6", "the process sees one GPU")
+    if any(isinstance(load.device_map, str) and load.device_map in _AUTOMATIC for load in four):
+        return NotApplicable("F6", f"device_map={four[0].device_map!r} in one process splits the model by layers")
+    loud = 'installed bitsandbytes raises "Input tensors need to be on the same GPU"'
+    if installed_version("bitsandbytes") >= Version("0.46"):
+        loud = "this bitsandbytes has no check for that, and computes with the scales of another GPU"
+    return Finding(
+        "F6",
+        f"{four[0].name} in 4 bit, one process, {seen.gpus} visible GPUs: Trainer wraps it into DataParallel, whose "
+        f"replicas have no scales of their own; {loud}",
+        "one process for each GPU (accelerate launch, torchrun), or one visible GPU (CUDA_VISIBLE_DEVICES=0)",
+    )

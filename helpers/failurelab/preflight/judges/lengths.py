@@ -1,0 +1,110 @@
+"""F11: what does not fit: prompts that are cut, and answers longer than a completion may be.
+
+A prompt that is too long loses its beginning (the system's message, the chat template's first mark) without a word. A
+completion that is cut has no end and mostly no answer: its reward says nothing of the model. Both depend on the data
+alone, so they are counted on the real dataset with the real tokenizer. Where there are no reference answers only a
+real model can tell how long it speaks.
+
+Upstream: TRL #5697, PR #5759, #6369.
+"""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges.rows import (
+    generates,
+    is_conversation,
+    prompt_ids,
+    reference_column,
+    sample,
+    tokenizer_of,
+)
+
+ROWS = 256
+PROMPTS, ANSWERS, CLIPPED = 0.1, 0.5, 0.95  # shares from which on it is told
+
+
+def judge_lengths(seen: Seen) -> Iterator[Answer]:
+    """Tell the share of prompts and of reference answers that are longer than the limits of the trainer."""
+    trainer = seen.trainer
+    if not generates(trainer):
+        return
+    rows = [row for row in sample(seen, ROWS) if row.get("prompt")]
+    if not rows:
+        yield NotChecked("F11", "the dataset has no column `prompt` that could be read")
+        return
+    answers = [*_prompts(seen, rows), *_completions(seen, rows)]
+    if any(isinstance(answer, Finding) for answer in answers):
+        answers = [answer for answer in answers if isinstance(answer, Finding)]
+    yield from answers
+
+
+def _prompts(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]:
+    limit = seen.asked.get("max_prompt_length")
+    if not limit:
+        return
+    lengths = [len(ids) for ids in prompt_ids(seen.trainer, [row["prompt"] for row in rows])]
+    cut = sum(length > limit for length in lengths)
+    evidence = (
+        f"{cut} of {len(rows)} prompts are longer than max_prompt_length {limit} (median {median(lengths):g} tokens, "
+        f"longest {max(lengths)})"
+    )
+    if cut > PROMPTS * len(rows):
+        yield Finding(
+            "F11",
+            f"{evidence}: they lose their beginning",
+            f"Set max_prompt_length={max(lengths)}, or leave out the longest prompts.",
+        )
+    else:
+        yield Held("F11", evidence, f"with a limit of 1 it would be {sum(length > 1 for length in lengths)}")
+
+
+def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]:
+    own = (seen.asked.get("generation_kwargs") or {}).get("max_new_tokens")  # which trl hands on after its own
+    name = "max_new_tokens of generation_kwargs" if own else "max_completion_length"
+    limit = own or seen.asked.get("max_completion_length") or seen.asked.get("max_new_tokens")
+    if not limit:
+        return
+    column = reference_column(rows)
+    texts = [_text(row[column]) for row in rows if row.get(column) is not None] if column else []
+    if texts:
+        lengths = [len(ids) for ids in tokenizer_of(seen.trainer)(texts, add_special_tokens=False)["input_ids"]]
+        # The end is a token too: where completions without one are masked, an answer must be shorter than the limit.
+        room = 1 if seen.asked.get("mask_truncated_completions") else 0
+        longer = sum(length + room > limit for length in lengths)
+        evidence = (
+            f"{longer} of {len(texts)} reference answers (column {column}) are longer than {name} {limit} "
+            f"(median {median(lengths):g} tokens, longest {max(lengths)})"
+        )
+        if longer > ANSWERS * len(texts):
+            yield Finding(
+                "F11",
+                f"{evidence}: a completion that long is cut before its end",
+                f"Set {name} to what the answers need: {max(lengths)} for the longest.",
+            )
+            return
+        if longer:
+            planted = sum(length + room > min(lengths) for length in lengths)
+            yield Held("F11", evidence, f"with a limit of {min(lengths)} it would be {planted}")
+    ratios = [record["completions/clipped_ratio"] for record in seen.log if "completions/clipped_ratio" in record]
+    uncut = getattr(seen.trainer.args, "max_completion_length", None) == limit
+    if seen.small or not uncut or not ratios:
+        yield NotChecked("F11", "how long the real model's completions are: only the real model tells (--real-model)")
+        return
+    share = sum(ratios) / len(ratios)
+    evidence = f"{share:.0%} of the completions reached max_completion_length {limit} without an end"
+    if share >= CLIPPED:
+        yield Finding("F11", evidence, "Set a larger max_completion_length, or ask for shorter answers.")
+    else:
+        yield Held("F11", evidence, f"from {CLIPPED:.0%} on it would be told")
+
+
+def _text(value: Any) -> str:
+    if is_conversation(value):
+        return "".join(str(message.get("content", "")) for message in value)
+    if isinstance(value, (list, tuple)):
+        return max(map(str, value), key=len, default="")
+    return str(value)

@@ -1,0 +1,32 @@
+"""The judges in the order in which they are asked: before the script trains, and after its few steps."""
+
+from collections.abc import Callable, Iterator
+
+from failurelab.preflight.answers import Answer
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges.batch import judge_batch
+from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
+from failurelab.preflight.judges.lengths import judge_lengths
+from failurelab.preflight.judges.memory import judge_memory
+from failurelab.preflight.judges.reference import judge_reference
+from failurelab.preflight.judges.reward import judge_rewards
+from failurelab.preflight.judges.rollout_engine import judge_rollout_engine
+from failurelab.preflight.judges.scores import judge_scores
+from failurelab.preflight.judges.tokens import judge_ends, judge_template
+from failurelab.preflight.judges.updates import judge_updates
+from failurelab.preflight.judges.zero3 import judge_zero3
+
+Judge = Callable[[Seen], Iterator[Answer]]
+BEFORE: tuple[Judge, ...] = (
+    judge_zero3,
+    judge_four_bit_placement,
+    judge_batch,
+    judge_rewards,
+    judge_template,
+    judge_ends,
+    judge_scores,
+    judge_reference,
+    judge_updates,
+    judge_memory,
+)
+AFTER: tuple[Judge, ...] = (judge_lengths, judge_rollout_engine)

@@ -1,0 +1,163 @@
+"""F19: a reference model that is not the policy at the start, or one that is to follow the policy and does not exist.
+
+The KL term holds the policy near its reference. Where an adapter was merged into the policy, the reference that a
+trainer loads by the checkpoint's name lacks it; where the policy has a trained adapter, a reference made by switching
+adapters off lacks it too. Then KL is above 0 before the first step, and training pulls the policy back to what it was
+before. With LoRA there is no reference model, so `sync_ref_model` has nothing to write to, and says nothing.
+
+Upstream: TRL #3194, #3108, PR #4912 (refused from 1.0 on).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from failurelab import handles
+from failurelab.handles import keep_modes
+from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges.rows import trl_source
+
+_APART = 1e-3  # in log-probability; the same weights in the same pass give 0
+
+
+def judge_reference(seen: Seen) -> Iterator[Answer]:
+    """Compare the reference with the policy before training; and ask whether there is one to be synced."""
+    trainer = seen.trainer
+    if not hasattr(trainer, "ref_model"):
+        return
+    if seen.asked.get("sync_ref_model") and trainer.ref_model is None:
+        refused = "sync_ref_model=True` while" in trl_source(trainer)
+        yield Finding(
+            "F19",
+            "sync_ref_model is asked for, and there is no reference model to sync"
+            + (": this trl refuses it" if refused else ": this trl takes it, and nothing is ever synced"),
+            "Leave sync_ref_model out, or train without an adapter and with beta above 0.",
+        )
+        return
+    if seen.asked.get("beta") == 0 or seen.asked.get("ref_adapter_name"):
+        return
+    model, reference = _bare(trainer.model), trainer.ref_model
+    if reference is not None:
+        yield _models(seen, model, _bare(reference))
+    elif hasattr(model, "disable_adapter") and hasattr(model, "peft_config"):
+        yield _adapter(seen, model)
+
+
+def _models(seen: Seen, model: Any, reference: Any) -> Answer:
+    names = [getattr(getattr(each, "config", None), "_name_or_path", "") for each in (model, reference)]
+    if all(names) and names[0] != names[1]:
+        return Finding(
+            "F19",
+            f"the policy is {names[0]} and its reference is {names[1]}: KL is above 0 before the first step",
+            "Load the reference from the policy's checkpoint, or leave ref_model out.",
+        )
+    gap, share = _gap(model, model, reference), _share_changed(model, reference)
+    if not share:
+        return _held("policy and reference model have the same weights", model, reference)
+    if gap <= _APART:
+        return _held(
+            f"policy and reference model give the same log-probabilities (apart by {gap:.2g} at most)", model, reference
+        )
+    if seen.small and share == 1:
+        return NotChecked("F19", "policy and reference were both built small, and differ by how they were loaded")
+    return Finding(
+        "F19",
+        f"policy and reference model are apart by {gap:.3g} in a log-probability at the first step, and {share:.0%} "
+        "of their matrices differ: the policy was changed after it was loaded, and the reference was not",
+        "Save the changed model (an adapter merged into it, say) and hand its folder to the trainer.",
+    )
+
+
+def _adapter(seen: Seen, model: Any) -> Answer:
+    if "ref" in model.peft_config:
+        gap = _gap(model, model, "ref")
+        if gap <= _APART:
+            return _held(f"the reference is an adapter of its own, and the same (apart by {gap:.2g})", model, "ref")
+        return Finding(
+            "F19",
+            f"the reference is an adapter of its own, and differs by {gap:.3g} in a log-probability at the first step",
+            "Do not change the policy's adapter after the trainer is made, which copies it.",
+        )
+    gap = _gap(model, model, None)
+    if gap <= _APART:
+        return _held(f"the policy without its adapter is the reference, and the same (apart by {gap:.2g})", model, None)
+    return Finding(
+        "F19",
+        f"the reference is the policy without its adapter, and that is trained or not zero: they differ by {gap:.3g} "
+        "in a log-probability before the first step",
+        "Merge the adapter, save the model, and give the trainer that folder with a new peft_config.",
+    )
+
+
+def _held(evidence: str, model: Any, reference: Any) -> Answer:
+    """Say that policy and reference agree, if the same comparison sees a policy whose weights were changed."""
+    weights = [weight for weight in model.parameters() if weight.ndim > 1 and weight.is_floating_point()]
+    adapter = [weight for name, weight in model.named_parameters() if "lora_B" in name and ".ref." not in name]
+    changed = weights[-1] if isinstance(reference, torch.nn.Module) else (adapter or weights)[-1]
+    before = changed.detach().clone()
+    draws = torch.Generator().manual_seed(0)
+    noise = torch.randn(changed.shape, generator=draws, device="cpu").to(changed)
+    try:
+        with torch.no_grad():
+            changed.add_(noise, alpha=0.1)
+        gap = _gap(model, model, reference)
+        share = _share_changed(model, reference) if isinstance(reference, torch.nn.Module) else 1.0
+    finally:
+        with torch.no_grad():
+            changed.copy_(before)
+    if gap <= _APART or not share:
+        return NotChecked("F19", f"{evidence}; a policy whose weights were changed would look the same ({gap:.2g})")
+    return Held("F19", evidence, f"with one matrix of the policy changed they would be apart by {gap:.2g}")
+
+
+def _bare(model: Any) -> Any:
+    """Return a model without the wrappers of torch and accelerate; an adapter's stays."""
+    while hasattr(model, "_orig_mod") or isinstance(getattr(model, "module", None), torch.nn.Module):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    return model
+
+
+def _gap(model: Any, policy: Any, reference: Any) -> float:
+    """Return the largest difference in log-probability over eight tokens.
+
+    The reference is a model, "ref" for the adapter of that name, or None for the policy without its adapter.
+    """
+    device = next(model.parameters()).device
+    ids = torch.arange(1, 9, device=device)[None]
+
+    def score(of: Any) -> torch.Tensor:
+        with torch.no_grad(), keep_modes(of):
+            of.eval()
+            return of(input_ids=ids).logits.float().log_softmax(-1).to(device)
+
+    before = score(policy)
+    if isinstance(reference, torch.nn.Module):
+        after = score(reference)
+        width = min(before.shape[-1], after.shape[-1])  # one of them may have tokens added
+        return float((before[..., :width] - after[..., :width]).abs().max())
+    if reference == "ref":
+        active = policy.active_adapter
+        with handles.keep_requires_grad(policy):
+            policy.set_adapter("ref")
+            try:
+                return float((before - score(policy)).abs().max())
+            finally:
+                policy.set_adapter(active)
+    with handles.keep_requires_grad(policy), policy.disable_adapter():
+        return float((before - score(policy)).abs().max())
+
+
+def _share_changed(model: Any, reference: Any) -> float:
+    """Return the share of matrices that differ by more than their dtypes; one that only one model has is left out."""
+    own: Mapping[str, torch.Tensor] = dict(reference.named_parameters())
+    pairs = [(weight, own[name]) for name, weight in model.named_parameters() if weight.ndim > 1 and name in own]
+    different = [_differ(a.detach().cpu(), b.detach().cpu()) for a, b in pairs]
+    return sum(different) / max(len(different), 1)
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    rows = min(one.shape[0], other.shape[0])
+    dtype = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
+    return one.shape[1:] != other.shape[1:] or not torch.equal(one[:rows].to(dtype), other[:rows].to(dtype))

@@ -1,0 +1,113 @@
+"""What judges read of a script: rows of its dataset, prompts as its trainer makes ids of them, its libraries."""
+
+import functools
+import importlib.metadata
+import inspect
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packaging.version import Version
+
+from failurelab.preflight.inputs import Seen
+
+REFERENCES = ("answer", "answers", "solution", "ground_truth", "label", "labels", "target", "reference", "expected")
+REFERENCES += ("gold", "final_answer", "correct_answer", "output", "response", "completion")
+
+
+def sample(seen: Seen, count: int, prepared: bool = False) -> list[dict[str, Any]]:
+    """Return at most `count` rows of the script's dataset: spread over it, or the first ones of a stream.
+
+    Args:
+        seen: the script.
+        count: of rows, at most.
+        prepared: the rows as the trainer made them, with ids in place of texts.
+    """
+    dataset = None if prepared else seen.dataset
+    dataset = getattr(seen.trainer, "train_dataset", None) if dataset is None else dataset
+    if dataset is None:
+        return []
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        size = len(dataset)
+        places = [size * number // count for number in range(count)] if size > count else range(size)
+        rows = [dataset[place] for place in places]
+    else:
+        rows = list(itertools.islice(iter(dataset), count))
+    return [dict(row) for row in rows if isinstance(row, Mapping)]
+
+
+def generates(trainer: Any) -> bool:
+    """Return whether a trainer draws completions of its own: GRPO, RLOO, Online DPO, and what is derived from them."""
+    return any(getattr(trainer, name, None) for name in ("reward_funcs", "reward_model", "judge"))
+
+
+def is_conversation(prompt: Any) -> bool:
+    """Return whether a prompt, or a completion, is a list of messages."""
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping) and "role" in prompt[0]
+
+
+def tokenizer_of(trainer: Any) -> Any:
+    """Return the trainer's tokenizer; of a processor for images, the one inside."""
+    processor = getattr(trainer, "processing_class", None) or getattr(trainer, "tokenizer", None)
+    return getattr(processor, "tokenizer", processor)
+
+
+def prompt_ids(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
+    """Return the ids of prompts, as the trainer makes them; uncut.
+
+    trl 1.x has a method for it, which is asked. Releases before render the chat template, if the prompt has messages,
+    and add no special tokens to what comes of it.
+    """
+    own = getattr(trainer, "_tokenize_prompts", None)
+    if own is not None:
+        return [list(ids) for ids in own(list(prompts))[0]]
+    tokenizer = tokenizer_of(trainer)
+    texts = [
+        prompt
+        if isinstance(prompt, str)
+        else tokenizer.apply_chat_template(
+            prompt, tokenize=False, **_continuation(prompt), **(getattr(trainer, "chat_template_kwargs", None) or {})
+        )
+        for prompt in prompts
+    ]
+    return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def _continuation(prompt: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    assistant = prompt[-1]["role"] == "assistant"
+    return {"continue_final_message": True} if assistant else {"add_generation_prompt": True}
+
+
+def trl_source(trainer: Any) -> str:
+    """Return the source of the trl classes that a trainer is derived from; empty where there is none to read.
+
+    What a release does is asked of its source where no signature tells: a version says nothing of a fork or a nightly.
+    """
+    return "\n".join(_source(cls) for cls in type(trainer).__mro__ if cls.__module__.partition(".")[0] == "trl")
+
+
+@functools.cache
+def _source(cls: type) -> str:
+    try:
+        return inspect.getsource(sys.modules[cls.__module__])
+    except (OSError, TypeError, KeyError):
+        return ""
+
+
+def reference_column(rows: Sequence[Mapping[str, Any]], asked: Sequence[str] = ()) -> str | None:
+    """Return the column with the reference answers: one that the reward functions ask for, else by its name."""
+    columns = [name for name in rows[0] if name != "prompt"] if rows else []
+    known = [name for name in REFERENCES if name in columns]
+    wanted = [name for name in known if name in asked] or [
+        name for name in columns if name in asked and isinstance(rows[0][name], (str, int, float))
+    ]
+    return next(iter(wanted or known), None)
+
+
+def installed_version(package: str) -> Version:
+    """Return the release of a package; 0 where it is not installed."""
+    try:
+        return Version(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return Version("0")

@@ -1,0 +1,258 @@
+"""F21: one optimizer step of the cut training beside the textbook, before all other judges of the gradient.
+
+The other judges look for one known failure each. This one compares the whole gradient with GRPO's definition (see
+`failurelab.textbook`), and looks for what explains a difference. It needs completions of several lengths, cut ones
+among them, or a mask and a loss that is divided by the wrong number would not show: a small random model draws no end,
+so its completions are ended here.
+
+Its verdict outweighs the others'. What holds beside the textbook is no suspicion of theirs; where the gradient is
+wrong, no judge of the same gradient says that a failure is not there.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from failurelab import textbook
+from failurelab._text import first_line
+from failurelab.handles import keep_random_state, wrap_method
+from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges.rows import tokenizer_of
+
+ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
+_MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
+# The failure that a suspect is, where it is not F21; and the mistake that is planted to hold that failure.
+_FAILURES = {
+    "rows of the prompt": "F3b",
+    "scores shifted by one": "F3b",
+    "temperature": "F15",
+    "no attention mask and no temperature": "F15",
+}
+_PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
+_SAME_GRADIENT = ("F3b", "F15", "F20", "F13")
+_MISSING = ("F1", "F2", "F23")  # tensors without a gradient, or that no optimizer holds
+_REPAIRS = {
+    "F3b": "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later.",
+    "F15": "Set temperature=1.0, or upgrade to trl 0.16 or later.",
+    "no attention mask": "trl 0.15 or later; or prompts of one length in a batch (TRL #2708).",
+}
+_OTHERWISE = "Look there in what is overridden or patched; failurelab.guards.StepGuard(trainer) checks the repair."
+
+
+class StepJudge(TrainerCallback):
+    """Compares the first optimizer step that shows something, and a later one where completions are used again.
+
+    Args:
+        seen: the script.
+        explained: whether another judge has seen by now why the gradient is wrong; then nothing is searched for it.
+    """
+
+    def __init__(self, seen: Seen, explained: Callable[[], bool] = lambda: False):
+        self.seen, self.trainer, self.explained = seen, seen.trainer, explained
+        self.reports: list[textbook.Comparison] = []
+        self._error = ""
+        self._listening = contextlib.ExitStack()
+        self._recorder: textbook.Recorder | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, steps are compared. To be entered after other callbacks that listen to `generate`."""
+        if textbook.not_grpo(self.trainer) is not None:
+            yield
+            return
+        self.trainer.add_callback(self)
+        try:
+            yield
+        finally:
+            self._listening.close()
+            self.trainer.remove_callback(self)
+
+    def _wanted(self, step: int) -> bool:
+        """Whether a step is compared: until one shows something, and the one after it where ratios are not 1 then."""
+        told = [report.verdict for report in self.reports]
+        if "FOUND" in told or self._error:
+            return False
+        return "HELD" not in told or (told.count("HELD") == 1 and self._uses_again())
+
+    def _uses_again(self) -> bool:
+        args = self.trainer.args
+        steps = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
+        return steps > args.gradient_accumulation_steps
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start to listen, around the guards that generate for themselves."""
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        if self.seen.small and callable(getattr(model, "generate", None)):
+            self._listening.enter_context(wrap_method(model, "generate", self._end, "completions are ended"))
+        self._recorder = textbook.Recorder(self.trainer, self._wanted)
+        self._listening.callback(self._recorder.detach)
+        self._recorder.attach()
+
+    def _end(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Put an end into the completions that were drawn, each at another place."""
+        drawn = generate(*args, **kwargs)
+        given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        tokenizer = tokenizer_of(self.trainer)
+        end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+        if not isinstance(drawn, torch.Tensor) or not isinstance(given, torch.Tensor) or end is None:
+            return drawn
+        width = given.shape[1]
+        for row, completion in enumerate(drawn):
+            place = width + ENDS[row % len(ENDS)]
+            if place < len(completion):
+                completion[place], completion[place + 1 :] = end, end if pad is None else pad
+        return drawn
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Compare."""
+        if self._recorder is None or not self._wanted(state.global_step + 1):
+            return
+        model = self.trainer.model
+        affordable = next(model.parameters()).is_cuda or sum(p.numel() for p in model.parameters()) < _MOST
+        try:
+            with keep_random_state():
+                report = textbook.compare_step(
+                    self.trainer,
+                    self._recorder.evidence(),
+                    with_suspects=affordable and not self.explained(),
+                    with_controls=not self.reports,
+                )
+        except Exception as error:  # of this check's own: the cut training goes on
+            self._error = f"{type(error).__name__}: {first_line(error)}"
+        else:
+            self.reports.append(report)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Forget the step."""
+        if self._recorder is not None:
+            self._recorder.next_step()
+
+    def outweigh(self, others: Sequence[Answer]) -> list[Answer]:
+        """Return the other judges' answers and its own, without those that the comparison contradicts.
+
+        A finding that explains the wrong gradient keeps its place, and gets the comparison's line. A judge of the same
+        gradient that saw nothing is NOT CHECKED then. Where the textbook holds a failure, nobody else suspects it.
+        """
+        own = list(self.answers())
+        wrong = next((report for report in self.reports if report.verdict == "FOUND"), None)
+        found = next((answer for answer in own if isinstance(answer, Finding) and answer.failure != "F14"), None)
+        if found is not None and wrong is not None:
+            return [*_explained(found, bool(wrong.named), own, others)]
+        held = {answer.failure for answer in own if isinstance(answer, Held)}
+        return [answer for answer in others if answer.failure not in held or isinstance(answer, Held)] + own
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield what the steps have shown."""
+        reason = textbook.not_grpo(self.trainer)
+        if reason is None and not self.reports:
+            reason = self._error or "no optimizer step was reached whose gradient could be seen"
+        if reason is not None:
+            yield NotChecked("F21", reason)
+            return
+        yield from self._texts()
+        found = next((report for report in self.reports if report.verdict == "FOUND"), None)
+        held = [report for report in self.reports if report.verdict == "HELD"]
+        if found is not None:
+            yield self._found(found)
+        elif held:
+            yield self._held(held)
+            yield from self._held_too(held[0])
+        else:
+            yield NotChecked("F21", self.reports[0].reason)
+
+    def _texts(self) -> Iterator[Answer]:
+        texts = next((report.texts for report in self.reports if report.texts), "")
+        if texts:
+            yield Finding(
+                "F14",
+                f"what your reward functions read is not what was drawn: {texts}",
+                "Decode completions by the tokenizer's own decode; look into what is overridden or patched there.",
+            )
+
+    def _found(self, report: textbook.Comparison) -> Answer:
+        failure = _FAILURES.get(report.named or "", "F21")
+        if _uses_liger(self.seen):
+            return NotChecked("F21", f"Liger's loss is cut away; without it, {report.reason}")
+        own = _overridden(self.trainer)
+        where = f" Overridden by the script: {', '.join(own)}." if own else ""
+        repair = _REPAIRS.get(failure) or _REPAIRS.get(report.named or "", _OTHERWISE)
+        return Finding(failure, f"step {report.step}: {report.reason}{where}", repair)
+
+    def _held(self, reports: Sequence[textbook.Comparison]) -> Answer:
+        first, last = reports[0], reports[-1]
+        evidence = f"step {' and '.join(str(report.step) for report in reports)}: {last.reason}"
+        hidden = sorted({line.partition(":")[0].partition(" (")[0] for line in last.not_shown})
+        if hidden:
+            evidence += f". This does not show: {', '.join(hidden)}"
+        cut = cut_away(self.seen)
+        if cut:
+            return NotChecked("F21", f"{'; '.join(cut)}; without it, {evidence}")
+        blind = [name for name in ("opposite sign", "scores shifted by one") if not first.sees(name)]
+        if blind:
+            return NotChecked("F21", f"{evidence}; with {' or '.join(blind)} planted it looks the same")
+        planted = [f"{name}: {apart}" for name, apart in first.controls.items() if first.sees(name)]
+        return Held("F21", evidence, "; ".join(planted))
+
+    def _held_too(self, report: textbook.Comparison) -> Iterator[Answer]:
+        """Yield the failures that are no longer suspected, each with its own mistake planted."""
+        if _uses_liger(self.seen):
+            return
+        evidence = f"the gradient of step {report.step} is the textbook's: see F21"
+        for failure, name in _PLANTED.items():
+            if report.sees(name):
+                yield Held(failure, evidence, f"{name}: {report.controls[name]}")
+        args = self.trainer.args
+        steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
+        if steps != args.gradient_accumulation_steps:
+            yield Held("F20", evidence, f"scaled it would have size {args.gradient_accumulation_steps / steps:g}")
+
+
+def cut_away(seen: Seen) -> list[str]:
+    """Return why the cut training is not the script's own as to its gradient: a text for each option."""
+    lines = []
+    for name, left in textbook.NOT_HERE.items():
+        asked = seen.asked.get(name, left.neutral[0])
+        if not textbook.is_neutral(name, asked) and textbook.is_neutral(name, getattr(seen.trainer.args, name, asked)):
+            lines.append(f"{name} is cut away: {left.reason}")
+    if seen.world_size > 1:
+        lines.append("several processes are cut to one: each has a part of the batch")
+    return lines
+
+
+def _explained(found: Finding, named: bool, own: Sequence[Answer], others: Sequence[Answer]) -> Iterator[Answer]:
+    known = [answer for answer in others if isinstance(answer, Finding)]
+    same = [answer for answer in known if answer.failure == found.failure or answer.failure in _MISSING]
+    if not same and not named:
+        same = [answer for answer in known if answer.failure in _SAME_GRADIENT]
+    for answer in others:
+        if same and answer is same[0]:
+            yield dataclasses.replace(answer, evidence=f"{answer.evidence}; {found.evidence}")
+        elif isinstance(answer, Held) and answer.failure in _SAME_GRADIENT:
+            yield NotChecked(answer.failure, f"{answer.evidence}, but the gradient is wrong: see {found.failure}")
+        else:
+            yield answer
+    yield from (answer for answer in own if answer is not found)
+    if not same:
+        yield found
+    elif found.failure == "F21":
+        yield NotChecked("F21", f"the gradient is wrong, as {same[0].failure} makes it; ask again without that")
+
+
+def _uses_liger(seen: Seen) -> bool:
+    return bool(seen.asked.get("use_liger_loss") or seen.asked.get("use_liger_kernel"))
+
+
+def _overridden(trainer: Any) -> list[str]:
+    """Return the methods that classes of the script's own override, as `Class.method`."""
+    names = []
+    for kind in type(trainer).__mro__:
+        if kind.__module__.partition(".")[0] in ("trl", "transformers", "builtins"):
+            continue
+        names += [f"{kind.__name__}.{name}" for name, value in vars(kind).items() if inspect.isfunction(value)]
+    return [name for name in names if not name.endswith("__init__")]

@@ -1,0 +1,284 @@
+"""F12 and F13: a chat model that is asked without its template, and ends that are not seen.
+
+F12: a plain string gets no chat template from trl. A chat model then goes on with the text instead of answering, and
+mostly never ends; every scalar is that of completions that are too long. The other way round, a text that holds the
+template already is given another beginning-of-sequence token by a release that adds special tokens.
+
+F13: a completion ends where the model ends it, and is masked where the trainer sees an end. trl up to 1.9 knows one id,
+the tokenizer's; a chat model may end its turn with another. In supervised fine-tuning a collator that masks padding
+also masks the end, where both are one token: the model is never taught to end.
+
+Upstream: TRL PR #7039 and #6357.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges.rows import generates, is_conversation, prompt_ids, sample, tokenizer_of
+
+ROWS = 32
+_CHAT = re.compile(r"instruct|chat|zephyr|\bit\b|assistant", re.IGNORECASE)
+_TASK = re.compile(
+    r"(what|who|how|why|when|where|which|is|are|can|please|solve|compute|calculate|find|write|explain|give|name|list|"
+    r"translate|summari[sz]e|answer|add|multiply|count|describe|question)\b",
+    re.IGNORECASE,
+)
+_TURN = [{"role": "user", "content": "Question?"}, {"role": "assistant", "content": "Answer."}]
+TOKENS = 64  # drawn from a real model, to see whether it ends
+
+
+def judge_template(seen: Seen) -> Iterator[Answer]:
+    """F12: plain prompts for a chat model, and a beginning-of-sequence token that the trainer adds once more."""
+    trainer, tokenizer = seen.trainer, tokenizer_of(seen.trainer)
+    rows = sample(seen, ROWS)
+    if tokenizer is None or not rows:
+        return
+    yield from _beginning(seen, tokenizer, rows)
+    prompts = [row["prompt"] for row in rows if row.get("prompt")]
+    if not generates(trainer) or not prompts:
+        return
+    if is_conversation(prompts[0]):
+        yield NotApplicable("F12", "the prompts are messages: trl applies the chat template")
+        return
+    if not getattr(tokenizer, "chat_template", None):
+        yield NotApplicable("F12", "the tokenizer has no chat template, and the prompts are plain text")
+        return
+    mark = _mark(tokenizer)
+    if not mark:
+        yield NotChecked("F12", "the chat template has no mark of its own that a prompt could be searched for")
+        return
+    plain = sum(mark not in prompt for prompt in prompts if isinstance(prompt, str))
+    if not plain:
+        yield _turn_opened(tokenizer, prompts, mark)
+        return
+    name = seen.loads[0].name if seen.loads else ""
+    evidence = f"{plain} of {len(prompts)} prompts are plain text without the mark {mark!r} of the tokenizer's template"
+    repair = 'Make each prompt a list of messages: {"prompt": [{"role": "user", "content": text}], …}.'
+    if not seen.small:
+        yield _ask_model(seen, tokenizer, [prompt for prompt in prompts if mark not in prompt][:4], evidence, repair)
+    elif _is_chat(name) and 2 * sum(map(_is_asked, prompts)) > len(prompts):
+        yield Finding("F12", f"{evidence}; they ask or tell, and {name} is a chat model by its name", repair)
+    else:
+        yield NotChecked("F12", f"{evidence}; whether the model needs it, only the real model tells (--real-model)")
+
+
+def _turn_opened(tokenizer: Any, prompts: Sequence[str], mark: str) -> Answer:
+    """Tell prompts that the script templated itself, without the beginning of the assistant's turn."""
+    with_turn, without = (
+        tokenizer.apply_chat_template(_TURN[:1], tokenize=False, add_generation_prompt=turn) for turn in (True, False)
+    )
+    opening, closed = with_turn.removeprefix(without).strip(), without.rpartition(_TURN[0]["content"])[2].strip()
+    shut = sum(prompt.rstrip().endswith(closed) for prompt in prompts) if opening and closed else 0
+    evidence = f"every prompt holds the chat template's mark {mark!r} already"
+    if not opening or opening == closed:
+        return NotChecked("F12", f"{evidence}; the template has no beginning of its own for the assistant's turn")
+    if shut < len(prompts):
+        return Held(
+            "F12",
+            f"{evidence}, and {len(prompts) - shut} of {len(prompts)} go on after the user's turn",
+            f"without {opening!r} at the end all {len(prompts)} would end with {closed!r}",
+        )
+    return Finding(
+        "F12",
+        f"{evidence}, and ends with {closed!r}: without {opening!r} the assistant's turn does not begin, and the model "
+        "has to write that itself",
+        "Hand messages to trl, or give apply_chat_template add_generation_prompt=True.",
+    )
+
+
+def _is_chat(name: str) -> bool:
+    return bool(_CHAT.search(name.rstrip("/").split("/")[-1].replace("_", "-")))
+
+
+def _is_asked(prompt: str) -> bool:
+    """Return whether a text is a question or a task; one that ends in a cue, as `TL;DR:`, is to be gone on with."""
+    text = prompt.strip()
+    return not text.endswith((":", "=")) and bool(text.endswith((".", "?", "!")) or _TASK.match(text))
+
+
+def _mark(tokenizer: Any) -> str:
+    """Return what a template puts before a user's message, less the beginning of a sequence and blanks."""
+    text = tokenizer.apply_chat_template(_TURN[:1], tokenize=False, add_generation_prompt=True)
+    return text.partition(_TURN[0]["content"])[0].replace(tokenizer.bos_token or "\0", "").strip().rpartition("\n")[2]
+
+
+def _ask_model(seen: Seen, tokenizer: Any, prompts: Sequence[str], evidence: str, repair: str) -> Answer:
+    """Let the real model answer the same prompts both ways, greedily; a chat model that needs its template ends so."""
+    chats = [
+        tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
+        for text in prompts
+    ]
+    model = seen.trainer.model
+    plain, templated = (_ended(model, tokenizer, texts) for texts in (prompts, chats))
+    counted = f"{evidence}; of {len(prompts)} asked greedily, {plain} end within {TOKENS} tokens, with it {templated}"
+    if templated > plain:
+        return Finding("F12", counted, repair)
+    if not plain:
+        return NotChecked("F12", f"{counted}: too few ends to tell")
+    kept = _ended(model, tokenizer, prompts, may_end=False)
+    return Held("F12", counted, f"kept from ending, {kept} of {len(prompts)} do")
+
+
+def _ended(model: Any, tokenizer: Any, texts: Sequence[str], may_end: bool = True) -> int:
+    """Return how many greedy completions end; with `may_end=False` the model is kept from it, as a control."""
+    training = model.training
+    model.eval()
+    try:
+        ends = _ids(model.generation_config.eos_token_id) | {tokenizer.eos_token_id}
+        count = 0
+        for text in texts:
+            ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"].to(model.device)
+            with torch.no_grad():
+                drawn = model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    do_sample=False,
+                    max_new_tokens=TOKENS,
+                    eos_token_id=sorted(ends),
+                    pad_token_id=min(ends),
+                    suppress_tokens=None if may_end else sorted(ends),
+                )
+            count += bool(ends & set(drawn[0, ids.shape[1] :].tolist()))
+        return count
+    finally:
+        model.train(training)
+
+
+def _beginning(seen: Seen, tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Iterator[Answer]:
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return
+    prompts = [row["prompt"] for row in rows if row.get("prompt")]
+    if generates(seen.trainer) and prompts:
+        rows_ids = prompt_ids(seen.trainer, prompts)
+    else:
+        rows = sample(seen, ROWS, prepared=True)
+        names = ("input_ids", "prompt_input_ids", "prompt_ids")
+        name = next((name for name in names if rows and name in rows[0]), None)
+        if name is None:
+            return
+        rows_ids = [list(row[name]) for row in rows]
+    doubled = sum(ids[:2] == [bos, bos] for ids in rows_ids)
+    if doubled:
+        yield Finding(
+            "F12",
+            f"{doubled} of {len(rows_ids)} rows begin with {tokenizer.bos_token!r} twice: the text holds it already, "
+            "and the tokenizer adds it again",
+            "Hand messages to trl instead of text that apply_chat_template made, or take the token off the text.",
+        )
+
+
+def judge_ends(seen: Seen) -> Iterator[Answer]:
+    """F13: ends that the trainer does not see, and ends that are masked out of the labels."""
+    tokenizer = tokenizer_of(seen.trainer)
+    if tokenizer is None or getattr(tokenizer, "eos_token_id", None) is None:
+        return
+    if generates(seen.trainer):
+        yield _turns(seen, tokenizer)
+    elif hasattr(seen.trainer, "data_collator"):
+        yield from _labels(seen, tokenizer)
+
+
+def _turns(seen: Seen, tokenizer: Any) -> Answer:
+    trainer = seen.trainer
+    known = {tokenizer.eos_token_id, *_ids(getattr(trainer, "eos_token_ids", None))}
+    config = _ids(getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None))
+    ends = f"the trainer ends a completion at {_names(tokenizer, known)}"
+    own = _ids((seen.asked.get("generation_kwargs") or {}).get("eos_token_id"))
+    if own and not own & known:
+        return Finding(
+            "F13",
+            f"generation stops at {_names(tokenizer, own)} (generation_kwargs), and {ends}: whatever stops is not seen "
+            "to have ended, and what ends is gone on with",
+            "Leave eos_token_id out of generation_kwargs, or give the tokenizer that token as eos_token.",
+        )
+    if config and not config & known:
+        return Finding(
+            "F13",
+            f"{ends}, and the model's generation config says {_names(tokenizer, config)}: what the model ends with is "
+            "not seen, and what follows counts as the completion",
+            f"Set tokenizer.eos_token = {tokenizer.convert_ids_to_tokens(min(config))!r} before the trainer is made.",
+        )
+    rows = sample(seen, 1)
+    turn = _turn_end(tokenizer)
+    template = rows and (is_conversation(rows[0].get("prompt")) or (turn and _mark(tokenizer) in str(rows[0])))
+    if not template or turn is None:
+        return NotApplicable("F13", f"{ends}; the prompts are without a chat template")
+    if turn in known:
+        others = ", ".join(map(repr, known - {turn})) or "none"
+        return Held(
+            "F13",
+            f"{ends}, which is the end of a turn in the chat template",
+            f"without it the trainer would know {others}, and a turn would not be seen to end",
+        )
+    name = seen.loads[0].name if seen.loads else ""
+    found = f"{ends}, and a turn of the chat template ends with {_names(tokenizer, {turn})}"
+    if turn in config or _is_chat(name):
+        return Finding(
+            "F13",
+            f"{found}, which the model's generation config has too: after it, padding counts as the completion"
+            if turn in config
+            else f"{found}: nothing stops the model there",
+            f"Set tokenizer.eos_token = {tokenizer.convert_ids_to_tokens(turn)!r} before the trainer is made.",
+        )
+    return NotChecked("F13", f"{found}; whether this model ends its turns so, only the real model tells (--real-model)")
+
+
+def _turn_end(tokenizer: Any) -> int | None:
+    """Return the special token that a template puts after an assistant's message; None if it puts none."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    after = tokenizer.apply_chat_template(_TURN, tokenize=False).rpartition(_TURN[1]["content"])[2]
+    ids = tokenizer(after, add_special_tokens=False)["input_ids"]
+    special = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", {}))
+    return next((id for id in ids if id in special), None)
+
+
+def _labels(seen: Seen, tokenizer: Any) -> Iterator[Answer]:
+    """Collate real rows as the trainer does, and look at the label of each row's last end."""
+    trainer, eos = seen.trainer, tokenizer.eos_token_id
+    rows = [row for row in sample(seen, ROWS, prepared=True) if "input_ids" in row and eos in list(row["input_ids"])]
+    if not rows:
+        return
+    batch = trainer.data_collator([{key: row[key] for key in row if _collated(key)} for row in rows])
+    if "labels" not in batch or batch["labels"].shape[0] != len(rows):
+        return
+    masked = 0
+    for row, ids, labels in zip(rows, batch["input_ids"].tolist(), batch["labels"].tolist()):
+        own = list(row["input_ids"])
+        start = next((at for at in range(len(ids)) if ids[at : at + len(own)] == own), None)
+        if start is None:
+            return
+        last = start + len(own) - 1 - own[::-1].index(eos)
+        masked += labels[last] == -100
+    evidence = f"{masked} of {len(rows)} rows have their last end {tokenizer.eos_token!r} masked out of the labels"
+    if masked == len(rows) and tokenizer.pad_token_id == eos:
+        yield Finding(
+            "F13",
+            f"{evidence}: it is the padding token too, so the model is never taught to end",
+            "Give the tokenizer a padding token of its own (tokenizer.pad_token = …), another than the end.",
+        )
+    else:
+        blind = batch["labels"].clone().masked_fill_(batch["input_ids"] == eos, -100)
+        planted = sum((blind[row] != labels).any().item() for row, labels in enumerate(batch["labels"]))
+        if not planted:
+            yield NotChecked("F13", f"{evidence}; no row of this batch has an end whose label could be masked")
+            return
+        yield Held("F13", evidence, f"with the end masked as padding is, {planted} of {len(rows)} would have it")
+
+
+def _collated(key: str) -> bool:
+    return key in ("input_ids", "attention_mask", "labels", "completion_mask", "assistant_masks", "token_type_ids")
+
+
+def _ids(value: Any) -> set[int]:
+    return set() if value is None else {value} if isinstance(value, int) else set(value)
+
+
+def _names(tokenizer: Any, ids: set[int]) -> str:
+    return " or ".join(f"{tokenizer.convert_ids_to_tokens(id)!r} ({id})" for id in sorted(ids))

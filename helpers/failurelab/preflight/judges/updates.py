@@ -1,0 +1,128 @@
+"""F9: weights in bfloat16 that an optimizer steps in bfloat16, with steps too small to change them.
+
+The cut model is trained in float32, so what the real run would do is told from the load: the dtype that this stack
+gives, the optimizer, and the highest learning rate. Where the weights are here (a local checkpoint, or the real model)
+the share of elements that a step changes is computed on them; else on numbers spread as the configuration's
+initializer_range says, and the evidence says so.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from packaging.version import Version
+
+from failurelab import updates
+from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
+from failurelab.preflight.inputs import Load, Seen
+
+# Share of the elements that a first step is to change. Above that of guards.UpdateGuard, which sees the real weights: a
+# number spread by initializer_range is small, and the weights of released models are larger.
+LEAST = 0.2
+_NOTEBOOK = "09_rounded_away"
+_LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_STEPPED = ("adamw", "paged_adamw", "lion", "ademamix")  # whose first step is the learning rate, whatever the gradient
+_COPIES = ("apex", "anyprecision", "fused_apex")
+_ELEMENTS = 1 << 21  # of a checkpoint that are read, spread over its tensors
+
+
+def judge_updates(seen: Seen) -> Iterator[Answer]:
+    """Tell a load in 16 bits whose weights a step of this learning rate leaves as they are."""
+    load = policy_load(seen)
+    trainer, rate = seen.trainer, seen.asked.get("learning_rate")
+    if load is None or not rate:
+        return
+    if hasattr(trainer.model, "peft_config"):
+        low = {p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4}
+        if not low:
+            yield NotApplicable("F9", f"the adapter is trained in float32, whatever the base's {load.dtype}")
+            return
+        yield NotChecked("F9", f"the adapter is trained in {', '.join(map(str, low))}; its values begin at zero")
+        return
+    cast = next((p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4), None)
+    if load.dtype not in _LOW and cast is not None:
+        load = dataclasses.replace(load, dtype=str(cast).removeprefix("torch."))
+    if load.dtype not in _LOW:
+        yield NotApplicable("F9", f"{load.name} is loaded in {load.dtype}: a step of {rate:g} is not lost")
+        return
+    optimizer = str(getattr(seen.asked.get("optim"), "value", seen.asked.get("optim") or "adamw_torch"))
+    if seen.given.get("optimizers", (None,))[0] is not None or seen.given.get("optimizer_cls_and_kwargs"):
+        yield NotChecked("F9", f"{load.name} is loaded in {load.dtype}; the script's own optimizer was not looked at")
+        return
+    if seen.zero_stage or any(name in optimizer for name in _COPIES):
+        yield NotApplicable("F9", f"loaded in {load.dtype}, and the optimizer steps float32 copies of the weights")
+        return
+    if seen.asked.get("fsdp") or not optimizer.startswith(_STEPPED):
+        yield NotChecked("F9", f"loaded in {load.dtype}; how large a step of {optimizer} is, and on what, is not known")
+        return
+    share, of = _share(seen, load, float(rate), _LOW[load.dtype])
+    evidence = (
+        f"{load.name} is loaded in {load.dtype}{' by the trainer' if load.by_trainer else ''}, and {optimizer} steps "
+        f"these weights: a step of {rate:g} changes {share:.1%} of {of}; in float32 it changes all"
+    )
+    if share >= LEAST:
+        lost, _ = _share(seen, load, float(rate) / 1000, _LOW[load.dtype])
+        if lost >= LEAST:
+            yield NotChecked("F9", f"{evidence}; a step a thousandth as long would look the same here ({lost:.1%})")
+            return
+        yield Held("F9", evidence, f"a step a thousandth as long would change {lost:.1%}")
+        return
+    yield Finding("F9", evidence, _repair(load), _NOTEBOOK)
+
+
+def policy_load(seen: Seen) -> Load | None:
+    """Return the load of the model that is trained: by its name, else the first."""
+    config = getattr(seen.trainer.model, "config", None)
+    name = getattr(config, "_name_or_path", None)
+    return next((load for load in seen.loads if load.name == name), next(iter(seen.loads), None))
+
+
+def _share(seen: Seen, load: Load, rate: float, dtype: torch.dtype) -> tuple[float, str]:
+    """Return the share of elements that a first step changes, and of which elements."""
+    if not load.small:
+        named = [(name, weight) for name, weight in seen.trainer.model.named_parameters() if weight.requires_grad]
+        return updates.shares(_parts(named), rate, dtype=dtype).share, "the checkpoint's elements"
+    tensors = list(_parts(_stored(load.name)))
+    if tensors:
+        return updates.shares(tensors, rate, dtype=dtype).share, "a sample of the checkpoint's elements"
+    spread = float(getattr(load.config, "initializer_range", None) or 0.02)
+    numbers = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0), device="cpu") * spread
+    return updates.shares([("", numbers)], rate, dtype=dtype).share, f"numbers spread by {spread:g} (initializer_range)"
+
+
+def _stored(name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a local checkpoint, one at a time; none where it is not a folder of safetensors."""
+    files = sorted(pathlib.Path(name).glob("*.safetensors")) if pathlib.Path(name).is_dir() else []
+    if not files:
+        return
+    from safetensors import safe_open
+
+    for file in files:
+        with safe_open(file, "pt") as checkpoint:
+            for key in checkpoint.keys():  # noqa: SIM118 - it is no mapping
+                rows = checkpoint.get_slice(key)
+                yield key, rows[: max(1, rows.get_shape()[0] // 8)] if rows.get_shape() else checkpoint.get_tensor(key)
+
+
+def _parts(named: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parts of large tensors, and stop when enough was seen."""
+    left = _ELEMENTS
+    for name, tensor in named:
+        if left <= 0:
+            return
+        part = tensor.detach().reshape(-1)[: 1 << 16]
+        left -= part.numel()
+        if part.is_floating_point():
+            yield name, part
+
+
+def _repair(load: Load) -> str:
+    import transformers
+
+    new = Version(transformers.__version__) >= Version("4.56") and "torch_dtype" not in load.options
+    argument = "dtype" if new else "torch_dtype"
+    if load.by_trainer:
+        return f'Set model_init_kwargs={{"{argument}": "float32"}}; bf16=True computes in bfloat16 all the same.'
+    return f"Load the model with {argument}=torch.float32; bf16=True computes in bfloat16 all the same."

@@ -1,0 +1,182 @@
+"""A launcher's line as users have it: `accelerate launch … train.py …`, `torchrun …`, `deepspeed …`, `python …`.
+
+The line is read, not run: what counts is the script, its arguments, how many processes there will be, and whether the
+launch asks for ZeRO.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shutil
+from typing import Any
+
+from failurelab.errors import FailureLabError
+
+# Options of the launchers that take no value; every other one does, unless it is written with "=".
+_FLAGS = frozenset((
+    "--cpu", "--multi_gpu", "--tpu", "--ipex", "--quiet", "--debug", "--no_python", "--use_deepspeed", "--use_fsdp",
+    "--use_megatron_lm", "--standalone", "--multi-gpu", "--use-deepspeed", "--use-fsdp", "--same_network",
+    "--dynamo_use_dynamic", "--no-python", "--run-path", "--run_path", "--no_local_rank", "--force_multi",
+))  # fmt: skip
+_SHORT_FLAGS = ("-m", "-u", "-q", "-O", "-I", "-B")
+
+
+class LaunchError(FailureLabError):
+    """A launcher's line cannot be read; the message says why and the next step."""
+
+    exit_status = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What a line would start.
+
+    Attributes:
+        script: path of the script.
+        arguments: of the script.
+        world_size: processes in all.
+        zero_stage: of DeepSpeed, as the launch asks for it.
+        environment: variables set in front of the command.
+        python: the interpreter that the line names, or that of its launcher; None where none is found.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    world_size: int = 1
+    zero_stage: int = 0
+    environment: tuple[tuple[str, str], ...] = ()
+    python: str | None = None
+
+
+def read_line(words: list[str]) -> Launch:
+    """Return what a line would start.
+
+    Args:
+        words: of the line, as a shell splits it.
+
+    Raises:
+        LaunchError: no script in it, or a configuration that cannot be read.
+    """
+    words, variables = list(words), []
+    while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        variables.append((name, value))
+    command = pathlib.Path(words[0]).name if words else ""
+    python = None
+    if re.fullmatch(r"python[\d.]*", command):
+        python = words.pop(0)
+        command = "python"
+        if words[:1] == ["-m"] and words[1:2] and words[1].split(".")[0] in ("accelerate", "torch"):
+            command = "accelerate" if words[1].startswith("accelerate") else "torchrun"
+            words = words[2:]
+    elif command in ("accelerate", "torchrun", "deepspeed"):
+        python = _interpreter(words.pop(0))
+    elif command.endswith(".py"):
+        command = "python"
+    else:
+        raise LaunchError(
+            f"{command or 'nothing'} is no launcher that preflight reads (accelerate launch, torchrun, deepspeed, "
+            "python). Next: failurelab preflight SCRIPT, with --world-size for the number of processes"
+        )
+    if command == "accelerate" and words[:1] == ["launch"]:
+        words.pop(0)
+    options, words = _options(words, command)
+    if not words or not words[0].endswith(".py"):
+        raise LaunchError(
+            f"no script was found in this line ({' '.join(words[:3]) or 'it ends before one'}). "
+            "Next: a line that names the file, such as accelerate launch train.py"
+        )
+    size, stage = _size(options, command)
+    return Launch(words[0], tuple(words[1:]), size, stage, tuple(variables), python)
+
+
+def _interpreter(command: str) -> str | None:
+    """Return the Python that a launcher's own file names in its first line: that of its environment."""
+    path = shutil.which(command)
+    if path is None:
+        return None
+    with open(path, "rb") as file:
+        first = file.readline().decode(errors="replace").strip()
+    named = first.removeprefix("#!").split(" ")[0]
+    return named if first.startswith("#!/") and pathlib.Path(named).name.startswith("python") else None
+
+
+def _options(words: list[str], command: str) -> tuple[dict[str, str], list[str]]:
+    """Return the launcher's options, by name without dashes, and what follows them: the script and its arguments."""
+    options: dict[str, str] = {}
+    words = list(words)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if word in ("-m", "--module"):
+            raise LaunchError("a module (-m) is started, and preflight needs a script. Next: the path of its file")
+        if not equals and name not in _FLAGS and name not in _SHORT_FLAGS and command != "python":
+            value = words.pop(0) if words else ""
+        options[name.lstrip("-").replace("-", "_")] = value
+    return options, words
+
+
+def _size(options: dict[str, str], command: str) -> tuple[int, int]:
+    config = _accelerate_config(options["config_file"]) if options.get("config_file") else {}
+    stage = 0
+    if "use_deepspeed" in options or str(config.get("distributed_type", "")).upper() == "DEEPSPEED":
+        inside = config.get("deepspeed_config") or {}
+        file = options.get("deepspeed_config_file") or inside.get("deepspeed_config_file")
+        stage = _number(options.get("zero_stage") or inside.get("zero_stage") or 2)
+        if file:
+            stage = zero_stage(file) or stage
+    machines = _number((options.get("nnodes") or options.get("num_nodes") or "1").split(":")[-1])
+    if command == "accelerate":
+        given = options.get("num_processes") or config.get("num_processes")
+        return _number(given or 1), stage
+    each = options.get("nproc_per_node") or options.get("num_gpus") or "1"
+    return machines * _number(each), stage
+
+
+def _number(text: object) -> int:
+    try:
+        return int(str(text))
+    except ValueError:
+        raise LaunchError(
+            f"{text!r} is no number of processes that this machine can tell. Next: the number itself"
+        ) from None
+
+
+def _accelerate_config(path: str) -> dict:
+    """Read what counts of accelerate's YAML or JSON: names at two depths, with their values."""
+    try:
+        text = pathlib.Path(path).read_text()
+    except OSError as error:
+        raise LaunchError(f"the configuration {path} cannot be read ({error.strerror})") from error
+    if path.endswith(".json"):
+        return json.loads(text)
+    config: dict = {}
+    inside: dict | None = None
+    for line in text.splitlines():
+        match = re.match(r"(\s*)([\w-]+):\s*(.*?)\s*(#.*)?$", line)
+        if not match:
+            continue
+        value = match[3].strip("'\"")
+        if match[1] and inside is not None:
+            inside[match[2]] = value
+        elif value in ("", "{}"):
+            inside = config[match[2]] = {}
+        else:
+            config[match[2]], inside = value, None
+    return config
+
+
+def zero_stage(config: Any) -> int:
+    """Return the ZeRO stage of a DeepSpeed configuration: a dict, the path of a JSON file, or nothing."""
+    if isinstance(config, (str, os.PathLike)) and str(config):
+        try:
+            text = str(config)
+            config = json.loads(text if text.lstrip().startswith("{") else pathlib.Path(text).read_text())
+        except (OSError, ValueError):
+            return 0
+    if not isinstance(config, dict):
+        return 0
+    stage = config.get("zero_optimization", {}).get("stage", 0)
+    return stage if isinstance(stage, int) else 0

@@ -1,0 +1,201 @@
+"""The answer of preflight: one screen, JSON, JUnit XML."""
+
+import dataclasses
+import shutil
+import textwrap
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+from failurelab import failures
+
+# Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
+ORDER = (
+    "F22", "F23", "F2", "F5", "F6", "F4", "memory", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
+    "F16", "F11", "F19", "F15", "F20", "F3a",
+)  # fmt: skip
+TITLES = {
+    "memory": "More memory than the device has",
+    "F9": "Updates rounded away",
+    "F10": "Rewards that are all equal",
+    "F11": "Completions cut",
+    "F12": "Prompts that do not fit the model's template",
+    "F13": "The end is not seen",
+    "F14": "A reward that does not see what it needs",
+    "F15": "Scores at another temperature than the tokens were drawn at",
+    "F16": "An engine with other weights",
+    "F19": "The reference is not what it should be",
+    "F20": "A loss scaled by the way batches are cut",
+}
+
+
+@dataclasses.dataclass
+class Told:
+    """What became of one script.
+
+    Attributes:
+        script: its path, as given.
+        versions: of the libraries in its Python.
+        findings: worst first; each a dict of failure, evidence, repair, notebook.
+        held: each a dict of failure, evidence and control.
+        not_applicable: what this script cannot have; each a dict of failure and why.
+        not_checked: each a dict of failure and why.
+        error: the script's own, or why it could not be asked; empty if nothing.
+        cut: what of the work was cut.
+        notes: more to know.
+    """
+
+    script: str
+    versions: dict[str, str]
+    findings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    held: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    not_applicable: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    not_checked: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    error: str = ""
+    cut: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def exit_status(self) -> int:
+        """1 if something was found, 3 if the script could not be asked, else 0."""
+        return 1 if self.findings else 3 if self.error else 0
+
+
+def sort(told: Told) -> None:
+    """Put findings worst first, drop answers that a finding overrules, and add the notebooks of the registry."""
+    notebooks = {failure.id: failure.notebook for failure in failures.all()}
+    told.findings.sort(key=lambda answer: _rank(answer["failure"]))
+    found = {answer["failure"] for answer in told.findings}
+    for answer in told.findings:
+        answer["notebook"] = answer["notebook"] or notebooks.get(answer["failure"]) or None
+    told.not_checked = _once([a for a in told.not_checked if a["failure"] not in found])
+    left = found | {answer["failure"] for answer in told.not_checked}
+    told.held = _once([answer for answer in told.held if answer["failure"] not in left])
+    left |= {answer["failure"] for answer in told.held}
+    told.not_applicable = _once([answer for answer in told.not_applicable if answer["failure"] not in left])
+
+
+def _rank(failure: str) -> int:
+    return ORDER.index(failure) if failure in ORDER else len(ORDER)
+
+
+def _once(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the answers in the order of their ids; more about one failure are put together."""
+    texts: dict[str, dict[str, dict[str, None]]] = {}  # of a failure, of one of its fields: the texts, each once
+    for answer in answers:
+        fields = texts.setdefault(answer["failure"], {})
+        for name in ("evidence", "control", "why"):
+            if name in answer:
+                fields.setdefault(name, {})[answer[name]] = None
+    return [
+        {"failure": failure, **{name: "; ".join(each) for name, each in fields.items()}}
+        for failure, fields in sorted(texts.items(), key=lambda item: _id(item[0]))
+    ]
+
+
+def _id(failure: str) -> tuple[int, str]:
+    digits = "".join(filter(str.isdigit, failure))
+    return (int(digits) if failure.startswith("F") and digits else 10**6, failure)
+
+
+def to_json(told: Told) -> dict[str, Any]:
+    """Return the answer as JSON can hold it."""
+    return {
+        "findings": told.findings,
+        "held": told.held,
+        "not_applicable": told.not_applicable,
+        "not_checked": told.not_checked,
+        "cut": told.cut,
+        "script": told.script,
+        "versions": told.versions,
+    }
+
+
+def text(told: Told) -> str:
+    """Return the answer as lines for a terminal."""
+    width = max(70, min(110, shutil.get_terminal_size().columns))
+    lines = []
+    for answer in told.findings:
+        lines += [f"FOUND  {answer['failure']} {_title(answer['failure'])}", *_wrap(answer["evidence"], width)]
+        if "\n" in answer["repair"]:
+            lines += ["       repair:", *(f"         {line}" for line in answer["repair"].splitlines())]
+        else:
+            lines += _wrap(f"repair: {answer['repair']}", width)
+        if answer["notebook"]:
+            lines += _wrap(f"why: notebooks/{answer['notebook']}.ipynb", width)
+        lines.append("")
+    if told.held:
+        lines.append("HELD (in brackets: what the same measurement said with the failure planted)")
+        lines += [
+            line
+            for answer in told.held
+            for line in _entry(answer["failure"], f"{answer['evidence']} ({answer['control']})", width)
+        ]
+    if told.not_checked:
+        lines.append("NOT CHECKED")
+        lines += [line for answer in told.not_checked for line in _entry(answer["failure"], answer["why"], width)]
+    if told.not_applicable:
+        lines.append("DOES NOT APPLY")
+        lines += [line for answer in told.not_applicable for line in _entry(answer["failure"], answer["why"], width)]
+    if told.cut:
+        lines += _wrap(f"Cut: {'; '.join(told.cut)}.", width, "")
+    for note in told.notes:
+        lines += _wrap(f"Note: {note}.", width, "")
+    if told.error:
+        lines += _wrap(f"ERROR {told.error}", width, "")
+    return "\n".join([*lines, verdict(told)])
+
+
+def verdict(told: Told) -> str:
+    """Return one line that says what came of it."""
+    count = len(told.findings)
+    if count:
+        ids = ", ".join(answer["failure"] for answer in told.findings)
+        return f"{told.script}: {count} found ({ids})" + ("; the script ended in an error too." * bool(told.error))
+    if told.error:
+        return f"{told.script}: could not be judged."
+    left = f", {len(told.not_checked)} not checked" if told.not_checked else ""
+    other = f", {len(told.not_applicable)} do not apply" if told.not_applicable else ""
+    return f"{told.script}: nothing found; {len(told.held)} held{left}{other}."
+
+
+def _title(failure: str) -> str:
+    titles = {each.id: each.title for each in failures.all()} | {}
+    return titles.get(failure, TITLES.get(failure, ""))
+
+
+def _wrap(text: str, width: int, indent: str = "       ") -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False)
+
+
+def _entry(failure: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=f"  {failure:<6} ", subsequent_indent=" " * 9, break_on_hyphens=False
+    )
+
+
+def junit(told: Told) -> str:
+    """Return the answer as JUnit XML: one test case for each failure that was looked for."""
+    cases = [(answer, "failure", answer["evidence"]) for answer in told.findings]
+    cases += [(answer, "", "") for answer in (*told.held, *told.not_applicable)]
+    cases += [(answer, "skipped", answer["why"]) for answer in told.not_checked]
+    suite = ElementTree.Element("testsuite", name="failurelab preflight")
+    for answer, kind, message in cases:
+        case = ElementTree.SubElement(suite, "testcase", classname=told.script, name=answer["failure"])
+        if kind:
+            ElementTree.SubElement(case, kind, message=_printable(message)).text = _printable(answer.get("repair", ""))
+    if told.error:
+        case = ElementTree.SubElement(suite, "testcase", classname=told.script, name="script")
+        ElementTree.SubElement(case, "error", message=_printable(told.error))
+    counts = {kind: sum(1 for _, other, _ in cases if other == kind) for kind in ("failure", "skipped")}
+    suite.attrib |= {
+        "tests": str(len(suite)),
+        "failures": str(counts["failure"]),
+        "skipped": str(counts["skipped"]),
+        "errors": str(int(bool(told.error))),
+    }
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _printable(text: str) -> str:
+    """XML holds no control characters."""
+    return "".join(character for character in text if character in "\n\t" or character >= " ")

@@ -1,0 +1,89 @@
+"""Why a script could not be judged: one clear line for each error of its own."""
+
+import os
+import pathlib
+import sys
+import traceback
+from collections.abc import Iterator
+
+from failurelab.preflight.intercept.processes import Stopped
+
+_NETWORK = (
+    "ConnectionError",
+    "ConnectTimeout",
+    "OfflineModeIsEnabled",
+    "LocalEntryNotFoundError",
+    "NewConnectionError",
+)
+_GATED = ("GatedRepoError", "RepositoryNotFoundError")
+
+
+def describe_error(error: BaseException, script: str | pathlib.Path, log: str = "", line: int = 0) -> str:
+    """Return one line about an error that ended a script: where, what, and the next step where there is one.
+
+    Args:
+        error: as it came out of the script.
+        script: its path.
+        line: of the script that began training, for an error from there.
+        log: the file that holds what the script printed to stderr, for a script that ended by itself.
+    """
+    where = _place(error, str(script), line)
+    chain = list(_causes(error))
+    names = {kind.__name__ for each in chain for kind in type(each).__mro__}
+    text = " ".join(str(error).split())[:300]
+    if isinstance(error, SystemExit):
+        said = _last_line(log)
+        because = f'; it said last: "{said}"' if said else ""
+        if error.code == 2 and said:
+            return f"{where} wants other arguments{because}. Next: give them after the script's name"
+        return f"{where} ended by itself with status {error.code or 0} before training{because}"
+    if isinstance(error, Stopped):
+        return f"{where} {text}"
+    if isinstance(error, EOFError):
+        return f"{where} asks on its input, and nobody is there to answer. Next: give it as an argument or a file"
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"{where} needs {error.name}, which {sys.executable} does not have. "
+            "Next: --python with the Python that you train with"
+        )
+    gated = any("gated repo" in str(each) for each in chain)
+    if gated or names & set(_GATED):
+        return (
+            f"{where} asks the hub for what it does not give to this user (gated, private or not there): {text}. "
+            "Next: huggingface-cli login, or the path of a local copy"
+        )
+    if names & set(_NETWORK) or "couldn't connect to" in text.lower() or "offline mode" in text.lower():
+        return (
+            f"{where} needs the network, which is not there: {text}. Next: a local copy of the configuration, the "
+            "tokenizer and the dataset, or a machine with a network"
+        )
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"{where} reads {error.filename}, which is not there (from {os.getcwd()})"
+    if isinstance(error, KeyboardInterrupt):
+        return f"{where} was interrupted"
+    return f"{where} ended in {type(error).__name__}: {text}" if text else f"{where} ended in {type(error).__name__}"
+
+
+def _place(error: BaseException, script: str, line: int) -> str:
+    lines = [line] * bool(line) + [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script
+    ]
+    name = pathlib.Path(script).name
+    return f"{name}, line {lines[-1]}," if lines else name
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(20):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _last_line(log: str) -> str:
+    sys.stderr.flush()
+    try:
+        lines = [line.strip() for line in pathlib.Path(log).read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    return lines[-1][:200] if lines else ""

@@ -1,0 +1,171 @@
+"""A script for a GPU on a machine that has none: what it puts on `cuda` is put on the CPU, for the time of a run.
+
+What goes wrong: `model.to("cuda")`, a tensor made with `device="cuda"`, `device_map="cuda"` and
+`attn_implementation="flash_attention_2"` end in an error of torch or transformers before anything can be measured.
+
+torch asks a function mode before every function that is given a device, so one mode sees them all, also in the script's
+libraries. What a device is called stays: `torch.device("cuda")` is one, and a tensor that is put there says `cpu`. What
+stays as well is `torch.cuda.is_available()`: a script that asks takes its own way for a CPU. Where there are GPUs, only
+those that are not there are replaced, by the first: of rank 3 of 4, on a machine with one.
+
+Sources: torch `overrides.TorchFunctionMode`; transformers `PreTrainedModel._from_config`.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from failurelab.simulate.cuda import CAPABILITY, MEMORY, Cuda
+from failurelab.simulate.loads import AUTOMATIC
+
+_NOTHING_TO_DO = ("synchronize", "reset_peak_memory_stats", "ipc_collect")  # of torch.cuda
+_ON_ANY_DEVICE = ("eager", "sdpa", "flex_attention")
+
+
+class Mapped:
+    """What was put elsewhere than the script asked, each once: `device cuda -> cpu`."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        self.place = "cuda:0" if self._gpus else "cpu"
+
+    def tell(self, what: str, place: str) -> None:
+        """Note one thing, such as `device_map auto`, and where it is now."""
+        text = f"{what} -> {place}"
+        if text not in self.texts:
+            self.texts.append(text)
+
+    def device(self, asked: Any) -> Any:
+        """Return where a device is to be found: the same, if it is there or no device of CUDA."""
+        if not self._absent(asked):
+            return asked
+        self.tell(f"device {f'cuda:{asked}' if isinstance(asked, int) else asked}", self.place)
+        return torch.device(self.place)
+
+    def device_map(self, asked: Any) -> Any:
+        """Return a device map all of whose places are there."""
+        if isinstance(asked, dict):
+            places = {name: self.place if self._absent(at) else at for name, at in asked.items()}
+        elif self._absent(asked) or (isinstance(asked, str) and asked in AUTOMATIC and not self._gpus):
+            places = self.place
+        else:
+            return asked
+        if places != asked:
+            self.tell(f"device_map {asked}", self.place)
+        return places
+
+    def attention(self, config: Any, options: dict[str, Any]) -> None:
+        """Take an attention out of a configuration and a load's options that needs a GPU; sdpa stands there then."""
+        if self._gpus:
+            return
+        asked = [options.get("attn_implementation"), getattr(config, "_attn_implementation", None)]
+        if options.pop("use_flash_attention_2", False):
+            asked.append("flash_attention_2")
+        for name in asked:
+            if isinstance(name, str) and name not in _ON_ANY_DEVICE:
+                self.tell(f"attn_implementation {name}", "sdpa")
+                options["attn_implementation"] = "sdpa"
+                if config is not None:
+                    config._attn_implementation = "sdpa"
+
+    def _absent(self, asked: Any) -> bool:
+        if isinstance(asked, bool) or not isinstance(asked, int | str | torch.device):
+            return False
+        if isinstance(asked, int):
+            return asked >= self._gpus
+        kind, _, index = str(asked).partition(":")
+        return kind == "cuda" and (int(index) if index.isdigit() else 0) >= self._gpus
+
+
+@contextlib.contextmanager
+def on_this_machine(mapped: Mapped, cuda: Cuda | None = None) -> Iterator[None]:
+    """Inside, what is put on a GPU that is not there is put where `mapped` says; all is as before afterwards.
+
+    Args:
+        mapped: notes what was put elsewhere.
+        cuda: answers what a script asks `torch.cuda` for, where there is no GPU.
+    """
+    run = threading.Thread.run
+
+    def run_thread(thread: threading.Thread) -> None:  # a mode holds for one thread
+        with _Devices(mapped):
+            run(thread)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(threading.Thread, "run", run_thread))
+        stack.enter_context(_attention_replaced(mapped))
+        if not torch.cuda.is_available():
+            functions = _asked_of_cuda(cuda or Cuda(1, seen=1), mapped)
+            stack.enter_context(mock.patch.multiple(torch.cuda, **functions))
+        stack.enter_context(_Devices(mapped))
+        yield
+
+
+def _asked_of_cuda(cuda: Cuda, mapped: Mapped) -> dict[str, Callable[..., Any]]:
+    """Return functions of `torch.cuda` that fail without a GPU; whether there is one is not among them."""
+    facts = {
+        "get_device_properties": cuda.get_device_properties,
+        "get_device_name": cuda.get_device_name,
+        "get_device_capability": lambda *_, **__: CAPABILITY,
+        "mem_get_info": lambda *_, **__: (MEMORY, MEMORY),
+    }
+
+    def told(name: str) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            mapped.tell(f"torch.cuda.{name}()", "of a GPU with 80 GiB that is not there")
+            return facts[name](*args, **kwargs)
+
+        return answer
+
+    return {
+        "current_device": cuda.current_device,
+        "set_device": cuda.set_device,
+        "device": lambda _: contextlib.nullcontext(),
+        **dict.fromkeys(_NOTHING_TO_DO, lambda *_, **__: None),
+        **{name: told(name) for name in facts},
+    }
+
+
+@contextlib.contextmanager
+def _attention_replaced(mapped: Mapped) -> Iterator[None]:
+    """Let a model be made of a configuration whose attention needs a GPU."""
+    from transformers import PreTrainedModel
+
+    original = PreTrainedModel._from_config.__func__
+
+    def from_config(cls: type, config: Any, **options: Any) -> Any:
+        mapped.attention(config, options)
+        return original(cls, config, **options)
+
+    with mock.patch.object(PreTrainedModel, "_from_config", classmethod(from_config)):
+        yield
+
+
+class _Devices(TorchFunctionMode):
+    """Every device that torch's functions are given, as `Mapped.device` says."""
+
+    def __init__(self, mapped: Mapped):
+        super().__init__()
+        self._mapped = mapped
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.device:
+            # a bare number names a device of the machine's accelerator, and there is none
+            return function("cuda", *args) if args and isinstance(args[0], int) else function(*args, **kwargs)
+        if function is torch.Tensor.cuda:
+            asked = args[1] if len(args) > 1 else kwargs.get("device")
+            function, args, kwargs = torch.Tensor.to, (args[0], "cuda" if asked is None else asked), {}
+        if function is torch.Tensor.to or function is torch._C._nn._parse_to:
+            args = tuple(map(self._mapped.device, args))
+        if kwargs.get("device") is not None:
+            kwargs = kwargs | {"device": self._mapped.device(kwargs["device"])}
+        return function(*args, **kwargs)

@@ -1,0 +1,44 @@
+"""One optimizer step beside the textbook: the gradient that GRPO's definition gives, and the trainer's.
+
+    with textbook.compare(trainer) as comparison:
+        trainer.train()
+    print(comparison.report)
+
+A judge that looks for one known mistake passes by all others. This one needs no list: it takes the tokens that were
+drawn and the rewards that were returned, computes the policy gradient of the definition in plain torch, and compares it
+with the gradient that the trainer computed, before it is clipped: cosine and size. Log-probabilities with the wrong
+sign are cosine -1, advantages divided by 10,000 are size 0.0001, a mask shifted by one is a cosine well below 1.
+"""
+
+from failurelab.textbook.comparison import Comparison, compare_step, not_grpo, why_not_here
+from failurelab.textbook.fields import NOT_HERE, Options, is_neutral, unlisted
+from failurelab.textbook.gradient import OutOfMemory, expected_gradient
+from failurelab.textbook.measure import Apart, Floor
+from failurelab.textbook.recorder import Evidence, Recorder
+from failurelab.textbook.rows import Row, rows_of
+from failurelab.textbook.scores import without_adapters
+from failurelab.textbook.suspects import Suspicion
+from failurelab.textbook.watch import Watch, compare
+
+__all__ = [
+    "NOT_HERE",
+    "Apart",
+    "Comparison",
+    "Evidence",
+    "Floor",
+    "Options",
+    "OutOfMemory",
+    "Recorder",
+    "Row",
+    "Suspicion",
+    "Watch",
+    "compare",
+    "compare_step",
+    "expected_gradient",
+    "is_neutral",
+    "not_grpo",
+    "rows_of",
+    "unlisted",
+    "why_not_here",
+    "without_adapters",
+]

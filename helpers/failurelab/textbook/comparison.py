@@ -1,0 +1,324 @@
+"""A trainer's gradient beside the textbook's: direction, size, and how far apart two textbook passes lie themselves."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from failurelab.textbook import fields
+from failurelab.textbook.advantages import advantages, rounding
+from failurelab.textbook.fields import Options
+from failurelab.textbook.gradient import (
+    Change,
+    Gradient,
+    OutOfMemory,
+    Precision,
+    Reference,
+    Tally,
+    expected_gradient,
+)
+from failurelab.textbook.measure import COSINE, Apart, Floor, measure_apart, norm
+from failurelab.textbook.recorder import Evidence
+from failurelab.textbook.scores import without_adapters
+from failurelab.textbook.suspects import Finding, Search, Suspicion
+
+EQUAL = "all completions of each prompt get the same reward: every advantage is 0, and so is the gradient (F10)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What one optimizer step showed.
+
+    Attributes:
+        verdict: `HELD`, `FOUND`, `NOT CHECKED`, or `NO GRADIENT`, where rewards leave none to expect.
+        reason: one line that says why.
+        step: number of the optimizer step, from 1.
+        apart: trainer's gradient and the textbook's.
+        tensors: the same for each trainable tensor that the textbook gives a gradient.
+        floor: of the measurement.
+        completions: that the step trained on.
+        tokens: of these.
+        suspects: what explains a wrong gradient, best first.
+        named: the one that is named, or None.
+        reading: which reading of an option that the help text leaves open the trainer follows; "" the first.
+        not_shown: what this step cannot show, a line each.
+        texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
+        again: what asking the reward functions again has shown; "" if they were not asked.
+        variants: the trainer's gradient beside other options' that were asked for, by name.
+        controls: mistakes that were planted in the textbook, beside the textbook, by name; empty unless asked for.
+    """
+
+    verdict: str
+    reason: str
+    step: int = 0
+    apart: Apart | None = None
+    tensors: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
+    floor: Floor = dataclasses.field(default_factory=Floor)
+    completions: int = 0
+    tokens: int = 0
+    suspects: tuple[Suspicion, ...] = ()
+    named: str | None = None
+    reading: str = ""
+    not_shown: tuple[str, ...] = ()
+    texts: str = ""
+    again: str = ""
+    clipped: float = 0.0
+    kl: float = 0.0
+    variants: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
+    controls: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
+
+    def sees(self, mistake: str) -> bool:
+        """Whether this measurement tells a planted mistake from the definition."""
+        return mistake in self.controls and not self.floor.holds(self.controls[mistake])
+
+    def __str__(self) -> str:
+        parts = [f"{self.verdict}: step {self.step}, {self.reason}"]
+        parts += [line for line in (self.texts, self.again) if line]
+        parts += [f"NOT CHECKED: {line}" for line in self.not_shown]
+        return "\n".join(parts)
+
+
+def not_grpo(trainer: Any) -> str | None:
+    """Return why there is no textbook for a trainer, or None."""
+    if "GRPOTrainer" not in [kind.__name__ for kind in type(trainer).__mro__]:
+        return f"no textbook here for {type(trainer).__name__}"
+    return None
+
+
+def why_not_here(trainer: Any) -> list[str]:
+    """Return why the gradient of this trainer is not implemented, a line for each reason."""
+    lines = fields.why_not(trainer.args)
+    accelerator, model = trainer.accelerator, trainer.accelerator.unwrap_model(trainer.model)
+    if "fp16" in _precisions(trainer) and not getattr(trainer.args, "fp16", False):
+        lines.append("fp16 of the launcher: the loss is scaled")
+    if accelerator.num_processes > 1 or getattr(trainer.args, "n_gpu", 1) > 1:
+        lines.append("several processes or devices: each has a part of the batch")
+    if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
+        lines.append("DeepSpeed or FSDP: the gradients are spread over an engine's buckets")
+    for config in (getattr(model, "peft_config", None) or {}).values():
+        if getattr(config, "is_prompt_learning", False):
+            lines.append("the adapter is a learned prompt, and no layer of the model")
+    if getattr(trainer, "tools", None) or getattr(trainer, "environments", None):
+        lines.append("tools: their answers stand among the completion's tokens")
+    if getattr(getattr(model, "config", None), "output_router_logits", False):
+        lines.append("the router's loss is added")
+    return lines
+
+
+def _precisions(trainer: Any) -> set[str]:
+    """Return the narrow numbers that are computed in: the arguments may not know of the launcher's."""
+    return {name for name in ("bf16", "fp16") if getattr(trainer.args, name, False)} | {
+        str(getattr(trainer.accelerator, "mixed_precision", "no"))
+    }
+
+
+def compare_step(
+    trainer: Any,
+    evidence: Evidence,
+    *,
+    with_suspects: bool = True,
+    with_controls: bool = False,
+    variants: Mapping[str, Options] | None = None,
+    rows_at_once: int | None = None,
+) -> Comparison:
+    """Compare the gradient of a step with the textbook's, before the optimizer steps.
+
+    Args:
+        trainer: the trainer, at the weights that the gradient was computed at.
+        evidence: of the step.
+        with_suspects: look for what explains a gradient that is wrong: a pass of the textbook for each suspect.
+        with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each.
+        variants: other options to compare with too, by name.
+        rows_at_once: rows of one forward pass; None: as many as fit.
+    """
+    step = trainer.state.global_step + 1
+    problems = [problem for problem in [not_grpo(trainer)] if problem] or why_not_here(trainer) or evidence.problems
+    if problems:
+        return Comparison("NOT CHECKED", "; ".join(dict.fromkeys(problems)), step)
+    try:
+        return _Comparer(trainer, evidence, rows_at_once).compare(step, with_suspects, with_controls, variants or {})
+    except OutOfMemory as error:
+        return Comparison("NOT CHECKED", f"out of memory: not even one row fits ({error})", step)
+
+
+class _Comparer:
+    def __init__(self, trainer: Any, evidence: Evidence, rows_at_once: int | None):
+        self.trainer, self.evidence, self.rows_at_once = trainer, evidence, rows_at_once
+        self.model = trainer.accelerator.unwrap_model(trainer.model)
+        self.theirs = _by_name(evidence.gradient, trainer.model, self.model)
+        self.options = Options.of(trainer.args)
+        self.rows = evidence.rows
+        self.trained = [row for row in self.rows if row.micro is not None]
+        self.autocast = torch.bfloat16 if "bf16" in _precisions(trainer) else None
+
+    def gradient(self, options: Options, **given: Any) -> Gradient:
+        given.setdefault("precision", Precision())
+        return expected_gradient(
+            self.model,
+            self.rows,
+            options,
+            reference=reference_of(self.trainer),
+            rows_at_once=self.rows_at_once,
+            **given,
+        )
+
+    def readings(self) -> dict[str, Options]:
+        readings = dict(self.options.readings())
+        if len(self.trained) == len(self.rows):  # the step's tokens are the generation's
+            readings = {name: options for name, options in readings.items() if not options.generation_tokens}
+        if any(all(value is None or math.isnan(value) for value in row.rewards) for row in self.rows):
+            for name, options in list(readings.items()):
+                line = "a completion without any reward counts as 0"
+                readings[f"{name}; {line}".strip("; ")] = dataclasses.replace(options, unscored_are_zero=True)
+        return readings
+
+    def compare(
+        self, step: int, with_suspects: bool, with_controls: bool, variants: Mapping[str, Options]
+    ) -> Comparison:
+        worth = advantages(self.rows, self.options)
+        chosen = torch.tensor([row.micro is not None for row in self.rows])
+        equal = float(worth[chosen].abs().max()) < 1e-6
+        if equal and not self.options.beta and not self.options.entropy_coef:
+            return self._no_gradient(step)
+        readings = self.readings()
+        tallies = {name: Tally() for name in readings}
+        passes = {name: self.gradient(options, tally=tallies[name]) for name, options in readings.items()}
+        apart = {name: measure_apart(self.theirs, gradient) for name, gradient in passes.items()}
+        reading = min(apart, key=lambda name: apart[name].distance)
+        ours, options, tally = passes[reading], readings[reading], tallies[reading]
+        floor = self.floor(options, ours)
+        verdict = "HELD" if floor.holds(apart[reading]) else "FOUND"
+        found = Finding()
+        if norm(ours) == 0 and equal:  # and the policy is still its reference
+            return self._no_gradient(step)
+        if norm(ours) == 0:
+            return Comparison("NOT CHECKED", "the textbook gives no gradient for these completions", step)
+        search = Search(self.trainer, self.model, self.rows, options, self.theirs, floor, self.gradient)
+        if verdict == "FOUND" and with_suspects:
+            found = search.explain(ours, apart[reading], self.evidence.without)
+        return Comparison(
+            verdict,
+            self._reason(verdict, apart[reading], floor, tally, found, reading),
+            step,
+            apart[reading],
+            {name: measure_apart({"": self.theirs[name]}, {"": ours[name]}) for name in ours if ours[name].any()},
+            floor,
+            len(self.trained),
+            tally.tokens,
+            found.suspicions,
+            found.named,
+            reading,
+            tuple(self._not_shown(ours, tally, options)),
+            self._texts(),
+            "",
+            tally.clipped / max(tally.tokens, 1),
+            tally.kl,
+            {name: measure_apart(self.theirs, self.gradient(given)) for name, given in variants.items()},
+            search.plant(ours) if with_controls and verdict == "HELD" else {},
+        )
+
+    def floor(self, options: Options, ours: Gradient) -> Floor:
+        """Measure how far passes in the trainer's own numbers, and with its dropout, lie apart."""
+        dropout = drops_out(self.model)
+        narrow = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in self.model.parameters())
+        if not dropout and not narrow and self.autocast is None:
+            return Floor()
+        seeds: Sequence[int | None] = (1, 2) if dropout else (None,)
+        precisions = [Precision(False, self.autocast, seed) for seed in seeds]
+        passes = [ours] + [self.gradient(options, precision=precision) for precision in precisions]
+        pairs = [measure_apart(a, b) for number, a in enumerate(passes) for b in passes[:number]]
+        return Floor(
+            max(1 - pair.cosine for pair in pairs),
+            max(abs(pair.size - 1) for pair in pairs),
+            max(pair.distance for pair in pairs),
+        )
+
+    def _no_gradient(self, step: int) -> Comparison:
+        """Say that no gradient is expected; the size of one that is there is judged by that of unit advantages."""
+        change = Change(advantages=lambda rows, options, worth: torch.ones_like(worth))
+        unit = norm(self.gradient(self.options, change=change))
+        theirs = norm(self.theirs)
+        if theirs <= max(COSINE, rounding(self.rows, self.options)) * unit:
+            return Comparison("NO GRADIENT", EQUAL, step, completions=len(self.trained), texts=self._texts())
+        return Comparison(
+            "FOUND",
+            f"{EQUAL}, but the trainer has one, of norm {theirs:.3g}",
+            step,
+            completions=len(self.trained),
+            texts=self._texts(),
+        )
+
+    def _reason(self, verdict: str, apart: Apart, floor: Floor, tally: Tally, found: Finding, reading: str) -> str:
+        cosine, size = floor.band
+        said = (
+            f"{apart} beside the textbook's gradient ({len(self.trained)} completions, {tally.tokens} tokens, "
+            f"{len(self.theirs)} tensors; healthy: at least {1 - cosine:.4f}, and 1 ± {size:.2f})"
+        )
+        if verdict == "HELD":
+            return f"{said}; {reading}" if reading else said
+        return f"the trainer's gradient is not its algorithm's: {said}. {found.text}".strip()
+
+    def _not_shown(self, ours: Gradient, tally: Tally, options: Options) -> Iterator[str]:
+        """Yield what this step could not have shown."""
+        empty = [name for name, grad in ours.items() if not grad.any()]
+        if empty:
+            kind = "LoRA's A has none while B is 0" if all("lora_A" in name for name in empty) else empty[0]
+            yield f"{len(empty)} of {len(ours)} tensors, for which no gradient is expected in this step ({kind})"
+        if options.beta and tally.kl < 1e-8:
+            yield "beta: the policy is still its reference, so the KL divergence and its gradient are 0"
+        if options.epsilon is not None and tally.drift < 1e-4:
+            yield "clipping (epsilon, epsilon_high, delta): every ratio is 1, for the policy itself drew these tokens"
+        elif options.epsilon is not None and not tally.clipped:
+            yield "clipping (epsilon, epsilon_high, delta): no ratio lies outside"
+        if options.mask_truncated_completions and all(row.ended for row in self.trained):
+            yield "mask_truncated_completions: no completion was cut"
+        if len({row.padded[0] for row in self.trained}) == 1 and all(
+            len(row.prompt) == row.padded[0] for row in self.trained
+        ):
+            yield "padding of the prompts: all have the same length"
+
+    def _texts(self) -> str:
+        other, of = self.evidence.other_texts
+        if not other:
+            return ""
+        drawn, given = self.evidence.example or ("", "")
+        return (
+            f"the reward functions were given other texts than were drawn, for {other} of {of} completions: "
+            f"drawn {drawn[:60]!r}, given {given[:60]!r}"
+        )
+
+
+def reference_of(trainer: Any) -> Reference:
+    """Return what gives the reference model for a block: the trainer's, else the policy without its adapters."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+
+    @contextlib.contextmanager
+    def reference() -> Iterator[nn.Module]:
+        if getattr(trainer, "ref_model", None) is not None:
+            yield trainer.accelerator.unwrap_model(trainer.ref_model)
+        elif getattr(model, "peft_config", None):
+            with without_adapters(model):
+                yield model
+        else:
+            raise ValueError("beta is not 0, and the trainer has no reference model")
+
+    return reference
+
+
+def drops_out(model: nn.Module) -> bool:
+    """Whether a module draws dropout in the mode that it is in."""
+    for module in model.modules():
+        rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", 0)
+        if module.training and isinstance(rate, float) and rate > 0:
+            return True
+    return False
+
+
+def _by_name(gradient: Gradient, wrapped: nn.Module, model: nn.Module) -> Gradient:
+    """Return the gradient under the names that the unwrapped model gives its parameters."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {names[id(parameter)]: gradient[name] for name, parameter in wrapped.named_parameters() if name in gradient}

@@ -1,0 +1,212 @@
+"""Every field of GRPOConfig: what the textbook makes of it. One table, from trl 0.14 to 1.16.
+
+A field is IMPLEMENTED by its documented meaning, has NO_EFFECT on the gradient of the completions that were drawn
+(before it is clipped), or is NOT_HERE: away from the value that leaves the gradient as it is, nothing is judged. Where
+a release does not know a field, the textbook takes what that release documents instead: no clipping before 0.16
+(`num_iterations` is 1 there), and the mean over each completion's tokens as the loss.
+
+Read in the help texts of trl 0.14.0, 0.15.2, 0.22.2 and 1.16.0, and of transformers 4.48, 4.52, 4.56 and 5.23.
+"""
+
+import dataclasses
+from typing import Any
+
+_IMPLEMENTED = """
+    beta bf16 delta entropy_coef epsilon epsilon_high generation_batch_size gradient_accumulation_steps
+    importance_sampling_level loss_type mask_truncated_completions max_completion_length multi_objective_aggregation
+    num_generations num_iterations off_policy_mask_threshold per_device_train_batch_size reward_weights
+    sapo_temperature_neg sapo_temperature_pos scale_rewards steps_per_generation temperature top_entropy_quantile
+    use_bias_correction_kl
+"""
+
+# What chooses the completions, the step that follows, the devices' speed, the saving, the evaluation and the logs. The
+# textbook asks for the gradient of those completions that were drawn.
+_NO_EFFECT = """
+    activation_checkpointing activation_checkpointing_kwargs cache_implementation cast_lm_head_to_fp32
+    chat_template_kwargs disable_dropout ds3_gather_for_generation entropy_coef_delta entropy_coef_max entropy_coef_min
+    entropy_target gradient_checkpointing gradient_checkpointing_kwargs learning_rate log_completions
+    log_completions_hub_repo log_multimodal log_unique_prompts max_prompt_length max_tool_calling_iterations min_p
+    model_init_kwargs num_completions_to_print num_generations_eval pad_to_multiple_of ref_model_mixup_alpha
+    ref_model_sync_steps remove_unused_columns repetition_penalty shuffle_dataset top_k top_p
+    transformers_continuous_batching_config trust_remote_code vllm_device vllm_dtype vllm_enable_sleep_mode
+    vllm_gpu_memory_utilization vllm_group_port vllm_guided_decoding_regex vllm_importance_sampling_cap
+    vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_correction
+    vllm_importance_sampling_mode vllm_max_model_len vllm_max_model_length vllm_mode vllm_model_impl
+    vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex
+    vllm_tensor_parallel_size wandb_log_unique_prompts
+
+    accelerator_config adafactor adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size batch_eval_metrics
+    average_tokens_across_devices bf16_full_eval data_seed dataloader_drop_last dataloader_in_order
+    dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
+    dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
+    ddp_static_graph ddp_timeout debug disable_tqdm dispatch_batches do_eval do_predict do_train enable_jit_checkpoint
+    eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps eval_strategy
+    eval_use_gather_object evaluation_strategy fp16_backend fp16_full_eval fp16_opt_level fsdp_config
+    fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap full_determinism greater_is_better group_by_length
+    half_precision_backend hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
+    ignore_data_skip include_for_metrics include_inputs_for_metrics include_num_input_tokens_seen
+    include_tokens_per_second jit_mode_eval label_names label_smoothing_factor length_column_name liger_kernel_config
+    load_best_model_at_end local_rank log_level log_level_replica log_on_each_node logging_dir logging_first_step
+    logging_nan_inf_filter logging_steps logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps
+    metric_for_best_model mp_parameters no_cuda num_train_epochs optim optim_args optim_target_modules output_dir
+    overwrite_output_dir past_index per_device_eval_batch_size per_gpu_eval_batch_size per_gpu_train_batch_size
+    prediction_loss_only project push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token ray_scope
+    report_to restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node
+    save_only_model save_safetensors save_steps save_strategy save_total_limit seed skip_memory_metrics split_batches
+    tf32 torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores
+    trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy use_cache use_cpu use_ipex
+    use_legacy_prediction_loop use_mps_device warmup_ratio warmup_steps weight_decay
+    _n_gpu
+"""
+
+
+IMPLEMENTED, NO_EFFECT = frozenset(_IMPLEMENTED.split()), frozenset(_NO_EFFECT.split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """A field that the textbook does not implement: the values that leave the gradient as it is, and the reason."""
+
+    neutral: tuple[Any, ...]
+    reason: str
+
+
+NOT_HERE: dict[str, Left] = {
+    "deepspeed": Left((None,), "the gradients are spread over an engine's buckets"),
+    "fp16": Left((False,), "the gradients are scaled by a factor that the scaler changes"),
+    "fsdp": Left((None, "", [], False), "the gradients are spread over processes"),
+    "generation_kwargs": Left((None, {}), "they may change the distribution that the tokens are drawn from"),
+    "neftune_noise_alpha": Left((None, 0), "noise is added to the embeddings"),
+    "parallelism_config": Left((None,), "the gradients are spread over processes"),
+    "router_aux_loss_coef": Left((None, 0.0), "the router's loss is added"),
+    "sync_ref_model": Left((False,), "the reference model changes during training"),
+    "torch_compile": Left((False,), "the compiled forward pass is not the model's own"),
+    "use_adaptive_entropy": Left((False,), "the entropy's coefficient changes with every step"),
+    "use_liger_kernel": Left((False,), "the kernels replace the model's layers"),
+    "use_liger_loss": Left((None, False), "the loss is computed by a kernel of its own"),
+    "use_transformers_continuous_batching": Left((False,), "generation does not go through `generate`"),
+    "use_transformers_paged": Left((None, False), "generation does not go through `generate`"),
+    "use_vllm": Left((False,), "another engine draws the tokens, and its probabilities weigh the loss"),
+    "vespo_k_neg": Left((3.0,), "VESPO's loss is not implemented"),
+    "vespo_k_pos": Left((2.0,), "VESPO's loss is not implemented"),
+    "vespo_lambda_neg": Left((2.0,), "VESPO's loss is not implemented"),
+    "vespo_lambda_pos": Left((3.0,), "VESPO's loss is not implemented"),
+}
+
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
+_SCALES = {True: "group", False: "none"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of GRPO's definition, under the names that trl gives them; where two readings are documented, both.
+
+    Attributes:
+        temperature: of the policy: logits are divided by it before the softmax.
+        beta: weight of the KL divergence to the reference model, estimated as k3 (Schulman 2020): r - log r - 1.
+        loss_type: how the tokens' losses become one number.
+        scale_rewards: `group`, `batch` or `none`: the standard deviation that advantages are divided by.
+        epsilon: lower bound of the ratio is 1 - epsilon; None where the release does not clip.
+        epsilon_high: the upper bound; the same as epsilon where None.
+        delta: bound of the ratio on the other side, of two-sided clipping.
+        importance_sampling_level: one ratio for each `token`, or for the `sequence`.
+        mask_truncated_completions: completions without an end are left out.
+        generation_tokens: whether `dapo` takes the step's share of the tokens of a generation that several steps train
+            on, and not the step's own tokens. "The global accumulated batch" leaves it open.
+        truncated_count: whether those left out still count where the loss is divided. The help text leaves it open.
+        reward_weights: one for each reward function; None: all 1.
+        unscored_are_zero: whether a completion that no function scores has reward 0, or is left out. Open as well.
+        multi_objective_aggregation: how the rewards of several functions become one.
+        max_completion_length: `dr_grpo` divides by it.
+        top_entropy_quantile: share of a micro-batch's tokens, those of the highest entropy, that the policy trains on.
+        use_bias_correction_kl: whether the KL term is multiplied by the ratio.
+        entropy_coef: weight of the mean entropy of the tokens.
+        off_policy_mask_threshold: completions with a negative advantage that drifted further than this are left out.
+        sapo_temperature_pos: of SAPO's gate, for positive advantages.
+        sapo_temperature_neg: the same, for the others.
+    """
+
+    temperature: float = 1.0
+    beta: float = 0.0
+    loss_type: str = "grpo"
+    scale_rewards: str = "group"
+    epsilon: float | None = None
+    epsilon_high: float | None = None
+    delta: float | None = None
+    importance_sampling_level: str = "token"
+    mask_truncated_completions: bool = False
+    truncated_count: bool = False
+    generation_tokens: bool = False
+    reward_weights: tuple[float, ...] | None = None
+    unscored_are_zero: bool = False
+    multi_objective_aggregation: str = "sum_then_normalize"
+    max_completion_length: int | None = None
+    top_entropy_quantile: float = 1.0
+    use_bias_correction_kl: bool = False
+    entropy_coef: float = 0.0
+    off_policy_mask_threshold: float | None = None
+    sapo_temperature_pos: float = 1.0
+    sapo_temperature_neg: float = 1.05
+
+    @classmethod
+    def of(cls, args: Any) -> "Options":
+        """Return the options that a GRPOConfig asks for."""
+        given = {
+            field.name: getattr(args, field.name) for field in dataclasses.fields(cls) if hasattr(args, field.name)
+        }
+        given["scale_rewards"] = _SCALES.get(given.get("scale_rewards", True), given.get("scale_rewards"))
+        if given.get("reward_weights") is not None:
+            given["reward_weights"] = tuple(float(weight) for weight in given["reward_weights"])
+        return cls(**given)
+
+    def readings(self) -> dict[str, "Options"]:
+        """Return the options under each reading that their help texts allow, by what each says."""
+        readings = {"": self}
+        if self.mask_truncated_completions:
+            line = "truncated completions count where the loss is divided"
+            readings[line] = dataclasses.replace(self, truncated_count=True)
+        if self.loss_type in ("dapo", "cispo"):
+            for name, options in list(readings.items()):
+                line = "the loss is divided by the step's share of the generation's tokens"
+                readings["; ".join(filter(None, (name, line)))] = dataclasses.replace(options, generation_tokens=True)
+        return readings
+
+
+def names_of(config: type) -> set[str]:
+    """Return the names of a config's fields."""
+    return {field.name for field in dataclasses.fields(config)}
+
+
+def unlisted(config: type) -> set[str]:
+    """Return the fields of a config that the table does not list."""
+    return names_of(config) - IMPLEMENTED - NO_EFFECT - set(NOT_HERE)
+
+
+def is_neutral(name: str, value: Any) -> bool:
+    """Whether a field that is not here has a value that leaves the gradient as it is."""
+    return any(value is neutral or value == neutral for neutral in NOT_HERE[name].neutral)
+
+
+def why_not(args: Any) -> list[str]:
+    """Return why the gradient that these arguments ask for is not implemented: a line for each field, or none."""
+    lines = []
+    for name, left in NOT_HERE.items():
+        value = getattr(args, name, left.neutral[0])
+        if not is_neutral(name, value):
+            lines.append(f"{name}={value!r}: {left.reason}")
+    for name in sorted(unlisted(type(args))):
+        field = type(args).__dataclass_fields__[name]
+        if getattr(args, name, None) != _default(field):
+            lines.append(f"{name}={getattr(args, name)!r}: the textbook does not know this option")
+    loss = getattr(args, "loss_type", "grpo")
+    if loss not in LOSSES:
+        lines.append(f"loss_type={loss!r}: the textbook has {', '.join(LOSSES)}")
+    if loss == "luspo" and getattr(args, "importance_sampling_level", "token") != "sequence":
+        lines.append("loss_type='luspo' is defined for importance_sampling_level='sequence'")
+    return lines
+
+
+def _default(field: dataclasses.Field) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else None

@@ -1,0 +1,443 @@
+"""The gradient that GRPO's definition gives for the completions of one optimizer step.
+
+    loss = - sum over tokens of weight * [ min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) - beta * KL ]
+
+r is the ratio of the policy's probability of the token to that of the policy that drew it, A the advantage of its
+completion, KL the estimate k3 (DeepSeekMath, arXiv 2402.03300, equations 3 and 4). The weight is what `loss_type` says:
+1 / (tokens of the completion x completions) for `grpo`, 1 / tokens of the micro-batch for `bnpo`, 1 / tokens of the
+step for `dapo` (arXiv 2503.14476), 1 / (completions x max_completion_length) for `dr_grpo` (2503.20783). Others:
+`cispo` (2506.13585), `sapo` (2511.20347), `luspo` (2602.05261), GSPO's ratio of a sequence (2507.18071), two-sided
+clipping (2505.07291), tokens of high entropy (2506.01939), unbiased KL and off-policy masking (2512.02556).
+
+Nothing of trl computes here.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from failurelab._unwrap import input_device, unwrap
+from failurelab.textbook.advantages import advantages
+from failurelab.textbook.fields import Options
+from failurelab.textbook.rows import Row
+from failurelab.textbook.scores import Scores, Scoring, lay_out, plain, score
+
+Gradient = dict[str, torch.Tensor]
+Reference = Callable[[], "contextlib.AbstractContextManager[nn.Module]"]
+LOGITS_BYTES = 256 * 2**20  # of logits that are held at once, in float32, before their softmax
+
+
+class OutOfMemory(RuntimeError):
+    """One row alone does not fit into memory."""
+
+
+def completion_length(row: Row) -> int:
+    """Return how many tokens of a row are trained on."""
+    return len(row.completion)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What a suspect does otherwise than the definition.
+
+    Attributes:
+        scoring: how tokens are scored; None: by the definition, at the options' temperature.
+        advantages: takes rows, options, and the advantages (rows,) of the definition; returns those that are used.
+        weights: takes the rows of the step and their weights (rows,); returns those that are used.
+        lengths: takes a row; returns how many tokens it counts where the loss is divided.
+        ratio: `right`, `one` (old log-probabilities are not used), or `inverted`.
+        kl: `k3`, `k1`, `k2`, or `reversed` (policy and reference swapped).
+        probabilities: tokens count by their probability in place of its logarithm.
+        no_minimum: the clipped ratio is always taken, and not the smaller of both products.
+    """
+
+    scoring: Scoring | None = None
+    advantages: Callable[[Sequence[Row], Options, torch.Tensor], torch.Tensor] | None = None
+    weights: Callable[[Sequence[Row], torch.Tensor], torch.Tensor] | None = None
+    lengths: Callable[[Row], int] = completion_length
+    ratio: str = "right"
+    kl: str = "k3"
+    probabilities: bool = False
+    no_minimum: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """In which numbers, and with which dropout, the textbook computes.
+
+    Attributes:
+        float32: weights are copied to float32 where they are narrower (not those that are quantized).
+        autocast: dtype of autocast, or None.
+        dropout: modules keep their mode; the number seeds the draws. None: no dropout.
+    """
+
+    float32: bool = True
+    autocast: torch.dtype | None = None
+    dropout: int | None = None
+
+
+DEFINITION, EXACT = Change(), Precision()
+
+
+@dataclasses.dataclass
+class Tally:
+    """What a pass saw, for what it can say of the options.
+
+    Attributes:
+        tokens: that were trained on.
+        clipped: of these, where the clipped product was the smaller one.
+        kl: largest KL estimate of a token.
+        drift: largest distance of a ratio from 1.
+    """
+
+    tokens: int = 0
+    clipped: int = 0
+    kl: float = 0.0
+    drift: float = 0.0
+
+
+def expected_gradient(
+    model: nn.Module,
+    rows: Sequence[Row],
+    options: Options,
+    *,
+    reference: Reference | None = None,
+    change: Change = DEFINITION,
+    precision: Precision = EXACT,
+    rows_at_once: int | None = None,
+    tally: Tally | None = None,
+) -> Gradient:
+    """Return the gradient of GRPO's loss for every trainable parameter of the model, by name, in float32.
+
+    The model is afterwards what it was: its `.grad`, its modes and its random state.
+
+    Args:
+        model: the policy at the weights before the step, wrapped or not.
+        rows: of each generation that the step takes rows from, all rows; `micro` says which this step trains on.
+        options: of the definition.
+        reference: gives the reference model for a block; needed where beta is not 0.
+        change: what a suspect does otherwise.
+        precision: of the computation.
+        rows_at_once: rows of one forward pass; None: as many as fit LOGITS_BYTES of logits. Out of memory: half of it.
+        tally: is added to.
+
+    Raises:
+        OutOfMemory: one row alone does not fit.
+        ValueError: an option lacks what it needs, or no row is trained on.
+    """
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if not trained:
+        raise ValueError("no parameter of the model requires a gradient")
+    if options.beta and reference is None:
+        raise ValueError(f"beta={options.beta:g} asks for a reference model, and there is none")
+    step = Step(rows, options, change)
+    gradient = {name: torch.zeros_like(parameter, dtype=torch.float32) for name, parameter in trained}
+    with plain(model, training=precision.dropout is not None), torch.enable_grad(), draws(model, precision.dropout):
+        forward, leaves = forward_of(model, dict(trained), precision)
+        if options.top_entropy_quantile < 1:
+            step.find_thresholds(lambda some: step.score_rows(forward, some, entropy=True))
+        size = rows_at_once or step.rows_that_fit(model)
+        start = 0
+        while start < len(step.rows):
+            part = range(start, min(start + size, len(step.rows)))
+            try:
+                loss = step.loss(forward, part, reference, precision, tally)
+                grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                if size == 1:
+                    raise OutOfMemory(f"{len(step.rows[start].completion)} tokens of one completion") from error
+                size, grads = max(1, size // 2), None
+            if grads is None:
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+                continue
+            for name, grad in zip(leaves, grads):
+                if grad is not None:
+                    gradient[name] += grad.to(gradient[name].dtype)
+            start = part.stop
+    return gradient
+
+
+class Step:
+    """The rows that the step trains on, with advantages and weights."""
+
+    def __init__(self, rows: Sequence[Row], options: Options, change: Change):
+        self.options, self.change = options, change
+        worth = advantages(rows, options)
+        if change.advantages is not None:
+            worth = change.advantages(rows, options, worth)
+        chosen = [number for number, row in enumerate(rows) if row.micro is not None]
+        if not chosen:
+            raise ValueError("no completion is trained on in this step")
+        self.rows = [rows[number] for number in chosen]
+        self.advantages = worth[torch.tensor(chosen)]  # (rows,)
+        self.weights = row_weights(self.rows, options, change.lengths)  # (rows,)
+        if options.generation_tokens:
+            self.weights = self.weights * _share_of_tokens(rows, options)
+        if change.weights is not None:
+            self.weights = change.weights(self.rows, self.weights)
+        self.scoring = change.scoring or Scoring(options.temperature)
+        self.thresholds: dict[int | None, float] = {}
+
+    def score_rows(self, forward: Callable[..., torch.Tensor], part: range, *, entropy: bool = False) -> Scores:
+        """Score some of the rows."""
+        return score(forward, [self.rows[number] for number in part], self.scoring, entropy=entropy)
+
+    def rows_that_fit(self, model: nn.Module) -> int:
+        """Return how many rows have at most LOGITS_BYTES of logits."""
+        words = unwrap(model).get_output_embeddings().weight.shape[0]
+        longest = max(max(len(row.prompt) + len(row.completion), sum(row.padded)) for row in self.rows)
+        return max(1, min(len(self.rows), LOGITS_BYTES // (4 * words * longest)))
+
+    def find_thresholds(self, score_part: Callable[[range], Scores]) -> None:
+        """Find for each micro-batch the entropy above which tokens are trained on."""
+        entropies: dict[int | None, list[torch.Tensor]] = {}
+        with torch.no_grad():
+            for number, row in enumerate(self.rows):
+                if not self.left_out(row):
+                    entropies.setdefault(row.micro, []).append(score_part(range(number, number + 1)).entropies[0])
+        share = 1 - self.options.top_entropy_quantile
+        self.thresholds = {
+            micro: torch.quantile(torch.cat(parts).float(), share).item() for micro, parts in entropies.items()
+        }
+
+    def left_out(self, row: Row) -> bool:
+        """Whether a completion is left out because it was cut."""
+        return self.options.mask_truncated_completions and not row.ended
+
+    def loss(
+        self,
+        forward: Callable[..., torch.Tensor],
+        part: range,
+        reference: Reference | None,
+        precision: Precision,
+        tally: Tally | None,
+    ) -> torch.Tensor:
+        """Return the loss of some rows; those of all rows add up to the step's."""
+        options, change = self.options, self.change
+        entropy = bool(options.entropy_coef) or options.top_entropy_quantile < 1
+        now = self.score_rows(forward, part, entropy=entropy)
+        logps, mask = now.logps, now.mask  # (rows, tokens)
+        worth = self.advantages[list(part)].to(logps)[:, None]  # (rows, 1)
+        log_ratio = logps - self._old_logps(part, logps.detach())
+        if change.ratio == "one":
+            log_ratio = logps - logps.detach()
+        if change.ratio == "inverted":
+            log_ratio = -log_ratio
+        if options.importance_sampling_level == "sequence":
+            log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1).clamp(min=1))[:, None]
+        ratio = log_ratio.exp()  # (rows, tokens) or (rows, 1)
+        policy, clipped = self._policy_term(ratio, worth, logps)
+        keep = mask
+        if options.off_policy_mask_threshold is not None:
+            drift = -((logps.detach() - self._old_logps(part, logps.detach())) * mask).sum(1) / mask.sum(1).clamp(min=1)
+            fresh = (worth[:, 0] >= 0) | (drift <= options.off_policy_mask_threshold)
+            policy = policy * fresh[:, None]
+        if options.top_entropy_quantile < 1:
+            least = torch.tensor([self.thresholds.get(self.rows[number].micro, 0.0) for number in part])
+            keep = mask * (now.entropies.detach() >= least.to(logps)[:, None])
+            policy = policy * keep
+        token_loss = policy.expand_as(logps)
+        kl = None
+        if options.beta:
+            kl = self._kl(logps, self._reference_logps(reference, part, precision).to(logps))
+            weighted = kl * ratio if options.use_bias_correction_kl else kl
+            token_loss = token_loss + options.beta * weighted
+        weights = self.weights[list(part)].to(logps)[:, None]
+        loss = (token_loss * mask * weights).sum()
+        if options.entropy_coef:
+            shares = self._entropy_shares(part, keep)
+            loss = loss - options.entropy_coef * (now.entropies * keep * shares).sum()
+        if tally is not None:
+            self._count(tally, mask, weights, clipped, kl, ratio)
+        return loss
+
+    def _policy_term(
+        self, ratio: torch.Tensor, worth: torch.Tensor, logps: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss of each token, and where a bound holds its ratio."""
+        options = self.options
+        nowhere = torch.zeros_like(ratio, dtype=torch.bool)
+        if self.change.probabilities:
+            return -worth * logps.exp(), nowhere
+        high = options.epsilon if options.epsilon_high is None else options.epsilon_high
+        if options.loss_type == "cispo":
+            return -ratio.clamp(max=high).detach() * worth * logps, ratio.detach() > high
+        if options.loss_type == "sapo":
+            gate = torch.where(worth > 0, options.sapo_temperature_pos, options.sapo_temperature_neg)
+            return -torch.sigmoid(gate * (ratio - 1)) * 4 / gate * worth, nowhere
+        if options.epsilon is None:
+            return -ratio * worth, nowhere
+        bounded = ratio.clamp(1 - options.epsilon, 1 + high)
+        if options.delta is not None:
+            ratio = ratio.clamp(max=options.delta)
+        if self.change.no_minimum:
+            return -bounded * worth, bounded != ratio
+        return -torch.minimum(ratio * worth, bounded * worth), (bounded * worth < ratio * worth).detach()
+
+    def _kl(self, logps: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+        difference = reference - logps  # log of reference / policy
+        if self.change.kl == "k1":
+            return -difference
+        if self.change.kl == "k2":
+            return difference.square() / 2
+        if self.change.kl == "reversed":
+            difference = -difference
+        return difference.exp() - difference - 1
+
+    def _old_logps(self, part: range, now: torch.Tensor) -> torch.Tensor:
+        """Return log-probabilities (rows, tokens) under the policy that drew the tokens; where unknown, `now`."""
+        old = now.clone()
+        for place, number in enumerate(part):
+            known = self.rows[number].old_logps
+            if known is None:
+                continue
+            layout = lay_out(self.rows[number], self.scoring)
+            tokens = [token - layout.start for token in layout.places]
+            columns = [column for column, token in enumerate(tokens) if 0 <= token < len(known)]
+            old[place, columns] = known[[tokens[column] for column in columns]].to(old)
+        return old
+
+    def _reference_logps(self, reference: Reference | None, part: range, precision: Precision) -> torch.Tensor:
+        with reference() as model, plain(model), torch.no_grad():
+            forward, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
+            return self.score_rows(forward, part).logps
+
+    def _entropy_shares(self, part: range, keep: torch.Tensor) -> torch.Tensor:
+        """Return 1 / (tokens of the row's micro-batch x micro-batches) for each row, (rows, 1)."""
+        micros = {row.micro for row in self.rows}
+        counts = dict.fromkeys(micros, 0)
+        for row in self.rows:
+            counts[row.micro] += 0 if self.left_out(row) else len(row.completion)
+        kept = [0.0 if self.left_out(self.rows[n]) else 1 / max(counts[self.rows[n].micro], 1) for n in part]
+        return torch.tensor(kept, device=keep.device)[:, None] / len(micros)
+
+    def _count(
+        self,
+        tally: Tally,
+        mask: torch.Tensor,
+        weights: torch.Tensor,
+        clipped: torch.Tensor,
+        kl: torch.Tensor | None,
+        ratio: torch.Tensor,
+    ) -> None:
+        trained = (mask * (weights != 0)).bool()
+        tally.tokens += int(trained.sum())
+        tally.clipped += int((clipped.expand_as(trained) & trained).sum())
+        tally.drift = max(tally.drift, float(((ratio.detach() - 1).abs() * trained).max()))
+        if kl is not None:
+            tally.kl = max(tally.kl, float((kl.detach().abs() * trained).max()))
+
+
+def row_weights(
+    rows: Sequence[Row], options: Options, length_of: Callable[[Row], int] = completion_length
+) -> torch.Tensor:
+    """Return the weight that each token of a row has in the loss, (rows,)."""
+    out = [options.mask_truncated_completions and not row.ended for row in rows]
+    lengths = [length_of(row) for row in rows]
+    micros = sorted({row.micro for row in rows})
+    weights = torch.zeros(len(rows), dtype=torch.float64)
+    counted = [options.truncated_count or not left for left in out]
+    for micro in micros:
+        members = [number for number, row in enumerate(rows) if row.micro == micro]
+        completions = max(1, sum(counted[number] for number in members)) * len(micros)
+        tokens = max(1, sum(lengths[number] for number in members if not out[number])) * len(micros)
+        for number in members:
+            if not out[number]:
+                weights[number] = {
+                    "grpo": 1 / (completions * max(1, lengths[number])),
+                    "sapo": 1 / (completions * max(1, lengths[number])),
+                    "bnpo": 1 / tokens,
+                    "dr_grpo": 1 / (completions * (options.max_completion_length or 1)),
+                    "luspo": 1 / completions,
+                }.get(options.loss_type, 0.0)
+    if options.loss_type in ("dapo", "cispo"):
+        tokens = max(1, sum(length for length, counts in zip(lengths, counted) if counts))
+        weights = torch.tensor([0.0 if left else 1 / tokens for left in out], dtype=torch.float64)
+    return weights
+
+
+def _share_of_tokens(rows: Sequence[Row], options: Options) -> float:
+    """Return the tokens of this step by those that its share of the completions would have on average."""
+    counts = [0 if options.mask_truncated_completions and not row.ended else len(row.completion) for row in rows]
+    trained = [count for row, count in zip(rows, counts) if row.micro is not None]
+    return sum(trained) / max(1.0, sum(counts) * len(trained) / len(rows))
+
+
+def score_old(
+    model: nn.Module, rows: Sequence[Row], temperature: float, pad: int = 0, rows_at_once: int | None = None
+) -> list[Row]:
+    """Return the rows with the log-probabilities that this policy gives their tokens, and their padding, now."""
+    change = Change(Scoring(temperature, tokens="padding", pad=pad))
+    step = Step([dataclasses.replace(row, micro=0) for row in rows], Options(temperature=temperature), change)
+    size = rows_at_once or step.rows_that_fit(model)
+    scored = []
+    with plain(model), torch.no_grad():
+        forward, _ = forward_of(model, {}, EXACT)
+        for start in range(0, len(rows), size):
+            part = range(start, min(start + size, len(rows)))
+            for number, logps in zip(part, step.score_rows(forward, part).logps):
+                known = logps[: max(rows[number].padded[1], len(rows[number].completion))].clone()
+                scored.append(dataclasses.replace(rows[number], old_logps=known))
+    return scored
+
+
+def forward_of(
+    model: nn.Module, trained: Mapping[str, nn.Parameter], precision: Precision
+) -> tuple[Callable[..., torch.Tensor], dict[str, torch.Tensor]]:
+    """Return a function of ids, mask and last places that gives logits; and tensors to ask for a gradient, by name."""
+    inner, device = unwrap(model), input_device(model)
+    leaves: dict[str, torch.Tensor] = dict(trained)
+    replaced: dict[str, torch.Tensor] = {}
+    names = {id(parameter): name for name, parameter in trained.items()}
+    for name, parameter in inner.named_parameters():
+        narrow = precision.float32 and _is_narrow(parameter)
+        if not narrow and id(parameter) not in names:
+            continue
+        # also where nothing is widened: a hook on the parameter is not the definition's
+        leaf = parameter.detach().float() if narrow else parameter.detach()
+        replaced[name] = leaf.requires_grad_(parameter.requires_grad)
+        if id(parameter) in names:
+            leaves[names[id(parameter)]] = replaced[name]
+
+    known = inspect.signature(type(inner).forward).parameters
+    fewer = next((name for name in ("logits_to_keep", "num_logits_to_keep") if name in known), None)
+
+    def forward(ids: Sequence[Sequence[int]], attended: Sequence[Sequence[bool]], last: int) -> torch.Tensor:
+        given: dict[str, Any] = {
+            "input_ids": torch.tensor(ids, device=device),
+            "attention_mask": torch.tensor(attended, device=device, dtype=torch.long),
+            "use_cache": False,
+            **({fewer: last} if fewer else {}),
+        }
+        enabled = precision.autocast is not None
+        with torch.autocast(device.type, dtype=precision.autocast or torch.bfloat16, enabled=enabled):
+            return torch.func.functional_call(inner, replaced, (), given).logits
+
+    return forward, leaves
+
+
+def _is_narrow(parameter: torch.Tensor) -> bool:
+    return parameter.is_floating_point() and parameter.dtype.itemsize < 4
+
+
+@contextlib.contextmanager
+def draws(model: nn.Module, seed: int | None) -> Iterator[None]:
+    """Within the block dropout draws from a seed of its own; the run's random state is kept."""
+    devices = [torch.device(input_device(model))] if input_device(model).type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        if seed is not None:
+            torch.manual_seed(seed)
+        yield
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was asked for that is not there: on a GPU, or in the machine."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

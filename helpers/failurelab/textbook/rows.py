@@ -1,0 +1,65 @@
+"""What one optimizer step trains on: the tokens that were drawn, and the rewards that were returned."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A completion.
+
+    Attributes:
+        prompt: token ids that the model was given, without padding.
+        completion: token ids that were drawn, the end among them, without padding.
+        ended: whether the last of them ends a completion; else it was cut.
+        rewards: what each reward function returned for it; None and NaN: nothing.
+        group: number of the group, of the completions of one prompt.
+        batch: number of the generation that it comes from; `scale_rewards="batch"` scales over these.
+        micro: number of the micro-batch of this step that trains on it; None: a later or an earlier step does.
+        padded: lengths of prompt and completion as generation padded them, prompts on the left.
+        old_logps: log-probabilities (tokens,) of the completion, then of its padding, under the policy that drew it;
+            None: under this one, so that every ratio is 1.
+    """
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+    ended: bool
+    rewards: tuple[float | None, ...]
+    group: int = 0
+    batch: int = 0
+    micro: int | None = 0
+    padded: tuple[int, int] = (0, 0)
+    old_logps: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
+
+
+def rows_of(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    rewards: Sequence[Sequence[float | None]],
+    groups: Sequence[int],
+    ends: Sequence[int],
+) -> list[Row]:
+    """Return the rows of a step that trains on all of one generation, in one micro-batch.
+
+    Args:
+        prompts: token ids of each row's prompt, without padding.
+        completions: token ids of each row; what follows the first end is cut off.
+        rewards: for each row, what each reward function returned.
+        groups: for each row, the number of its group.
+        ends: token ids that end a completion.
+    """
+    rows = []
+    for prompt, completion, given, group in zip(prompts, completions, rewards, groups, strict=True):
+        ids, ended = cut_at_end(completion, ends)
+        rows.append(Row(tuple(prompt), ids, ended, tuple(given), group))
+    return rows
+
+
+def cut_at_end(completion: Sequence[int], ends: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    """Return the ids up to the first end, with it, and whether there is one."""
+    for place, token in enumerate(completion):
+        if token in ends:
+            return tuple(completion[: place + 1]), True
+    return tuple(completion), False

@@ -1,0 +1,194 @@
+"""Log-probabilities by the definition: a plain forward pass of the policy, and the softmax of its logits.
+
+Nothing of a trainer's forward pass is used: no patched `forward`, no autocast, no dropout, no checkpointing, no padding
+on the left. The weights are the trainer's own, with their adapters and their quantization.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from failurelab._unwrap import unwrap
+from failurelab.handles import keep_modes
+from failurelab.textbook.rows import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """How tokens are scored. The defaults are the definition; all else belongs to a suspect.
+
+    Attributes:
+        temperature: that logits are divided by.
+        shift: a token is scored by the row of logits that many places after the right one.
+        padded: prompts are padded on the left, completions on the right, as in generation.
+        attend_padding: the padding is attended to as if it were text.
+        from_prompt: completions are scored by the first rows of the padded prompt.
+        tokens: which tokens are scored: `completion`, or `no first`, `no last`, `rolled`, `rolled back`, `padding`,
+            `prompt`.
+        mask_attends: only the tokens of the completion that are scored are attended to.
+        pad: token id of the padding, which matters where it is attended to or scored.
+    """
+
+    temperature: float = 1.0
+    shift: int = 0
+    padded: bool = False
+    attend_padding: bool = False
+    from_prompt: bool = False
+    tokens: str = "completion"
+    mask_attends: bool = False
+    pad: int = 0
+
+
+@dataclasses.dataclass
+class Layout:
+    """A row as the model is given it.
+
+    Attributes:
+        ids: token ids.
+        attended: whether each is attended to.
+        start: place in `ids` of the completion's first token.
+        places: places in `ids` of the tokens that are scored.
+        sources: places of the logits that score them.
+    """
+
+    ids: list[int]
+    attended: list[bool]
+    start: int
+    places: list[int]
+    sources: list[int]
+
+
+def lay_out(row: Row, scoring: Scoring) -> Layout:
+    """Return the row's layout."""
+    pad = scoring.pad
+    width, length = row.padded
+    left = max(0, width - len(row.prompt)) if scoring.padded else 0
+    needs_right = scoring.padded or scoring.tokens in ("rolled", "rolled back", "padding")
+    right = max(0, length - len(row.completion)) if needs_right else 0
+    ids = [pad] * left + [*row.prompt, *row.completion] + [pad] * right
+    attended = [scoring.attend_padding] * left + [True] * (len(ids) - left - right) + [scoring.attend_padding] * right
+    start = left + len(row.prompt)
+    end = start + len(row.completion)
+    places = {
+        "completion": list(range(start, end)),
+        "no first": list(range(start + 1, end)),
+        "no last": list(range(start, end - 1)),
+        "rolled": list(range(start + 1, end + 1)) if right else list(range(start, end)),
+        "rolled back": [*range(start, end - 1), len(ids) - 1],
+        "padding": list(range(start, end + right)),
+        "prompt": list(range(left + 1, end)),
+    }[scoring.tokens]
+    if scoring.mask_attends:
+        attended[start:] = [place in places for place in range(start, len(ids))]
+    sources = [place - start for place in places] if scoring.from_prompt else [place - 1 for place in places]
+    last = len(ids) - 1
+    return Layout(ids, attended, start, places, [min(max(source + scoring.shift, 0), last) for source in sources])
+
+
+@dataclasses.dataclass
+class Scores:
+    """Scores of a few rows, each padded to the longest with zeros.
+
+    Attributes:
+        logps: log-probabilities of the scored tokens, (rows, tokens).
+        entropies: of the distributions that they were drawn from, (rows, tokens), or None.
+        mask: where there is a token, (rows, tokens).
+    """
+
+    logps: torch.Tensor
+    entropies: torch.Tensor | None
+    mask: torch.Tensor
+
+
+def score(
+    forward: Callable[..., torch.Tensor], rows: Sequence[Row], scoring: Scoring, *, entropy: bool = False
+) -> Scores:
+    """Score the completions of a few rows.
+
+    Args:
+        forward: takes ids and attention mask (rows, length) as lists of lists, and how many of the last places are
+            needed; returns logits (rows, length or that many, words).
+        rows: what is scored.
+        scoring: how.
+        entropy: whether the entropies are needed too.
+    """
+    layouts = [lay_out(row, scoring) for row in rows]
+    length, tokens = max(len(layout.ids) for layout in layouts), max(len(layout.places) for layout in layouts)
+    ids = [layout.ids + [scoring.pad] * (length - len(layout.ids)) for layout in layouts]
+    attended = [layout.attended + [False] * (length - len(layout.ids)) for layout in layouts]
+    first = min((min(layout.sources) for layout in layouts if layout.sources), default=0)
+    logits = forward(ids, attended, length - first)  # (rows, kept, words)
+    before = length - logits.shape[1]
+    logps, entropies, mask = [], [], []
+    for number, layout in enumerate(layouts):
+        chosen = (
+            logits[number, [place - before for place in layout.sources]].float() / scoring.temperature
+        )  # (tokens, words)
+        distribution = chosen.log_softmax(-1)
+        wanted = torch.tensor([ids[number][place] for place in layout.places], device=logits.device, dtype=torch.long)
+        rest = tokens - len(layout.places)
+        logps.append(nn.functional.pad(distribution.gather(-1, wanted[:, None])[:, 0], (0, rest)))
+        if entropy:
+            entropies.append(nn.functional.pad(-(distribution.exp() * distribution).sum(-1), (0, rest)))
+        mask.append([1.0] * len(layout.places) + [0.0] * rest)
+    return Scores(
+        torch.stack(logps),
+        torch.stack(entropies) if entropy else None,
+        torch.tensor(mask, device=logits.device),
+    )
+
+
+@contextlib.contextmanager
+def plain(model: nn.Module, *, training: bool = False) -> Iterator[None]:
+    """Within the block the model is as its class defines it: no patched forward, no checkpointing, and no dropout.
+
+    trl 1.16 replaces `model.forward` by an attribute of the instance, and accelerate does so for autocast. Afterwards
+    everything is as before. 4-bit layers keep their mode: in eval mode bitsandbytes packs their weights anew on a CPU.
+
+    Args:
+        model: the policy, wrapped or not.
+        training: leave each module in its mode, so that dropout draws.
+    """
+    inner = unwrap(model)
+    with keep_modes(model), contextlib.ExitStack() as stack:
+        replaced = inner.__dict__.pop("forward", None)
+        if replaced is not None:
+            stack.callback(inner.__dict__.__setitem__, "forward", replaced)
+        for module in model.modules():
+            if getattr(module, "gradient_checkpointing", False) is True:
+                module.gradient_checkpointing = False
+                stack.callback(setattr, module, "gradient_checkpointing", True)
+            if not training and not _is_quantized(module):
+                module.training = False
+        yield
+
+
+def _is_quantized(module: nn.Module) -> bool:
+    return hasattr(getattr(module, "weight", None), "quant_state")
+
+
+@contextlib.contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Within the block adapters do nothing, or the copy named `ref` is used where trl made one.
+
+    Not `disable_adapter()`, which switches requires_grad on for adapters that were frozen.
+    """
+    adapter = "ref" if "ref" in (getattr(model, "peft_config", None) or {}) else None
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if adapter is None and "_disable_adapters" in vars(module):
+                _put(stack, module, "_disable_adapters", True)
+            elif adapter is None and hasattr(type(module), "_disable_adapters"):
+                stack.callback(module.__dict__.pop, "_disable_adapters", None)
+                module._disable_adapters = True
+            elif adapter is not None and "_active_adapter" in vars(module):
+                _put(stack, module, "_active_adapter", [adapter])
+        yield
+
+
+def _put(stack: contextlib.ExitStack, owner: object, name: str, value: object) -> None:
+    stack.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)

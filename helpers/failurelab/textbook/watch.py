@@ -1,0 +1,78 @@
+"""Compare steps of a trainer from outside: attached before `train()`, taken back at the end of the block."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import TrainerCallback
+
+from failurelab.textbook.comparison import Comparison, compare_step, not_grpo
+from failurelab.textbook.fields import Options
+from failurelab.textbook.recorder import Recorder
+
+
+class Watch(TrainerCallback):
+    """Compares the gradients of some optimizer steps; `reports` has one Comparison for each.
+
+    Args:
+        trainer: a GRPO trainer that does not train yet.
+        steps: numbers of the optimizer steps, from 1.
+        with_suspects: look for what explains a gradient that is wrong.
+        variants: other options to compare with too, by name.
+        rows_at_once: rows of one forward pass; None: as many as fit.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        steps: Sequence[int] = (1,),
+        *,
+        with_suspects: bool = True,
+        variants: Mapping[str, Options] | None = None,
+        rows_at_once: int | None = None,
+    ):
+        self.trainer, self.steps = trainer, frozenset(steps)
+        self.with_suspects, self.variants, self.rows_at_once = with_suspects, variants, rows_at_once
+        self.reports: list[Comparison] = []
+        self._recorder: Recorder | None = None
+
+    @property
+    def report(self) -> Comparison:
+        """The last comparison; NOT CHECKED where no step was reached."""
+        return self.reports[-1] if self.reports else Comparison("NOT CHECKED", "no step of those was reached")
+
+    def __enter__(self) -> "Watch":
+        reason = not_grpo(self.trainer)
+        if reason is not None:
+            self.reports.append(Comparison("NOT CHECKED", reason))
+            return self
+        self._recorder = Recorder(self.trainer, self.steps.__contains__)
+        self._recorder.attach()
+        self.trainer.add_callback(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._recorder is not None:
+            self._recorder.detach()
+            self.trainer.remove_callback(self)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Compare."""
+        if state.global_step + 1 in self.steps:
+            self.reports.append(
+                compare_step(
+                    self.trainer,
+                    self._recorder.evidence(),
+                    with_suspects=self.with_suspects,
+                    variants=self.variants,
+                    rows_at_once=self.rows_at_once,
+                )
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Forget the step."""
+        self._recorder.next_step()
+
+
+def compare(trainer: Any, steps: Sequence[int] = (1,), **options: Any) -> Watch:
+    """Return a Watch to train under: `with textbook.compare(trainer) as comparison: trainer.train()`."""
+    return Watch(trainer, steps, **options)

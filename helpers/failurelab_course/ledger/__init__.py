@@ -1,1 +1,0 @@
-"""What runs measured, kept in ledgers under evidence/, and the tables and pictures made from them."""

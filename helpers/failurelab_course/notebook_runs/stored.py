@@ -1,0 +1,62 @@
+"""A notebook's file: read, written, and what can be said of its cells without running them."""
+
+import ast
+import json
+import pathlib
+from typing import Any
+
+import nbformat
+
+CHECKED = "nbval-check-output"
+KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+
+
+def read(path: pathlib.Path) -> Any:
+    """Read a notebook.
+
+    Raises:
+        ValueError: the file is missing, or holds no notebook of format 4; the message is one line.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.get("nbformat") != 4:
+            raise ValueError("it says no nbformat 4")
+        nbformat.validate(nbformat.from_dict(content))
+    except (OSError, ValueError, nbformat.ValidationError) as error:
+        raise ValueError(f"{path.name} is no notebook: {str(error).strip().splitlines()[0]}") from error
+    return nbformat.reads(json.dumps(content), as_version=4)
+
+
+def write_text(notebook: Any) -> str:
+    """Return the notebook as it is written to a file."""
+    return nbformat.writes(notebook, version=4).rstrip("\n") + "\n"
+
+
+def tags(cell: Any) -> list[str]:
+    """Return a cell's tags."""
+    return list(cell.metadata.get("tags", []))
+
+
+def is_folded(cell: Any) -> bool:
+    """Whether JupyterLab shows a code cell's source folded: what is no part of the story."""
+    return bool(cell.metadata.get("jupyter", {}).get("source_hidden"))
+
+
+def declared_parameters(notebook: Any) -> dict[str, Any]:
+    """Return the names that the cell tagged `parameters` assigns, with their values; only literals count.
+
+    Raises:
+        SyntaxError: the cell is no Python.
+    """
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code" and "parameters" in tags(cell)]
+    found = {}
+    for node in ast.parse(cells[0]).body if cells else []:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    try:
+                        found[target.id] = ast.literal_eval(node.value)
+                    except ValueError:
+                        continue
+    return found

@@ -1,1 +1,0 @@
-"""Notebooks run by papermill, benchmarks, and the authors' lint."""

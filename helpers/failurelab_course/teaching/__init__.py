@@ -1,1 +1,0 @@
-"""For a teacher: slides made of the notebooks."""

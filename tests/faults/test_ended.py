@@ -1,0 +1,218 @@
+"""Commands and kernels that are ended in the middle, and two at once: nothing is left running, nothing is lost."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+
+import psutil
+import pytest
+from tests.faults.conftest import LAB, notebook
+
+fault = pytest.mark.fault
+CHILD = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+CHECK, RUN, PREFLIGHT = ("lab", "check", "01"), ("run", "01", "--out", "results"), ("preflight", "train.py")
+INTERRUPT, KILL = signal.SIGINT, signal.SIGKILL
+
+
+def begun(path):
+    """Return code that starts a child in another session, says so, and hangs."""
+    return f"{CHILD}open({str(path)!r}, 'w').write('begun')\nwhile True: pass"
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "line"),
+    [
+        pytest.param(CHECK, INTERRUPT, "^interrupted: ", marks=fault("Ctrl-C during a check")),
+        pytest.param(RUN, INTERRUPT, "^01_mine: interrupted", marks=fault("Ctrl-C during a run")),
+        pytest.param(PREFLIGHT, INTERRUPT, "^preflight was interrupted: ", marks=fault("Ctrl-C during preflight")),
+        pytest.param(CHECK, KILL, "", marks=fault("`failurelab lab check` is killed")),
+        pytest.param(RUN, KILL, "", marks=fault("`failurelab run` is killed")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_a_command_that_is_ended(case, room, tmp_path, pipe, words, number, line):
+    read = pipe(tmp_path / "pipe")
+    code = begun(tmp_path / "pipe")
+    room.notebook.write_text(notebook(code))
+    room.script.write_text(code)
+    (room.folder / "train.py").write_text(code)
+    case.kept = room.kept()
+    running = case.start(*words)
+    assert read() == "begun"
+    os.killpg(running.pid, number) if number == INTERRUPT else running.kill()
+    case.shows(case.end(running), line, 130 if number == INTERRUPT else -9)
+    assert case.left() == []
+    if number == KILL:  # nobody is there to remove its folder
+        for folder in [*case.temporary.glob("failurelab-check-*"), *case.temporary.glob("failurelab-run-*")]:
+            shutil.rmtree(folder)
+
+
+# Ends the process at the n-th line that the writing code runs.
+COUNTED = """
+import os, signal, sys
+from failurelab_course.labs import exercise, verify
+at, count = {at}, 0
+def trace(frame, event, argument):
+    global count
+    if frame.f_code.co_filename.endswith(("state_file.py", "progress.py", "exercise.py", "definition.py")):
+        if event == "line":
+            count += 1
+            if count == at: os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+lab = verify.find(["01"])[0]
+sys.settrace(trace)
+exercise.{verb}(lab)
+sys.settrace(None)
+print("lines", count)
+"""
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        pytest.param("hint", marks=fault("killed while the state file is written")),
+        pytest.param("reset", marks=fault("killed while `train.py` is reset")),
+    ],
+)
+def test_killed_while_a_file_is_written(case, room, verb):
+    """At whatever line it ends: the file is the old one or the new one, and the learner's script is somewhere whole."""
+    mine, state = room.script.read_text(), room.state.read_text()
+
+    def run(at):
+        return case.run(sys.executable, "-c", COUNTED.format(at=at, verb=verb))
+
+    lines = int(run(0).line("^lines ").split()[1])
+    assert lines > 5
+    for at in range(1, lines, max(1, lines // 12)):
+        room.script.write_text(mine)
+        room.state.write_text(state)
+        case.shows(run(at), "", -9)
+        assert json.loads(room.state.read_text())["labs"]["02_done"] == room.progress
+        scripts = [path.read_text() for path in room.lab.glob("train*.py")]
+        assert mine in scripts and set(scripts) <= {mine, (room.lab / "start.py").read_text()}, f"line {at}"
+        for path in room.lab.glob("train.backup*"):
+            path.unlink()
+    room.script.write_text(mine)
+    for path in [*room.lab.glob(".train*partial"), *room.state.parent.glob("*.partial")]:
+        path.unlink()  # of the killed: hidden, and the next run does not read them
+
+
+@fault("two `lab check`s at once")
+def test_two_checks_at_once(case, room):
+    room.script.write_text(room.script.read_text().replace("+ 1).logits", "+ 1).logits.float() * 2"))
+    case.kept = room.kept()
+    commands = [case.start("lab", "check", "01") for _ in range(2)]
+    for command in commands:
+        case.shows(case.end(command), "^FAIL lab 01: scores are wrong", 1)
+    assert json.loads(room.state.read_text())["labs"][LAB]["checks"] == 2
+
+
+# Plays the notebook's kernel: it holds an era's, as `%%era` does, and runs the cells that it is given.
+PLAY = """
+import sys
+from failurelab_course.notebook import kernel
+kernel.INTERRUPT_SECONDS = 3.0
+era = kernel.EraKernel("today")
+for cell in sys.argv[1:]:
+    try:
+        era.run(cell)
+    except BaseException as error:  # an interrupt is none that `except Exception` takes
+        print(f"{type(error).__name__}: {error}", flush=True)
+era.stop()
+"""
+
+
+def kernel_of(process):
+    """Return the era's kernel below the notebook's."""
+    children = psutil.Process(process.pid).children()
+    return next(child for child in children if "ipykernel_launcher" in " ".join(child.cmdline()))
+
+
+@pytest.mark.parametrize(
+    ("number", "line", "goes_on"),
+    [
+        pytest.param(KILL, "^EraKernelDied: ", True, marks=fault("an era's kernel is killed in a cell"), id="killed"),
+        pytest.param(
+            signal.SIGSTOP,
+            "^EraInterrupted: .*still runs .* s after the interrupt. Next: %era_stop",
+            False,
+            marks=fault("an era's kernel is stopped in a cell, then Ctrl-C"),
+            id="stopped",
+        ),
+        pytest.param(0, "^EraInterrupted: ", True, marks=fault("an era's cell hangs, then Ctrl-C"), id="hangs"),
+    ],
+)
+def test_an_era_s_kernel(case, tmp_path, pipe, number, line, goes_on):
+    read = pipe(tmp_path / "pipe")
+    running = case.start(
+        sys.executable, "-c", PLAY, begun(tmp_path / "pipe"), *(["print('and', 'on')"] if goes_on else [])
+    )
+    assert read() == "begun"
+    kernel_of(running).send_signal(number)
+    if number != KILL:
+        running.send_signal(INTERRUPT)
+    done = case.end(running)
+    case.shows(done, line, None)
+    assert not goes_on or done.line("^and on$")
+
+
+@fault("a disk without room for an era's kernel")
+def test_no_room_for_a_kernel(case, mount):
+    mount(case.temporary, "nr_inodes=2")
+    done = case.run(sys.executable, "-c", PLAY, "print('it', 'runs')")
+    case.shows(
+        done, "^EraMagicError: the kernel of era today cannot be started: .*No space left on device.*Next: ", None
+    )
+    mount.again(case.temporary, "nr_inodes=1000")
+    assert case.run(sys.executable, "-c", PLAY, "print('it', 'runs')").line("^it runs$")
+    mount.end(case.temporary)
+
+
+SECRETS = {"HF_TOKEN": "hf_" + "Zq7" * 11, "WANDB_API_KEY": "4f" * 20, "JUPYTERHUB_API_TOKEN": "hub-token-of-this-seat"}
+
+
+@fault("secrets in the environment of a run that fails")
+def test_secrets_stay_out(case, room):
+    """Evidence, logs, executed copies, HTML, JSON and what is printed hold none of them; a failed cell neither."""
+    cell = "from failurelab_course.experiments import observe\nobserve.record('ground', 'measured', {'n': 1})\n1 / 0"
+    room.notebook.write_text(notebook("first = 1", cell))
+    case.kept = room.kept()
+    (room.folder / "train.py").write_text("raise SystemExit('stopped')\n")
+    out = room.folder / "results"
+    done = [
+        case.run(*words, env=SECRETS)
+        for words in (
+            ("run", "01", "--out", out),
+            CHECK,
+            ("doctor", "--json"),
+            ("preflight", "--json", out / "p.json", "--junit", out / "p.xml", "train.py"),
+        )
+    ]
+    case.shows(done[0], "ZeroDivisionError", 1)
+    assert (out / "01_mine.html").is_file() and list(out.rglob("*.jsonl")) and (out / "p.json").is_file()
+    folders = (out, room.folder / ".course", room.folder / "labs", case.temporary)
+    files = [path.read_bytes() for folder in folders for path in folder.rglob("*") if path.is_file()]
+    for secret in SECRETS.values():
+        assert not [one.text for one in done if secret in one.text]
+        assert not [content for content in files if secret.encode() in content]
+
+
+@fault("ports of a run with an era's kernel")
+def test_nothing_listens_for_other_machines(case, room, tmp_path, pipe):
+    read = pipe(tmp_path / "pipe")
+    cell = "from failurelab_course.notebook import kernel\nera = kernel.EraKernel('today')\nera.run('1')\n"
+    room.notebook.write_text(notebook(cell + begun(tmp_path / "pipe").removeprefix(CHILD)))
+    case.kept = room.kept()
+    running = case.start("run", "01", "--out", "results", "--time-limit", "100")
+    assert read() == "begun"
+    listening = [
+        one.laddr.ip
+        for process in [psutil.Process(running.pid), *psutil.Process(running.pid).children(recursive=True)]
+        for one in process.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+    ]
+    running.terminate()
+    case.shows(case.end(running), "01_mine: interrupted", 130)
+    assert listening and set(listening) <= {"127.0.0.1", "::1"}

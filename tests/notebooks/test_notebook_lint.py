@@ -1,0 +1,188 @@
+"""The lint of notebooks and the form they are stored in: a good notebook is clean, each rule fires on a planted one."""
+
+import copy
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from tools import notebook_lint, store_outputs
+
+from failurelab_course.notebook_runs import notebooks as course
+
+OPENING = """# Nothing breaks
+
+*Reads in 5 minutes, runs in 40 seconds on two CPU cores with 4 GB of memory. Library stacks: trl-0.14, today.*"""
+SCRIPT = """%%era trl-0.14 -i steps,model_path
+trainer = GRPOTrainer(model=model_path)
+trainer.train()"""
+DIFF = """```diff
+--- train.py
++++ train.py
+@@ -1,1 +1,1 @@
+-trainer.train()
++trainer.train(True)
+```"""
+FOLDED, ANSWER = {"source_hidden": True}, {"source_hidden": True, "outputs_hidden": True}
+SLIDE = {"slideshow": {"slide_type": "slide"}}
+
+
+def code(source, *outputs, tags=(), jupyter=None):
+    cell = new_code_cell(source, outputs=list(outputs), execution_count=1)
+    cell.metadata = nbformat.from_dict({"tags": list(tags)} | ({"jupyter": jupyter} if jupyter else {}))
+    return cell
+
+
+def text(said, name="stdout"):
+    return new_output("stream", name=name, text=said)
+
+
+def shown(**data):
+    data = {kind.replace("_", "/"): value for kind, value in data.items()}
+    return new_output("display_data", data=data, metadata={"image/png": {"alt": "Reward rises over the steps"}})
+
+
+def good():
+    """Return a notebook that holds to the rules, if its name begins with 01; cell 6 is where others are planted."""
+    cells = [
+        new_markdown_cell(OPENING, metadata=SLIDE),
+        code('device = "cpu"\nmodel = "tiny"\nseed = 0', tags=["parameters"], jupyter=FOLDED),
+        code("from failurelab_course import notebook\n\nnotebook.setup(seed=seed)", jupyter=FOLDED),
+        code(SCRIPT, tags=["script"]),
+        code('predict.ask("01-learns", "Will it?", ["yes", "no"])', jupyter=FOLDED),
+        code('predict.ask(\n    "01-again", "And again?", ["yes", "no"])', jupyter=FOLDED),
+        code("print('after', steps)", text("after 20 steps, on CPU/GPU, see https://a.org/b/c\n")),
+        code("notebook.show(figure)", shown(image_png="iVBORw0KGgo", text_plain="x")),
+        code("notebook.verdict_table(rows)", shown(text_plain="trainable  ✓ healthy"), tags=["nbval-check-output"]),
+        code('predict.answer("01-learns", {"yes": up, "no": not up})', jupyter=ANSWER),
+        code('predict.answer("01-again", {"yes": up, "no": not up})', jupyter=ANSWER),
+        new_markdown_cell(DIFF, metadata={"tags": ["diff"]}),
+    ]
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
+    return store_outputs.normalise(new_notebook(cells=cells))
+
+
+def source(content, cell=6):
+    return lambda notebook: notebook.cells[cell].update(source=content)
+
+
+def output(*made):
+    return lambda notebook: notebook.cells[6].update(outputs=list(made))
+
+
+def tag(*names, cell=6):
+    return lambda notebook: notebook.cells[cell].metadata.update(tags=list(names))
+
+
+PLANTED = {
+    "stored": [
+        lambda nb: nb.metadata.kernelspec.update(name="my-env"),
+        lambda nb: nb.cells[6].metadata.update(execution={"iopub.status.busy": "now"}),
+        lambda nb: nb.cells[6].update(execution_count=9),
+        lambda nb: nb.cells[10].update(execution_count=None),
+    ],
+    "parameters": [
+        source('device = "cuda"\nmodel = "tiny"\nseed = 0', cell=1),
+        source('device = "cpu"\nmodel = "tiny"\nseed = False', cell=1),
+        source("# notebook.setup(seed=seed)", cell=2),
+        tag("parameters"),
+    ],
+    "error": [output(new_output("error", ename="ValueError", evalue="", traceback=[])), output(text("a\n", "stderr"))],
+    "differs": [
+        *map(output, map(text, ("done in 12.3 s\n", "{'train_runtime': 3}\n", "at 12:30:01\n", "see ~/models\n"))),
+        *map(output, map(text, ("saved to /home/ann/out\n", "<object at 0x7f3a2b4c5d60>\n", " 40%|####  | 4/10\n"))),
+        output(shown(text_html="<td>4 ms</td>")),
+    ],
+    "shown": [
+        output(shown(**{"application/vnd.jupyter.widget-view+json": "{}"})),
+        lambda nb: nb.cells[7].outputs[0].metadata["image/png"].update(alt="plot"),
+        lambda nb: nb.cells[7].outputs[0].data.update({"image/png": "A" * 300_000}),
+    ],
+    "source": [source("x = '" + "a" * 75 + "'"), source("x = 1\n" * 41), source("!pip install trl"), source("%pip a")],
+    "opening": [source("# Some text", cell=0), source(OPENING.replace("Reads in 5 minutes", "Short"), cell=0)],
+    "script": [
+        tag("other", cell=3),
+        source(SCRIPT.replace("trainer =", "from failurelab import guards\ntrainer ="), cell=3),
+        source("No diff.", cell=11),
+    ],
+    "slides": [source("## A heading\n\n" + DIFF, cell=11), lambda nb: nb.cells[0].metadata.clear()],
+    "folded": [
+        source("observe.record('F1', 'broken', {})"),
+        lambda nb: nb.cells[9].metadata.jupyter.pop("outputs_hidden"),
+    ],
+    "questions": [
+        source("x = 1", cell=10),  # never answered
+        source('predict.ask("01-learns", "Will it?", ["yes", "no"])', cell=5),  # a key twice
+        source('predict.ask("02-again", "Will it?", ["yes", "no"])\npredict.answer("02-again", "yes")', cell=10),
+    ],
+    "nbval": [
+        lambda nb: nb.cells[8].update(outputs=[]),
+        lambda nb: nb.cells[8].outputs[0].data.update({"text/plain": "loss 0.6931"}),
+        tag("other", cell=8),
+        tag("raises-exception"),
+        tag("skip-execution"),
+    ],
+}
+
+
+def test_a_good_notebook_is_clean():
+    """What is allowed must pass: an era's cell, a link, a count of steps, CPU/GPU."""
+    assert notebook_lint.check("01_good", good()) == []
+
+
+@pytest.mark.parametrize(("rule", "number"), [(rule, n) for rule in PLANTED for n in range(len(PLANTED[rule]))])
+def test_each_rule_fires_alone(rule, number):
+    """A planted breach is found by its own rule, and by no other."""
+    notebook = good()
+    PLANTED[rule][number](notebook)
+    found = notebook_lint.check("01_bad", notebook)
+    assert {line.partition(":")[0] for line in found} == {rule}, found
+
+
+def test_every_rule_has_a_planted_notebook():
+    """A rule that nobody has seen fire may be one that cannot."""
+    assert set(PLANTED) == set(notebook_lint.RULES)
+
+
+def test_the_course_s_notebooks_hold():
+    """Next, where one does not: make outputs NAME=..., or what the line says."""
+    assert [line for each in course.notebooks() for line in notebook_lint.check(each.name, each.content)] == []
+
+
+def test_the_stored_form_is_a_fixed_point():
+    """What papermill and JupyterLab add goes, what a reader needs stays, and doing it twice changes nothing more."""
+    notebook = good()
+    untidy = copy.deepcopy(notebook)
+    untidy.metadata.update(papermill={"duration": 3.2}, widgets={})
+    untidy.cells[6].metadata.update(papermill={"duration": 1}, collapsed=True)
+    untidy.cells.insert(2, new_code_cell("seed = 5", metadata={"tags": ["injected-parameters"]}, execution_count=2))
+    untidy.cells[7].outputs = [text("after 20 steps, on CPU/GPU, "), text("see https://a.org/b/c\n")]
+    for number, cell in enumerate([cell for cell in untidy.cells if cell.cell_type == "code"], 7):
+        cell.execution_count = number
+    assert store_outputs.normalise(untidy) == notebook
+    assert store_outputs.normalise(notebook) == notebook
+
+
+def test_outputs_are_stored_by_a_run_that_passes(plant, tmp_path):
+    """Made again, the file is the same; a run that fails, or a file that was edited meanwhile, is left as it is."""
+    path = plant("00_one", "print('seed', seed)\nprint('two')", "1 + 1")
+    broken = plant("01_two", "1 / 0")
+    edited = plant(
+        "02_edited", "import pathlib\np = pathlib.Path('02_edited.ipynb')\np.write_text(p.read_text() + ' ')"
+    )
+    before = broken.read_bytes()
+
+    def store():
+        return store_outputs.store(folder=plant.folder, out=tmp_path / "run", progress=False, time_limit=300)
+
+    problems = store()
+    assert problems["00_one"] == "" and "ZeroDivisionError" in problems["01_two"]
+    assert "changed while it ran" in problems["02_edited"] and edited.read_text().endswith("}\n ")
+    assert broken.read_bytes() == before
+    cells = nbformat.read(path, as_version=4).cells
+    assert [cell.execution_count for cell in cells[1:]] == [1, 2, 3]
+    assert cells[2].outputs[0].text == "seed 0\ntwo\n" and not cells[2].metadata
+    first = path.read_bytes()
+    edited.unlink(), broken.unlink()
+    store()
+    assert path.read_bytes() == first

@@ -1,0 +1,193 @@
+"""The files under evidence/, how a benchmark writes its own, and the tables and pictures that are made from them."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+from tests.cli.benchmark_scripts import load
+
+from failurelab_course import eras
+from failurelab_course.experiments import observe
+
+ROOT = eras.root()
+sys.path.append(str(ROOT / "tools"))
+
+import evidence  # noqa: E402
+import tables  # noqa: E402
+
+recording = load("recording")
+FILES = sorted((ROOT / "evidence").glob("*/*.json"))
+PAGES = tables.find_pages()
+# Written by something else than a benchmark of that name: tests of faults and of bundles, a class on one server.
+OTHERS = {"faults", "offline", "class_server"}
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty folder in the place of evidence/."""
+    monkeypatch.setattr(evidence, "EVIDENCE", tmp_path)
+    return tmp_path
+
+
+def make_record(case="GRPO learns sums", era="today", seed=0, **changes):
+    figures = {"sampled_before": 0.4, "sampled_after": 0.7, "seconds": 9.0}
+    return observe.record("ground", "measured", figures, case=case, seed=seed) | {"era": era} | changes
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_file_says_what_ran_where(path):
+    """Each era has its versions, a device and a tier; no case was measured twice; a script of that name writes it."""
+    content = json.loads(path.read_text())
+    assert content["benchmark"] == path.stem
+    assert path.stem in OTHERS or (ROOT / "benchmarks" / f"{path.stem}.py").exists()
+    records = evidence.read_records(path)
+    for record in records:
+        assert record["tier"] in (*observe.TIERS[: 1 + (path.parent.name != "cpu")], "simulated")
+        assert record["device"] and record["versions"]["torch"] and record["figures"]
+        assert record["state"] in observe.STATES
+    keys = [(record["case"], record["era"], record.get("seed")) for record in records]
+    assert len(set(keys)) == len(keys) > 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_tables_of_a_page_are_those_of_the_evidence(page):
+    """They are written by `make tables`, and by nothing else."""
+    text = page.read_text(encoding="utf-8")
+    assert tables.update_tables(text) == text
+
+
+def test_every_table_is_shown_and_a_misspelt_one_is_refused():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in tables.TABLES if f"<!-- table: {name} -->" not in text] == []
+    with pytest.raises(evidence.EvidenceError, match="unknown table 'lerning'"):
+        tables.update_tables("<!-- table: lerning -->\n<!-- end table -->")
+
+
+@pytest.mark.parametrize("name", tables.PICTURES)
+def test_a_picture_shows_the_evidence(name):
+    """It carries a digest of its curves."""
+    assert Image.open(ROOT / "evidence" / name).info["Description"] == tables.make_digest(name)
+
+
+def test_what_a_benchmark_recorded_is_read_again(elsewhere):
+    """What an era ran on is said once; a record on something else says so itself; each is a line, for a diff."""
+    records = [make_record(), make_record(seed=1), make_record(seed=2, tier="simulated"), make_record(era="trl-0.14")]
+    path = elsewhere / "cpu" / "learning.json"
+    path.parent.mkdir()
+    recording.write_file(path, records, [{"era": "trl-0.15", "reason": "not made"}])
+    for read in (recording.read_file(path), evidence.read_records(path)):
+        assert [record["tier"] for record in read] == ["cpu", "cpu", "simulated", "cpu"]
+        assert [record["figures"] for record in read] == [record["figures"] for record in records]
+        assert [record["seed"] for record in read] == [0, 1, 2, 0]
+    assert len([line for line in path.read_text().splitlines() if '"case"' in line]) == 4
+    assert "| today | 0.40 (0.40 to 0.40) | 0.70 (0.70 to 0.70) | 3 of 3 seeds |" in tables.TABLES["learning"]()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"records": 3}', '{"eras": {}, "records": [{"era": "today"}]}', "{"])
+def test_a_file_that_is_none_is_named(elsewhere, text):
+    path = elsewhere / "learning.json"
+    with pytest.raises(evidence.EvidenceError, match=r"is not there\. Next: python benchmarks/learning\.py"):
+        evidence.read_records(path)
+    path.write_text(text)
+    with pytest.raises(evidence.EvidenceError, match=r"learning\.json is no benchmark's file"):
+        evidence.read_records(path)
+
+
+def test_each_card_has_a_table_and_without_one_it_is_not_run(elsewhere):
+    """What a card could not run keeps its reason."""
+    for device, tier in (("cpu", "cpu"), ("h200", "gpu")):
+        figures = [
+            {"predicted_mib": 20.0, "measured_mib": 16.0, "ratio": 1.25},
+            {"predicted_mib": 9.0, "not_run": "no"},
+        ]
+        records = [
+            make_record(f"predicted: {name}", tier=tier, device=device.upper(), figures=shown)
+            for name, shown in zip(("kept", "full"), figures)
+        ]
+        (elsewhere / device).mkdir()
+        recording.write_file(elsewhere / device / "predicted.json", records)
+        if device == "cpu":
+            assert tables.TABLES["predicted"]().endswith("on a card this is NOT RUN.")
+    text = tables.TABLES["predicted"]()
+    assert text.index("CPU (tier: cpu)") < text.index("H200 (tier: gpu)")
+    assert text.count("| kept | 20.0 | 16.0 | 1.250 |") == text.count("| full | 9.0 | NOT RUN: no |  |") == 2
+
+
+def write_benchmark(folder: pathlib.Path, body: str, eras_line: str = "Eras: today.") -> pathlib.Path:
+    path = folder / "planted.py"
+    path.write_text(
+        f'"""Planted.\n\n{eras_line}\n"""\nimport sys\nsys.path.append({str(ROOT / "benchmarks")!r})\n{body}'
+    )
+    return path
+
+
+def run_benchmark(path: pathlib.Path, *words: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, str(path), *words], capture_output=True, text=True)
+
+
+BEGIN = "import recording\nasked = recording.begin(__doc__, seeds=3)\n"
+RECORD = "observe.record('F1', 'broken', {'changed': asked.seeds}, case='one')\n"
+
+
+def test_a_benchmark_writes_its_own_file(tmp_path):
+    """In each era that is made; one that is not is NOT RUN, with the reason; its own options reach every run."""
+    body = f"{BEGIN}from failurelab_course.experiments import observe\n{RECORD}"
+    script = write_benchmark(tmp_path, body)
+    done = run_benchmark(script, "--out", str(tmp_path / "out"), "--seeds", "2")
+    assert done.returncode == 0, done.stderr
+    (record,) = recording.read_file(tmp_path / "out" / "planted.json")
+    assert (record["era"], record["case"], record["figures"]) == ("today", "one", {"changed": 2})
+
+
+def test_an_era_that_is_run_alone_leaves_the_others_records(tmp_path):
+    recording.write_file(tmp_path / "planted.json", [make_record(era="trl-0.14"), make_record()])
+    script = write_benchmark(
+        tmp_path, f"{BEGIN}from failurelab_course.experiments import observe\n{RECORD}", "Eras: trl-0.14, today."
+    )
+    done = run_benchmark(script, "--out", str(tmp_path), "--eras", "today")
+    assert done.returncode == 0, done.stderr
+    kept, new = recording.read_file(tmp_path / "planted.json")
+    assert (kept["era"], kept["case"], new["era"], new["case"]) == ("trl-0.14", "GRPO learns sums", "today", "one")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "line"),
+    [
+        ("raise SystemExit('it broke')", 1, "it failed in era today (exit status 1):\nit broke"),
+        ("", 1, "it ended well in era today and recorded nothing"),
+        ("recording.end_not_run('no package index is reached')", 4, "NOT RUN planted in era today: no package index"),
+        ("import failurelab.nothing", 1, "it failed in era today"),
+        ("raise ImportError(\"No module named 'deepspeed'\")", 4, "NOT RUN planted in era today: ImportError"),
+    ],
+)
+def test_what_fails_is_told_from_what_cannot_run_and_nothing_is_written(tmp_path, body, status, line):
+    script = write_benchmark(tmp_path, BEGIN + body)
+    done = run_benchmark(script, "--out", str(tmp_path / "out"))
+    assert (done.returncode, line in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_era_that_is_not_made_or_lacks_zero3_is_not_run(tmp_path, monkeypatch):
+    era = eras.Era("old", "old", tmp_path / "old.txt", tmp_path)
+    monkeypatch.setattr(eras, "find", lambda name, ready=True: era)
+    monkeypatch.setattr(eras.Era, "status", "missing")
+    with pytest.raises(recording.CannotRun, match="era old is not made here"):
+        recording.run_in_era(pathlib.Path("x.py"), "old", [], [], "cpu")
+    monkeypatch.setattr(eras.Era, "status", "ready")
+    monkeypatch.setattr(eras.Era, "has_zero3", False)
+    with pytest.raises(recording.CannotRun, match="not built in era old"):
+        recording.run_in_era(pathlib.Path("x.py"), "old", ["zero3"], [], "cpu")
+
+
+@pytest.mark.slow
+def test_a_real_benchmark_is_recorded_from_end_to_end(tmp_path):
+    """Two steps of GRPO in two eras; each says its own versions."""
+    script = ROOT / "benchmarks" / "learning.py"
+    done = run_benchmark(script, "--out", str(tmp_path), "--seeds", "1", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    records = recording.read_file(tmp_path / "learning.json")
+    assert {record["era"]: record["versions"]["trl"] for record in records}["trl-0.14"] == "0.14.0"
+    assert [record["figures"]["optimizer_steps"] for record in records] == [2, 2]

@@ -1,0 +1,72 @@
+"""GRPO trainers for one step, alike in every release, and mistakes planted in them."""
+
+import datasets
+import packaging.version
+import torch
+import trl
+
+SUMS = {f"{a}+{b}=": f"{a + b}" for a in range(20) for b in range(20)}
+
+
+def right(completions, answer, **_):
+    """Reward the right sum."""
+    return [float(completion.strip() == each) for completion, each in zip(completions, answer)]
+
+
+def ones(completions, **_):
+    """Reward ones and punish length, so that rewards differ in nearly every group."""
+    return [completion.count("1") - 0.3 * len(completion) for completion in completions]
+
+
+def has(option):
+    """Whether this release's config knows an option."""
+    return option in trl.GRPOConfig.__dataclass_fields__
+
+
+def before(release):
+    """Whether this trl is older."""
+    version = packaging.version.Version(trl.__version__)
+    return version < packaging.version.Version(release)
+
+
+def trainer(model, tokenizer, folder, *, kind=None, rewards=(right, ones), lengths=(5,), config=None, **options):
+    """Return a GRPO trainer: 32 completions a step in two micro-batches, groups of four, float32, no dropout."""
+    rows = [(prompt, answer) for prompt, answer in SUMS.items() if len(prompt) in lengths]
+    given = {
+        "max_steps": 1,
+        "learning_rate": 1e-6,
+        "num_generations": 4,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 4 if before("0.15") else 16,  # 0.14 counts prompts
+        "max_completion_length": 6,
+        "beta": 0.0,
+        "temperature": 1.0,
+        "gradient_checkpointing": False,
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    torch.manual_seed(0)
+    return (kind or trl.GRPOTrainer)(
+        model=model,
+        args=trl.GRPOConfig(str(folder), **given | options),
+        train_dataset=datasets.Dataset.from_dict({"prompt": [p for p, _ in rows], "answer": [a for _, a in rows]}),
+        processing_class=tokenizer,
+        reward_funcs=list(rewards),
+        **({"peft_config": config} if config else {}),
+    )
+
+
+def planted(loss=None, inputs=None):
+    """Return a trainer class whose loss, or whose inputs of the loss, are changed by a function."""
+
+    class Planted(trl.GRPOTrainer):
+        def compute_loss(self, model, given, *rest, **options):
+            if inputs is not None:
+                given = inputs(dict(given))
+            value = super().compute_loss(model, given, *rest, **options)
+            return value if loss is None else loss(value)
+
+    return Planted

@@ -1,0 +1,107 @@
+"""What a script puts on a GPU that is not there is put on the CPU, told once, and all is as before afterwards."""
+
+import concurrent.futures
+
+import pytest
+import torch
+import transformers
+
+from failurelab.simulate.no_gpu import Mapped, on_this_machine
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="where a GPU is, nothing is mapped")
+
+PUT = {
+    "tensor.to": lambda: torch.ones(2).to("cuda"),
+    "tensor.to a number": lambda: torch.ones(2).to(0),
+    "tensor.cuda": lambda: torch.ones(2).cuda(),
+    "another device and a dtype": lambda: torch.ones(2).to("cuda:3", torch.float16),
+    "made there": lambda: torch.tensor([1.0, 2.0], device="cuda"),
+    "made at a number": lambda: torch.zeros(2, device=0),
+    "a device's name": lambda: torch.ones(2, device=torch.device("cuda")),
+    "a device's number": lambda: torch.ones(2, device=torch.device(0)),
+    "like another": lambda: torch.zeros_like(torch.ones(2), device="cuda"),
+    "module.to": lambda: torch.nn.Linear(2, 2).to("cuda").weight,
+    "module.to a number": lambda: torch.nn.Linear(2, 2).to(0).weight,
+    "module.cuda": lambda: torch.nn.Linear(2, 2).cuda().weight,
+    "a layer made there": lambda: torch.nn.Linear(2, 2, device="cuda").weight,
+    "in another thread": lambda: concurrent.futures.ThreadPoolExecutor(1).submit(torch.ones, 2, device="cuda").result(),
+}
+
+
+@pytest.mark.parametrize("way", PUT)
+def test_every_way_to_a_gpu_ends_on_the_cpu(way):
+    """Without a GPU each is an error of torch."""
+    mapped = Mapped()
+    with on_this_machine(mapped):
+        assert PUT[way]().device.type == "cpu" and PUT[way]().requires_grad in (True, False)
+    assert len(mapped.texts) == 1 and mapped.texts[0].startswith("device cuda") and mapped.texts[0].endswith("-> cpu")
+    with pytest.raises((RuntimeError, AssertionError)):
+        PUT[way]()
+
+
+def test_with_a_device_as_a_block():
+    mapped = Mapped()
+    with on_this_machine(mapped), torch.device("cuda"):
+        assert torch.zeros(2).device.type == "cpu"
+    assert torch.zeros(2).device.type == "cpu" and torch.device("cuda").type == "cuda"
+
+
+def test_other_devices_are_left_alone():
+    mapped = Mapped()
+    with on_this_machine(mapped):
+        assert torch.ones(2, device="meta").to("meta").device.type == "meta"
+        assert torch.ones(2).to("cpu", torch.float16).to(torch.float32, True).dtype == torch.float32
+        assert mapped.device_map({"": "cpu"}) == {"": "cpu"} and mapped.device_map(None) is None
+        assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
+    assert mapped.texts == []
+
+
+@pytest.mark.parametrize("asked", ["cuda", "cuda:0", "auto", 0, torch.device("cuda", 1)])
+def test_a_device_map_of_a_gpu_is_the_cpu(asked):
+    mapped = Mapped()
+    assert [mapped.device_map(asked) for _ in range(2)] == ["cpu", "cpu"]
+    assert mapped.texts == [f"device_map {asked} -> cpu"]
+
+
+def test_a_map_of_modules_keeps_what_is_there():
+    mapped = Mapped()
+    assert mapped.device_map({"": 0, "lm_head": "cpu"}) == {"": "cpu", "lm_head": "cpu"}
+
+
+def test_what_a_gpu_is_asked_unguarded(monkeypatch):
+    """Whether bfloat16 is supported is often asked by the capability; that there is none to ask is told."""
+    mapped = Mapped()
+    with on_this_machine(mapped):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.set_device("cuda:0")
+        with torch.cuda.device(0):
+            assert torch.cuda.get_device_capability()[0] >= 8 and torch.cuda.current_device() == 0
+        assert torch.cuda.get_device_properties(0).total_memory > 2**30
+    assert [text.split("(")[0] for text in mapped.texts] == [
+        "torch.cuda.get_device_capability",
+        "torch.cuda.get_device_properties",
+    ]
+    with pytest.raises(AssertionError):
+        torch.cuda.synchronize()
+
+
+def unbuilt():
+    """Return a configuration that no model has written its attention into: an older transformers would keep that."""
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    return transformers.Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)
+
+
+@pytest.mark.parametrize("way", ["option", "configuration"])
+def test_an_attention_that_needs_a_gpu(way):
+    """The Auto classes write the option into the configuration, and transformers refuses either."""
+    mapped, config = Mapped(), unbuilt()
+    options = {"attn_implementation": "flash_attention_2"} if way == "option" else {}
+    if way == "configuration":
+        config._attn_implementation = "flash_attention_2"
+    with on_this_machine(mapped):
+        model = transformers.AutoModelForCausalLM.from_config(config, **options)
+        assert model.config._attn_implementation == "sdpa"
+    assert mapped.texts == ["attn_implementation flash_attention_2 -> sdpa"]
+    with pytest.raises((ImportError, ValueError)):
+        transformers.AutoModelForCausalLM.from_config(unbuilt(), attn_implementation="flash_attention_2")

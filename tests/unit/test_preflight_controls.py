@@ -1,0 +1,62 @@
+"""Positive controls: what a judge would have seen if the failure had been there; and that nothing stays changed."""
+
+import copy
+
+import pytest
+import small
+import torch
+
+from failurelab import handles
+from failurelab.preflight.intercept import controls
+
+
+def state(model):
+    """Return what a control might leave changed: gradients, modes, hooks."""
+    return (
+        [parameter.grad for parameter in model.parameters()],
+        [module.training for module in model.modules()],
+        [len(module._forward_hooks) for module in model.modules()],
+    )
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_module_that_is_cut_off_is_counted(adapted):
+    model = small.qwen2()
+    if adapted:
+        pytest.importorskip("peft")
+        model = small.lora(model)
+    model.train()
+    before, random = state(model), torch.get_rng_state()
+    assert controls.count_cut_off(model) > 0
+    assert state(model) == before and torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_model_that_does_not_look_back_is_blind(model, tokenizer):
+    """Without attention a token is predicted from the last one alone, so lost context cannot show."""
+    prompts, seeing = ["12+7=", "3+4="], controls.error_without_context(model, tokenizer, ["12+7=", "3+4="], 4)
+    blind = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer in blind.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    blind.train()
+    assert seeing > 1 and controls.error_without_context(blind, tokenizer, prompts, 4) < 0.01
+    assert blind.training
+
+
+def test_equal_tokens_show_no_shift():
+    model = small.qwen2()
+    ids = torch.arange(1, 9)[None].repeat(2, 1)
+    assert controls.sees_shifted_scores(model, ids)
+    assert not controls.sees_shifted_scores(model, torch.full_like(ids, 3))
+    assert controls.count_all_rows(model, ids) == 8
+
+
+def test_what_is_frozen_stays_frozen():
+    """PEFT's disable_adapter switches requires_grad on when it is left."""
+    pytest.importorskip("peft")
+    model = small.lora(small.qwen2())
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with handles.keep_requires_grad(model), model.disable_adapter():
+        pass
+    assert not any(parameter.requires_grad for parameter in model.parameters())

@@ -1,0 +1,184 @@
+"""Preflight's first judge: a step beside the textbook, its controls, what it outweighs, and what is cut for it."""
+
+import copy
+import types
+
+import pytest
+import torch
+import transformers
+from small import lora_config
+from steps import before, has, planted, trainer
+
+from failurelab import textbook
+from failurelab.handles import keep_random_state
+from failurelab.preflight.answers import Finding, Held, NotChecked
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.intercept import cuts, watched
+from failurelab.preflight.judges.textbook import StepJudge, cut_away
+
+
+def judge(made, small=True, others=(), **asked):
+    """Train under the judge; return its answers and what it leaves of the others', by failure."""
+    step = StepJudge(Seen(made, asked, small=small))
+    with step.listening():
+        made.train()
+    return {answer.failure: answer for answer in step.outweigh(list(others))}
+
+
+def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_path):
+    """And what it contradicts is no longer suspected: scores at prompt positions."""
+    others = [Finding("F3b", "by a probe", "-"), NotChecked("F1", "-")]
+    answers = judge(trainer(model, tokenizer, tmp_path), others=others)
+    assert isinstance(answers["F21"], Held) and isinstance(answers["F3b"], Held) and "F1" in answers
+    assert "opposite sign: cosine -1" in answers["F21"].control and "32 completions" in answers["F21"].evidence
+
+
+def test_adapters_hold(model, tokenizer, tmp_path):
+    assert isinstance(judge(trainer(model, tokenizer, tmp_path, config=lora_config()))["F21"], Held)
+
+
+def test_completions_that_are_used_again_are_compared_again(model, tokenizer, tmp_path):
+    """A step later the ratios are not 1."""
+    if not has("num_iterations"):
+        return  # this release takes one step for each generation
+    made = trainer(model, tokenizer, tmp_path, num_iterations=2, max_steps=2, learning_rate=1e-3)
+    assert judge(made)["F21"].evidence.startswith("step 1 and 2: ")
+
+
+def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp_path):
+    """A small random model draws no end: masks and truncation would not show."""
+    if not has("mask_truncated_completions"):
+        return
+    with torch.no_grad():
+        model.lm_head.weight *= 0.05  # each token is about as likely, so that an end is rarely drawn
+    rewards = [lambda completions, **_: watched.substitute_rewards(len(completions), 4, 0)]
+    options = {"mask_truncated_completions": True, "max_completion_length": 7}
+    answer = judge(trainer(model, tokenizer, tmp_path, rewards=rewards, **options))["F21"]
+    assert isinstance(answer, Held) and "mask_truncated" not in answer.evidence.partition("does not show")[2]
+
+
+@pytest.mark.parametrize(("factor", "said"), [(-1, "opposite sign"), (1e-4, "constant factor, times 0.0001")])
+def test_a_wrong_gradient_is_found_and_nothing_of_it_holds(factor, said, model, tokenizer, tmp_path):
+    others = [Held("F3b", "rows are scored", "-"), Held("F7", "-", "-")]
+    made = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: factor * loss))
+    answers = judge(made, others=others)
+    assert isinstance(answers["F21"], Finding) and said in answers["F21"].evidence
+    assert "Planted.compute_loss" in answers["F21"].evidence
+    assert isinstance(answers["F3b"], NotChecked) and isinstance(answers["F7"], Held)
+
+
+def test_a_blind_measurement_does_not_hold(model, tokenizer, tmp_path, monkeypatch):
+    """A planted shift that makes the same gradient, as where no token depends on the one before."""
+    monkeypatch.setattr(textbook.Comparison, "sees", lambda self, mistake: mistake == "opposite sign")
+    answer = judge(trainer(model, tokenizer, tmp_path))["F21"]
+    assert isinstance(answer, NotChecked) and "scores shifted by one planted it looks the same" in answer.why
+
+
+def test_a_failure_that_explains_the_gradient_stays_the_finding(model, tokenizer, tmp_path):
+    """Tensors without a gradient are F1: the comparison is its evidence, and no second finding."""
+    others = [Finding("F1", "24 of 25", "-")]
+    answers = judge(trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: -loss)), others=others)
+    assert isinstance(answers["F1"], Finding) and "cosine -1" in answers["F1"].evidence
+    assert isinstance(answers["F21"], NotChecked)
+
+
+def test_the_temperature_is_named_where_the_release_leaves_it_out(model, tokenizer, tmp_path):
+    answer = judge(trainer(model, tokenizer, tmp_path, temperature=0.7))["F15"]
+    assert type(answer) is (Finding if before("0.16") else Held)
+
+
+def test_what_cannot_be_compared_is_not_checked(model, tokenizer, tmp_path):
+    equal = trainer(model, tokenizer, tmp_path, rewards=[lambda completions, **_: [1.0] * len(completions)])
+    assert "F10" in judge(equal)["F21"].why
+    other = type("SFTTrainer", (), {"train": lambda self: None})()
+    assert "no textbook here for SFTTrainer" in judge(other)["F21"].why
+
+
+def test_an_option_that_is_cut_away_is_not_checked(model, tokenizer, tmp_path):
+    answer = judge(trainer(model, tokenizer, tmp_path), use_vllm=True)["F21"]
+    assert isinstance(answer, NotChecked) and "use_vllm is cut away" in answer.why and "cosine +1" in answer.why
+    made = types.SimpleNamespace(args=types.SimpleNamespace())
+    assert "several processes" in cut_away(Seen(made, {}, world_size=2))[0]
+
+
+def test_a_decoder_that_returns_nothing(model, tokenizer, tmp_path):
+    """`decode` is the script's own too; the library below it tells what was drawn."""
+
+    class Mute(type(tokenizer)):
+        def decode(self, ids, *args, **kwargs):
+            return [""] * len(ids) if ids and isinstance(ids[0], list) else ""
+
+        def batch_decode(self, ids, *args, **kwargs):
+            return [""] * len(ids)
+
+    mute = copy.deepcopy(tokenizer)
+    mute.__class__ = Mute
+    rewards = [lambda completions, **_: watched.substitute_rewards(len(completions), 4, 0)]
+    answers = judge(trainer(model, mute, tmp_path, rewards=rewards))
+    assert "not what was drawn" in answers["F14"].evidence and isinstance(answers["F21"], Held)
+
+
+class State(transformers.TrainerCallback):
+    def __init__(self, trainer, states):
+        self.trainer, self.states = trainer, states
+
+    def on_pre_optimizer_step(self, args, state, control, **_):
+        parameters = list(self.trainer.model.parameters())
+        grads = [None if p.grad is None else p.grad.clone() for p in parameters]
+        self.states.append((torch.get_rng_state(), [p.requires_grad for p in parameters], grads))
+
+
+def test_the_step_is_afterwards_what_it_was(model, tokenizer, tmp_path):
+    """Random state, gradients and requires_grad, also where an explanation is searched for."""
+    made, states = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: -loss)), []
+    first, step = State(made, states), StepJudge(Seen(made, {}))
+    made.add_callback(first)
+    with step.listening():
+        made.add_callback(State(made, states))
+        made.train()
+    (draws, required, grads), (draws_after, required_after, grads_after) = states
+    assert step.reports[0].verdict == "FOUND" and torch.equal(draws, draws_after) and required == required_after
+    assert all(one is other or torch.equal(one, other) for one, other in zip(grads, grads_after))
+
+
+def test_substitute_rewards_differ_by_row_group_and_function():
+    with keep_random_state():
+        one, two = (watched.substitute_rewards(8, 4, function) for function in (0, 1))
+    assert len(set(one[:4])) == len(set(two[:4])) == 4 and one[:4] != one[4:] and one != two
+    for functions in (1, 2, 3):
+        table = [watched.substitute_rewards(8, 2, function) for function in range(functions)]
+        totals = [sum(column) for column in zip(*table)]
+        assert all(totals[place] != totals[place + 1] for place in range(0, 8, 2))
+
+
+ONE = {"num_generations": 8, "gradient_accumulation_steps": 1, "num_iterations": 1}
+
+
+@pytest.mark.parametrize(
+    ("asked", "completions", "accumulated"),
+    [
+        ({"per_device_train_batch_size": 8}, 4, 1),
+        ({"per_device_train_batch_size": 32}, 8, 1),
+        ({"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8}, 2, 2),
+        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}, 4, 2),
+        ({"per_device_train_batch_size": 6, "num_generations": 3, "gradient_accumulation_steps": 2}, 3, 2),
+        ({"per_device_train_batch_size": 3, "num_generations": 6, "gradient_accumulation_steps": 2}, 2, 2),
+    ],
+)
+def test_a_batch_is_cut_to_the_script_s_own_kind(asked, completions, accumulated, monkeypatch):
+    """One prompt a generation stays one, for a batch without padding has no failures of padding."""
+    monkeypatch.setattr(cuts, "counts_prompts", lambda: False)
+    cut = cuts._cut_batch(ONE | {"steps_per_generation": None, "generation_batch_size": None} | asked)
+    assert (cut["per_device_train_batch_size"], cut["gradient_accumulation_steps"]) == (completions, accumulated)
+    together = completions * accumulated
+    assert together % cut["num_generations"] == 0 and together // cut["num_generations"] <= 2
+
+
+def test_iterations_and_steps_of_a_generation_are_kept(monkeypatch):
+    monkeypatch.setattr(cuts, "counts_prompts", lambda: False)
+    more = {"per_device_train_batch_size": 8, "num_iterations": 5, "steps_per_generation": 4}
+    cut = cuts._cut_batch(ONE | more)
+    assert (cut["num_iterations"], cut["steps_per_generation"], cut["gradient_accumulation_steps"]) == (2, 2, 1)
+    monkeypatch.setattr(cuts, "counts_prompts", lambda: True)
+    cut = cuts._cut_batch(ONE | {"per_device_train_batch_size": 1})
+    assert cut["per_device_train_batch_size"] == 1

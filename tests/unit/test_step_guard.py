@@ -1,0 +1,94 @@
+"""StepGuard: what it finds stops or warns, and a run with it is the same run."""
+
+import copy
+import random
+import warnings
+
+import pytest
+import torch
+from steps import ones, planted, right, trainer
+
+from failurelab import guards, textbook
+
+
+def train(made, **options):
+    guard = guards.StepGuard(made, **options)
+    made.add_callback(guard)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made.train()
+    return guard, [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+
+
+def test_a_healthy_step_holds_and_warns_of_nothing(model, tokenizer, tmp_path):
+    guard, told = train(trainer(model, tokenizer, tmp_path))
+    assert guard.report.verdict == "HELD" and not told
+
+
+def test_a_wrong_gradient_stops_the_run(model, tokenizer, tmp_path):
+    made = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: -loss))
+    made.add_callback(guards.StepGuard(made, "stop"))
+    with pytest.raises(guards.GuardTripped, match="opposite sign") as stopped:
+        made.train()
+    assert stopped.value.report.named == "opposite sign"
+
+
+def test_the_run_is_the_same_with_and_without_it(trained, tmp_path):
+    """Bit-equal weights after three steps, also where a wrong gradient is looked into and rewards are asked twice."""
+
+    def noisy(completions, **_):
+        return [random.random() + float(torch.rand(())) for _ in completions]
+
+    weights = []
+    for watched in (False, True):
+        policy = copy.deepcopy(trained[0])
+        random.seed(0)
+        made = trainer(policy, trained[1], tmp_path, rewards=[ones, noisy], learning_rate=1e-3, max_steps=3)
+        if watched:
+            _, told = train(made, every=2, ask_again=True)
+            assert any("answers otherwise" in line for line in told) and made.reward_funcs == [ones, noisy]
+        else:
+            made.train()
+        weights.append(policy.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_rewards_are_asked_once_unless_asked_for(model, tokenizer, tmp_path):
+    calls = []
+
+    def counted(completions, answer, **_):
+        calls.append(len(completions))
+        return right(completions, answer)
+
+    made = trainer(model, tokenizer, tmp_path, rewards=[counted, ones])
+    train(made)
+    once = len(calls)
+    calls.clear()
+    made = trainer(model, tokenizer, tmp_path, rewards=[counted, ones])
+    _, told = train(made, ask_again=True)
+    assert len(calls) == 2 * once and not told
+
+
+def test_equal_rewards_are_told_in_words_of_f10(model, tokenizer, tmp_path):
+    made = trainer(model, tokenizer, tmp_path, rewards=[lambda completions, **_: [1.0] * len(completions)])
+    guard, told = train(made)
+    assert guard.report.verdict == "NO GRADIENT" and any("every advantage is 0" in line for line in told)
+
+
+def test_another_trainer_is_told_in_one_line():
+    state = type("State", (), {"global_step": 0})()
+    guard = guards.StepGuard(other := type("OnlineDPOTrainer", (), {})())
+    with pytest.warns(guards.GuardWarning, match="no textbook here for OnlineDPOTrainer"):
+        guard.on_train_begin(None, state, None)
+    assert other and guard.report is None
+
+
+def test_every_nth_step_is_compared(model, tokenizer, tmp_path, monkeypatch):
+    steps, compare_step = [], textbook.compare_step
+    monkeypatch.setattr(
+        textbook,
+        "compare_step",
+        lambda made, *rest, **options: steps.append(made.state.global_step + 1) or compare_step(made, *rest, **options),
+    )
+    train(trainer(model, tokenizer, tmp_path, max_steps=5), every=2)
+    assert steps == [1, 2, 4]

@@ -1,0 +1,323 @@
+"""The textbook's gradient, and a trainer's step beside it: healthy ones hold, planted mistakes are found and named."""
+
+import ast
+import copy
+import dataclasses
+import itertools
+import pathlib
+
+import pytest
+import torch
+import trl
+from small import lora_config, qwen2
+from steps import before, has, planted, right, trainer
+
+from failurelab import textbook
+from failurelab.textbook import advantages, fields, gradient, rows_of
+from failurelab.textbook.advantages import rounding
+
+ROOM = pathlib.Path(textbook.__file__).parent
+
+
+def rows_of_two_groups():
+    generator = torch.Generator().manual_seed(1)
+    prompts = [[5, 6, 7]] * 2 + [[8, 9]] * 2
+    completions = [torch.randint(2, 30, (length,), generator=generator).tolist() for length in (3, 5, 2, 4)]
+    return textbook.rows_of(prompts, completions, [(1.0,), (0.0,), (0.5,), (2.0,)], [0, 0, 1, 1], ends=[1])
+
+
+def by_hand(model, rows, weight):
+    """Return the gradient of -A log pi, one row after another, with the weight of a token as a function of its row."""
+    rewards = torch.tensor([row.rewards[0] for row in rows])
+    for row, reward in zip(rows, rewards):
+        group = rewards[[other.group == row.group for other in rows]]
+        advantage = (reward - group.mean()) / (group.std() + 1e-4)
+        ids = torch.tensor([[*row.prompt, *row.completion]])
+        logps = model(ids).logits[0, len(row.prompt) - 1 : -1].log_softmax(-1)
+        logps = logps[torch.arange(len(row.completion)), torch.tensor(row.completion)]
+        (-advantage * logps.sum() * weight(row)).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+def test_gradient_is_that_of_the_formula(loss_type):
+    """The definition written out for one row after another gives the same numbers, for any number of rows at once."""
+    model, rows = qwen2(), rows_of_two_groups()
+    weights = {
+        "grpo": lambda row: 1 / 4 / len(row.completion),
+        "dapo": lambda row: 1 / 14,
+        "dr_grpo": lambda row: 1 / 40,
+    }
+    options = textbook.Options(loss_type=loss_type, max_completion_length=10, epsilon=0.2)
+    for size in (None, 1, 3):
+        ours = textbook.expected_gradient(model, rows, options, rows_at_once=size)
+        theirs = by_hand(copy.deepcopy(model), rows, weights[loss_type])
+        for name, expected in theirs.items():
+            torch.testing.assert_close(ours[name], expected, rtol=1e-3, atol=1e-6)
+
+
+def test_the_model_is_afterwards_what_it_was():
+    model = qwen2(attention_dropout=0.1).train()
+    model.lm_head.eval()
+    model.forward = lambda *args, **kwargs: pytest.fail("a patched forward was used")
+    state, modes = torch.get_rng_state(), [module.training for module in model.modules()]
+    textbook.expected_gradient(model, rows_of_two_groups(), textbook.Options(), precision=gradient.Precision(dropout=1))
+    assert torch.equal(state, torch.get_rng_state()) and modes == [module.training for module in model.modules()]
+    assert all(parameter.grad is None for parameter in model.parameters()) and "forward" in vars(model)
+
+
+def test_out_of_memory_takes_fewer_rows_and_then_says_so(monkeypatch):
+    """A pass of two rows does not fit, one of a single row does; then not even that."""
+    model, rows, limit = qwen2(), rows_of_two_groups(), [1]
+    whole = textbook.expected_gradient(model, rows, textbook.Options())
+    score = gradient.score
+
+    def small_machine(forward, part, *rest, **options):
+        if len(part) > limit[0]:
+            raise torch.OutOfMemoryError("no memory")
+        return score(forward, part, *rest, **options)
+
+    monkeypatch.setattr(gradient, "score", small_machine)
+    fewer = textbook.expected_gradient(model, rows, textbook.Options())
+    assert all(torch.allclose(whole[name], fewer[name], atol=1e-6) for name in whole)
+    limit[0] = 0
+    with pytest.raises(textbook.OutOfMemory):
+        textbook.expected_gradient(model, rows, textbook.Options())
+
+
+def test_advantages_leave_out_what_gives_no_reward():
+    """None and NaN do not count: neither for the function's row, nor for the group's mean."""
+    rows = [
+        textbook.Row((1,), (2,), True, rewards)
+        for rewards in ((1.0, None), (3.0, 1.0), (None, None), (float("nan"), 2.0))
+    ]
+    worth = advantages.advantages(rows, textbook.Options(scale_rewards="none", reward_weights=(1.0, 2.0)))
+    assert worth.tolist() == pytest.approx([1 - 10 / 3, 5 - 10 / 3, 0, 4 - 10 / 3])
+
+
+def test_every_option_of_this_release_is_listed():
+    assert textbook.unlisted(trl.GRPOConfig) == set()
+    kinds = [fields.IMPLEMENTED, fields.NO_EFFECT, set(fields.NOT_HERE)]
+    assert sum(map(len, kinds)) == len(set().union(*kinds)), "a field is listed twice"
+
+
+def test_an_option_that_nobody_listed_is_not_judged():
+    kind = dataclasses.make_dataclass("Config", [("brand_new", float, 0.0)], bases=(trl.GRPOConfig,))
+    assert textbook.unlisted(kind) == {"brand_new"}
+
+
+def test_the_room_uses_nothing_of_trl():
+    imported = set()
+    for path in ROOM.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                imported.add(node.module.split(".")[0])
+    assert imported and not imported & {"trl", "peft", "accelerate", "liger_kernel"}
+
+
+def compare(made, steps=(1,), **options):
+    with textbook.compare(made, steps, **options) as watched:
+        made.train()
+    return watched.report
+
+
+def test_healthy_steps_hold_in_every_release(model, tokenizer, tmp_path):
+    report = compare(trainer(model, tokenizer, tmp_path, beta=0.1, learning_rate=1e-3, max_steps=3), (3,))
+    assert report.verdict == "HELD" and report.apart.cosine > 0.9999 and report.completions == 32
+    assert report.kl > 1e-4, "the KL term took no part"
+
+
+def test_a_healthy_step_with_adapters_holds(model, tokenizer, tmp_path):
+    """With B still 0, A has no gradient: which is said, and not held against it."""
+    made = trainer(model, tokenizer, tmp_path, config=lora_config(), beta=0.1, learning_rate=1e-2, max_steps=2)
+    with textbook.compare(made, (1, 2)) as watched:
+        made.train()
+    first, second = watched.reports
+    assert first.verdict == second.verdict == "HELD"
+    assert any("LoRA's A" in line for line in first.not_shown) and any("beta" in line for line in first.not_shown)
+    assert not any("beta" in line for line in second.not_shown)
+
+
+def test_checkpointing_does_not_matter(model, tokenizer, tmp_path):
+    made = trainer(
+        model,
+        tokenizer,
+        tmp_path,
+        gradient_checkpointing=True,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+    )
+    assert compare(made).verdict == "HELD" and made.model.is_gradient_checkpointing
+
+
+def test_later_iterations_hold_where_ratios_are_clipped(model, tokenizer, tmp_path):
+    if not has("num_iterations"):
+        return  # this release takes one step for each generation
+    report = compare(trainer(model, tokenizer, tmp_path, num_iterations=3, learning_rate=5e-3, max_steps=3), (3,))
+    assert report.verdict == "HELD" and report.clipped > 0.05
+
+
+def test_prompts_of_unequal_length(model, tokenizer, tmp_path):
+    """Release 0.14 scores without an attention mask (TRL #2708): the padding is read as text."""
+    report = compare(trainer(model, tokenizer, tmp_path, lengths=(4, 5, 6)))
+    if before("0.15"):
+        assert report.verdict == "FOUND" and report.named == "no attention mask"
+    else:
+        assert report.verdict == "HELD"
+
+
+def test_the_temperature_in_the_scores(model, tokenizer, tmp_path):
+    """Releases 0.14 and 0.15 draw at the temperature and score without it (F15)."""
+    report = compare(trainer(model, tokenizer, tmp_path, temperature=0.7))
+    if before("0.16"):
+        assert report.verdict == "FOUND" and report.named == "temperature"
+    else:
+        assert report.verdict == "HELD"
+
+
+def test_numbers_of_the_launcher_have_a_floor(model, tokenizer, tmp_path, monkeypatch):
+    """`accelerate launch --mixed_precision bf16`: the arguments do not know of it."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    made = trainer(model, tokenizer, tmp_path)
+    assert made.accelerator.mixed_precision == "bf16" and not made.args.bf16
+    report = compare(made)
+    assert report.verdict == "HELD" and report.floor.cosine > 0
+
+
+def equal(completions, **_):
+    return [1.0] * len(completions)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_equal_rewards_leave_no_gradient_to_expect(model, tokenizer, tmp_path, beta):
+    """With a KL term as well, while the policy is its reference."""
+    report = compare(trainer(model, tokenizer, tmp_path, rewards=[equal], beta=beta))
+    assert report.verdict == "NO GRADIENT" and "F10" in report.reason
+
+
+def test_a_gradient_that_equal_rewards_do_not_give_is_found(model, tokenizer, tmp_path):
+    kind = planted(loss=lambda loss: loss + 0.05 * sum(p.pow(3).sum() for p in model.parameters()))
+    report = compare(trainer(model, tokenizer, tmp_path, kind=kind, rewards=[equal], beta=0.04))
+    assert report.verdict == "FOUND" and "but the trainer has one" in report.reason
+
+
+def test_rounding_alone_is_no_gradient():
+    """The mean of equal rewards is rounded, and the 1e-4 makes much of it: float32 advantages are not quite 0."""
+    largest = 0.0
+    for value, count in itertools.product((0.1, 7.3, 100.1), (3, 6, 7, 8)):
+        rewards = torch.full((count,), value)
+        worth = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).abs().max().item()
+        rows = rows_of([[1]] * count, [[2]] * count, [[value]] * count, [0] * count, [2])
+        assert worth <= rounding(rows, textbook.Options())
+        largest = max(largest, worth)
+    assert largest > 1e-3
+
+
+def test_another_trainer_has_no_textbook():
+    report = compare(type("SFTTrainer", (), {"train": lambda self: None})())
+    assert report.verdict == "NOT CHECKED" and "no textbook here for SFTTrainer" in report.reason
+
+
+def test_an_option_that_is_not_here_is_never_a_finding(model, tokenizer, tmp_path):
+    """Noise on the embeddings makes another gradient, which is the option's, and no failure."""
+    report = compare(trainer(model, tokenizer, tmp_path, neftune_noise_alpha=5.0))
+    assert report.verdict == "NOT CHECKED" and "neftune_noise_alpha" in report.reason
+
+
+@pytest.mark.parametrize(
+    ("plant", "named"),
+    [
+        ({"loss": lambda loss: -loss}, "opposite sign"),
+        ({"loss": lambda loss: loss / 1e4}, "constant factor"),
+        ({"loss": lambda loss: 2 * loss}, "accumulation"),
+    ],
+)
+def test_a_planted_loss_is_named(plant, named, model, tokenizer, tmp_path):
+    report = compare(trainer(model, tokenizer, tmp_path, kind=planted(**plant)))
+    assert report.verdict == "FOUND" and report.named == named
+
+
+def roll_mask(inputs):
+    return inputs | {"completion_mask": inputs["completion_mask"].roll(1, 1)}
+
+
+def shuffle(inputs):
+    order = torch.randperm(len(inputs["advantages"]), generator=torch.Generator().manual_seed(3))
+    return inputs | {"advantages": inputs["advantages"][order]}
+
+
+@pytest.mark.parametrize(("change", "named"), [(roll_mask, "mask shifted"), (shuffle, "other rows' advantages")])
+def test_a_planted_input_is_named(change, named, model, tokenizer, tmp_path):
+    if before("0.15"):
+        return  # rows are generated within compute_loss there
+    report = compare(trainer(model, tokenizer, tmp_path, kind=planted(inputs=change)))
+    assert report.verdict == "FOUND" and report.named == named
+
+
+def cut_first(inputs):
+    mask = inputs["completion_mask"].clone()
+    mask[:, 0] = 0
+    return inputs | {"completion_mask": mask}
+
+
+def test_a_mask_is_named_at_a_later_iteration_too(model, tokenizer, tmp_path):
+    """The tokens that are left have their ratios, of the policy that drew them."""
+    if not has("num_iterations"):
+        return
+    options = {"num_iterations": 2, "max_steps": 2, "learning_rate": 1e-3}
+    report = compare(trainer(model, tokenizer, tmp_path, kind=planted(inputs=cut_first), **options), (2,))
+    assert report.verdict == "FOUND" and report.named == "first token left out"
+
+
+def test_a_hook_on_a_parameter_is_not_the_definition(model, tokenizer, tmp_path):
+    made = trainer(model, tokenizer, tmp_path)
+    made.model.get_input_embeddings().weight.register_hook(torch.zeros_like)
+    assert compare(made).named == "tensors without gradient"
+
+
+def test_a_loss_divided_by_the_tokens_of_two_steps_is_named(model, tokenizer, tmp_path):
+    """As trl 0.22 does it by itself (F20); today's is made to."""
+    if before("0.22"):
+        return
+    kind = None if before("1.10") else planted(loss=lambda loss: loss / 2)
+    report = compare(trainer(model, tokenizer, tmp_path, kind=kind, steps_per_generation=4))
+    assert report.named == "divided by the tokens of the generation"
+
+
+def test_other_texts_than_were_drawn_are_told(model, tokenizer, tmp_path):
+    """A decoder that returns nothing: the gradient of the rewards is right, and the rewards are of other texts."""
+
+    class Mute(type(tokenizer)):
+        def batch_decode(self, *args, **kwargs):
+            return ["" for _ in super().batch_decode(*args, **kwargs)]
+
+    mute = copy.deepcopy(tokenizer)
+    mute.__class__ = Mute
+    report = compare(
+        trainer(
+            model, mute, tmp_path, rewards=[lambda completions, **_: [0.1 * (i % 3) for i in range(len(completions))]]
+        )
+    )
+    assert report.texts.startswith("the reward functions were given other texts") or before("0.15")
+
+
+def test_special_tokens_that_are_kept_are_no_other_text(model, tokenizer, tmp_path):
+    class Whole(type(tokenizer)):
+        def batch_decode(self, ids, **_):
+            return super().batch_decode(ids, skip_special_tokens=False)
+
+    whole = copy.deepcopy(tokenizer)
+    whole.__class__ = Whole
+    assert compare(trainer(model, whole, tmp_path)).texts == ""
+
+
+def test_the_trainer_gets_everything_back(model, tokenizer, tmp_path):
+    made = trainer(model, tokenizer, tmp_path)
+    owners = (made, made.model, made.accelerator)
+    names, functions = [set(vars(owner)) for owner in owners], list(made.reward_funcs)
+    callbacks = list(made.callback_handler.callbacks)
+    with textbook.compare(made):
+        assert made.reward_funcs[0] is not functions[0]
+    assert made.reward_funcs == functions == [right, functions[1]]
+    assert [set(vars(owner)) for owner in owners] == names and made.callback_handler.callbacks == callbacks

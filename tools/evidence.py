@@ -1,0 +1,149 @@
+"""What the tables are made with: the runs of a benchmark as a pandas frame, spreads over seeds, tables in Markdown.
+
+A benchmark's file, evidence/cpu/NAME.json or that of a card in evidence/CARD/, says of each era what it ran on, and has
+a list of records. A run is a row of the frame; the record's fields, its figures and the named groups of a pattern for
+its case are columns, NaN where a run lacks one.
+"""
+
+import itertools
+import json
+import math
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pandas
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+EVIDENCE = ROOT / "evidence"
+CPU = "cpu"
+
+
+class EvidenceError(Exception):
+    """A file of evidence cannot be read, or a page asks for a table that there is not."""
+
+
+def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Return the records of a benchmark's file, each with what its era ran on.
+
+    Raises:
+        EvidenceError: the file is missing, cut short, or no benchmark's.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [content["eras"][record["era"]] | record for record in content["records"]]
+    except FileNotFoundError as error:
+        next_step = f"python benchmarks/{path.stem}.py --out {path.parent}"
+        raise EvidenceError(f"{path} is not there. Next: {next_step}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise EvidenceError(
+            f"{path} is no benchmark's file ({error!r}). Next: git checkout it, or measure again"
+        ) from error
+
+
+def read_runs(benchmark: str, pattern: str = ".*", era: str = "", device: str = CPU) -> pandas.DataFrame:
+    """Return the runs of a benchmark whose case fits a pattern; `first` and `last` are the ends of `rewards`."""
+    rows = []
+    for record in read_records(EVIDENCE / device / f"{benchmark}.json"):
+        case, figures = re.fullmatch(pattern, record["case"]), record["figures"]
+        if case and era in ("", record["era"]):
+            ends = {"first": figures["rewards"][0], "last": figures["rewards"][-1]} if figures.get("rewards") else {}
+            rows.append({**record, **case.groupdict(), **figures, **ends})
+    return pandas.DataFrame(rows, dtype=object)  # of objects: counts stay whole numbers beside NaN
+
+
+def find_cards(benchmark: str) -> list[str]:
+    """Return the folders of evidence, other than the CPU's, that have a benchmark's file."""
+    return sorted(path.parent.name for path in EVIDENCE.glob(f"*/{benchmark}.json") if path.parent.name != CPU)
+
+
+def group_runs(runs: pandas.DataFrame, labels: Iterable[str], *columns: str) -> dict[str, pandas.DataFrame]:
+    """Return the runs of each label, in the order of `labels`; a run's is made of its values in these columns."""
+    of_run = runs[list(columns)].agg(", ".join, axis=1)
+    return {label: runs[of_run == label] for label in labels}
+
+
+def list_runs(runs: pandas.DataFrame, *columns: str) -> Iterable[tuple[tuple, dict[str, Any]]]:
+    """Return pairs, for `table`: a run's labels, which are its values in these columns, and the run as a dictionary."""
+    return zip(runs[list(columns)].itertuples(index=False, name=None), runs.to_dict("records"))
+
+
+def spread(values: Iterable[Any], form: str = ".2f", missing: str = "not recorded") -> str:
+    """Return `median (minimum to maximum)` of the values that are recorded."""
+    numbers = pandas.Series(values, dtype=float).dropna()
+    if numbers.empty:
+        return missing
+    middle, least, most = (format(number, form) for number in (numbers.median(), numbers.min(), numbers.max()))
+    return middle if len(numbers) == 1 else f"{middle} ({least} to {most})"
+
+
+def median(values: Iterable[Any], form: str = ".2f", missing: str = "not recorded") -> str:
+    """Return the median of the values that are recorded."""
+    return spread(values, form, missing).partition(" (")[0]
+
+
+def count(flags: pandas.Series) -> str:
+    """Return of how many runs it is true, as `k of n`."""
+    return f"{int(flags.sum())} of {len(flags)}"
+
+
+def markdown(head: Sequence[str], body: Iterable[Sequence[Any]]) -> str:
+    """Return a table in Markdown."""
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def table(head: Sequence[str], lines: Iterable[tuple[Any, Any]], *columns: tuple) -> str:
+    """Return a table with a line for each of `lines`, in Markdown.
+
+    Args:
+        head: what stands above the labels.
+        lines: pairs of a label (or a tuple of labels) and what the line is about: a frame of runs, or one run.
+        columns: what stands above, and the cell: a function of what the line is about, or the name of a figure and its
+            format (`.2f` if not given), for the spread over runs, or for the value of one run (empty if it has none).
+    """
+
+    def make_cell(about: Any, cell: str | Callable, form: str = ".2f") -> Any:
+        if callable(cell):
+            return cell(about)
+        if isinstance(about, pandas.DataFrame):
+            return spread(about[cell], form)
+        return "" if pandas.isna(about.get(cell)) else format(about[cell], form)
+
+    body = []
+    for label, about in lines:
+        labels = label if isinstance(label, tuple) else (label,)
+        body.append([*labels, *(make_cell(about, *how) for _, *how in columns)])
+    return markdown([*head, *(above for above, *_ in columns)], body)
+
+
+def grid(head: Sequence[str], runs: pandas.DataFrame, cell: Callable[[Any], str], **places: Iterable[str]) -> str:
+    """Return a table with a cell for each run, in Markdown; a place without a run is `not recorded`.
+
+    Args:
+        head: what stands above the labels of the lines, then above each column.
+        runs: no two for the same place, else pandas raises a ValueError.
+        cell: makes a run's text.
+        places: columns of the frame with their values: the last one goes across, the others down, in all combinations.
+    """
+    cells = runs.set_index(list(places), verify_integrity=True).apply(cell, axis=1).to_dict()
+    *down, across = places.values()
+    lines = itertools.product(*down)
+    return markdown(head, [[*line, *(cells.get((*line, value), "not recorded") for value in across)] for line in lines])
+
+
+def version_heads(runs: pandas.DataFrame, eras: Iterable[str], *libraries: str) -> list[str]:
+    """Return for each era the versions of these libraries, as heads of columns."""
+    versions = dict(zip(runs["era"], runs["versions"]))
+    return [", ".join(f"{library} {versions[era][library]}" for library in libraries) for era in eras]
+
+
+def wilson(right: int, total: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson's score)."""
+    if not total:
+        return 0.0, 1.0
+    z, share = 1.96, right / total
+    middle, scale = share + z * z / (2 * total), 1 + z * z / total
+    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

@@ -1,0 +1,679 @@
+"""The tables of README.md and of docs/: each public function makes the one of its name, from a benchmark's file."""
+
+import statistics
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pandas
+from evidence import (
+    CPU,
+    count,
+    find_cards,
+    grid,
+    group_runs,
+    list_runs,
+    markdown,
+    median,
+    read_runs,
+    spread,
+    table,
+    version_heads,
+    wilson,
+)
+
+CURVES = ("checkpointing off", "broken", "gradients repaired", "rollouts repaired", "both repaired")
+MISALIGNED = ("trl-0.14, as released", "trl-0.14-tf-4.52, as released", "trl-0.14-tf-4.52, argument passed on")
+KINDS = ("off", "reentrant", "non-reentrant")
+LOG_PROBS = r"log-probs: (?P<way>.+?), (?P<shape>\d+ x \(.+)"
+MAIN_SHAPE = "4 x (256+64), width 256, tied, float32"
+NO_CARD = "No evidence of a GPU yet: on a card this is NOT RUN."
+OLD_AND_TODAY = ("trl-0.14", "trl-0.15", "today")
+
+
+# Gradients, rollouts and learning: F1, F2, F7 and the healthy ground
+
+
+def learning() -> str:
+    """GRPO on the small Qwen2: sampled accuracy before and after, in each era."""
+    return table(
+        ["era"],
+        group_runs(read_runs("learning"), ("trl-0.14", "today"), "era").items(),
+        ("sampled accuracy before", "sampled_before"),
+        ("after", "sampled_after"),
+        ("gain of 0.2 or more", lambda runs: f"{count(runs['sampled_after'] - runs['sampled_before'] >= 0.2)} seeds"),
+        ("seconds", "seconds", ".0f"),
+    )
+
+
+def faces() -> str:
+    """The three faces of the warning in trl 0.14, both trainers, and the cures."""
+    trained = ("full", "embeddings frozen", "LoRA")
+    kinds = ("reentrant", "reentrant, require_input_grads", "non-reentrant", "off")
+    pattern = rf"(?P<trainer>GRPO|Online DPO), (?P<trained>{'|'.join(trained)}), (?P<kind>.+)"
+
+    def changed(run: Any) -> str:
+        warned = "warning" if run["warnings"] else "no warning"
+        return f"{run['changed']} of {run['trainable']}, {warned}{', RuntimeError' if run['error'] else ''}"
+
+    head = ["what is trained", "checkpointing", "GRPO: tensors that change", "Online DPO"]
+    runs = read_runs("three_faces", pattern, "trl-0.14")
+    return grid(head, runs, changed, trained=trained, kind=kinds, trainer=("GRPO", "Online DPO"))
+
+
+def comes_back() -> str:
+    """Frozen embeddings, no adapter: tensors that change in three steps, by what was asked for, cure and release."""
+    eras = ("trl-0.14", "trl-0.15", "trl-0.22", "today")
+    runs = read_runs("reentrant_comes_back", "comes back, (?P<asked>.+)")
+    head = ["asked for, or cure beside reentrant", *version_heads(runs, eras, "trl", "transformers")]
+    asked = list(dict.fromkeys(runs["asked"]))
+    return grid(head, runs, lambda run: f"{_changed(run)}, {run['in_force']}", asked=asked, era=eras)
+
+
+def generation() -> str:
+    """Greedy accuracy of generation, by set-up and version."""
+    labels = {
+        "eval mode, checkpointing reentrant, cache, mixed lengths, sdpa": "evaluation",
+        "train mode, checkpointing off, cache, mixed lengths, sdpa": "train mode, checkpointing off",
+        "train mode, checkpointing reentrant, cache, mixed lengths, sdpa": "train mode, reentrant",
+        "train mode, checkpointing non-reentrant, cache, mixed lengths, sdpa": "train mode, non-reentrant",
+        "train mode, checkpointing non-reentrant, no cache, mixed lengths, sdpa": "the same, `use_cache=False`",
+        "train mode, checkpointing non-reentrant, cache, equal lengths, sdpa": "train mode, prompts of equal length",
+        "train mode, checkpointing non-reentrant, cache, equal lengths, eager": "the same, eager attention",
+    }
+    eras = ("trl-0.14", "trl-0.14-tf-4.52", "today")
+    runs = read_runs("generation_matrix", "|".join(labels))
+    runs["label"] = runs["case"].map(labels)
+    head = ["generation in", *version_heads(runs, eras, "transformers")]
+    return grid(head, runs, lambda run: f"{run['greedy_accuracy']:.2f}", label=labels.values(), era=eras)
+
+
+def curves() -> str:
+    """The run that is broken twice: what each repair does, k of n seeds."""
+    runs = group_runs(read_runs("rollout_curves", "curve: (?P<name>.+)"), CURVES, "name")
+    return table(
+        ["run"],
+        runs.items(),
+        ("reward, first 10 steps", "first"),
+        ("last 10", "last"),
+        (f"accuracy after ({median(runs[CURVES[0]]['accuracy_before'])} before)", "accuracy_after"),
+        ("rollouts sane", lambda runs: count(runs["first"] > runs["accuracy_before"] - 0.08)),
+        ("learned", lambda runs: count(runs["accuracy_after"] > runs["accuracy_before"] + 0.1)),
+    )
+
+
+def suspects() -> str:
+    """Which suspects of "element 0" change anything: tensors that a gradient reaches, by set-up, in trl 0.14."""
+    places = [f"{kind}, {trained}" for trained in ("full", "LoRA") for kind in KINDS]
+    pattern = rf"(matrix: )?(?P<name>.+?), (?P<place>{'|'.join(places)})"
+    runs = pandas.concat([read_runs(name, pattern, "trl-0.14") for name in ("peft_matrix", "peft_zero")])
+    labels = {name: f"Qwen2, float32, DeepSpeed {name}" for name in ("ZeRO-2", "ZeRO-3")}
+    dtypes = ("float32", "bf16 autocast", "bf16 weights")
+    names = [*(f"{family}, {dtype}" for family in ("Qwen2", "Llama") for dtype in dtypes), *labels.values()]
+    runs["label"] = runs["name"].map(lambda name: labels.get(name, name))
+
+    def reached(run: Any) -> str:
+        return f"{_reached(run)}{', ' if run['error'] else ''}{run['error'].split(':')[0]}"
+
+    head = ["trl 0.14", *(f"{trained}, {kind}" for kind, trained in (place.split(", ") for place in places))]
+    return grid(head, runs, reached, label=names, place=places)
+
+
+def cures() -> str:
+    """Every cure of "element 0": gradients, rewards alone and with the rollouts repaired, memory of a step."""
+    steps = read_runs("peft_cures", "one step: (?P<name>.+)")
+    body = []
+    runs = read_runs("peft_cures", "cure: (?P<name>.+?)(?P<repair>, rollouts repaired)?")
+    for name, group in runs.groupby("name"):
+        alone, both = group[group["repair"].isna()], group[group["repair"].notna()]
+        best = alone if both.empty else both
+        ends = (spread(part[end], missing="-") for part in (alone, both) for end in ("first", "last"))
+        peak = median(steps[steps["name"] == name]["peak_mib"], ".0f", missing="-")
+        gradients = f"{alone['reached'].min()} of {alone['trainable'].iloc[0]}"
+        accuracy = spread(best["accuracy_after"], missing="-")
+        body.append([name, gradients, *ends, accuracy, peak, f"{best['seconds'].min():.1f}"])
+    head = ["cure", "tensors with a gradient", "reward, first 10 steps", "last 10"]
+    more = ["rollouts repaired too: first 10", "last 10", "accuracy after", "peak MiB of a step", "seconds, fastest"]
+    return markdown([*head, *more], body)
+
+
+def depth() -> str:
+    """Peak memory and seconds of a training step with LoRA, over the model's depth."""
+    head = ["layers", "checkpointing off", "reentrant", "non-reentrant"]
+    runs = read_runs("peft_memory", r"memory: (?P<layers>\d+) layers, (?P<kind>.+)", "today")
+    return grid(
+        head,
+        runs,
+        lambda run: f"{run['peak_mib']:.0f} MiB, {run['seconds']:.2f} s",
+        layers=("2", "4", "8", "16"),
+        kind=KINDS,
+    )
+
+
+def families() -> str:
+    """For each family of models: tensors with a gradient, and its largest difference from one without checkpointing."""
+    runs, eras = read_runs("peft_memory", "family: (?P<name>.+)"), ("trl-0.14", "today")
+    head = ["non-reentrant", *version_heads(runs, eras, "transformers")]
+
+    def compared(run: Any) -> str:
+        return f"{run['non-reentrant']} of {run['off']}, {run['non-reentrant_error']:.1g}"
+
+    return grid(head, runs, compared, name=sorted(set(runs["name"])), era=eras)
+
+
+def checkpoint_errors() -> str:
+    """LoRA under ZeRO-3 with non-reentrant checkpointing, by DeepSpeed's version and with its repair switched off."""
+    body = []
+    runs = read_runs("peft_zero", "ZeRO-3, non-reentrant, LoRA(?P<off>, DeepSpeed's repair off)?")
+    for run in runs.to_dict("records"):
+        off = ", its repair switched off" if run["off"] else ""
+        name = f"DeepSpeed {run['versions']['deepspeed']}{off}"
+        body.append([name, _reached(run), run["error"].split(":")[0] or "no error"])
+    return markdown(["ZeRO-3", "tensors with a gradient", "raised"], sorted(body))
+
+
+def guards() -> str:
+    """What guards cost: milliseconds added to the first step, which they judge, and the share added to later ones."""
+    runs = read_runs("guards", "overhead of guards: (?P<guard>.+Guard|all six)")
+    runs = runs.sort_values(["guard", "era"], key=lambda column: column.replace("all six", "zzz"))
+    return table(
+        ["guard", "era"],
+        list_runs(runs, "guard", "era"),
+        ("first step, ms", lambda run: f"{1000 * run['first_step_seconds']:.0f}"),
+        ("of which added, ms", lambda run: f"{1000 * run['first_step_added_seconds']:+.0f}"),
+        ("added to later steps", lambda run: f"{run['later_step_added_share']:+.0%}"),
+    )
+
+
+# Log-probabilities, memory and devices: F3 to F6
+
+
+def names() -> str:
+    """What each transformers calls the argument for the last rows of logits, and what it does with the other name."""
+    (figures,) = read_runs("signatures")["figures"]
+    lines = zip(*(figures[column] for column in ("transformers", "takes", "other_name")))
+    return markdown(["transformers", "Qwen2 takes", "the other name is"], lines)
+
+
+def misalignment() -> str:
+    """One run with right and with wrong log-probabilities: the scores, the first step, and the reward."""
+
+    def seeds(runs: pandas.DataFrame) -> str:
+        return f"{(runs['last'] > runs['first']).sum()} up, {(runs['last'] < runs['first']).sum()} down"
+
+    return table(
+        ["run"],
+        group_runs(read_runs("misalignment", "misalignment: (?P<name>.+)"), MISALIGNED, "era", "name").items(),
+        ("error of scores, nats", lambda runs: f"{runs['largest_error'].max():.2g}"),
+        (
+            "against scores at the prompt",
+            lambda runs: "equal, bit by bit" if all(runs["equal_to_prompt_positions"]) else "other",
+        ),
+        ("first loss, KL", lambda runs: median(runs["first_kl"].abs() + runs["first_loss"].abs(), ".0f")),
+        ("reward, first 10 steps", "first"),
+        ("last 10", "last"),
+        ("seeds", seeds),
+    )
+
+
+def log_probs() -> str:
+    """Ways to score a completion: time and memory against kept logits in the same run, and errors."""
+    runs = read_runs("logps", LOG_PROBS)
+    runs["other"] = runs["shape"] != MAIN_SHAPE  # of other shapes only our own way is shown, after the main one
+    runs["small"] = runs["shape"].str.startswith("2 x")
+    runs = runs[~runs["other"] | (runs["way"] == "completion_logps")].sort_values(["other", "small", "shape", "way"])
+    return table(
+        ["batch x (prompt + completion)", "way"],
+        list_runs(runs, "shape", "way"),
+        ("time, to kept", "time_to_kept"),
+        ("MiB beyond gradients", "beyond_gradients_mib", ".0f"),
+        ("to kept", "memory_to_kept"),
+        ("floor: gradients, MiB", "gradients_mib", ".0f"),
+        ("error, nats", "score_error", ".0e"),
+        ("of gradients", "gradient_error", ".0e"),
+    )
+
+
+def predicted() -> str:
+    """Peak memory as simulated and as measured, for the CPU and for each card."""
+
+    def make_part(device: str) -> str:
+        runs = read_runs("predicted", "predicted: (?P<step>.+)", device=device)
+        rows = table(
+            ["MiB beyond the weights"],
+            list_runs(runs, "step"),
+            ("simulated", "predicted_mib", ".1f"),
+            ("measured", lambda run: _not_run(run) or f"{run['measured_mib']:.1f}"),
+            ("simulated / measured", "ratio", ".3f"),
+        )
+        return _measured_on(runs, rows)
+
+    cards = find_cards("predicted")
+    return "\n\n".join([*map(make_part, [CPU, *cards]), *([] if cards else [NO_CARD])])
+
+
+def simulated() -> str:
+    """Peak memory of one step of known shapes on simulated devices, beside what can be worked out by hand."""
+    shapes = ["Qwen2-0.5B, bf16", "Qwen2-7B, bf16", "Qwen2-7B, 4 bit and LoRA", "Qwen2.5-72B, bf16"]
+    runs = read_runs("simulated_memory", "simulated step: (?P<name>.+)", "today").set_index("name", drop=False)
+    sizes = ["peak_bytes", "weights_bytes", "weights_by_hand", "activations_bytes", "decomposed_bytes"]
+    runs["scores"] = (runs["decomposed_bytes"] - runs["peak_bytes"]) / runs["scores_by_hand"]
+    runs[sizes] = runs[sizes].astype(float) / 2**30
+    return table(
+        ["GiB at the peak"],
+        list_runs(runs.loc[shapes], "name"),
+        ("all", "peak_bytes", ".1f"),
+        ("weights", "weights_bytes", ".1f"),
+        ("weights by hand", "weights_by_hand", ".1f"),
+        ("activations", "activations_bytes", ".1f"),
+        ("attention decomposed", "decomposed_bytes", ".1f"),
+        ("difference / one score matrix a layer", "scores", ".1f"),
+    )
+
+
+def zero3_generation() -> str:
+    """How long generation takes under ZeRO-3, as a multiple of what it takes with the engine handed over."""
+    ways = ("without DeepSpeed", "engine handed over, hooks off", "bare model handed over, hooks on")
+    runs = read_runs("zero3_generation", "generation: (?P<way>.+)")
+    ratios = ((era, lambda runs, era=era: median(runs[runs["era"] == era]["ratio"], ".1f")) for era in OLD_AND_TODAY)
+    hooks = ("hooks meanwhile", lambda runs: runs["hooks"].iloc[0])
+    return table(["generation"], group_runs(runs, [*ways, "model.generate by itself"], "way").items(), hooks, *ratios)
+
+
+def zero3_parity() -> str:
+    """How far gathered parameters end from those of the run without DeepSpeed, on fixed completions."""
+    head = ["largest difference of a parameter", *OLD_AND_TODAY]
+    runs = read_runs("zero3_parity", "parity: (?P<stage>stage .)")
+    stages = [f"stage {stage}" for stage in range(4)]
+    lines = grid(head, runs, lambda run: f"{run['largest_difference']:.0e}", stage=stages, era=OLD_AND_TODAY)
+    moved = f" {runs['largest_change'].max():.0e} |" * len(OLD_AND_TODAY)
+    return f"{lines}\n| for scale: the largest change |{moved}"
+
+
+def zero3_shards() -> str:
+    """What one of two processes holds at each stage."""
+    return table(
+        ["elements held by one of two"],
+        list_runs(read_runs("zero3_sharding", "held by one of two: (?P<stage>stage .)"), "stage"),
+        ("parameters", "parameters", ","),
+        ("gradients", "gradients", ","),
+        ("optimizer state", "state", ","),
+    )
+
+
+# Several failures at once, dtypes, two policies
+
+
+def four() -> str:
+    """Four failures at once: what is measured before the first step, and the reward, after each repair."""
+    labels = {
+        "broken": "broken",
+        "placement": "+ a map that each rank makes",
+        "gradients": "+ gradients",
+        "rollouts": "+ rollouts",
+        "logits": "+ logits",
+    }
+    runs = read_runs("four_at_once", "four at once: (?P<name>[a-z]+)")
+    maps = read_runs("four_at_once", "four at once: placement as (?P<maker>.+) makes it").set_index("maker")
+
+    def refused(runs: pandas.DataFrame) -> str:
+        run = maps.loc["the script" if (runs["name"] == "broken").all() else "each rank"]
+        return f"{run['refused']} of {run['ranks']}"
+
+    def without(runs: pandas.DataFrame) -> str:
+        ((missing, trainable),) = set(zip(runs["without_gradient"], runs["trainable"]))
+        return f"{missing} of {trainable}"
+
+    def rows(runs: pandas.DataFrame) -> str:
+        times = runs["rows_made"] / runs["rows_needed"]
+        return spread(times if times.any() else [], ".1f", "none kept")
+
+    before = median(runs["accuracy_before"])
+    return table(
+        ["run"],
+        ((labels[name], of_name) for name, of_name in group_runs(runs, labels, "name").items()),
+        ("ranks refused (simulated)", refused),
+        ("without gradient", without),
+        ("seeds with sane rollouts", lambda runs: count(runs["rollouts_agree"])),
+        ("rows of logits, times needed", rows),
+        ("reward, last 10 steps", lambda runs: spread(runs["last"], missing="an error in step 1")),
+        (f"accuracy after ({before} before)", lambda runs: spread(runs["accuracy_after"], missing="-")),
+    )
+
+
+def qlora() -> str:
+    """GRPO on 4-bit weights: what they and the adapters are after training, and whether it learns."""
+    runs = read_runs("qlora", "QLoRA: (?P<name>.+)")
+
+    def unchanged(runs: pandas.DataFrame) -> str:
+        total = runs["quantized"].sum()
+        return f"{runs['quantized_unchanged'].sum()} of {total}" if total else "-"
+
+    return table(
+        ["weights"],
+        group_runs(runs, ("4 bit", "float32", "4 bit, learning rate 0"), "name").items(),
+        ("greedy accuracy before", "greedy_before"),
+        ("sampled before", "sampled_before"),
+        ("sampled after", "sampled_after"),
+        ("gain of 0.15 or more", lambda runs: count(runs["sampled_after"] >= runs["sampled_before"] + 0.15)),
+        ("4-bit weights unchanged, bit for bit", unchanged),
+        ("adapter tensors changed", lambda runs: f"{runs['adapters_changed'].sum()} of {runs['adapters'].sum()}"),
+    )
+
+
+def rounding() -> str:
+    """Elements changed, predicted and real, by what is trained, dtype, learning rate and era."""
+    runs = read_runs("rounding", r"(?P<trained>(full|LoRA).*), (?P<dtype>\w+), learning rate (?P<rate>\S+)")
+    return table(
+        ["what is trained", "model in", "learning rate", "era"],
+        runs.groupby(["trained", "dtype", "rate", "era"], sort=False),
+        ("predicted", lambda runs: _percent(runs["predicted"])),
+        ("first step, real", lambda runs: _percent(runs["first_step"])),
+        ("changed in the end", lambda runs: _percent(runs["changed"] / runs["elements"])),
+        ("grad_norm", "grad_norm"),
+        ("accuracy after", "accuracy_after"),
+    )
+
+
+def rounding_cures() -> str:
+    """Each cure at the same learning rate: what changed, the reward's ends, and accuracy against no cure."""
+    runs = read_runs("rounding", "cure: (?P<cure>.+)")
+    groups = dict(list(runs.groupby("cure", sort=False)))
+    none = groups["none"]["accuracy_after"]
+
+    def verdict(runs: pandas.DataFrame) -> str:
+        if len(runs) < 2:
+            return "one seed, 20 steps"
+        noise = 3 * max(statistics.stdev(runs["accuracy_after"]), statistics.stdev(none))
+        gain = runs["accuracy_after"].mean() - none.mean()
+        return "better" if gain > noise else "worse" if gain < -noise else "no difference"
+
+    return table(
+        ["cure"],
+        groups.items(),
+        ("changed in the end", lambda runs: _percent(runs["changed"] / runs["elements"])),
+        ("reward, first fifth", "first"),
+        ("last fifth", "last"),
+        ("accuracy after", "accuracy_after"),
+        ("against none", verdict),
+    )
+
+
+def update_guard() -> str:
+    """Runs with the failure and without, and what the guard said of them."""
+    runs = read_runs("rounding", "(?!gap).*").astype({"lost": bool, "alarm": bool})
+    lines = [
+        [era, count(part[part["lost"]]["alarm"]), count(part[~part["lost"]]["alarm"])]
+        for era, part in runs.groupby("era")
+    ]
+    return markdown(["era", "runs with the failure that it found", "healthy runs that it warned of"], lines)
+
+
+def weights() -> str:
+    """Rounding alone: what one weight for a sequence, and one for each token, leave of a batch, by length."""
+    runs = read_runs("two_policies", "weights: (?P<engine>.+), (?P<tokens>\\d+) tokens")
+    runs = runs.assign(tokens=runs["tokens"].astype(int)).sort_values(["engine", "tokens"])
+    return table(
+        ["engine", "tokens"],
+        list_runs(runs, "engine", "tokens"),
+        ("mean gap, nats", "gap", ".3f"),
+        (
+            "weight: smallest, median, largest",
+            lambda run: f"{run['smallest']:.3f}, {run['median']:.2f}, {run['largest']:.2f}",
+        ),
+        ("left out (above 3)", lambda run: f"{round(run['masked'] * run['sequences'])} of {run['sequences']}"),
+        ("effective sample size", "effective"),
+        ("of those kept", "effective_kept"),
+        ("with one for each token", "effective_token", ".3f"),
+    )
+
+
+def engine_guard() -> str:
+    """EngineMismatchGuard on runs with a fault, and on runs in which nothing is wrong."""
+
+    def gaps(run: dict) -> str:
+        return "-" if pandas.isna(run["gap_first"]) else f"{run['gap_first']:.3f}, {run['gap_last']:.3f}"
+
+    return table(
+        ["run"],
+        list_runs(read_runs("two_policies", "guard: (?P<name>.+)"), "name"),
+        ("is", lambda run: run["expected"] or "healthy"),
+        ("the guard says", lambda run: (run["looks_like"] or "another cause") if run["told"] else "nothing"),
+        ("mean gap first, last", gaps),
+    )
+
+
+# Labs, preflight, and how long it takes
+
+
+def lab_cures() -> str:
+    """How many cures of each lab that its author did not have in mind the checker passes; their names would tell."""
+    runs = read_runs("lab_cures", r"cures of lab (?P<lab>\d+)").sort_values("lab")
+    passing = ("other cures that pass", lambda run: f"{run['results'].count('PASS')} of {len(run['results'])}")
+    return table(["lab"], list_runs(runs, "lab"), passing)
+
+
+def lab_thresholds() -> str:
+    """Each threshold of a healthy run that chance can move: what broken scripts and solutions measured beside it."""
+    runs = read_runs("lab_thresholds", r"threshold of lab (?P<lab>\d+): .*").sort_values("case")
+
+    def side(name: str) -> tuple:
+        return name, lambda run: f"{min(run[name]):.3g} to {max(run[name]):.3g}" if run[name] else "-"
+
+    return table(
+        ["lab"],
+        list_runs(runs, "lab"),
+        ("threshold", lambda run: f"`{run['check']}`"),
+        side("broken"),
+        side("solution"),
+        ("spreads between", "spreads_to_solution", ".1f"),
+        ("solutions that pass", lambda run: f"{run['solutions_that_pass']} of {run['seeds']}"),
+    )
+
+
+def preflight() -> str:
+    """What preflight said of the corpus, by failure: named, first, said falsely; and of healthy scripts."""
+    runs = read_runs("preflight_corpus", "preflight: (?P<name>.+)")
+    expected, found, also = (
+        [set(text.split(", ")) - {"", "none"} for text in runs[column]]
+        for column in ("expected", "found", "also_allowed")
+    )
+    body = []
+    for failure in sorted(set().union(*expected, *found), key=lambda failure: (len(failure), failure)):
+        have = [failure in ids for ids in expected]
+        named = sum(failure in ids for ids, has in zip(found, have) if has)
+        falsely = sum(
+            failure in ids and failure not in may | also_may for ids, may, also_may in zip(found, expected, also)
+        )
+        worst = runs[runs["expected"].str.split(", ").str[0] == failure]
+        body.append([failure, f"{named} of {sum(have)}", count(worst["first"]) if len(worst) else "-", falsely])
+    said_false = ~runs["nothing_false"].astype(bool)
+    healthy = runs["expected"] == "none"
+    for half in sorted(set(runs[~healthy]["half"])):
+        part = ~healthy & (runs["half"] == half)
+        counts = count(runs[part]["named"]), count(runs[part]["first"]), count(said_false[part])
+        body.append([f"broken scripts, {half}", *counts])
+    body.append([f"healthy scripts, {healthy.sum()}", "-", "-", count(said_false[healthy])])
+    body.append(["seconds, median", median(runs["seconds"], ".0f"), "", ""])
+    return markdown(["failure", "named", "named first, where it is the worst", "said falsely"], body)
+
+
+def preflight_time() -> str:
+    """What preflight costs as a whole process, beside the imports that the script itself would need, and per stack."""
+    return table(
+        ["stack"],
+        list_runs(read_runs("preflight_time").sort_values("stack", ascending=False), "stack"),
+        ("seconds, median of five", "seconds", "g"),
+        ("of these, the imports", "seconds_of_imports_alone", "g"),
+        ("peak memory, MiB", "peak_mib", "g"),
+        ("answers of five seeds", lambda run: "one" if len(run["answers_of_five_seeds"]) == 1 else "several"),
+    )
+
+
+def textbook_fresh() -> str:
+    """Mistakes and healthy trainers by somebody who had not read the rules: what was found, and what was missed."""
+    runs = read_runs("textbook_fresh", r"(?P<part>mistake|healthy): (?P<name>.+)")
+    mistakes, healthy = (runs[runs["part"] == part] for part in ("mistake", "healthy"))
+    states = mistakes["verdict"].value_counts()
+    missed, named = states.get("held", 0), states.get("named", 0)
+    body = [
+        ["mistakes: found", f"{len(mistakes) - missed} of {len(mistakes)}"],
+        ["of these, rightly named", f"{named}"],
+        ["named wrongly", f"{states.get('named wrongly', 0)}"],
+        ["healthy trainers: accused", f"{(healthy['verdict'] != 'held').sum()} of {len(healthy)}"],
+    ]
+    wrong = mistakes[mistakes["verdict"].isin(["held", "named wrongly"])]
+    lines = [
+        f"- {'not found' if run['verdict'] == 'held' else 'named ' + run['named']}: {run['what']}"
+        for run in wrong.to_dict("records")
+    ]
+    return "\n".join([markdown(["", ""], body), "", *lines])
+
+
+def textbook() -> str:
+    """One step beside the textbook, by release: what held, what was found, and how near it lay."""
+    pattern = r"(?P<part>kind|option|combination|mixed|planted)( \d+)?: (?P<name>.+)"
+    runs = read_runs("textbook", pattern)
+    eras = list(dict.fromkeys(runs["era"]))
+    parts = {
+        "kind": "kinds of training: held",
+        "option": "one option varied: held",
+        "combination": "combinations of two to four: held",
+        "mixed": "healthy set-ups drawn at random: held",
+        "planted": "planted bugs: found",
+    }
+
+    def cells(of: Callable[[pandas.DataFrame], str], part: str = "kind|option|combination|mixed") -> list[str]:
+        chosen = runs[runs["part"].str.fullmatch(part)]
+        return [of(chosen[chosen["era"] == era]) for era in eras]
+
+    def held(part: pandas.DataFrame) -> str:
+        if part.empty:
+            return "NOT RUN"
+        states = part["verdict"].value_counts()
+        others = [f"{states[state]} {state}" for state in states.index if state != "held"]
+        return ", ".join([f"{states.get('held', 0)} of {len(part)}", *others])
+
+    def found(part: pandas.DataFrame) -> str:
+        if part.empty:
+            return "NOT RUN"
+        states = part["verdict"].value_counts()
+        right, wrong = states.get("named", 0), states.get("named wrongly", 0)
+        return f"{right + wrong + states.get('found', 0)} of {len(part)}, {right} named, {wrong} named wrongly"
+
+    def least(part: pandas.DataFrame) -> str:
+        exact = part[(part["verdict"] == "held") & (part["floor_cosine"] == 0)]
+        if exact.empty:
+            return "NOT RUN"
+        return f"{exact['cosine'].min():.5f}, {(exact['size'] - 1).abs().max():.4f}"
+
+    body = [[label, *cells(found if part == "planted" else held, part)] for part, label in parts.items()]
+    body.append(["float32 without dropout: lowest cosine, size's distance from 1", *cells(least)])
+    table = markdown(["", *version_heads(runs, eras, "trl")], body)
+    wrong = runs[runs["verdict"].isin(["found", "named wrongly", "not found"])]
+    lines = [
+        f"- {run['versions']['trl']}, {run['part']}: {run['name']}: {run['verdict']}"
+        + (f" ({run['named']})" if isinstance(run["named"], str) else "")
+        for run in wrong.to_dict("records")
+    ]
+    return "\n".join([table, "", "What did not hold, and what was not named:", "", *lines])
+
+
+def step_guard() -> str:
+    """What a compared step costs beside the same step without StepGuard."""
+    runs = read_runs("textbook", "cost: (?P<model>.+)")
+    if runs.empty:
+        return "NOT RUN."
+    return table(
+        ["step", "era"],
+        list_runs(runs, "model", "era"),
+        ("seconds", "step_seconds", ".3g"),
+        ("compared", "guarded_seconds", ".3g"),
+        ("peak, MiB", "peak_mib", ".0f"),
+        ("compared, MiB", "guarded_mib", ".0f"),
+    )
+
+
+def diagnose() -> str:
+    """What diagnose said of faulty and of healthy runs, by part of the corpus and by what it was handed."""
+    runs = read_runs("diagnose_grading", "diagnose: .+")
+    return table(
+        ["part", "rules", "handed in"],
+        list_runs(runs, "part", "rules", "level"),
+        *_shares(
+            "faulty",
+            {
+                "cause first": "cause_first",
+                "named first": "named_first",
+                "among the first three": "in_three",
+                "abstained with the right probe": "abstained_with_the_cause",
+                "wrongly named": "wrongly_named",
+                "called healthy": "called_healthy",
+            },
+        ),
+        *_shares("healthy", {"false alarms": "false_alarms", "healthy, abstained": "healthy_abstained"}),
+    )
+
+
+def diagnose_baselines() -> str:
+    """What two other tools said of the same curves."""
+    runs = read_runs("diagnose_grading", "rl(doctor|probe): .+")
+    columns = {"cause first": "cause_first", "among the first three": "in_three", "nothing said": "called_healthy"}
+    shares = (*_shares("faulty", columns), *_shares("healthy", {"false alarms": "false_alarms"}))
+    return table(["part", "tool"], list_runs(runs, "part", "tool"), *shares)
+
+
+def offline() -> str:
+    """What a bundle takes, and what installing it took with the network cut."""
+    (run,) = read_runs("offline").to_dict("records")
+    return markdown(
+        ["", f"Python {run['python']}, {run['platform']}, torch {run['torch']}"],
+        [
+            ["bundle", f"{run['bundle_mb']:.0f} MB, {run['wheels']} wheels of {run['eras']} eras"],
+            ["`install.sh`", f"it computed for {run['install_processor_minutes']:.1f} minutes"],
+            ["disk after it", f"{run['installed_gb']:.1f} GB"],
+        ],
+    )
+
+
+def faults() -> str:
+    """Faults by the line that is shown and the exit status; nothing was lost or left, or a test had failed."""
+    shown: dict[tuple, list[str]] = {}
+    for run in read_runs("faults", "fault: (?P<what>.+)").to_dict("records"):
+        line = _not_run(run) or textwrap.shorten(str(run["line"]), 80, placeholder=" …")
+        # no bar, and nothing that Markdown or HTML would read
+        line = line.replace("|", "¦").replace("<", "&lt;").replace("*", "\\*")
+        shown.setdefault((line, "" if _not_run(run) else run["status"]), []).append(run["what"])
+    body = [["; ".join(faults), line, status] for (line, status), faults in shown.items()]
+    return markdown(["fault", "what is shown", "exit status"], body)
+
+
+def _shares(of: str, columns: dict[str, str]) -> list[tuple]:
+    """Return columns of `k of n` with a 95 % interval, n being the figure `of`."""
+
+    def share(run: dict, figure: str) -> str:
+        low, high = wilson(run[figure], run[of])
+        return f"{run[figure]} of {run[of]} ({low:.0%} to {high:.0%})" if run[of] else "-"
+
+    return [(head, lambda run, figure=figure: share(run, figure)) for head, figure in columns.items()]
+
+
+def _reached(run: Any) -> str:
+    return f"{run['reached']} of {run['trainable']}"
+
+
+def _changed(run: Any) -> str:
+    return f"{run['changed']} of {run['trainable']}"
+
+
+def _percent(values: pandas.Series) -> str:
+    return spread([100 * value for value in values], ".2f") + " %"
+
+
+def _not_run(run: dict) -> str:
+    return f"NOT RUN: {run['not_run']}" if isinstance(run.get("not_run"), str) else ""
+
+
+def _measured_on(runs: pandas.DataFrame, rows: str) -> str:
+    first = runs.iloc[0]
+    return f"Measured on: {first['device']} (tier: {first['tier']})\n\n{rows}"

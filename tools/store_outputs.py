@@ -1,0 +1,112 @@
+"""Run notebooks on the CPU tier and store their outputs in notebooks/: python -m tools.store_outputs [NAME...]
+
+JupyterLab and papermill write into a notebook what differs from run to run: timings, the interpreter's version, paths.
+A review cannot see what a change means in such a file. `normalise` leaves only what a reader and nbval need, so that
+making the outputs again gives the same file.
+"""
+
+import itertools
+import json
+import pathlib
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import nbformat
+
+from failurelab_course import state_file
+from failurelab_course.notebook_runs import notebooks as course
+from failurelab_course.notebook_runs import stored
+
+# Without the interpreter's version, which differs from machine to machine.
+LANGUAGE = {
+    "codemirror_mode": {"name": "ipython", "version": 3},
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "name": "python",
+    "nbconvert_exporter": "python",
+    "pygments_lexer": "ipython3",
+}
+
+
+def normalise(notebook: Any) -> Any:
+    """Return a copy in the one form that is stored: without what differs from run to run or machine to machine.
+
+    Cells, sources, ids, tags, slide types, folds and outputs stay. papermill's metadata, its injected cell, timings,
+    the interpreter's version and all output metadata but alt texts go; cells are numbered; adjacent streams are one.
+    """
+    notebook = nbformat.from_dict(json.loads(json.dumps(notebook)))
+    notebook.metadata = nbformat.from_dict({"kernelspec": stored.KERNELSPEC, "language_info": LANGUAGE})
+    notebook.nbformat, notebook.nbformat_minor = 4, 5  # the first with cell ids
+    injected = {"injected-parameters", "papermill-error-cell-tag"}
+    notebook.cells = [cell for cell in notebook.cells if not injected & set(stored.tags(cell))]
+    numbers = itertools.count(1)
+    for cell in notebook.cells:
+        folded = {
+            name: True for name in ("source_hidden", "outputs_hidden") if cell.metadata.get("jupyter", {}).get(name)
+        }
+        kept = {name: cell.metadata[name] for name in ("slideshow", "tags") if cell.metadata.get(name)}
+        cell.metadata = nbformat.from_dict(kept | ({"jupyter": folded} if folded else {}))
+        if cell.cell_type != "code":
+            continue
+        if cell.execution_count is not None:
+            cell.execution_count = next(numbers)
+        cell.outputs = _join_streams(cell.outputs)
+        for output in cell.outputs:
+            if output.output_type == "execute_result":
+                output.execution_count = cell.execution_count
+            if "metadata" in output:
+                alts = {k: {"alt": v["alt"]} for k, v in output.metadata.items() if isinstance(v, dict) and "alt" in v}
+                output.metadata = nbformat.from_dict(alts)
+    return notebook
+
+
+def _join_streams(outputs: list[Any]) -> list[Any]:
+    """Join adjacent pieces of one stream: where a kernel cuts it depends on the clock."""
+    joined: list[Any] = []
+    for output in outputs:
+        last = joined[-1] if joined else None
+        if output.output_type == "stream" and last and last.output_type == "stream" and last.name == output.name:
+            last.text += output.text
+        else:
+            joined.append(output)
+    return joined
+
+
+def store(names: Iterable[str] = (), *, folder: pathlib.Path | None = None, **options: Any) -> dict[str, str]:
+    """Run notebooks, and write the outputs of each into its file if it passed and nobody changed it meanwhile.
+
+    Args:
+        names: numbers or names; all when none is given.
+        folder: where the notebooks are, if not in the course.
+        options: as for `course.run`.
+
+    Returns:
+        By name, why a notebook was not written; empty for one that was.
+    """
+    chosen = {notebook.name: notebook.path for notebook in course.find(names, folder)}
+    before = {name: path.read_bytes() for name, path in chosen.items()}
+    problems = {}
+    for result in course.run(list(chosen), folder=folder, **options):
+        path, problems[result.name] = chosen[result.name], ""
+        if not result.passed:
+            problems[result.name] = f"{result.status}: {result.reason}"
+        elif path.read_bytes() != before[result.name]:
+            problems[result.name] = "it was changed while it ran, so it was not written; run it again"
+        else:
+            text = stored.write_text(normalise(stored.read(result.copy)))
+            if text.encode() != before[result.name]:
+                state_file.write(path, text)
+    return problems
+
+
+def main(names: list[str]) -> int:
+    """Store the outputs of the named notebooks, of all without a name; return 1 if any was not written."""
+    problems = {name: problem for name, problem in store(names).items() if problem}
+    for name, problem in problems.items():
+        print(f"{name}: not stored. {problem}")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
