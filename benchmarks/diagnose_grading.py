@@ -24,7 +24,7 @@ import archives
 import recording
 import tomllib
 
-from failurelab.diagnose import command, rules
+from failurelab.diagnose import command
 from failurelab.errors import FailureLabError
 from failurelab_course.experiments import observe
 
@@ -36,9 +36,9 @@ PARTS = ("first", "fresh", "third")
 LOGS = ("trainer_state.json", "log.txt")
 FILES = (*LOGS, "versions.txt", "completions.jsonl", "probes.json")
 LEVELS = {
-    "logs alone, no script text": LOGS,
-    "all files, no script text": FILES,
-    "all files and preflight, no script text": (*FILES, "preflight.json"),
+    "log": LOGS,
+    "all files": FILES,
+    "all files and preflight": (*FILES, "preflight.json"),
 }
 # Which causes a finding of rldoctor may mean, generously: what is not here names none of them.
 MEANS = {
@@ -59,8 +59,8 @@ def judge(folder: pathlib.Path, names: tuple[str, ...]) -> dict | None:
         answer = command.ask(folder.name, files)
     except FailureLabError:
         return {"causes": [], "named": [], "abstained": True, "healthy": False}
-    named = [cause.failure for cause in answer.causes if cause.weight >= rules.CONVICTS]
-    causes = [cause.failure for cause in answer.causes]
+    named = [set(cause.named) for cause in answer.causes if cause.named]
+    causes = [set(cause.named) or {cause.failure} for cause in answer.causes]
     return {"causes": causes, "named": named, "abstained": answer.abstained, "healthy": answer.healthy}
 
 
@@ -125,7 +125,8 @@ def print_confusion(judged: list[tuple[dict, dict]]) -> None:
     """Print what was said first, by what was expected; ? is an abstention."""
     cells: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     for run, answer in judged:
-        said = answer["causes"][0] if answer["causes"] else "healthy" if answer["healthy"] else "nothing"
+        first = answer["causes"][0] if answer["causes"] else {"healthy" if answer["healthy"] else "nothing"}
+        said = " or ".join(sorted(first))
         cells[",".join(run["expected"]) or "healthy"][said + "?" * answer["abstained"]] += 1
     for expected, row in sorted(cells.items()):
         print(f"  {expected:14} {', '.join(f'{said} {times}' for said, times in row.most_common())}")

@@ -1,5 +1,6 @@
 """`failurelab diagnose` on runs that are made by hand: each cause, healthy runs that look odd, and broken files."""
 
+import hashlib
 import json
 import math
 import random
@@ -55,6 +56,10 @@ HELD = (("F9", "loaded in float32"), ("F16", "the trainer generates by itself"))
 SEEN = {"findings": [], "held": [{"failure": name, "evidence": said} for name, said in HELD], "not_checked": []}
 BF16 = {"tensors": 26, "tensors_changed": 26, "elements_changed": 0.004, "dtypes": ["bfloat16"]}
 FEW = {"tensors": 26, "tensors_changed": 1, "elements_changed": 0.004, "dtypes": ["float32"]}
+GUARDS = [
+    {"guard": "UpdateGuard", "kind": "found", "failures": ["F9"], "message": "0.4 % of the elements changed"},
+    {"guard": "RolloutGuard", "kind": "held", "failures": ["F7"], "message": "generation agrees"},
+]
 WARNING = "UserWarning: None of the inputs have requires_grad=True. Gradients will be None\n"
 
 
@@ -68,32 +73,29 @@ def ask(tmp_path, entries=None, **files):
 
 
 def named(told):
-    """Return the causes that are named, and not only possible."""
-    return [cause.failure for cause in told.causes if cause.weight >= rules.CONVICTS]
+    """Return what is named, and not only suspected."""
+    return [" or ".join(cause.named) for cause in told.causes if cause.named]
 
 
 FAULTY = {
-    "F1": {"entries": logged(flat, old=True, grad_norm=0.05), "log.txt": WARNING, "probes.json": FEW},
     "F2": {"log.txt": "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn\n"},
-    "F3b": {"entries": logged(flat, old=True, kl=1.5), "versions.txt": OLD.replace("4.48.3", "4.52.4")},
     "F4": {"log.txt": "AttributeError: 'Qwen2ForCausalLM' object has no attribute 'optimizer'\n"},
     "F5": {"log.txt": "ValueError: You can't train a model that has been loaded in 8-bit or 4-bit precision on a "
                       "different device than the one you're training on.\n"},
     "F6": {"log.txt": "Input tensors need to be on the same GPU, but found the following tensor and device "
                       "combinations\n"},
     "F9": {"entries": logged(flat), "probes.json": BF16},
-    "F10": {"entries": logged(lambda _: 0.5, reward=0.5, **ZERO)},
-    "F13": {"entries": logged(**CUT), "completions.jsonl": json.dumps(
+    "F10 or F14": {"entries": logged(lambda _: 0.5, reward=0.5, **ZERO)},
+    "F11 or F12 or F13": {"entries": logged(flat, **CUT)},
+    "F13": {"entries": logged(flat, **CUT), "completions.jsonl": json.dumps(
         {"step": 2, "prompt": "3+4=", "completion": "7<|im_end|> and more", "reward": 0.0}) + "\n"},
     "F14": {"entries": logged(reward=math.nan)},
     "F16": {"entries": logged(flat, **{"sampling__sampling_logp_difference__mean": lambda step: step / 100})},
     "F17": {"entries": logged(completions__mean_length=900.0, **{
         "sampling__importance_sampling_ratio__mean": 0.4, "sampling__importance_sampling_ratio__min": 0.0,
         "sampling__sampling_logp_difference__mean": 0.01})},
-    "F18": {"entries": logged(**{"sampling__sampling_logp_difference__mean": 0.02,
-                                 "sampling__sampling_logp_difference__max": 11.0})},
     "F19": {"entries": logged(every=1, kl=lambda step: 0.4 + step / 100)},
-    "learning_rate": {"entries": logged(flat, learning_rate=0.0)},
+    "learning_rate": {"entries": logged(flat, learning_rate=lambda step: 0.0 if step > 20 else 1e-4)},
 }  # fmt: skip
 
 
@@ -105,13 +107,30 @@ def test_what_the_files_prove_is_named_first(cause, tmp_path):
     assert told.causes[0].pro and told.causes[0].probe
 
 
+SUSPECTED = {
+    "F1": {"entries": logged(flat, old=True, grad_norm=0.05), "log.txt": WARNING, "probes.json": FEW},
+    "F3b": {"entries": logged(flat, old=True, kl=1.5), "versions.txt": OLD.replace("4.48.3", "4.52.4")},
+    "F14": {"entries": logged(rewards__format__mean=lambda step: step / 60, rewards__correct__mean=0.0)},
+    "F18": {"entries": logged(**{"sampling__sampling_logp_difference__mean": 0.02,
+                                 "sampling__sampling_logp_difference__max": 11.0})},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cause", SUSPECTED)
+def test_what_the_files_do_not_prove_is_suspected(cause, tmp_path):
+    """Versions, few changed tensors (others may be frozen on purpose), one dead function of two: a figure, no name."""
+    told = ask(tmp_path, **SUSPECTED[cause])
+    assert cause in [each.failure for each in told.causes] and not named(told)
+    assert told.abstained and told.signs
+
+
 @pytest.mark.parametrize("cause", [failure.id for failure in failures.all()])
 def test_what_preflight_found_is_named_first(cause, tmp_path):
     """Preflight ran the script; but a flat reward is not explained by what costs memory alone (F3a)."""
     found = {"findings": [{"failure": cause, "evidence": "measured"}], "held": [], "not_checked": []}
     entries = {"F2": None, "F11": logged(flat, **CUT)}.get(cause, logged(flat))  # F2 ends a run before its first entry
     told = ask(tmp_path, entries, **{"preflight.json": found})
-    assert named(told) == ([] if cause == "F3a" else [cause])
+    assert named(told)[:1] == ([] if cause == "F3a" else [cause])
     assert cause == "F3a" or "measured" in told.causes[0].pro[0]
 
 
@@ -127,17 +146,9 @@ REWARDS = [
 def test_a_script_is_not_read(reward, tmp_path):
     """What a reward function does is not told from its text: healthy ones of these forms were accused of F14."""
     told = ask(tmp_path, logged(), **{"train.py": SCRIPT.format(reward=reward), "versions.txt": OLD})
-    assert told.healthy and "train.py: a script is not read; --preflight runs it" in told.evidence.not_read
+    assert told.healthy and told.evidence.not_read[0].startswith("train.py: a script is not read")
     told = ask(tmp_path, logged(flat))
-    assert told.abstained and not named(told) and "--preflight" in told.probe
-
-
-def test_a_script_alone_is_one_line(tmp_path, capsys):
-    """Nothing was read, so nothing can be said."""
-    (tmp_path / "train.py").write_text("import trl\n")
-    assert command.main([str(tmp_path / "train.py")]) == 3
-    error = capsys.readouterr().err
-    assert "a script is not read" in error and error.count("\n") == 1
+    assert told.abstained and not named(told) and "preflight" in told.probe
 
 
 def test_a_run_that_rises_is_not_accused_of_a_flat_reward(tmp_path):
@@ -201,9 +212,9 @@ def test_what_scalars_cannot_separate_is_not_named(tmp_path):
 def test_a_flat_reward_is_asked_of_preflight(tmp_path):
     """No file tells whether a reward function can tell right from wrong; what preflight saw of the script does."""
     told = ask(tmp_path, logged(flat), **{"versions.txt": OLD.replace("0.14.0", "1.16.0").replace("4.48.3", "4.56.2")})
-    assert told.abstained and told.causes[0].failure == "F14" and "--preflight" in told.probe
+    assert told.abstained and told.causes[0].failure == "F14" and "preflight" in told.probe
     told = ask(tmp_path, **{"preflight.json": SEEN})
-    assert told.healthy and any("does not rise" in note for note in told.notes)
+    assert told.abstained and "preflight SCRIPT" not in told.probe and "pip freeze" not in told.probe
 
 
 def test_what_costs_memory_alone_explains_no_curve(tmp_path):
@@ -223,13 +234,19 @@ def test_an_answer_of_preflight_that_says_nothing(text, tmp_path):
 
 
 def test_preflight_is_run_where_it_is_asked_for(tmp_path, capsys):
-    """A run without its script is one line; a script that trains nothing is said, and the rest is used."""
+    """A run without its script is one line; a script that trains nothing is said, and the rest is used.
+
+    A script that lies in the run's folder is not run without being asked for; one that is named is.
+    """
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": logged()}))
     assert command.main(["--preflight", str(tmp_path)]) == 3
     error = capsys.readouterr().err
-    assert "needs the run's script" in error and error.count("\n") == 1
+    assert "preflight needs the run's script" in error and error.count("\n") == 1
     (tmp_path / "train.py").write_text("print('no training here')\n")
     assert command.main(["--preflight", str(tmp_path)]) == 0
+    assert "not read: preflight.json: preflight could not judge the script" in capsys.readouterr().out
+    assert command.main([str(tmp_path)]) == 0 and "is not read, but run" in capsys.readouterr().out
+    assert command.main([str(tmp_path), str(tmp_path / "train.py")]) == 0
     assert "not read: preflight.json: preflight could not judge the script" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "trainer_state.json"]
 
@@ -320,12 +337,10 @@ def test_json_holds_the_contract(tmp_path, capsys):
     assert command.main(["--json", str(tmp_path / "one")]) == 0
     read = json.loads(capsys.readouterr().out)
     assert read["healthy"] is True and read["abstained"] is False and read["causes"] == []
-    page = tmp_path / "page.html"
-    assert command.main(["--json", "--html", str(page), str(tmp_path / "one"), str(tmp_path / "two")]) == 1
+    assert command.main(["--json", str(tmp_path / "one"), str(tmp_path / "two")]) == 1
     _, broken = json.loads(capsys.readouterr().out)
-    assert broken["causes"][0].keys() >= {"failure", "weight", "for", "against", "probe"}
+    assert broken["causes"][0].keys() >= {"failure", "named", "for", "against", "probe"}
     assert broken["causes"][0]["failure"] == "F10" and broken["causes"][0]["from_step"] == 2
-    assert page.read_text().count("<svg") > 8 and "<script" not in page.read_text()
 
 
 def tensors(path, weights, dtype="BF16"):
@@ -354,10 +369,65 @@ def test_two_checkpoints_are_compared(tmp_path):
         checkpoints.compare(before, after)
 
 
+def save(folder, value, step=None, last=60):
+    """Write weights, and the state of their trainer if `step` says when they were saved."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors(folder / "model.safetensors", {"embed": [value] * 100})
+    if step is not None:
+        state = {"log_history": logged(), "global_step": step, "max_steps": last}
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+
+
+def test_weights_are_compared_by_their_steps(tmp_path):
+    """The final save beside the last checkpoint is the same weights: a healthy run was told that nothing changed."""
+    save(tmp_path / "checkpoint-60", 0x3F80, step=60)
+    save(tmp_path, 0x3F80)
+    told = command.ask("run", [tmp_path])
+    assert told.healthy and "elements_changed" not in told.evidence.figures
+    assert any("same step, 60" in line for line in told.evidence.not_read)
+    save(tmp_path / "checkpoint-9", 0x3F81, step=9)  # "checkpoint-9" comes after "checkpoint-60" by its name
+    told = command.ask("run", [tmp_path])
+    assert told.evidence.figures["elements_changed"] == 1
+
+
+def test_a_run_is_found_one_folder_down(tmp_path, capsys):
+    """`diagnose .`, with the script beside the output folder, which belongs to it and is not run unless named."""
+    save(tmp_path / "out" / "checkpoint-60", 0x3F80, step=60)
+    (tmp_path / "train.py").write_text("print('no training here')\n")
+    assert command.split([tmp_path]) == [(str(tmp_path / "out"), [tmp_path / "out"])]
+    script = tmp_path / "train.py"
+    assert command.split([tmp_path / "out", script]) == [(str(tmp_path / "out"), [script, tmp_path / "out"])]
+    assert command.main([str(tmp_path)]) == 0 and "checkpoint" not in capsys.readouterr().err
+
+
+def test_what_a_guard_measured_counts_as_measured(tmp_path):
+    """The file that guards leave in the output folder: found, held, and one that is half written."""
+    told = ask(tmp_path, logged(flat), **{"failurelab.json": {"notices": GUARDS}})
+    assert named(told) == ["F9"] and "UpdateGuard" in told.causes[0].pro[0]
+    told = ask(tmp_path, **{"failurelab.json": '{"notices": [{'})
+    assert told.abstained and any("no whole report" in line for line in told.evidence.not_read)
+
+
+def test_preflights_answer_must_be_of_this_script(tmp_path):
+    """An answer that is of another script, or of the script before it was mended, is told and not used."""
+    script = "import trl\n"
+    right = hashlib.sha256(script.encode()).hexdigest()
+    answer = {"findings": [{"failure": "F9", "evidence": "x"}], "held": [], "not_checked": []}
+    for digest, used in ((right, True), ("0" * 64, False)):
+        answer["script_sha256"] = digest
+        told = ask(tmp_path, logged(flat), **{"train.py": script, "preflight.json": answer})
+        assert (named(told) == ["F9"]) is used
+        assert used or any("another script than train.py" in line for line in told.evidence.not_read)
+    answer |= {"findings": [], "suspected": [{"failure": "F9", "evidence": "x"}], "script_sha256": right}
+    told = ask(tmp_path, **{"preflight.json": answer})
+    assert not named(told) and told.causes[0].failure == "F9"
+
+
 def test_every_rule_asks_for_figures_that_a_run_gives(tmp_path):
     """A figure that nothing measures would leave its observation out, always, and say nothing."""
     given = set()
-    for number, files in enumerate([*FAULTY.values(), {"entries": ODD["kl NaN at beta 0"], "preflight.json": SEEN}]):
+    cases = [*FAULTY.values(), *SUSPECTED.values(), {"failurelab.json": {"notices": GUARDS}}]
+    for number, files in enumerate([*cases, {"entries": ODD["kl NaN at beta 0"], "preflight.json": SEEN}]):
         folder = tmp_path / str(number)
         folder.mkdir()
         given |= set(ask(folder, **{"versions.txt": OLD} | files).evidence.figures)
@@ -368,7 +438,7 @@ def test_every_rule_asks_for_figures_that_a_run_gives(tmp_path):
     parts = [*signs, *(part for rule in read for part in (*rule.pro, *rule.contra))]
     asked = {name for part in parts for predicate in part.when for name in predicate.names}
     asked |= {name for part in parts for name in (*predicates.fields(part.says), part.from_step) if name}
-    by_failure = ("affected_", "own_code_", "error_", "notice_", "preflight_")
+    by_failure = ("affected_", "own_code_", "error_", "notice_", "preflight_", "guard_found_")
     assert {name for name in asked if not name.startswith(by_failure)} - given == set()
 
 

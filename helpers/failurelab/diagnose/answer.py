@@ -9,11 +9,18 @@ from failurelab import failures
 from failurelab.diagnose import rules
 from failurelab.diagnose.evidence import Evidence
 
-MORE = "trainer_state.json, the log, logged completions, two checkpoints, pip freeze"
 PREFLIGHT = (
-    "failurelab preflight SCRIPT, or diagnose --preflight: it runs the script, cut to seconds, calls its reward "
-    "functions, and watches three steps"
+    "failurelab preflight SCRIPT, or name the script beside the run: it runs the script, cut to seconds, calls its "
+    "reward functions, and watches three steps"
 )
+FILES = {  # that tell more, by kind
+    "history": "trainer_state.json",
+    "log": "the log",
+    "rows": "logged completions (log_completions=True) beside the right answers",
+    "weights": "two checkpoints of different steps",
+    "versions": "pip freeze",
+    "guards": "a run with guards, which leaves failurelab.json",
+}
 _SHOWN = 4  # causes on the screen
 
 
@@ -23,7 +30,7 @@ class Answer:
 
     Attributes:
         run: its name.
-        causes: likeliest first.
+        causes: those that are named, then those that are suspected, likeliest first.
         healthy: nothing that the rules know is wrong with it.
         abstained: something is, or may be, and the files do not tell what.
         signs: what shows that something is wrong.
@@ -48,44 +55,40 @@ class Answer:
 
 
 def decide(evidence: Evidence) -> Answer:
-    """Name the causes, or abstain, or call the run healthy."""
+    """Name what the files prove, or abstain where something is or may be wrong, or find nothing."""
     known = evidence.figures
-    causes, weighed = rules.judge(known)
-    signs = [sign for _, sign in weighed]
-    named = [cause for cause in causes if cause.weight >= rules.CONVICTS]
+    causes, signs = rules.judge(known)
     history = evidence.history
     notes: list[str] = []
-    probe = ""
-    healthy = abstained = False
     if history is not None and history.trainer:
-        proofs = ("error", "preflight_found")  # a rule about GRPO's curves proves nothing here
+        proofs = ("error", "preflight_found", "guard_found")  # a rule about GRPO's curves proves nothing here
         causes = [cause for cause in causes if any(f"{proof}_{cause.failure}" in known for proof in proofs)]
-        named = [cause for cause in named if cause in causes]
         notes.append(
             f"the log is of {history.trainer} training, and the rules are about GRPO: only its errors were looked up"
         )
-        abstained = not named
-        probe = "the trainer_state.json of the GRPO run" if abstained else ""
-    elif not named and history is None:
-        abstained = True
-        probe = "the run's trainer_state.json, or its log: without figures no run can be called healthy"
-    elif not named and any(weight > 1 or (causes and causes[0].weight > 1) for weight, _ in weighed):
-        abstained = True
-        probe = _choose_probe(causes, known)
+    named = any(cause.named for cause in causes)
+    abstained = not named and bool(history is None or history.trainer or signs)
+    probe = ""
+    if abstained:
+        probe = _choose_probe(causes, known, evidence.kinds)
+        if history is None or history.trainer:
+            probe = "the trainer_state.json of the GRPO run, or its log: without figures no run can be called healthy"
     elif not named:
-        healthy = True
         causes = []
         notes += _limits(known)
-    return Answer(evidence.name, causes, healthy, abstained, signs, probe, notes, evidence)
+    return Answer(evidence.name, causes, not (named or abstained), abstained, signs, probe, notes, evidence)
 
 
-def _choose_probe(causes: list[rules.Cause], known: dict[str, Any]) -> str:
-    """Preflight, which runs the script, where it was not asked; else the probe of the likeliest cause."""
+def _choose_probe(causes: list[rules.Cause], known: dict[str, Any], kinds: set[str]) -> str:
+    """Preflight, which runs the script, where it was not asked; then what else tells and was not handed in."""
     if not known["preflight_read"]:
         return f"{PREFLIGHT}. Or: {causes[0].probe}" if causes else PREFLIGHT
-    if causes and causes[0].failure in ("F10", "F14"):
-        return "logged completions beside the right answers: those of preflight were told apart, the model's are not"
-    return causes[0].probe if causes else f"nothing that the rules know fits. What was not handed in of: {MORE}"
+    more = [what for kind, what in FILES.items() if kind not in kinds]
+    if causes and causes[0].failure not in ("F10", "F14"):
+        return causes[0].probe
+    if more:
+        return f"what preflight cannot see, the run itself tells: {', or '.join(more)}"
+    return "a few steps on prompts that the model is known to solve: if the reward rises there, the task is hard"
 
 
 def _limits(known: dict[str, Any]) -> list[str]:
@@ -93,9 +96,7 @@ def _limits(known: dict[str, Any]) -> list[str]:
         seen = f"{known.get('entries', 0)} entries over {known.get('steps_seen', 0):g} steps"
         return [f"{seen} are too few to say whether it learns"]
     if known.get("reward_course") == "flat":
-        return [
-            f"the reward does not rise by more than its noise; a gain below {known['reward_unseen']:.2g} is not seen"
-        ]
+        return [f"the reward stays near its highest value, {known['reward_mean']:.3g}"]
     return []
 
 
@@ -106,7 +107,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
             {
                 "failure": cause.failure,
                 "title": cause.title,
-                "weight": cause.weight,
+                "named": list(cause.named),
                 "for": cause.pro,
                 "against": cause.contra,
                 "probe": cause.probe,
@@ -131,22 +132,23 @@ def text(answer: Answer) -> str:
     lines = []
     notebooks = {failure.id: failure.notebook for failure in failures.all()}
     for cause in answer.causes[:_SHOWN]:
-        word = "CAUSE" if cause.weight >= rules.CONVICTS else "MAYBE"
-        lines += _wrap(f"{cause.failure} {cause.title} (weight {cause.weight})", width, f"{word}  ")
-        if cause.from_step is not None and word == "CAUSE":
+        word = "NAMED" if cause.named else "SUSPECTED"
+        ids = " or ".join(cause.named) or cause.failure
+        lines += _wrap(f"{ids}: {cause.title}", width, f"{word}  ")
+        if cause.from_step is not None and cause.named:
             lines += _wrap(f"from step {cause.from_step:g} on", width)
         lines += [line for part in cause.pro for line in _wrap(part, width, "     + ")]
         lines += [line for part in cause.contra for line in _wrap(part, width, "     - ")]
-        if word == "CAUSE" and cause.repair:
+        if len(cause.named) == 1 and cause.repair:
             lines += _wrap(f"repair: {cause.repair}", width)
-        if word == "CAUSE" and notebooks.get(cause.failure):
+        if cause.named and notebooks.get(cause.failure):
             lines += _wrap(f"why: notebooks/{notebooks[cause.failure]}.ipynb", width)
-        if word == "MAYBE" or cause.weight < rules.CONVICTS + 2:
-            lines += _wrap(f"{'would tell' if word == 'MAYBE' else 'to be sure'}: {cause.probe}", width)
+        if len(cause.named) != 1:
+            lines += _wrap(f"would tell: {cause.probe}", width)
     left = answer.causes[_SHOWN:]
     if left:
         lines += _wrap(f"less likely: {', '.join(cause.failure for cause in left)}", width, "")
-    if answer.signs and not any(cause.weight >= rules.CONVICTS for cause in answer.causes):
+    if answer.abstained:
         lines += [line for sign in answer.signs for line in _wrap(sign, width, "SIGN   ")]
     lines += [line for note in answer.notes for line in _wrap(note, width, "Note: ")]
     lines += [line for name in answer.evidence.read for line in _wrap(name, width, "read: ")]
@@ -160,11 +162,11 @@ def verdict(answer: Answer) -> str:
     """Return one line that says what came of it."""
     if answer.healthy:
         return f"{answer.run}: nothing found."
-    named = [cause.failure for cause in answer.causes if cause.weight >= rules.CONVICTS]
     if not answer.abstained:
+        named = [" or ".join(cause.named) for cause in answer.causes if cause.named]
         return f"{answer.run}: {', '.join(named)}."
     possible = ", ".join(cause.failure for cause in answer.causes[:_SHOWN])
-    return f"{answer.run}: these files do not tell{f'; possible: {possible}' if possible else ''}."
+    return f"{answer.run}: these files do not tell{f'; suspected: {possible}' if possible else ''}."
 
 
 def _wrap(text: str, width: int, first: str = "       ") -> list[str]:

@@ -1,6 +1,7 @@
 """`failurelab diagnose RUN…`: from what a run left behind to its cause.
 
-Nothing is run, and nothing is fetched, but with `--preflight`, which runs the run's script, cut down.
+Nothing is run, but a script that is named on the command line, and with `--preflight` the one in the run's folder:
+preflight runs it, cut to seconds.
 """
 
 import argparse
@@ -10,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 
-from failurelab.diagnose import answer, page, rules
-from failurelab.diagnose.evidence import Evidence, RunError, collect
+from failurelab.diagnose import answer, evidence, rules
+from failurelab.diagnose.evidence import RunError
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
 
@@ -21,15 +22,15 @@ def parser(prog: str = "failurelab diagnose") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog,
         description="Say what is wrong with a GRPO run, from the files that it left: trainer_state.json, logs, logged "
-        "completions, two checkpoints, preflight's answer, versions. Each is optional.",
+        "completions, two checkpoints, what guards measured, preflight's answer, versions. Each is optional. A script "
+        "that is named is run by preflight.",
         epilog="exit status: 0 nothing found, 1 a cause is named, 3 the files do not tell, or cannot be read",
     )
     parser.add_argument("--python", help="the Python that trained, asked for its versions")
     parser.add_argument(
-        "--preflight", action="store_true", help="run each run's script too, cut to seconds (see failurelab preflight)"
+        "--preflight", action="store_true", help="run the script in each run's folder, cut to seconds, by preflight"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--html", type=pathlib.Path, metavar="FILE", help="write a page with the curves too")
     parser.add_argument("--explain", action="store_true", help="print the rules")
     parser.add_argument("runs", nargs="*", metavar="RUN", type=pathlib.Path, help="a folder; or the files of one run")
     return parser
@@ -56,7 +57,8 @@ def main(arguments: list[str]) -> int:
     for name, paths in split(options.runs):
         try:
             with tempfile.TemporaryDirectory(prefix="failurelab-diagnose-") as folder:
-                seen = preflight(paths, options.python, pathlib.Path(folder)) if options.preflight else []
+                scripts = find_scripts(paths, options.preflight)
+                seen = [preflight(script, options.python, pathlib.Path(folder)) for script in scripts]
                 answers.append(ask(name, [*paths, *seen], installed))
         except (RunError, OSError) as error:
             errors.append((name, str(error)))
@@ -72,12 +74,6 @@ def main(arguments: list[str]) -> int:
             print() if len(answers) > 1 else None
     for _, error in errors:
         print(f"ERROR {error}", file=sys.stderr)
-    if options.html and answers:
-        try:
-            options.html.write_text(page.html(answers), encoding="utf-8")
-        except OSError as error:
-            print(f"ERROR {options.html} cannot be written ({error.strerror})", file=sys.stderr)
-            return 3
     statuses = [each.exit_status for each in answers] + [3] * len(errors)
     return 1 if 1 in statuses else max(statuses)
 
@@ -93,47 +89,75 @@ def ask(name: str, paths: list[pathlib.Path], installed: dict[str, str] | None =
     Raises:
         RunError: there is no such file, or nothing in them can be read.
     """
-    evidence: Evidence = collect(name, paths, installed)
-    return answer.decide(evidence)
+    return answer.decide(evidence.collect(name, paths, installed))
 
 
-def preflight(paths: list[pathlib.Path], python: str | None, folder: pathlib.Path) -> list[pathlib.Path]:
-    """Run preflight on the script of a run, in the script's own folder; return the file with its answer.
+def find_scripts(paths: list[pathlib.Path], in_folders: bool) -> list[pathlib.Path]:
+    """Return the script that is to be run: one that is named, or with `in_folders` the one in the run's folder.
 
     Args:
-        paths: the run's folder, or its files.
+        paths: of one run: its folders and files.
+        in_folders: whether to take a script from a folder, where none is named.
+
+    Raises:
+        RunError: there are several, or none where one was asked for; or preflight's answer was handed in too.
+    """
+    scripts = [path for path in paths if path.suffix == ".py"]
+    if not scripts and not in_folders:
+        return []
+    scripts = scripts or [file for path in paths if path.is_dir() for file in sorted(path.glob("*.py"))]
+    if len(scripts) != 1:
+        found = ", ".join(script.name for script in scripts) or "none"
+        raise RunError(f"preflight needs the run's script, one *.py; here: {found}. Next: name it among the files")
+    if not scripts[0].is_file():
+        raise RunError(f"{scripts[0]} is not there. Next: the path of the run's script")
+    return scripts
+
+
+def preflight(script: pathlib.Path, python: str | None, folder: pathlib.Path) -> pathlib.Path:
+    """Run preflight on a script, in the script's own folder; return the file with its answer.
+
+    Args:
+        script: the run's.
         python: the Python that trained; this one if None.
         folder: where the answer is written.
 
     Raises:
-        RunError: there is no script, or several.
+        RunError: preflight gave no answer.
     """
-    files = [file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
-    scripts = [file for file in files if file.suffix == ".py"]
-    if len(scripts) != 1:
-        found = ", ".join(script.name for script in scripts) or "none"
-        raise RunError(f"--preflight needs the run's script, one *.py; here: {found}. Next: name it among the files")
-    answer, script = folder / "preflight.json", scripts[0].resolve()
+    answer, script = folder / "preflight.json", script.resolve()
     command = [sys.executable, "-m", "failurelab.preflight", "--json", str(answer)]
     command += ["--python", python] if python else []
     asked = subprocess.run([*command, script.name], cwd=script.parent, stdout=subprocess.DEVNULL)
     if not answer.is_file():
         raise RunError(f"{script.name}: preflight ended with status {asked.returncode} and no answer, see above")
-    return [answer]
+    return answer
 
 
 def split(paths: list[pathlib.Path]) -> list[tuple[str, list[pathlib.Path]]]:
-    """Return the runs: each folder is one, and all single files together, or one for each trainer_state.json."""
-    runs = [(str(path), [path]) for path in paths if path.is_dir()]
+    """Return the runs: each folder is one, or each folder in it that a run left; all single files together are one.
+
+    Single files beside one folder belong to it, and two checkpoints are one run. Several `trainer_state.json` are
+    several runs.
+    """
     files = [path for path in paths if not path.is_dir()]
     states = [path for path in files if "trainer_state" in path.name]
     if len(files) > 1 and len(states) == len(files):
-        return runs + [(str(path), [path]) for path in files]
-    weights = [path for path, _ in ((path, 0) for path in paths) if path.is_dir() and _is_checkpoint(path)]
-    if len(weights) == 2 and len(runs) == 2:  # two checkpoints are one run, and no two
-        return [(str(weights[-1]), [*files, *weights])]
-    return runs + ([(str((states or files)[0]), files)] if files else [])
+        return [(str(path), [path]) for path in paths]
+    folders = [run for path in paths if path.is_dir() for run in _runs_in(path)]
+    if len(folders) == 1 or (len(folders) == 2 and all(map(evidence.weights_in, folders))):
+        return [(str(folders[-1]), [*files, *folders])]
+    return [(str(path), [path]) for path in folders] + ([(str((states or files)[0]), files)] if files else [])
 
 
-def _is_checkpoint(path: pathlib.Path) -> bool:
-    return any(path.glob("model*.safetensors")) or any(path.glob("adapter_model*.safetensors"))
+def _runs_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return a folder that a run left, or else those one step down that a run left."""
+    if _is_run(folder):
+        return [folder]
+    below = [path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    return [path for path in below if _is_run(path)] or [folder]
+
+
+def _is_run(folder: pathlib.Path) -> bool:
+    left = ("trainer_state.json", "checkpoint-*", "*.safetensors", "*.log", "log*.txt", "*.jsonl", "failurelab.json")
+    return any(any(folder.glob(pattern)) for pattern in left)

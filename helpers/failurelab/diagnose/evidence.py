@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
+import math
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from packaging.version import InvalidVersion, Version
 
@@ -42,6 +44,7 @@ class Evidence:
         errors: matches of the registry's texts in logs.
         read: what was read, a line each.
         not_read: what was not, and why.
+        kinds: what kinds of file were read: `history`, `log`, `rows`, `weights`, `versions`, `guards`, `preflight`.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Evidence:
     errors: list[symptoms.Match] = dataclasses.field(default_factory=list)
     read: list[str] = dataclasses.field(default_factory=list)
     not_read: list[str] = dataclasses.field(default_factory=list)
+    kinds: set[str] = dataclasses.field(default_factory=set)
 
 
 def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] | None = None) -> Evidence:
@@ -82,12 +86,18 @@ def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] |
         with contextlib.suppress(ValueError, OSError):
             evidence.figures |= _weights(json.loads(file.read_text(encoding="utf-8")))
             evidence.read.append(f"{file.name}: what two checkpoints showed")
+            evidence.kinds.add("weights")
+    for file in kinds.get("guards", []):
+        _guards(file, evidence)
+    scripts = kinds.get("script", [])
     for file in kinds.get("preflight", []):
-        _preflight(file, evidence)
+        _preflight(file, scripts, evidence)
     _checkpoints(kinds.get("weights", []), evidence)
-    if "preflight" not in kinds:
-        scripts = kinds.get("script", [])
-        evidence.not_read += [f"{file.name}: a script is not read; --preflight runs it" for file in scripts]
+    if "preflight" not in evidence.kinds:
+        evidence.not_read += [
+            f"{file.name}: a script is not read, but run, if it is named on the command line or with --preflight"
+            for file in scripts
+        ]
     if not evidence.read:
         why = "; ".join(evidence.not_read) or "it holds nothing that a run leaves"
         raise RunError(f"{name}: {why}. Next: trainer_state.json (a checkpoint has it), or the log")
@@ -95,6 +105,8 @@ def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] |
         evidence.figures |= figures.measure(evidence.history) if not evidence.history.trainer else {}
         evidence.figures["grpo"] = not evidence.history.trainer
         evidence.not_read += evidence.history.notes
+    if evidence.versions:
+        evidence.kinds.add("versions")
     for failure in failures.all():
         if evidence.versions:
             hit = failures.affected(failure, evidence.versions)
@@ -136,16 +148,31 @@ def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
     if not any(file.name == "trainer_state.json" for file in files):
         states = [folder / "trainer_state.json" for folder in folders if (folder / "trainer_state.json").is_file()]
         yield from states[-1:]
-    for folder in [folders[0], folders[-1]] if len(folders) > 1 else []:
-        yield from sorted([*folder.glob("model*.safetensors"), *folder.glob("adapter_model*.safetensors")])
+    final = any(file.suffix == ".safetensors" for file in files)  # the last save, which lies in the run's folder
+    for folder in dict.fromkeys([folders[0], folders[-1]]) if len(folders) + final > 1 else ():
+        yield from weights_in(folder)
     for name in ("completions", "logs"):
         if (path / name).is_dir():
             yield from sorted(file for file in (path / name).iterdir() if file.is_file())
 
 
+def weights_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files of weights in a folder."""
+    return sorted([*folder.glob("model*.safetensors"), *folder.glob("adapter_model*.safetensors")])
+
+
 def _number(path: pathlib.Path) -> int:
     digits = re.findall(r"\d+", path.name)
     return int(digits[-1]) if digits else 0
+
+
+def _planned(files: Iterable[pathlib.Path]) -> float | None:
+    """Return the steps that the run was planned for, by the newest state of its trainer."""
+    steps = []
+    for file in files:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            steps.append(float(json.loads(file.read_text(encoding="utf-8"))["max_steps"]))
+    return max(steps, default=None)
 
 
 def _kind(file: pathlib.Path, evidence: Evidence) -> str:
@@ -174,12 +201,14 @@ def _kind(file: pathlib.Path, evidence: Evidence) -> str:
     if suffix in (".py", ".ipy"):
         return "script"
     if suffix == ".json":
+        if name == "failurelab.json":
+            return "guards"
+        if '"findings"' in text and ('"held"' in text or '"not_checked"' in text or '"repair"' in text):
+            return "preflight"
         if "log_history" in text or "trainer_state" in name or '"loss"' in text or '"reward"' in text:
             return "history"
         if any(f'"{probe}"' in text for probe in _PROBES):
             return "probes"
-        if '"findings"' in text and ('"held"' in text or '"not_checked"' in text or '"repair"' in text):
-            return "preflight"
         return "versions" if re.search(r'"trl"\s*:|"transformers"\s*:', text) and "config" not in name else ""
     if suffix == ".csv":
         return "rows" if "completion" in text.splitlines()[0] else ""
@@ -236,6 +265,7 @@ def _keep(record: History, file: pathlib.Path, evidence: Evidence) -> None:
     if evidence.history is not None and evidence.history.entries >= record.entries:
         return
     evidence.history = record
+    evidence.kinds.add("history")
     evidence.figures.pop("empty_history", None)
     what = f"of {record.trainer} training" if record.trainer else "of GRPO"
     last = f", up to step {record.steps[-1]:g}" if record.numbered else ", without steps"
@@ -243,6 +273,7 @@ def _keep(record: History, file: pathlib.Path, evidence: Evidence) -> None:
 
 
 def _log(file: pathlib.Path, evidence: Evidence) -> None:
+    evidence.kinds.add("log")
     size = file.stat().st_size
 
     def lines() -> Iterator[str]:
@@ -282,50 +313,100 @@ def _rows(files: list[pathlib.Path], evidence: Evidence) -> None:
         found = completions.measure(rows)
         evidence.figures |= found
         if found["completions"]:
+            evidence.kinds.add("rows")
             evidence.read.append(f"{found['completions']} logged completions")
         elif rows:
             evidence.not_read.append(f"{files[0].name} has no column 'completion'")
 
 
-def _preflight(file: pathlib.Path, evidence: Evidence) -> None:
-    """Take what `failurelab preflight --json` said of the script."""
+def _guards(file: pathlib.Path, evidence: Evidence) -> None:
+    """Take what the guards measured in the run itself: the file that they leave in the output folder."""
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        found = {answer["failure"]: answer["evidence"] for answer in told["findings"]}
-        held = {answer["failure"]: answer["evidence"] for answer in told["held"]}
+        notices = json.loads(file.read_text(encoding="utf-8"))["notices"]
+        found = [(notice["guard"], notice["failures"], notice["message"]) for notice in notices
+                 if notice["kind"] == "found"]  # fmt: skip
+        held = sum(notice["kind"] == "held" for notice in notices)
+    except (ValueError, KeyError, TypeError, OSError):
+        evidence.not_read.append(f"{file.name} is no whole report of the guards")
+        return
+    for guard, failures_found, message in found:
+        for failure in failures_found[:1] if len(failures_found) == 1 else ():
+            evidence.figures[f"guard_found_{failure}"] = f"{guard}: {message}"
+    if found:
+        evidence.figures["guards_found"] = "; ".join(
+            f"{' or '.join(failures_found)} ({guard})" for guard, failures_found, _ in found
+        )
+    evidence.kinds.add("guards")
+    evidence.read.append(f"{file.name}: what guards measured ({len(found)} found, {held} held)")
+
+
+def _preflight(file: pathlib.Path, scripts: list[pathlib.Path], evidence: Evidence) -> None:
+    """Take what `failurelab preflight --json` said of the script, if it is of this script."""
+    try:
+        answer = json.loads(file.read_text(encoding="utf-8"))
+        named = {finding["failure"]: finding["evidence"] for finding in answer["findings"]}
+        suspected = {finding["failure"]: finding["evidence"] for finding in answer.get("suspected", ())}
+        held = {finding["failure"]: finding["evidence"] for finding in answer["held"]}
     except (ValueError, KeyError, TypeError, OSError):
         evidence.not_read.append(f"{file.name} is no whole answer of failurelab preflight --json")
         return
-    if not (found or held or told.get("not_checked")):
+    if not (named or suspected or held or answer.get("not_checked")):
         evidence.not_read.append(f"{file.name}: preflight could not judge the script")
         return
-    for failure, said in found.items():
-        evidence.figures[f"preflight_found_{failure}"] = str(said)
-    for failure, said in held.items():
-        evidence.figures[f"preflight_held_{failure}"] = str(said)
+    digest = answer.get("script_sha256")
+    if digest and scripts and digest not in {hashlib.sha256(script.read_bytes()).hexdigest() for script in scripts}:
+        evidence.not_read.append(f"{file.name}: it is of another script than {scripts[0].name}, or of an earlier state")
+        return
+    for kind, answers in (("found", named), ("suspected", suspected), ("held", held)):
+        for failure, said in answers.items():
+            evidence.figures[f"preflight_{kind}_{failure}"] = str(said)
+    harmful = [failure for failure in (*named, *suspected) if failure != "F3a"]  # which costs memory alone
+    if harmful:
+        evidence.figures["preflight_found"] = ", ".join(harmful)
     evidence.figures["preflight_read"] = True
-    evidence.figures["preflight_found"] = ", ".join(found)
-    evidence.read.append(f"{file.name}: what preflight saw ({', '.join(found) or 'nothing'} found, {len(held)} held)")
+    evidence.kinds.add("preflight")
+    said = ", ".join(named) or "nothing"
+    evidence.read.append(
+        f"{file.name}: what preflight saw ({said} named, {len(suspected)} suspected, {len(held)} held)"
+    )
 
 
 def _checkpoints(files: list[pathlib.Path], evidence: Evidence) -> None:
-    folders = sorted({file.parent for file in files}, key=_number)
-    pair: tuple[pathlib.Path, pathlib.Path] | None = None
+    """Compare the earliest weights with the latest, by the steps at which they were saved."""
+    folders = {file.parent for file in files}
     if len(folders) > 1:
-        pair = folders[0], folders[-1]
+        states = {file.parent / "trainer_state.json" for file in files}
+        last = _planned(states) or math.inf  # the final save has no state of its own
+        steps = {folder: _step(folder, last) for folder in folders}
+        ordered = sorted(folders, key=lambda folder: (steps[folder], str(folder)))
+        before, after = ordered[0], ordered[-1]
+        if steps[before] == steps[after]:
+            evidence.not_read.append(
+                f"{before.name} and {after.name} were saved at the same step, {steps[before]:g}; two checkpoints of "
+                "different steps are needed to see what training changed"
+            )
+            return
     elif len(files) == 2:
-        pair = files[0], files[1]
-    if pair is None:
+        before, after = files[0], files[1]
+    else:
         if files:
             evidence.not_read.append(f"{files[0].name}: one checkpoint; two are needed to see what training changed")
         return
     try:
-        found = checkpoints.compare(*pair)
+        found = checkpoints.compare(before, after)
     except checkpoints.CheckpointError as error:
         evidence.not_read.append(str(error))
         return
     evidence.figures |= _weights(found)
-    evidence.read.append(f"{pair[0].name} and {pair[1].name}: {found['tensors']} tensors compared")
+    evidence.kinds.add("weights")
+    evidence.read.append(f"{before.name} and {after.name}: {found['tensors']} tensors compared")
+
+
+def _step(folder: pathlib.Path, last: float) -> float:
+    """Return the step at which weights were saved, by their state or their folder's name; `last` for the final save."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return float(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
+    return float(_number(folder)) if folder.name.startswith("checkpoint") else last
 
 
 def _weights(found: dict) -> dict[str, Value]:

@@ -41,7 +41,21 @@ def measure(history: History) -> dict[str, Value]:
     _, rates = history.pairs("learning_rate")
     if rates:
         result["rate_max"] = max(rates)
+        result["rate_zero"] = sum(rate == 0 for rate in rates) / len(rates)
+    if dead := _dead_functions(history):
+        result["dead_functions"] = dead
     return result
+
+
+def _dead_functions(history: History) -> str:
+    """Name the reward functions that give one number, 0 or less, in each entry, if others do not."""
+    constant = {}
+    for name, column in history.rewards.items():
+        values = [value for value in column if not math.isnan(value)]
+        constant[name] = len(values) >= 6 and max(values) == min(values) and values[0]
+    if all(value is not False for value in constant.values()):
+        return ""
+    return ", ".join(f"{name} gives {value:g}" for name, value in constant.items() if value is not False and value <= 0)
 
 
 def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
