@@ -199,7 +199,8 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
         )
         assert done.returncode == 3 and text in done.stdout
         told = json.loads((tmp_path / "out.json").read_text())
-        assert set(told) == {"findings", "held", "not_applicable", "not_checked", "cut", "script", "versions"}
+        lists = {"findings", "suspected", "held", "not_applicable", "not_checked", "cut"}
+        assert set(told) == lists | {"script", "script_sha256", "versions"}
         assert "<error" in (tmp_path / "out.xml").read_text()
 
 

@@ -398,11 +398,11 @@ def test_the_answer_in_each_form():
     assert [found["failure"] for found in both.findings] == ["F2", "F7", "F3a"]
     assert both.findings[0]["notebook"] == "03_no_grad_fn"
     assert [held["failure"] for held in both.held] == ["F4", "F10"]
-    kinds = {"findings", "held", "not_applicable", "not_checked"}
-    assert set(answer.to_json(both)) == kinds | {"cut", "script", "versions"}
+    kinds = {"findings", "suspected", "held", "not_applicable", "not_checked"}
+    assert set(answer.to_json(both)) == kinds | {"cut", "script", "script_sha256", "versions"}
     json.dumps(answer.to_json(both))
     text = answer.text(both)
-    assert text.index("FOUND  F2") < text.index("FOUND  F3a") < text.index("HELD") < text.index("NOT CHECKED")
+    assert text.index("NAMED  F2") < text.index("NAMED  F3a") < text.index("HELD") < text.index("NOT CHECKED")
     assert "ERROR train.py ended" in text
     suite = ElementTree.fromstring(answer.junit(both))
     counts = {name: suite.get(name) for name in ("tests", "failures", "skipped", "errors")}

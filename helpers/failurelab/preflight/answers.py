@@ -1,22 +1,55 @@
-"""What preflight answers with: findings, what held, what does not apply, and what could not be checked."""
+"""What preflight answers with: accusations, what held, what does not apply, and what could not be checked.
+
+A judge accuses with `Finding` where it has measured, and with `Suspected` where it has not. Preflight then runs the
+script again with the finding's `undo`: a finding is *named* when it comes again without the undo and its judge says
+`Held` with it. Every other finding is suspected too, with the reason.
+"""
 
 import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from failurelab.preflight.repairs import Repair
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A failure that the script has.
+    """A failure that was measured in the script.
 
     Attributes:
         failure: its id in the registry.
         evidence: what was measured, with its figure and the scale that makes it large.
-        repair: what to change: the next step in one sentence, or a unified diff of the script's own lines.
+        repair: what to change: the next step in one sentence.
         notebook: the notebook that tells the story, `09_rounded_away`; None where there is none.
+        undo: what takes this failure away and nothing else, for a run that tries it; None where there is no such thing.
+        tried: what the same measurement said when the judge itself undid the failure on the live objects: other rows,
+            another reward. Empty where it did not.
     """
 
     failure: str
     evidence: str
     repair: str
+    notebook: str | None = None
+    undo: "Repair | None" = None
+    tried: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspected:
+    """A failure that speaks from arguments, versions or texts alone: it is told, and never named.
+
+    Attributes:
+        failure: its id in the registry.
+        evidence: what was read.
+        why: why that is no proof: what was not measured.
+        repair: what to change, in one sentence.
+        notebook: as for a Finding.
+    """
+
+    failure: str
+    evidence: str
+    why: str
+    repair: str = ""
     notebook: str | None = None
 
 
@@ -26,7 +59,7 @@ class Held:
 
     Attributes:
         failure: its id in the registry.
-        evidence: what was measured, with its figure.
+        evidence: what was measured, with its figure. It is the figure of a repair that was tried, too.
         control: what the same measurement said, on the same model and batch, when the failure was planted. A judge
             that would not have seen the failure is blind, and says NotChecked.
     """
@@ -52,4 +85,4 @@ class NotChecked:
     why: str
 
 
-Answer = Finding | Held | NotApplicable | NotChecked
+Answer = Finding | Suspected | Held | NotApplicable | NotChecked

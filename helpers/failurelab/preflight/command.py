@@ -6,6 +6,7 @@ comes, the whole group is ended and the folder removed.
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -159,7 +160,7 @@ def ask(
                 f"{needed} is not installed for {python}, so no Trainer can run there. "
                 "Next: --python with the Python that you train with"
             )
-    told = answer.Told(str(script), libraries)
+    told = answer.Told(str(script), libraries, script_sha256=hashlib.sha256(script.read_bytes()).hexdigest())
     with tempfile.TemporaryDirectory(prefix="failurelab-preflight-", ignore_cleanup_errors=True) as folder:
         result = _run(
             pathlib.Path(folder),
@@ -178,7 +179,7 @@ def ask(
             time_limit,
             say,
         )
-    for name in ("findings", "held", "not_applicable", "not_checked", "error", "cut", "notes"):
+    for name in ("findings", "suspected", "held", "not_applicable", "not_checked", "error", "cut", "notes"):
         setattr(told, name, result.get(name, getattr(told, name)))
     answer.sort(told)
     return told

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
+from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Source
 from failurelab.preflight.intercept import own_code, processes
 from failurelab.preflight.script_error import describe_error
@@ -75,13 +75,15 @@ class Report:
         """Write the answers, and end the process: nothing of the script runs after that."""
         kinds = {
             Finding: "findings",
+            Suspected: "suspected",
             Held: "held",
             NotApplicable: "not_applicable",
             NotChecked: "not_checked",
         }
         answers: dict[str, list] = {kind: [] for kind in kinds.values()}
         for answer in self.answers:
-            answers[kinds[type(answer)]].append(dataclasses.asdict(answer))
+            kept = [field.name for field in dataclasses.fields(answer) if field.name != "undo"]
+            answers[kinds[type(answer)]].append({name: getattr(answer, name) for name in kept})
         told = {**answers, "error": error, "cut": cut or [], "notes": self.notes, "trained": trained}
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(told))

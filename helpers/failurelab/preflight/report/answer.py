@@ -35,11 +35,15 @@ class Told:
     Attributes:
         script: its path, as given.
         versions: of the libraries in its Python.
-        findings: worst first; each a dict of failure, evidence, repair, notebook.
+        findings: what is named, in the order in which it was found, the worst first in each round; each a dict of
+            failure, evidence, tried (the same figure with the repair), repair, diff (of the script, empty where there
+            is none), round and notebook.
+        suspected: what is not named, worst first; each a dict of failure, evidence, why, repair, diff and notebook.
         held: each a dict of failure, evidence and control.
         not_applicable: what this script cannot have; each a dict of failure and why.
         not_checked: each a dict of failure and why.
         error: the script's own, or why it could not be asked; empty if nothing.
+        script_sha256: of the script's bytes, so that an answer is not taken for that of another script.
         cut: what of the work was cut.
         notes: more to know.
     """
@@ -47,25 +51,36 @@ class Told:
     script: str
     versions: dict[str, str]
     findings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    suspected: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     held: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     not_applicable: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     not_checked: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     error: str = ""
+    script_sha256: str = ""
     cut: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
     @property
+    def accusations(self) -> list[dict[str, Any]]:
+        """What is named, then what is suspected."""
+        return [*self.findings, *self.suspected]
+
+    @property
     def exit_status(self) -> int:
-        """1 if something was found, 3 if the script could not be asked, else 0."""
-        return 1 if self.findings else 3 if self.error else 0
+        """1 if something is named or suspected, 3 if the script could not be asked, else 0."""
+        return 1 if self.accusations else 3 if self.error else 0
 
 
 def sort(told: Told) -> None:
     """Put findings worst first, drop answers that a finding overrules, and add the notebooks of the registry."""
     notebooks = {failure.id: failure.notebook for failure in failures.all()}
-    told.findings.sort(key=lambda answer: _rank(answer["failure"]))
-    found = {answer["failure"] for answer in told.findings}
-    for answer in told.findings:
+    told.findings.sort(key=lambda answer: (answer.get("round", 1), rank(answer["failure"])))
+    named = {answer["failure"] for answer in told.findings}
+    told.suspected = sorted(
+        (answer for answer in told.suspected if answer["failure"] not in named), key=lambda each: rank(each["failure"])
+    )
+    found = {answer["failure"] for answer in told.accusations}
+    for answer in told.accusations:
         answer["notebook"] = answer["notebook"] or notebooks.get(answer["failure"]) or None
     told.not_checked = _once([a for a in told.not_checked if a["failure"] not in found])
     left = found | {answer["failure"] for answer in told.not_checked}
@@ -74,7 +89,8 @@ def sort(told: Told) -> None:
     told.not_applicable = _once([answer for answer in told.not_applicable if answer["failure"] not in left])
 
 
-def _rank(failure: str) -> int:
+def rank(failure: str) -> int:
+    """Return the place of a failure among all, the worst first."""
     return ORDER.index(failure) if failure in ORDER else len(ORDER)
 
 
@@ -101,11 +117,13 @@ def to_json(told: Told) -> dict[str, Any]:
     """Return the answer as JSON can hold it."""
     return {
         "findings": told.findings,
+        "suspected": told.suspected,
         "held": told.held,
         "not_applicable": told.not_applicable,
         "not_checked": told.not_checked,
         "cut": told.cut,
         "script": told.script,
+        "script_sha256": told.script_sha256,
         "versions": told.versions,
     }
 
@@ -115,14 +133,11 @@ def text(told: Told) -> str:
     width = max(70, min(110, shutil.get_terminal_size().columns))
     lines = []
     for answer in told.findings:
-        lines += [f"FOUND  {answer['failure']} {_title(answer['failure'])}", *_wrap(answer["evidence"], width)]
-        if "\n" in answer["repair"]:
-            lines += ["       repair:", *(f"         {line}" for line in answer["repair"].splitlines())]
-        else:
-            lines += _wrap(f"repair: {answer['repair']}", width)
-        if answer["notebook"]:
-            lines += _wrap(f"why: notebooks/{answer['notebook']}.ipynb", width)
-        lines.append("")
+        lines += [f"NAMED  {answer['failure']} {_title(answer['failure'])}", *_wrap(_figures(answer), width)]
+        lines += [*_repair(answer, "repair (tried)", width), ""]
+    for answer in told.suspected:
+        lines += [f"SUSPECTED  {answer['failure']} {_title(answer['failure'])}", *_wrap(answer["evidence"], width)]
+        lines += [*_wrap(f"not named: {answer['why']}", width), *_repair(answer, "repair", width), ""]
     if told.held:
         lines.append("HELD (in brackets: what the same measurement said with the failure planted)")
         lines += [
@@ -147,15 +162,32 @@ def text(told: Told) -> str:
 
 def verdict(told: Told) -> str:
     """Return one line that says what came of it."""
-    count = len(told.findings)
-    if count:
-        ids = ", ".join(answer["failure"] for answer in told.findings)
-        return f"{told.script}: {count} found ({ids})" + ("; the script ended in an error too." * bool(told.error))
+    parts = [
+        f"{len(answers)} {word} ({', '.join(answer['failure'] for answer in answers)})"
+        for answers, word in ((told.findings, "named"), (told.suspected, "suspected"))
+        if answers
+    ]
+    if parts:
+        return f"{told.script}: {', '.join(parts)}" + ("; the script ended in an error too." * bool(told.error))
     if told.error:
         return f"{told.script}: could not be judged."
     left = f", {len(told.not_checked)} not checked" if told.not_checked else ""
     other = f", {len(told.not_applicable)} do not apply" if told.not_applicable else ""
     return f"{told.script}: nothing found; {len(told.held)} held{left}{other}."
+
+
+def _figures(answer: dict[str, Any]) -> str:
+    """Return the figure of a failure that is named, before and after."""
+    tried = answer.get("tried")
+    return f"{answer['evidence']}; with this repair: {tried} (tried)" if tried else answer["evidence"]
+
+
+def _repair(answer: dict[str, Any], what: str, width: int) -> list[str]:
+    lines = _wrap(f"{what}: {answer['repair']}", width) if answer["repair"] else []
+    lines += [f"         {line}" for line in answer.get("diff", "").splitlines()]
+    if answer["notebook"]:
+        lines += _wrap(f"why: notebooks/{answer['notebook']}.ipynb", width)
+    return lines
 
 
 def _title(failure: str) -> str:
@@ -175,14 +207,16 @@ def _entry(failure: str, text: str, width: int) -> list[str]:
 
 def junit(told: Told) -> str:
     """Return the answer as JUnit XML: one test case for each failure that was looked for."""
-    cases = [(answer, "failure", answer["evidence"]) for answer in told.findings]
+    cases = [(answer, "failure", _figures(answer)) for answer in told.findings]
+    cases += [(each, "failure", f"suspected: {each['evidence']}; {each['why']}") for each in told.suspected]
     cases += [(answer, "", "") for answer in (*told.held, *told.not_applicable)]
     cases += [(answer, "skipped", answer["why"]) for answer in told.not_checked]
     suite = ElementTree.Element("testsuite", name="failurelab preflight")
     for answer, kind, message in cases:
         case = ElementTree.SubElement(suite, "testcase", classname=told.script, name=answer["failure"])
         if kind:
-            ElementTree.SubElement(case, kind, message=_printable(message)).text = _printable(answer.get("repair", ""))
+            repair = "\n".join(filter(None, (answer.get("repair"), answer.get("diff"))))
+            ElementTree.SubElement(case, kind, message=_printable(message)).text = _printable(repair)
     if told.error:
         case = ElementTree.SubElement(suite, "testcase", classname=told.script, name="script")
         ElementTree.SubElement(case, "error", message=_printable(told.error))

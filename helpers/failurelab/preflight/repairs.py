@@ -1,0 +1,314 @@
+"""Repairs as objects: each takes one failure away, as an edit of the script's text or as a change of the live run.
+
+A judge says *what* is to be undone (`Finding.undo`), in one of the forms below. *How* is found here: the call that it
+speaks of is looked up in the script's text, by the place where it ran, and edited there. Where it stands in no text of
+the script's own (a YAML file, a library's own script) the live objects are changed in its place, if that is possible.
+
+    Finding("F7", ..., undo=Statement("{trainer}.generation_config.use_cache = False"))
+    Finding("F15", ..., undo=Arguments({"temperature": 1.0}))
+    Finding("F8", ..., undo=Keyword("trainer", "peft_config"))
+
+That a repair heals is decided by the judge of its failure: it says `Held` in the run with the repair.
+"""
+
+import ast
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from failurelab.preflight.script_text import Edit, Place, Text, apply_edits
+
+
+class Source(str):
+    """A value as it is to stand in the script: `Source("torch.float32")`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What a run does otherwise than the script says; a run of the next round adds to it.
+
+    Attributes:
+        files: the whole text of each file of the script's own that is edited, by its path.
+        arguments: of training, that take the place of the script's.
+        calls: statements that are run on the live `trainer` before it trains.
+    """
+
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    calls: tuple[str, ...] = ()
+
+    @property
+    def live(self) -> bool:
+        """Whether a part of it stands in no text."""
+        return bool(self.arguments or self.calls)
+
+
+@dataclasses.dataclass
+class Script:
+    """What is known of a script when a repair is looked up.
+
+    Attributes:
+        texts: of its files that may be edited, by path; asked for when a place is in one of them.
+        places: of the calls that ran, by kind: `train`, `trainer`, `arguments`, `load`, `adapter`; of each call the
+            places that led to it in the script's own code, the innermost first.
+        change: what this run already does otherwise.
+    """
+
+    texts: Callable[[str], Text | None]
+    places: dict[str, list[list[Place]]] = dataclasses.field(default_factory=dict)
+    change: Change = dataclasses.field(default_factory=Change)
+
+    def calls(self, kind: str, index: int = -1) -> Iterator[tuple[Text, ast.Call]]:
+        """Yield the calls in the script's text that led to a call of this kind, the innermost first."""
+        made = self.places.get(kind, [])
+        for place in made[index] if made and -len(made) <= index < len(made) else ():
+            text = self.texts(place.file)
+            call = text and text.call(place)
+            if call:
+                yield text, call
+
+    def edited(self, edits: list[Edit]) -> Change:
+        """Return this run's change with these edits made too."""
+        before = {edit.file: self.texts(edit.file).text for edit in edits}
+        return dataclasses.replace(self.change, files={**self.change.files, **apply_edits(before, edits)})
+
+
+class Repair:
+    """What takes one failure away."""
+
+    def edit(self, script: Script) -> list[Edit]:
+        """Return the edits of the script's text; none where it has no place for them."""
+        raise NotImplementedError
+
+    def live(self, script: Script) -> Change | None:
+        """Return the change of the live run that does the same; None where there is none."""
+        return None
+
+    def change(self, script: Script) -> Change | None:
+        """Return what a run with this repair does otherwise: by an edit, else live; None where neither is possible."""
+        edits = self.edit(script)
+        return script.edited(edits) if edits else self.live(script)
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement(Repair):
+    """A statement of one line in front of the training, or in front of the trainer's making.
+
+    Attributes:
+        text: with the script's own names of things in it: `{trainer}` before the training; `{model}`, `{tokenizer}`,
+            `{args}`, `{dataset}` before the trainer is made.
+        before: `train` or `trainer`.
+        imports: a line that imports what it needs, such as `from accelerate import PartialState`.
+    """
+
+    text: str
+    before: str = "train"
+    imports: str = ""
+
+    def edit(self, script: Script) -> list[Edit]:
+        """Put it in front of the innermost call that names what it needs."""
+        for text, call in script.calls(self.before):
+            names = _names(call, self.before)
+            try:
+                line = self.text.format_map(names)
+            except KeyError:
+                continue
+            statement = text.statement(call)
+            return [*_imported(text, self.imports), text.before(statement, line)]
+        return []
+
+    def live(self, script: Script) -> Change | None:
+        """Run it on the live trainer, if it needs no other name."""
+        if self.before != "train":
+            return None
+        line = f"{self.imports}\n{self.text.format(trainer='trainer')}".strip()
+        return dataclasses.replace(script.change, calls=(*script.change.calls, line))
+
+
+_LEFT_OUT = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments(Repair):
+    """Training arguments with other values."""
+
+    values: Mapping[str, Any]
+
+    def edit(self, script: Script) -> list[Edit]:
+        """Set them where the arguments are made; else on the object that the trainer is given."""
+        sources = {name: _source(value) for name, value in self.values.items()}
+        for text, call in script.calls("arguments"):
+            return text.set_keywords(call, sources)
+        return []
+
+    def live(self, script: Script) -> Change | None:
+        """Set them while the arguments are made."""
+        if any(isinstance(value, Source) for value in self.values.values()):
+            return None
+        return dataclasses.replace(script.change, arguments={**script.change.arguments, **self.values})
+
+
+@dataclasses.dataclass(frozen=True)
+class Keyword(Repair):
+    """A keyword argument of the call that makes the trainer, loads a model or an adapter; None leaves it out.
+
+    Attributes:
+        of: `trainer`, `load` or `adapter`.
+        name: of the keyword.
+        value: as it is to stand in the script, `torch.float32`; with `{}` for what stands there now.
+        index: which of those calls; the last one by default.
+        imports: a line that imports what it needs.
+    """
+
+    of: str
+    name: str
+    value: str | None = None
+    index: int = -1
+    imports: str = ""
+
+    def edit(self, script: Script) -> list[Edit]:
+        """Edit the innermost call that names it; add it to the innermost where none does."""
+        calls = list(script.calls(self.of, self.index))
+        for text, call in calls:
+            keyword = next((keyword for keyword in call.keywords if keyword.arg == self.name), None)
+            if keyword is None:
+                continue
+            if self.value is None:
+                return text.without_keyword(call, self.name) or []
+            start, end = text.span(keyword.value)
+            value = self.value.replace("{}", _operand(keyword.value, text.text[start:end]))
+            return [*_imported(text, self.imports), *text.set_keywords(call, {self.name: value})]
+        if self.value is None or "{}" in self.value:
+            return []
+        for text, call in calls:
+            return [*_imported(text, self.imports), *text.set_keywords(call, {self.name: self.value})]
+        return []
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FirstLine(Repair):
+    """A statement of one line at the beginning of a function of the script's own, such as a reward function."""
+
+    function: Callable[..., Any]
+    text: str
+
+    def edit(self, script: Script) -> list[Edit]:
+        """Put it in front of the first statement that is no docstring."""
+        text, node = _function(script, self.function)
+        if text is None or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return []
+        body = node.body[1:] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body
+        return [text.before(body[0], self.text)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replaced(Repair):
+    """A piece of a function's own text replaced by another one, everywhere in the function or at its only place.
+
+    Attributes:
+        function: of the script's own.
+        old: as it stands there; a piece that is not there makes no edit.
+        new: what stands there instead.
+        once: whether `old` must stand there exactly once.
+    """
+
+    function: Callable[..., Any]
+    old: str
+    new: str
+    once: bool = True
+
+    def edit(self, script: Script) -> list[Edit]:
+        """Replace it inside the function."""
+        text, node = _function(script, self.function)
+        if text is None or node is None:
+            return []
+        start, end = text.span(node)
+        places = []
+        at = text.text.find(self.old, start, end)
+        while at >= 0:
+            places.append(at)
+            at = text.text.find(self.old, at + len(self.old), end)
+        if not places or (self.once and len(places) > 1):
+            return []
+        return [Edit(text.file, at, at + len(self.old), self.new) for at in places]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AnyKeywords(Repair):
+    """`**kwargs` added to a function that is given more than it takes."""
+
+    function: Callable[..., Any]
+
+    def edit(self, script: Script) -> list[Edit]:
+        """Add it after the last argument."""
+        text, node = _function(script, self.function)
+        if text is None or node is None or node.args.kwarg is not None:
+            return []
+        arguments = node.args
+        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        defaults = [*arguments.defaults, *(default for default in arguments.kw_defaults if default is not None)]
+        if not named:
+            return []
+        last = max(text.span(each)[1] for each in (*named, *defaults))
+        return [Edit(text.file, last, last, ", **kwargs")]
+
+
+def _function(script: Script, function: Any) -> tuple[Text | None, Any]:
+    """Return the text that a function stands in, and its node there."""
+    function = inspect.unwrap(getattr(function, "func", function))
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    text = script.texts(code.co_filename) if code is not None else None
+    return text, text and text.function(code.co_firstlineno)
+
+
+def _names(call: ast.Call, kind: str) -> dict[str, str]:
+    """Return the script's names of things, where they are names and no calls."""
+    if kind == "train":
+        parts = {"trainer": call.func.value} if isinstance(call.func, ast.Attribute) else {}
+    else:
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        parts = {
+            "model": given.get("model", call.args[0] if call.args else None),
+            "tokenizer": given.get("processing_class", given.get("tokenizer")),
+            "args": given.get("args"),
+            "dataset": given.get("train_dataset"),
+        }
+    return {name: ast.unparse(part) for name, part in parts.items() if isinstance(part, (ast.Name, ast.Attribute))}
+
+
+def _imported(text: Text, line: str) -> list[Edit]:
+    """Return the edit that imports what a repair needs, in front of the file's first import; none if it is there."""
+    if not line or line in (ast.unparse(node) for node in text.tree.body):
+        return []
+    statements = text.tree.body
+    future = [node for node in statements if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    imports = [node for node in statements if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in future]
+    first = imports[0] if imports else next((node for node in statements if not _is_docstring(node)), None)
+    return [text.before(first, line)] if first is not None and not (future and future[-1].lineno > first.lineno) else []
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _operand(node: ast.expr, source: str) -> str:
+    """Return an expression's source that an attribute may be asked of."""
+    plain = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
+    return source if isinstance(node, plain) and "\n" not in source else f"({source})"
+
+
+def _source(value: Any) -> str:
+    return str(value) if isinstance(value, Source) else repr(value)
+
+
+def to_json(change: Change | None) -> dict[str, Any] | None:
+    """Return a change as JSON can hold it."""
+    return None if change is None else json.loads(json.dumps(dataclasses.asdict(change)))
+
+
+def from_json(change: Mapping[str, Any]) -> Change:
+    """Return a change that was JSON."""
+    return Change(dict(change["files"]), dict(change["arguments"]), tuple(change["calls"]))

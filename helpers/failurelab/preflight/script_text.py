@@ -1,0 +1,225 @@
+"""The text of a script, and places in it: a call that ran is found in the text by the line and column of its frame.
+
+Edits are made in the text as it was written, so that line ends, comments and layout stay.
+"""
+
+import ast
+import dataclasses
+import difflib
+import io
+import os
+import pathlib
+import re
+import sys
+import tokenize
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a call stands: its file, lines from 1, and columns in bytes of UTF-8, as `ast` has them."""
+
+    file: str
+    line: int
+    end_line: int
+    column: int
+    end_column: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """A piece of a file's text, from `start` to `end` in characters, and what stands there instead."""
+
+    file: str
+    start: int
+    end: int
+    text: str
+
+
+def own_frames(holds: Callable[[str], bool]) -> Iterator[types.FrameType]:
+    """Yield the frames of the script's own code that are running now, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if holds(frame.f_code.co_filename):
+            yield frame
+        frame = frame.f_back
+
+
+def place_of(frame: types.FrameType) -> Place:
+    """Return the place of the call that a frame is in."""
+    line, end_line, column, end_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    return Place(frame.f_code.co_filename, line or frame.f_lineno, end_line or 0, column or 0, end_column or 0)
+
+
+def read_source(path: str | os.PathLike) -> str:
+    """Return the text of a Python file, by the encoding that it declares, with its own line ends and no BOM.
+
+    Raises:
+        SyntaxError: the encoding it declares is none.
+        UnicodeDecodeError: it is not in that encoding.
+    """
+    data = pathlib.Path(path).read_bytes()
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    return data.decode(encoding)
+
+
+class Text:
+    """One file's text and its syntax tree.
+
+    Args:
+        file: its path, as frames name it.
+        text: with its own line ends.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+
+    def __init__(self, file: str, text: str):
+        self.file, self.text = file, text
+        self.tree = ast.parse(text)
+        self._lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", text)
+        self._starts = [0]
+        for line in self._lines:
+            self._starts.append(self._starts[-1] + len(line))
+        self.newline = "\r\n" if "\r\n" in text else "\n"
+
+    def offset(self, line: int, column: int) -> int:
+        """Return the place in the text of a line and a column in bytes."""
+        return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode())
+
+    def span(self, node: Any) -> tuple[int, int]:
+        """Return where a node begins and ends."""
+        return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
+
+    def call(self, place: Place) -> ast.Call | None:
+        """Return the call that stands at a place."""
+        at = (place.line, place.column, place.end_line, place.end_column)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and at == (
+                node.lineno, node.col_offset, node.end_lineno, node.end_col_offset,
+            ):  # fmt: skip
+                return node
+        return None
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """Return the innermost statement that a node is in."""
+        inside: Any = self.tree
+        found = None
+        while inside is not None:
+            if isinstance(inside, ast.stmt):
+                found = inside
+            inside = next((child for child in ast.iter_child_nodes(inside) if _holds(child, node)), None)
+        return found
+
+    def function(self, line: int) -> Any:
+        """Return the function whose code begins in a line: a `def`, or the only lambda of that line."""
+        lambdas = []
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                if line == min([node.lineno, *(each.lineno for each in node.decorator_list)]):
+                    return node
+            elif isinstance(node, ast.Lambda) and node.lineno == line:
+                lambdas.append(node)
+        return lambdas[0] if len(lambdas) == 1 else None
+
+    def before(self, statement: ast.stmt, line: str) -> Edit:
+        """Return the edit that puts a statement of one line in front of another."""
+        start = self.offset(statement.lineno, statement.col_offset)
+        if getattr(statement, "decorator_list", None):
+            start = self.offset(statement.decorator_list[0].lineno, statement.col_offset)
+        indent = self.text[self._starts[statement.lineno - 1] : start]
+        alone = not indent.strip()
+        return Edit(self.file, start, start, line + (self.newline + indent if alone else "; "))
+
+    def set_keywords(self, call: ast.Call, values: Mapping[str, str]) -> list[Edit]:
+        """Return the edits that give keyword arguments of a call other values; a name that is not there is added."""
+        edits, missing = [], dict(values)
+        for keyword in call.keywords:
+            if keyword.arg in missing:
+                edits.append(Edit(self.file, *self.span(keyword.value), missing.pop(keyword.arg)))
+        unpacked = [keyword for keyword in call.keywords if keyword.arg is None]
+        if missing and unpacked:
+            value = unpacked[-1].value
+            start, end = self.span(value)
+            pairs = ", ".join(f'"{name}": {source}' for name, source in missing.items())
+            edits.append(Edit(self.file, start, end, f"{{**{self.text[start:end]}, {pairs}}}"))
+        elif missing:
+            edits.append(self._added(call, ", ".join(f"{name}={source}" for name, source in missing.items())))
+        return edits
+
+    def without_keyword(self, call: ast.Call, name: str) -> list[Edit] | None:
+        """Return the edit that takes a keyword argument out of a call; None where the call does not name it."""
+        keyword = next((keyword for keyword in call.keywords if keyword.arg == name), None)
+        if keyword is None:
+            return None
+        start, end = self.span(keyword)
+        tokens = self._tokens(call)
+        after = next(token for token in tokens if token[1] >= end and token[0] in ",)")
+        line_start, line_end = self._starts[keyword.lineno - 1], self._starts[keyword.end_lineno]
+        rest = self.text[after[2] : line_end] if after[0] == "," else ""
+        if after[0] == "," and not self.text[line_start:start].strip() and not rest.partition("#")[0].strip():
+            return [Edit(self.file, line_start, line_end, "")]
+        if after[0] == ",":
+            end = after[2] + len(self.text[after[2] :]) - len(self.text[after[2] :].lstrip(" "))
+        else:
+            before = [token for token in tokens if token[2] <= start]
+            start = before[-1][1] if before and before[-1][0] == "," else start
+        return [Edit(self.file, start, end, "")]
+
+    def _added(self, call: ast.Call, text: str) -> Edit:
+        """Return the edit that adds arguments at the end of a call, in the layout of those that are there."""
+        tokens = self._tokens(call)
+        last = tokens[-2]  # before the closing parenthesis
+        if last[0] == "(":
+            return Edit(self.file, last[2], last[2], text)
+        final = max((*call.args, *call.keywords), key=lambda node: (node.lineno, node.col_offset))
+        line_start, start = self._starts[final.lineno - 1], self.offset(final.lineno, final.col_offset)
+        indent = self.text[line_start:start]
+        space = " " if indent.strip() else self.newline + indent
+        if last[0] == ",":
+            return Edit(self.file, last[2], last[2], f"{space}{text}{',' if space != ' ' else ''}")
+        return Edit(self.file, last[2], last[2], f",{space}{text}")
+
+    def _tokens(self, call: ast.Call) -> list[tuple[str, int, int]]:
+        """Return the tokens of a call, without comments and line ends: each its text, its start and its end."""
+        start, end = self.span(call)
+        kept = []
+        part = self.text[start:end]
+        starts = [0, *(match.end() for match in re.finditer(r"\r\n|\n|\r", part))]
+        for token in tokenize.generate_tokens(io.StringIO(part, newline="").readline):
+            if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER) and token.string:
+                places = [start + starts[row - 1] + column for row, column in (token.start, token.end)]
+                kept.append((token.string, *places))
+        return kept
+
+
+def _holds(outer: Any, node: Any) -> bool:
+    return any(each is node for each in ast.walk(outer))
+
+
+def apply_edits(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, str]:
+    """Return the texts of the files with the edits made; each of them speaks of the text before."""
+    changed = dict(files)
+    for edit in sorted(edits, key=lambda edit: (edit.start, edit.end), reverse=True):
+        text = changed[edit.file]
+        changed[edit.file] = text[: edit.start] + edit.text + text[edit.end :]
+    return changed
+
+
+def make_patch(before: Mapping[str, bytes], after: Mapping[str, bytes], names: Mapping[str, str]) -> bytes:
+    """Return a patch that `git apply` takes, from the contents of files before to those after.
+
+    Args:
+        before: by path.
+        after: by path.
+        names: what the patch calls each path.
+    """
+    lines: list[bytes] = []
+    for path in sorted(after):
+        old, new = (re.findall(rb"[^\n]*\n|[^\n]+", contents) for contents in (before[path], after[path]))
+        name = names[path].encode()
+        for line in difflib.diff_bytes(difflib.unified_diff, old, new, b"a/" + name, b"b/" + name, lineterm=b"\n"):
+            lines.append(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n")
+    return b"".join(lines)
