@@ -15,8 +15,9 @@ HEAD = """\
 
 Look up an error text or what you see; it leads to the failure, how to check for it, and what repairs it. Made from the
 registry by `failurelab symptoms --write`. `failurelab symptoms train.log` looks a log up, `failurelab doctor --python
-PATH` tells which failures your versions have, and `failurelab preflight train.py` which your script has. Names such as
-`guards.GradientGuard` are in the package `failurelab` ([guards and repairs](repairs.md)).
+PATH` tells which failures your versions have, `failurelab preflight train.py` which your script has, and `failurelab
+diagnose RUN` which a run has. Names such as `guards.GradientGuard` are in the package `failurelab` ([guards and
+repairs](repairs.md)).
 
 ## Texts in a log
 

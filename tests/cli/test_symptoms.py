@@ -38,5 +38,5 @@ def test_the_command_reads_a_log_and_its_input(tmp_path):
     for done in (failurelab("symptoms", str(log)), failurelab("symptoms", input=log.read_text())):
         assert done.returncode == 0
         assert "F1: " in done.stdout and "notebooks/01_requires_grad_warning.ipynb" in done.stdout
-    assert "None of the course's literal texts" in failurelab("symptoms", input="all is well").stdout
+    assert len(failurelab("symptoms", input="all is well").stdout.splitlines()) == 2
     assert failurelab("symptoms", str(tmp_path / "none.log")).returncode == 2

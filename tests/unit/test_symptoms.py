@@ -33,6 +33,10 @@ def ids(text):
         ("AttributeError: 'MyTrainer' object has no attribute 'optimizer'", []),
         ("AttributeError: 'NoneType' object has no attribute 'backward'", ["F4"]),
         ("ValueError: generation_batch_size (6) must be divisible by num_generations (8).", ["F22"]),
+        ("ValueError: The global train batch size (1 x 1) must be evenly divisible", ["F22"]),
+        ("ValueError: generation_batch_size (4) must be divisible by the global batch size (8).", ["F22"]),
+        ("mean_grouped_rewards = rewards.view(-1, self.num_generations).mean(dim=1)", ["F22"]),
+        ("RuntimeError: shape '[-1, 8]' is invalid for input of size 2", ["F22"]),
         ("loss: 0.3", []),
         ("", []),
     ],
@@ -77,15 +81,42 @@ def test_a_text_that_only_failing_runs_print_comes_with_its_check():
     assert f"check: {failures.get('F22').check}" in answer and "repair: " in answer and "no verdict: " not in answer
 
 
-def test_rewards_without_a_spread_lead_to_their_guard():
-    """Zeros everywhere are no sign of a missing gradient: there is nothing to learn from."""
-    flat = "{'loss': 0.0, 'grad_norm': 0.0, 'reward': 0.0, 'reward_std': 0.0}\n"
-    assert "guards.RewardGuard(trainer)" in symptoms.describe([flat] * 3)
-    partly = flat.replace("'reward_std': 0.0", "'reward_std': 0.1").replace("'grad_norm': 0.0", "'grad_norm': 0.2")
-    assert "guards.RewardGuard(trainer)" not in symptoms.describe([flat, partly])
-    assert "guards.RewardGuard(trainer)" in symptoms.describe(
-        ["{'loss': '0', 'grad_norm': '0', 'frac_reward_zero_std': '1'}"]
-    )
+LINE = "{{'loss': '{}', 'grad_norm': '{}', 'reward': '0.4', '{}'}}\n"
+FLAT, HEALTHY = "nothing to learn from", "is healthy"
+WARNING = "/lib/guards/base.py:108: GuardWarning: "
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "not_said"),
+    [
+        # zeros everywhere are no sign of a missing gradient: there is nothing to learn from
+        (LINE.format(0, 0, "reward_std': '0") * 3, FLAT, HEALTHY),
+        (LINE.format(0, 0, "frac_reward_zero_std': '1"), FLAT, HEALTHY),
+        (LINE.format(0, 0, "reward_std': '0") + LINE.format(0, 0.2, "reward_std': '0.1"), HEALTHY, FLAT),
+        # a loss of 0 with a gradient, in the log or in a reader's words
+        (LINE.format("-1.2e-08", 0.13, "reward_std': '0.1") * 4, HEALTHY, FLAT),
+        (LINE.format(0.8, 0.13, "reward_std': '0.1") * 4, "None of the known texts", HEALTHY),
+        ("the loss stays at 0 from the first step on", HEALTHY, FLAT),
+        ("loss: 0.03", "None of the known texts", HEALTHY),
+        # a new name is no failure
+        ("FutureWarning: `gradient_checkpointing` is deprecated and will be removed in v6.", "no failure", HEALTHY),
+        # what guards said
+        (WARNING + "GradientGuard: the optimizer holds 0 of 8 trainable tensors", "F1, F2, F23", HEALTHY),
+        ("failurelab.guards.base.GuardTripped: RewardGuard: all 0", "RewardGuard measured in this run: all 0", FLAT),
+        (WARNING + "StepGuard: could not check: no reward", "StepGuard judged nothing: no reward", "measured"),
+        ("INFO:failurelab.guards:StepGuard: step 1: cosine +1.0000", "None of the known texts", "measured"),
+    ],
+)
+def test_what_figures_and_guards_say(text, said, not_said):
+    answer = symptoms.describe(text.splitlines(keepends=True))
+    assert said in answer and not_said not in answer
+
+
+def test_an_unknown_text_is_two_lines_and_every_answer_leads_on():
+    assert len(symptoms.describe(["hello"]).splitlines()) == 2
+    for text in ("hello", LOG, ELEMENT, WARNING + "StepGuard: step 1", "my loss is 0"):
+        last = symptoms.describe([text]).splitlines()[-1]
+        assert "failurelab preflight SCRIPT" in last and "failurelab diagnose RUN" in last
 
 
 @pytest.mark.parametrize("failure", failures.all(), ids=lambda failure: failure.id)

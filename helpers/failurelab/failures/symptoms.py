@@ -19,6 +19,30 @@ _BLOCK = 20_000  # lines that are looked at together
 _WRAPPED = 8  # lines that a terminal may make of one text
 _NUMBER = r"['\"]?(-?[\d.]+(?:e-?\d+)?)['\"]?"
 _METRIC = re.compile(rf"['\"](loss|grad_norm|reward_std|frac_reward_zero_std)['\"]: {_NUMBER}")
+_GUARD = re.compile(r"Guard(?:Warning|Tripped): (\w+): (.+)")  # as Python prints a warning, or an error that ended it
+_LOSS = re.compile(
+    r"\bloss\b[^.\n\w]*(?:\s*\b(?:is|of|stays|stuck|at|always|shown|as|remains|to)\b)*\s*(?:0(?:\.0*)?(?![\d.])|zero\b)",
+    re.IGNORECASE,
+)
+_NEXT = (
+    "Next: failurelab preflight SCRIPT judges the script, failurelab diagnose RUN what the run left behind; "
+    f"{PAGE} lists what is seen where nothing is said"
+)
+_FLAT = (
+    "Loss, grad_norm and the spread of the rewards are 0 in every line: the rewards of each group are equal, so there "
+    "is nothing to learn from.\n  decides: guards.RewardGuard(trainer) tells why"
+)
+_RENAMED = (
+    "transformers 5.23 has renamed gradient_checkpointing to activation_checkpointing: no failure. Every config of trl "
+    "1.16 says it, because trl's own default has the old name.\n  ends it: activation_checkpointing=True in the config, "
+    "model.activation_checkpointing_enable(); the old names go in v6"
+)
+_LOSS_OF_ZERO = (
+    "A loss of 0, or nearly 0, is healthy: the advantages of a group have a mean of 0, and so has the loss at the "
+    "first use of a batch; what is left is beta times KL. Its gradient is not 0.\n"
+    "  watch instead: reward, grad_norm (where it is 0 too, see F10), frac_reward_zero_std (below 1), "
+    "completions/clipped_ratio"
+)
 
 
 class LogError(FailureLabError):
@@ -125,41 +149,65 @@ def _is_part(match: Match, matches: dict[tuple[str, str], Match]) -> bool:
 
 
 def describe(lines: Iterable[str]) -> str:
-    """Return the failures whose texts occur in a log, with the lines, what decides, and what repairs them."""
-    metrics: dict[str, set[float]] = {}
-    matches = find_matches(_with_metrics(lines, metrics))
-    parts = [_describe_match(match) for match in matches]
-    if _is_flat(metrics):
-        parts.append(
-            "Loss, grad_norm and the spread of the rewards are 0 in every line: the rewards of each group are equal, "
-            "so there is nothing to learn from.\n  decides: guards.RewardGuard(trainer) tells whether they are all at "
-            "the floor, all at the ceiling, or constant"
-        )
-    if parts:
-        return "\n\n".join(parts)
-    silent = [f"  {failure.id}: {seen}" for failure in failures.all() for seen in failure.seen_as if "reward" in seen]
-    return "\n".join(
-        [
-            "None of the course's literal texts is in it. Some failures are silent. What a reward does in them:",
-            *silent,
-            f"More in {PAGE}. Which of them your versions have: failurelab doctor --python PATH; "
-            "which your script has: failurelab preflight SCRIPT",
-        ]
-    )
+    """Return what a log says: what guards measured, texts of failures with what decides, and what its figures show."""
+    read = _Log(lines)
+    matches = find_matches(read)
+    parts = [_describe_guard(*warning) for warning in read.guards.items()]
+    parts += [_describe_match(match) for match in matches]
+    parts += [_RENAMED] if read.has_renamed else []
+    parts += [_FLAT] if read.is_flat() else [_LOSS_OF_ZERO] if read.has_loss_of_zero() else []
+    if not parts:
+        return f"None of the known texts is in it (lines read: {read.total}). Most failures print none.\n{_NEXT}"
+    return "\n\n".join([*parts, _NEXT])
 
 
-def _with_metrics(lines: Iterable[str], metrics: dict[str, set[float]]) -> Iterator[str]:
-    for line in lines:
-        if "'loss'" in line or '"loss"' in line:
-            for name, value in _METRIC.findall(line):
-                metrics.setdefault(name, set()).add(float(value))
-        yield line
+class _Log:
+    """A log's lines, and what is noted of them while they are read once."""
+
+    def __init__(self, lines: Iterable[str]):
+        self._lines = lines
+        self.total = 0
+        self.guards: dict[tuple[str, str], int] = {}  # guard and message; the number of the first line
+
+    def __iter__(self) -> Iterator[str]:
+        self._metrics: dict[str, list[float]] = {}
+        self._says_zero = self.has_renamed = False
+        for line in self._lines:
+            self.total += 1
+            if warning := _GUARD.search(line):
+                self.guards.setdefault((warning[1], warning[2].strip()), self.total)
+            if "'loss'" in line or '"loss"' in line:
+                for name, value in _METRIC.findall(line):
+                    self._metrics.setdefault(name, []).append(float(value))
+            elif self.total <= _SHORT and _LOSS.search(line):
+                self._says_zero = True
+            self.has_renamed |= "checkpointing" in line and "will be removed in v6" in line
+            yield line
+
+    def is_flat(self) -> bool:
+        """Return whether a trainer's lines say that no group of completions has different rewards."""
+        values = {name: set(logged) for name, logged in self._metrics.items()}
+        spread = values.get("frac_reward_zero_std") == {1.0} or values.get("reward_std") == {0.0}
+        return spread and values.get("grad_norm") == {0.0}
+
+    def has_loss_of_zero(self) -> bool:
+        """Return whether the loss is 0 in half of a trainer's lines, or a reader says so; and grad_norm is not 0."""
+        losses = self._metrics.get("loss")
+        if not losses:
+            return self._says_zero and self.total <= _SHORT
+        zeros = sum(abs(loss) < 1e-4 for loss in losses)
+        return zeros >= len(losses) / 2 and any(self._metrics.get("grad_norm", ()))
 
 
-def _is_flat(metrics: dict[str, set[float]]) -> bool:
-    """Whether a trainer's lines say that no group of completions has different rewards."""
-    spread = metrics.get("frac_reward_zero_std") == {1.0} or metrics.get("reward_std") == {0.0}
-    return spread and metrics.get("grad_norm") == {0.0}
+def _describe_guard(warning: tuple[str, str], number: int) -> str:
+    guard, message = warning
+    about = [failure.id for failure in failures.all() if f"guards.{guard}" in failure.check + failure.helper]
+    _, judged_nothing, reason = message.partition("could not check: ")
+    if judged_nothing:
+        return f"line {number}: {guard} judged nothing: {reason}"
+    lines = [f"line {number}: {guard} measured in this run: {message}"]
+    lines += [f"  it is about: {', '.join(about)}, see {PAGE}"] if about else []
+    return "\n".join(lines)
 
 
 def _describe_match(match: Match) -> str:
