@@ -79,15 +79,20 @@ def to_json(checks: list[Check]) -> dict[str, Any]:
 
 
 def text(checks: list[Check]) -> str:
-    """Return the checks as lines: `STATUS name`, an indented detail, a list of next steps, and the verdict.
+    """Return the checks as lines: the verdict, `STATUS name` with an indented detail, and a list of next steps.
 
-    Of another Python, FAIL reads EXPOSED: nothing has failed there, and nothing was tried.
+    Of another Python, FAIL reads EXPOSED: nothing has failed there, and nothing was tried. The failures that its
+    versions do not have are one line.
     """
     words = {FAIL: "EXPOSED"} if any(check.failure for check in checks) else {}
     width = max(70, min(120, shutil.get_terminal_size().columns))
-    lines = []
+    spared = [check.failure for check in checks if check.failure and check.status == PASS]
+    lines = _wrap(verdict(checks), "", width)
     for check in checks:
+        if check.failure in spared:
+            continue
         lines += [f"{words.get(check.status, check.status):<8} {check.name}", *_wrap(check.detail, _INDENT, width)]
+    lines += _wrap(f"Not in these versions: {', '.join(spared)}", _INDENT, width, f"{PASS:<8} ") if spared else []
     could = [check.next_step for check in checks if check.status == NOT_RUN and check.next_step]
     yours = [check.next_step for check in checks if check.status == IF_YOURS and check.next_step]
     for head, listed in (
@@ -102,7 +107,7 @@ def text(checks: list[Check]) -> str:
             lines += _wrap(first, "    ", width, "  - ")
             for line in rest:
                 lines += _wrap(line, "        ", width, "      - ")
-    return "\n".join([*lines, verdict(checks)])
+    return "\n".join(lines)
 
 
 def _wrap(text: str, indent: str, width: int, first: str = "") -> list[str]:

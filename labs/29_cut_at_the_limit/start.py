@@ -5,7 +5,8 @@ A small Qwen2, fine-tuned for chats, learns sums by GRPO in trl 0.22.
 "Every completion runs into its length limit, whatever limit I set, and next to none is right. In our chat demo the same
 checkpoint answers in a word or two and stops."
 
-Make it learn. Model, reward, number of steps and learning rate stay.
+Make it learn. Model, number of steps and learning rate stay, and so does what counts as right: the checker counts right
+answers itself, whatever the script's own reward says.
 """
 
 import pathlib

@@ -15,6 +15,7 @@ import threading
 import pytest
 
 from failurelab_course import eras
+from failurelab_course.labs import cli as lab_cli
 from failurelab_course.labs import exercise as lab_work
 from failurelab_course.labs import progress as lab_state
 from failurelab_course.labs import report as lab_report
@@ -363,6 +364,22 @@ def test_wrong_calls_get_one_line(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 1
         assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_list_has_a_line_for_each_lab(tmp_path, monkeypatch, capsys, width):
+    """Whatever was done: solved with hints, tried, or not begun."""
+    solved = {"started": "2026-01-01T00:00:00+00:00", "solved": "2026-01-01T00:09:00+00:00", "hints": 3}
+    labs_state = {"01_frozen_embeddings": solved | {"solution_seen": True}, "02_starts_too_low": {"checks": 12}}
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps({"schema": lab_state.SCHEMA, "labs": labs_state}))
+    monkeypatch.setenv("FAILURELAB_STATE", str(state))
+    monkeypatch.setattr(lab_cli, "console", lab_cli.Console(width=width, highlight=False))
+    lab_cli.list_labs()
+    lines = capsys.readouterr().out.splitlines()
+    numbered = [line for line in lines if re.match(r"\d\d  ", line)]
+    assert [line[:2] for line in numbered] == [lab.number for lab in labs.find()]
+    assert numbered == lines[1 : 1 + len(numbered)] and "solved" in numbered[0] and "12 checks" in numbered[1]
 
 
 def test_the_magic_in_a_cell(tmp_path, monkeypatch, capsys):

@@ -34,8 +34,9 @@ _FLAT = (
 )
 _RENAMED = (
     "transformers 5.23 has renamed gradient_checkpointing to activation_checkpointing: no failure. Every config of trl "
-    "1.16 says it, because trl's own default has the old name.\n  ends it: activation_checkpointing=True in the config, "
-    "model.activation_checkpointing_enable(); the old names go in v6"
+    "1.16 says it, because trl's own default has the old name.\n"
+    "  ends it: activation_checkpointing=True in the config, model.activation_checkpointing_enable(); the old names go "
+    "in v6"
 )
 _LOSS_OF_ZERO = (
     "A loss of 0, or nearly 0, is healthy: the advantages of a group have a mean of 0, and so has the loss at the "

@@ -39,26 +39,26 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command("list")
 def list_labs() -> None:
-    """List the labs, and how far you are."""
+    """List the labs, a line each, and how far you are."""
     state = lab_state.read(lab_state.default_path())
     all_labs = labs.find()
     rows = [(lab, state.get(lab.name, lab_state.Progress())) for lab in all_labs]
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for head in ("lab", "what is said", "given", "min", "era", "see", "state"):
-        table.add_column(head, no_wrap=head in ("given", "min", "era"))
+    for head, width in (("lab", 3), ("title", 16), ("given", 7), ("min", 3), ("era", 16), ("state", 5)):
+        table.add_column(head, no_wrap=True, min_width=width)
     for lab, progress in rows:
-        style = "green" if progress.solved else ""
         hints = f", hints: {progress.hints} of {len(lab.hints)}" if progress.hints else ""
         # which notebooks a lab belongs to says what is wrong in it
-        about = dict.fromkeys(registry.get(id).notebook[:2] or "-" for id in lab.failures if progress.solved)
-        state_text = Text(progress.words + hints, style)
-        said = " ".join(lab.symptom.split()) or lab.title
-        table.add_row(lab.number, said, lab.given, str(lab.minutes), lab.era, " ".join(about) or "-", state_text)
+        about = dict.fromkeys(registry.get(id).notebook[:2] for id in lab.failures if progress.solved)
+        read = f", see {' '.join(filter(None, about))}" if any(about) else ""
+        state_text = Text(progress.words + read + hints, "green" if progress.solved else "")
+        table.add_row(lab.number, lab.title, lab.given, str(lab.minutes), lab.era, state_text)
     console.print(table)
     solved = sum(bool(progress.solved) for _, progress in rows)
     for given, words in lab_files.GIVEN.items():
         console.print(f"given {given}: {words}", style="dim")
-    console.print("see: the notebooks about its cause, once it is solved", style="dim")
+    console.print("see: the notebooks about the cause of a lab that is solved", style="dim")
+    console.print("what is said of a run stands at the top of its script", style="dim")
     console.print(f"{solved} of {len(rows)} solved.", style="bold")
     if solved < len(rows):
         lab = lab_work.next_lab(state)
