@@ -1,16 +1,24 @@
-"""What every guard is: a TrainerCallback that stops the run, or warns, when it finds what it looks for."""
+"""What every guard is: a TrainerCallback that stops the run, or warns, when it finds what it looks for.
+
+What the guards of a run measured is left in its output folder, `failurelab.json`, which `failurelab diagnose` reads.
+"""
 
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
+import pathlib
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback
 
+REPORT = "failurelab.json"
 _log = logging.getLogger("failurelab.guards")
+_runs: dict[pathlib.Path, tuple[weakref.ref, list[dict[str, Any]]]] = {}  # a file's run, and what it holds
 
 
 class GuardTripped(RuntimeError):
@@ -34,12 +42,14 @@ class Notice:
         kind: `found`, `note` (the run is slow or large, and its numbers are right) or `not checked`.
         message: what the guard would have warned of.
         report: what it measured; None where nothing was found.
+        failures: of the registry, of which what was found is one.
     """
 
     guard: str
     kind: str
     message: str
     report: Any = None
+    failures: tuple[str, ...] = ()
 
 
 Action = str | Callable[[Notice], None]
@@ -52,8 +62,10 @@ class Guard(TrainerCallback):
 
     A guard listens with hooks and handles whose removal it gives to `_listening` (an ExitStack). All are removed when
     training ends, or when `_stop` is called. What a guard does for itself runs inside `_check`: every `on_` method of a
-    subclass does so by itself, hooks and wrapped methods call it.
+    subclass does so by itself, hooks and wrapped methods call it. `failures` are the ids of what it may find.
     """
+
+    failures: tuple[str, ...] = ()
 
     def __init__(self, action: Action):
         if action not in ("stop", "warn") and not callable(action):
@@ -62,6 +74,7 @@ class Guard(TrainerCallback):
         self.report: Any = None
         self._failed: set[Any] = set()  # what could not be checked in this run, each said once
         self._listening = contextlib.ExitStack()
+        self._file: pathlib.Path | None = None  # where the run's report lies; None outside a run
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -76,10 +89,11 @@ class Guard(TrainerCallback):
     def _stop(self) -> None:
         self._listening.close()
 
-    def _trip(self, message: str, report: Any) -> None:
+    def _trip(self, message: str, report: Any, failures: tuple[str, ...] = ()) -> None:
         text = f"{type(self).__name__}: {message}"
+        self._leave("found", message, failures)
         if callable(self.action):
-            self.action(Notice(type(self).__name__, "found", message, report))
+            self.action(Notice(type(self).__name__, "found", message, report, failures or self.failures))
         elif self.action == "stop":
             raise GuardTripped(text, report)
         else:
@@ -87,6 +101,7 @@ class Guard(TrainerCallback):
 
     def _warn(self, message: str) -> None:
         """Warn also where the action is `stop`: the run is slow or large, and its numbers are right."""
+        self._leave("note", message)
         if callable(self.action):
             self.action(Notice(type(self).__name__, "note", message))
         else:
@@ -108,14 +123,42 @@ class Guard(TrainerCallback):
 
     def _could_not_check(self, reason: str) -> None:
         """Warn that nothing was judged."""
+        self._leave("not checked", reason)
         if callable(self.action):
             self.action(Notice(type(self).__name__, "not checked", reason))
         else:
-            self._warn(f"could not check: {reason}")
+            warnings.warn(f"{type(self).__name__}: could not check: {reason}", GuardWarning, stacklevel=3)
 
     def _held(self, message: str) -> None:
         """Say at log level INFO what was checked and held."""
+        self._leave("held", message)
         _log.info("%s: %s", type(self).__name__, message)
+
+    def _begin_report(self, args: Any, state: Any) -> None:
+        """Know where the run's report lies: one process writes it, and a new run begins it anew."""
+        folder = getattr(args, "output_dir", None)
+        self._file = None
+        if folder is not None and getattr(state, "is_world_process_zero", False):
+            self._file = pathlib.Path(folder) / REPORT
+        if self._file is not None:
+            run, _ = _runs.get(self._file, (None, None))
+            if run is None or run() is not state:
+                _runs[self._file] = weakref.ref(state), []
+
+    def _leave(self, kind: str, message: str, failures: tuple[str, ...] = ()) -> None:
+        """Write into the run's report; a folder that cannot be written is one warning and ends nothing."""
+        if self._file is None:
+            return
+        notices = _runs[self._file][1]
+        notice = {"guard": type(self).__name__, "kind": kind, "message": message}
+        notices.append(notice | {"failures": list(failures or self.failures)})
+        try:
+            part = self._file.with_suffix(".part")
+            part.write_text(json.dumps({"notices": notices}, indent=1), encoding="utf-8")
+            part.replace(self._file)
+        except OSError as error:
+            path, self._file = self._file, None
+            warnings.warn(f"{type(self).__name__}: {path} cannot be written: {error}", GuardWarning, stacklevel=3)
 
 
 def _checked(method: Callable[..., None]) -> Callable[..., None]:
@@ -125,6 +168,7 @@ def _checked(method: Callable[..., None]) -> Callable[..., None]:
     def checked(self: Guard, *args: Any, **kwargs: Any) -> None:
         if method.__name__ == "on_train_begin":
             self._failed.clear()
+            self._check(self._begin_report, *args[:2])
         self._check(method, self, *args, **kwargs)
 
     return checked

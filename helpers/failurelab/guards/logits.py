@@ -69,6 +69,8 @@ class LogitsGuard(Guard):
         memory: returns the process's peak memory in bytes; by default the GPU's, else the resident set's.
     """
 
+    failures = ("F3b",)
+
     def __init__(
         self,
         action: Action = "stop",

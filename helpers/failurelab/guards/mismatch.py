@@ -38,6 +38,7 @@ NEXT = {
     "log-probabilities begin at the completion's first token",
     "unknown": "compare one prompt by hand: the same ids through the engine and through the trainer's model",
 }
+_FAILURES = {"stale": ("F16",), "temperature": ("F15",), "dtype": ("F16", "F17"), "tokens": ("F18",)}
 _TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
 _SEQUENCES = 4  # whose logits are kept until the gradient is there
 _OFF = 0.02  # share by which a temperature that was read may differ
@@ -77,6 +78,8 @@ class EngineMismatchGuard(Guard):
         history: copies of the trainable weights that are kept in main memory, besides those of the start, to find out
             how old a stale engine is; 0 keeps none.
     """
+
+    failures = ("F15", "F16", "F17", "F18")
 
     def __init__(
         self,
@@ -294,7 +297,7 @@ class EngineMismatchGuard(Guard):
             self._said.add(kind)
             if kind == "answer":
                 self.report = dataclasses.replace(self.report, problem=message)
-            self._trip(message, self.report)
+            self._trip(message, self.report, _FAILURES.get(self.report.looks_like, ()))
 
 
 def _weights(model: nn.Module, trainable: bool = True) -> dict[str, torch.Tensor]:

@@ -29,6 +29,8 @@ class PlacementGuard(Guard):
         device: to be trained on; by default the trainer's.
     """
 
+    failures = ("F5", "F6")
+
     def __init__(self, action: Action = "stop", *, device: str | int | torch.device | None = None):
         super().__init__(action)
         self.device = device

@@ -68,6 +68,8 @@ class RewardGuard(Guard):
         groups: flat groups in a row, of at least two completions each, that are told.
     """
 
+    failures = ("F10", "F14")
+
     def __init__(self, trainer: Any, action: Action = "warn", *, groups: int = 16):
         super().__init__(action)
         if groups < 1:

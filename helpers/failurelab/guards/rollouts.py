@@ -36,6 +36,8 @@ class RolloutGuard(Guard):
         tokenizer: for `prompts` and the report's texts; by default the trainer's.
     """
 
+    failures = ("F7",)
+
     def __init__(
         self,
         action: Action = "stop",

@@ -37,6 +37,8 @@ class StepGuard(Guard):
         rows_at_once: rows of one forward pass; None: as many as fit.
     """
 
+    failures = ("F21",)
+
     def __init__(
         self,
         trainer: Any,

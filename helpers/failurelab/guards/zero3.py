@@ -50,6 +50,8 @@ class Zero3Guard(Guard):
         action: `stop` raises GuardTripped before anything is generated, `warn` issues a GuardWarning, once.
     """
 
+    failures = ("F4",)
+
     def __init__(self, trainer: Any, action: Action = "stop"):
         super().__init__(action)
         self._trainer = weakref.ref(trainer)
