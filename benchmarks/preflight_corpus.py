@@ -138,8 +138,7 @@ def make_folder(folder: pathlib.Path) -> None:
 def write_notebook_script(case: Case, folder: pathlib.Path) -> str:
     """Write the script of a notebook, without the line that names its era; return its path."""
     (notebook,) = notebooks.find([case.script.removeprefix("notebook:")])
-    (source,) = [cell.source for cell in notebook.code if "script" in stored.tags(cell)]
-    head, _, body = source.partition("\n")
+    _, source = stored.script(notebook.content)
     if case.model == "models/tiny-qwen2-bf16":  # a checkpoint as it lies on a hub
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -147,7 +146,7 @@ def write_notebook_script(case: Case, folder: pathlib.Path) -> str:
         for kind, options in ((AutoModelForCausalLM, {"dtype": torch.bfloat16}), (AutoTokenizer, {})):
             kind.from_pretrained(folder / "models" / "tiny-qwen2", **options).save_pretrained(folder / case.model)
     path = folder / "train.py"
-    path.write_text(f"model_path = {case.model!r}\n" + (body if head.startswith("%%era ") else source))
+    path.write_text(f"model_path, seed = {case.model!r}, 0\n{source}")
     return path.name
 
 

@@ -148,6 +148,17 @@ def test_the_last_cell_runs_again_in_another_era(notebook):
     assert again.value == "[[3, 'today']]"
 
 
+def test_a_cell_runs_in_several_eras(notebook):
+    """Each era keeps what the cell made there, and what comes back is told apart by era."""
+    notebook.run("start = 2")
+    cell = "import os\ncame = [start + 1, os.environ['FAILURELAB_ERA']]"
+    assert notebook.run(f"%%era {OLD},today -i start -o came\n{cell}").status == "ok"
+    assert notebook.run("came").value == f"{{'{OLD}': [3, '{OLD}'], 'today': [3, 'today']}}"
+    assert notebook.run(f"%%era {OLD}\nprint(came[1])").text == f"{OLD}\n"
+    error = notebook.run(f"%%era {OLD},today --raises KeyError\n{{}}[0]").error
+    assert error["ename"] == "EraMagicError" and "in several eras. Next: show the error in one" in error["evalue"]
+
+
 def test_nothing_runs_again_where_nothing_ran(own_notebook):
     """A reader who runs cells out of order is told which cell comes first."""
     output = own_notebook.run("%era_again today")

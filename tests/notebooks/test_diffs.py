@@ -1,8 +1,14 @@
 """The diff at each notebook's end, applied to the reader's script: broken before, healed after, measured in its era.
 
-`diffs/NAME.py` says how: `MEASURE` is run after the script, with its names, and sets `healed` and `metrics`;
-`RAISES` matches the error of a script that raises before the diff, and `BEFORE` is run before the script: what a
-launcher does, or a node that is not there.
+With LoRA too, for most readers train adapters: the runner gives the trainer a `peft_config` where the script gives
+none. And where the notebook says "or upgrade", the script without the diff in the newer stack.
+
+`diffs/NAME.py` says how. `MEASURE` is run after the script, with its names, and sets `healed` and `metrics`; it finds
+`trainer`, also where the script keeps it inside a function, and `started`, the trainable tensors as they were when
+that was made. `RAISES` matches the error of a script that raises before the diff. `BEFORE` is run before the script:
+what a launcher does, or a node that is not there. `LORA` are options of LoraConfig, or None for a script that has its
+own adapters; `LORA_MEASURE` and `LORA_RAISES` stand where adapters fail in another way. `UPGRADE` names newer eras, and
+for each the edits of text that its release asks for.
 """
 
 import importlib.util
@@ -21,16 +27,26 @@ from failurelab_course.notebook_runs import stored
 
 HERE = pathlib.Path(__file__).parent
 NAMES = sorted(path.stem for path in (HERE / "diffs").glob("*.py"))
+LORA = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
 
-def script_and_diff(notebook):
-    """Return the era, the names that the script is given, its source, and the diff."""
-    (source,) = [cell.source for cell in notebook.code if "script" in stored.tags(cell)]
-    (diff,) = [diff_of(cell.source) for cell in notebook.content.cells if "diff" in stored.tags(cell)]
-    head, _, body = source.partition("\n")
-    if not head.startswith("%%era "):
-        return eras.TODAY, source, diff
-    return head.split()[1], body, diff
+def load(name):
+    """Return the module of the diff's trial."""
+    spec = importlib.util.spec_from_file_location(f"diffs_{name}", HERE / "diffs" / f"{name}.py")
+    trial = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(trial)
+    return trial
+
+
+TRIALS = {name: load(name) for name in NAMES}
+# Each notebook without adapters, and with them unless the script has its own.
+CASES = [(name, lora) for name in NAMES for lora in (False, True) if not lora or getattr(TRIALS[name], "LORA", LORA)]
+UPGRADES = [(name, era, lora) for name, lora in CASES for era in getattr(TRIALS[name], "UPGRADE", {})]
+
+
+def ids(case):
+    """Name a case: 02_garbage_rollouts-today-lora."""
+    return {False: "plain", True: "lora"}.get(case, case)
 
 
 def apply(script, diff, folder):
@@ -47,14 +63,29 @@ def apply(script, diff, folder):
 
 # Imports trl once. Each line of its input is a script, which is run and measured in a fork, and answered in a line.
 RUNNER = """
-import atexit, json, os, sys
+import atexit, functools, json, os, sys
 
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the import and the scripts print
 from trl import GRPOTrainer
 
+make = GRPOTrainer.__init__
+
 
 def answer(task):
+    made = {}
+
+    @functools.wraps(make)
+    def init(self, *args, **options):
+        if task["lora"] and options.get("peft_config") is None:
+            from peft import LoraConfig
+
+            options["peft_config"] = LoraConfig(**task["lora"])
+        make(self, *args, **options)
+        trainable = {name: p.detach().clone() for name, p in self.model.named_parameters() if p.requires_grad}
+        made.update(trainer=self, started=trainable)
+
+    GRPOTrainer.__init__ = init
     os.chdir(task["folder"])
     names = dict(task["given"], __name__="__main__")
     exec(task["before"], names)
@@ -62,7 +93,7 @@ def answer(task):
         exec(compile(task["source"], "train.py", "exec"), names)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    exec(task["measure"], names)
+    exec(task["measure"], names := made | names)
     return {"healed": bool(names["healed"]), "metrics": names["metrics"], "error": None}
 
 
@@ -77,24 +108,40 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def run():
-    """Return a function that runs a script and its measurement in its era: `healed`, `metrics`, the error if any."""
+def ask(tmp_path_factory):
+    """Return a function that runs a script and its measurement in an era: `healed`, `metrics`, the error if any."""
     runners = {}
 
-    def ask(era, source, measure, folder, before=""):
+    def run(name, era, source, lora):
         if era not in runners:
             found = eras.find(era)
             command = [str(found.python), "-W", "ignore", "-c", RUNNER]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             runners[era] = subprocess.Popen(command, env=eras.environment(found), **pipes)
-        given = {"model_path": models.source("tiny"), "device": "cpu", "seed": 0}
-        task = {"folder": str(folder), "before": before, "source": source, "measure": measure, "given": given}
+        trial = TRIALS[name]
+        measure = getattr(trial, "LORA_MEASURE", trial.MEASURE) if lora else trial.MEASURE
+        task = {
+            "folder": str(tmp_path_factory.mktemp("run")),
+            "before": getattr(trial, "BEFORE", ""),
+            "source": source,
+            "measure": measure,
+            "given": {"model_path": models.source("tiny"), "device": "cpu", "seed": 0},
+            "lora": LORA | getattr(trial, "LORA", {}) if lora else None,
+        }
         print(json.dumps(task), file=runners[era].stdin, flush=True)
         return json.loads(runners[era].stdout.readline())
 
-    yield ask
+    yield run
     for runner in runners.values():
         runner.communicate()
+
+
+def script_and_diff(name):
+    """Return the era, the script, and the diff of a notebook."""
+    (notebook,) = course.find([name])
+    era, script = stored.script(notebook.content)
+    (diff,) = [diff_of(cell.source) for cell in notebook.content.cells if "diff" in stored.tags(cell)]
+    return era or eras.TODAY, script, diff
 
 
 def test_every_notebook_of_a_failure_has_its_diff_tried():
@@ -103,21 +150,29 @@ def test_every_notebook_of_a_failure_has_its_diff_tried():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_the_diff_heals_the_script(name, tmp_path, run):
+@pytest.mark.parametrize(("name", "lora"), CASES, ids=ids)
+def test_the_diff_heals_the_script(name, lora, tmp_path, ask):
     """The script of the notebook is broken for the stated reason; with the diff alone it is healed."""
-    spec = importlib.util.spec_from_file_location(f"diffs_{name}", HERE / "diffs" / f"{name}.py")
-    trial = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(trial)
-    (notebook,) = course.find([name])
-    era, script, diff = script_and_diff(notebook)
-    healed = apply(script, diff, tmp_path)
-    setting = getattr(trial, "BEFORE", "")
-    before = run(era, script, trial.MEASURE, tmp_path, setting)
+    era, script, diff = script_and_diff(name)
+    trial = TRIALS[name]
     raises = getattr(trial, "RAISES", None)
+    raises = getattr(trial, "LORA_RAISES", raises) if lora else raises
+    before = ask(name, era, script, lora)
     if raises:
         assert before["error"] and re.search(raises, before["error"]), before
     else:
         assert before["error"] is None and before["healed"] is False, before
-    after = run(era, healed, trial.MEASURE, tmp_path, setting)
+    after = ask(name, era, apply(script, diff, tmp_path), lora)
     assert after["error"] is None and after["healed"] is True, (before, after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "era", "lora"), UPGRADES, ids=ids)
+def test_the_newer_release_heals_the_script(name, era, lora, ask):
+    """ "Or upgrade", as the notebook says it: with the edits that the newer release asks for, and without the diff."""
+    _, script, _ = script_and_diff(name)
+    for old, new in TRIALS[name].UPGRADE[era]:
+        assert script.count(old) == 1, f"{old!r} stands {script.count(old)} times in the script"
+        script = script.replace(old, new)
+    after = ask(name, era, script, lora)
+    assert after["error"] is None and after["healed"] is True, after

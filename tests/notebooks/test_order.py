@@ -33,6 +33,7 @@ def test_the_cell_that_makes_the_name_is_named(cells):
     advice = order._advice("reward", "", cells[4])
     assert "code cell 1, under “The script”" in advice and "`import torch as library`" in advice
     assert "code cell 1" in order._advice("trainer", "trl-0.14", "%%era trl-0.14\ntrainer.train()")
+    assert {"found", "trainer"} <= order.made_names("%%era trl-0.14,today -i found\ntrainer = 1", "today")
 
 
 def test_of_several_cells_the_nearest_above_is_named(tmp_path, monkeypatch):

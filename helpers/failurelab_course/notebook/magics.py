@@ -97,7 +97,7 @@ class EraMagics(Magics):
     _last: tuple[str, str] | None = None  # what the last `%%era` cell wrote after the era's name, and its body
 
     @magic_arguments()
-    @argument("name", help="the era: a pinned library stack, as `failurelab eras list` names them")
+    @argument("name", help="the era, a pinned library stack as `failurelab eras list` names them; or several: a,b,c")
     @argument("-i", "--input", action="append", default=[], help="variables to take there: a,b or -i a -i b")
     @argument("-o", "--output", action="append", default=[], help="variables to bring back: c,d or -o c -o d")
     @argument("--raises", metavar="TEXT", help="the error in which the cell must end, or a part of it, in quotes")
@@ -109,10 +109,15 @@ class EraMagics(Magics):
         Values travel as JSON: numbers (NaN and infinities too), strings, booleans, None, lists and dictionaries of
         these with strings as keys; a tuple becomes a list.
 
+        With several eras, the cell runs in each of them, in order, and what `-o` names becomes a dictionary by era.
+
         A script that shows a failure stands in its cell as it is, without a `try`: `--raises` says which error it must
         end in, shows its last line, and lets the notebook go on. Another error, or none, is an error here.
         """
         options = _parse(self.era, line)
+        names = list(dict.fromkeys(options.name.split(",")))
+        if len(names) > 1 and options.raises:
+            raise EraMagicError("--raises: the cell runs in several eras. Next: show the error in one of them.")
         self._last = (line.replace(options.name, "", 1).strip(), cell)
         variables = self.shell.user_ns | (local_ns or {})
         send = {name: variables.get(name) for name in _names("-i", options.input)}
@@ -125,7 +130,9 @@ class EraMagics(Magics):
         expected = (options.raises or "").strip("\"'")
         code = cell if cell.lstrip().startswith("%%") else f"# %%era {line}\n{cell}"
         try:
-            self.shell.push(kernel(options.name).run(code, send, fetch))
+            found = {name: kernel(name).run(code, send, fetch) for name in names}
+            several = {name: {era: found[era][name] for era in names} for name in fetch}
+            self.shell.push(several if len(names) > 1 else found[options.name])
         except EraCellError as error:
             raised = f"{error.ename}: {error.evalue}"
             if not expected or expected not in raised:

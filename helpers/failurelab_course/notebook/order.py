@@ -64,7 +64,7 @@ def made_names(source: str, kernel: str) -> set[str]:
     """Return the names that a cell makes in a kernel: an era's name, or empty for the notebook's own."""
     head, _, body = source.partition("\n") if source.startswith("%%era ") else ("", "", source)
     words = head.split()
-    if words and words[1] != kernel:
+    if words and kernel not in words[1].split(","):
         return set(_carried(words, "-o")) if not kernel else set()
     if not words and kernel:
         return set()
