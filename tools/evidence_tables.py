@@ -362,11 +362,11 @@ def qlora() -> str:
 
 
 def rounding() -> str:
-    """Elements changed, predicted and real, by what is trained, dtype, learning rate and era."""
+    """Elements changed, predicted and real, by what is trained, dtype and learning rate, in today's stack."""
     runs = read_runs("rounding", r"(?P<trained>(full|LoRA).*), (?P<dtype>\w+), learning rate (?P<rate>\S+)")
     return table(
-        ["what is trained", "model in", "learning rate", "era"],
-        runs.groupby(["trained", "dtype", "rate", "era"], sort=False),
+        ["what is trained", "model in", "learning rate"],
+        runs[runs["era"] == "today"].groupby(["trained", "dtype", "rate"], sort=False),
         ("predicted", lambda runs: _percent(runs["predicted"])),
         ("first step, real", lambda runs: _percent(runs["first_step"])),
         ("changed in the end", lambda runs: _percent(runs["changed"] / runs["elements"])),
@@ -429,17 +429,16 @@ def weights() -> str:
 
 
 def engine_guard() -> str:
-    """EngineMismatchGuard on runs with a fault, and on runs in which nothing is wrong."""
-
-    def gaps(run: dict) -> str:
-        return "-" if pandas.isna(run["gap_first"]) else f"{run['gap_first']:.3f}, {run['gap_last']:.3f}"
-
+    """EngineMismatchGuard on runs with a fault, by kind, and on runs in which nothing is wrong."""
+    runs = read_runs("two_policies", "guard: (?P<name>.+)")
+    runs["is"] = runs["expected"].where(runs["expected"] != "", "healthy")
     return table(
-        ["run"],
-        list_runs(read_runs("two_policies", "guard: (?P<name>.+)"), "name"),
-        ("is", lambda run: run["expected"] or "healthy"),
-        ("the guard says", lambda run: (run["looks_like"] or "another cause") if run["told"] else "nothing"),
-        ("mean gap first, last", gaps),
+        ["the run is"],
+        runs.groupby("is"),
+        ("runs", lambda runs: str(len(runs))),
+        ("the guard trips", lambda runs: count(runs["told"].astype(bool))),
+        ("and names the kind", lambda runs: count(runs["told"].astype(bool) & (runs["looks_like"] == runs["is"]))),
+        ("mean gap at the end, at most", lambda runs: f"{runs['gap_last'].max():.3f}"),
     )
 
 
@@ -595,32 +594,19 @@ def step_guard() -> str:
 
 
 def diagnose() -> str:
-    """What diagnose said of faulty and of healthy runs, by part of the corpus and by what it was handed."""
-    runs = read_runs("diagnose_grading", "diagnose: .+")
-    return table(
-        ["part", "rules", "handed in"],
-        list_runs(runs, "part", "rules", "level"),
-        *_shares(
-            "faulty",
-            {
-                "cause first": "cause_first",
-                "named first": "named_first",
-                "among the first three": "in_three",
-                "abstained with the right probe": "abstained_with_the_cause",
-                "wrongly named": "wrongly_named",
-                "called healthy": "called_healthy",
-            },
-        ),
-        *_shares("healthy", {"false alarms": "false_alarms", "healthy, abstained": "healthy_abstained"}),
-    )
-
-
-def diagnose_baselines() -> str:
-    """What two other tools said of the same curves."""
-    runs = read_runs("diagnose_grading", "rl(doctor|probe): .+")
-    columns = {"cause first": "cause_first", "among the first three": "in_three", "nothing said": "called_healthy"}
-    shares = (*_shares("faulty", columns), *_shares("healthy", {"false alarms": "false_alarms"}))
-    return table(["part", "tool"], list_runs(runs, "part", "tool"), *shares)
+    """What diagnose and rldoctor said of broken and of healthy runs, by part of the corpus and by what was handed in."""
+    runs = read_runs("diagnose_grading", "(diagnose|rldoctor): .+")
+    broken = {"named, right": "named_first", "named, wrong": "wrongly_named", "suspected": "abstained_with_the_cause",
+              "nothing found": "called_healthy"}  # fmt: skip
+    healthy = {"accused": "false_alarms", "abstained": "healthy_abstained"}
+    columns = [f"broken: {name}" for name in broken] + [f"healthy: {name}" for name in healthy]
+    rows = [
+        [run["part"], run["tool"] if run["tool"] != "diagnose" else f"diagnose, {run['level']}"]
+        + [f"{run[figure]:.0f} of {run['faulty']:.0f}" for figure in broken.values()]
+        + [f"{run[figure]:.0f} of {run['healthy']:.0f}" for figure in healthy.values()]
+        for run in runs.fillna(0).to_dict("records")
+    ]
+    return markdown(["part", "handed in", *columns], rows)
 
 
 def offline() -> str:
