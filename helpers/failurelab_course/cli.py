@@ -133,7 +133,9 @@ def doctor(
 @app.command("symptoms")
 def find_symptoms(
     log: Annotated[pathlib.Path | None, typer.Argument(help="A log; without one it is read from the input.")] = None,
-    write: Annotated[bool, typer.Option("--write", hidden=True, help="Write docs/symptoms.md.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", hidden=True, help="Write docs/symptoms.md, and the Chinese one.")
+    ] = False,
 ) -> None:
     """Say which failures a log's lines belong to, and where each is explained and repaired."""
     from failurelab.failures import symptoms
@@ -141,10 +143,12 @@ def find_symptoms(
     if write:
         from failurelab_course import symptoms_page
 
-        path = eras.root() / symptoms.PAGE
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(symptoms_page.page(), encoding="utf-8")
-        _say(f"{symptoms.PAGE} written")
+        for name, text in (
+            (symptoms.PAGE, symptoms_page.page()),
+            ("docs/zh/symptoms.md", symptoms_page.chinese_page()),
+        ):
+            (eras.root() / name).write_text(text, encoding="utf-8")
+            _say(f"{name} written")
         return
     _say(symptoms.describe(symptoms.read_log(log) if log else sys.stdin))
 

@@ -1,12 +1,17 @@
-"""The index by symptom, docs/symptoms.md, made from the registry.
+"""The index by symptom, made from the registry: docs/symptoms.md, and docs/zh/symptoms.md in Chinese.
 
 Who meets an error searches for its literal text: all of them stand on this page, so that a search finds it. Causes in
-full and what was said in each thread stay in the registry's files, which each failure links.
+full and what was said in each thread stay in the registry's files, which each failure links. The Chinese page has the
+same texts of errors, versions and links; its sentences stand in docs/zh/failures.toml.
 """
 
+import pathlib
 from collections.abc import Iterable
 
 from failurelab import failures
+from failurelab.errors import FailureLabError
+from failurelab.failures.toml_table import Table
+from failurelab_course import eras
 from failurelab_course.labs import verify as labs
 
 FILES = "../helpers/failurelab/failures"
@@ -23,6 +28,25 @@ repairs](repairs.md)).
 
 A star marks a text that has other causes too: there the check decides.
 """
+CHINESE = "docs/zh/failures.toml"
+CHINESE_HEAD = """\
+# 按症状查找
+
+[English](../symptoms.md)
+
+按报错原文查：找到失败的编号、怎样在自己的训练里确认、怎样修复。本页由注册表生成（`failurelab symptoms --write`）。
+`failurelab symptoms train.log` 查一份日志，`failurelab doctor --python PATH` 说明你的版本有哪些失败，
+`failurelab preflight train.py` 检查脚本，`failurelab diagnose RUN` 检查一次训练。
+`guards.GradientGuard` 这样的名字属于 `failurelab` 包（[guards 与修复](../repairs.md)，英文）。
+
+## 日志里的报错原文
+
+带星号的原文也有别的原因，要以“确认”一栏为准。
+"""
+
+
+class PageError(FailureLabError):
+    """The Chinese texts do not fit the registry; the message says where."""
 
 
 def page() -> str:
@@ -36,6 +60,33 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def chinese_page() -> str:
+    """Return the index in Chinese: the same texts, ids, versions and links.
+
+    Raises:
+        PageError: a failure has no Chinese text, or a text has no failure.
+    """
+    known = failures.all()
+    table = Table.read(pathlib.Path(eras.root() / CHINESE), PageError, CHINESE)
+    texts = _list_by_sign((f"`` {text} ``", text, each) for each in known for text in each.symptoms)
+    lines = [CHINESE_HEAD, *texts]
+    for failure in known:
+        entry = Table(table.file, table.take(failure.id, dict), PageError, f"{failure.id}: ")
+        title, breaks, see, change = (entry.text(name) for name in ("title", "breaks", "see", "change"))
+        entry.done()
+        rows = [
+            ("确认", see),
+            ("修改", change),
+            ("受影响", "<br>".join(str(stack) for stack in failure.affected)),
+            ("已修复", "<br>".join(str(stack) for stack in failure.fixed)),
+            ("阅读", _read(failure, "../", "notebook", "lab")),
+            ("根因", _sources(failure, "../")),
+        ]
+        lines += ["", *_layout(failure, title, breaks, rows)]
+    table.done()
+    return "\n".join(lines) + "\n"
+
+
 def _list_by_sign(signs: Iterable[tuple[str, str, failures.Failure]]) -> list[str]:
     """Return a line for each sign (as it is shown, as the registry has it), with the links of all that have it."""
     found: dict[str, list[str]] = {}
@@ -45,25 +96,37 @@ def _list_by_sign(signs: Iterable[tuple[str, str, failures.Failure]]) -> list[st
 
 
 def _section(failure: failures.Failure) -> list[str]:
-    exercises = [f"[{lab.number}](../labs/{lab.name}/start.py)" for lab in labs.find() if failure.id in lab.failures]
-    read = [f"notebook [{failure.notebook[:2]}](../notebooks/{failure.notebook}.ipynb)"] if failure.notebook else []
-    read += [f"labs {', '.join(exercises)}"] if exercises else []
     helper = failure.helper and failure.helper not in failure.check + failure.fix
-    threads = ", ".join(f"[{thread.thread}]({thread.url})" for thread in failure.threads)
     rows = [
         ("Check", failure.check),
         ("Repair", failure.fix + (f" (`failurelab.{failure.helper}`)" if helper else "")),
         ("Affected", "<br>".join(f"{stack}: {stack.what}" for stack in failure.affected)),
         ("Fixed", "<br>".join(f"{stack}: {stack.what}" for stack in failure.fixed)),
-        ("Read", "; ".join(read)),
-        ("Cause", f"[{failure.id}.toml]({FILES}/{failure.id}.toml); {threads}"),
+        ("Read", _read(failure, "", "notebook", "labs")),
+        ("Cause", _sources(failure, "")),
     ]
+    return _layout(failure, failure.title, failure.what_breaks.strip(), rows)
+
+
+def _read(failure: failures.Failure, up: str, notebook: str, exercises: str) -> str:
+    """Return links to the notebook and the labs of a failure; `up` leads to the folder docs."""
+    found = [f"[{lab.number}]({up}../labs/{lab.name}/start.py)" for lab in labs.find() if failure.id in lab.failures]
+    page = f"{notebook} [{failure.notebook[:2]}]({up}../notebooks/{failure.notebook}.ipynb)" if failure.notebook else ""
+    return "; ".join(part for part in (page, f"{exercises} {', '.join(found)}" if found else "") if part)
+
+
+def _sources(failure: failures.Failure, up: str) -> str:
+    threads = ", ".join(f"[{thread.thread}]({thread.url})" for thread in failure.threads)
+    return f"[{failure.id}.toml]({up}{FILES}/{failure.id}.toml); {threads}"
+
+
+def _layout(failure: failures.Failure, title: str, breaks: str, rows: list[tuple[str, str]]) -> list[str]:
     return [
         f'<a id="{_anchor(failure)}"></a>',
         "",
-        f"## {failure.id}: {failure.title}",
+        f"## {failure.id}: {title}",
         "",
-        failure.what_breaks.strip(),
+        breaks,
         "",
         "| | |",
         "| --- | --- |",

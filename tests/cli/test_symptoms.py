@@ -1,7 +1,10 @@
 """From a line in a log to the failure: every literal text of the course is found, in the page and by the command."""
 
+import re
 import subprocess
 import sys
+
+import tomllib
 
 from failurelab import failures as registry
 from failurelab.failures import symptoms
@@ -15,6 +18,29 @@ def failurelab(*arguments, **options):
 def test_the_page_is_not_stale():
     """It is written from the registry and the labs by `failurelab symptoms --write`, and by nothing else."""
     assert (eras.root() / symptoms.PAGE).read_text(encoding="utf-8") == symptoms_page.page()
+
+
+CODE = re.compile(r"[A-Za-z_][\w.]{5,}|\d+(?:\.\d+)+")  # names and versions, in prose of either language
+LINKS = re.compile(r"\]\((?:\.\./)*([^()\s#]+)\)")
+
+
+def test_both_languages_say_the_same():
+    """The Chinese page has the same failures, texts of errors, versions and links, and no name that English lacks."""
+    chinese = symptoms_page.chinese_page()
+    assert (eras.root() / "docs/zh/symptoms.md").read_text(encoding="utf-8") == chinese
+    english = symptoms_page.page()
+    assert re.findall(r"^## (F\w+):", chinese, re.M) == re.findall(r"^## (F\w+):", english, re.M)
+    assert [line for line in chinese.splitlines() if line.startswith("- ``")] == [
+        line for line in english.splitlines() if line.startswith("- ``")
+    ]
+    assert set(LINKS.findall(chinese)) - {"symptoms.md"} == set(LINKS.findall(english))
+    known = " ".join(
+        path.read_text(encoding="utf-8") for path in (eras.root() / symptoms_page.FILES[3:]).glob("F*.toml")
+    )
+    texts = tomllib.loads((eras.root() / symptoms_page.CHINESE).read_text(encoding="utf-8"))
+    for failure, entry in texts.items():
+        missing = [name for text in entry.values() for name in CODE.findall(text) if name not in known]
+        assert not missing, (failure, missing)
 
 
 def test_every_literal_text_is_in_the_page():
