@@ -594,7 +594,7 @@ def step_guard() -> str:
 
 
 def diagnose() -> str:
-    """What diagnose and rldoctor said of broken and of healthy runs, by part of the corpus and by what was handed in."""
+    """What diagnose and rldoctor said of broken and of healthy runs, by part and by what was handed in."""
     runs = read_runs("diagnose_grading", "(diagnose|rldoctor): .+")
     broken = {"named, right": "named_first", "named, wrong": "wrongly_named", "suspected": "abstained_with_the_cause",
               "nothing found": "called_healthy"}  # fmt: skip

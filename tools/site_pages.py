@@ -33,6 +33,7 @@ CONTENTS = {
         "faults",
     ],
     "Teach": ["teaching"],
+    "中文": ["zh/README", "zh/symptoms"],
     "About": ["architecture", "site"],
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")
@@ -67,6 +68,8 @@ def page_of(path: str) -> str | None:
     parts = path.split("/")
     if parts[0] == "labs" and len(parts) > 1 and (ROOT / "labs" / parts[1] / "lab.toml").exists():
         return f"labs/{parts[1]}.md"
+    if path == "README.md":
+        return "index.md"
     if path == "notebooks":
         return "notebooks.md"
     if path in ("labs", "labs/README.md"):

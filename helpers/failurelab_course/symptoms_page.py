@@ -18,6 +18,8 @@ FILES = "../helpers/failurelab/failures"
 HEAD = """\
 # Index by symptom
 
+[中文](zh/symptoms.md)
+
 Look up an error text or what you see; it leads to the failure, how to check for it, and what repairs it. Made from the
 registry by `failurelab symptoms --write`. `failurelab symptoms train.log` looks a log up, `failurelab doctor --python
 PATH` tells which failures your versions have, `failurelab preflight train.py` which your script has, and `failurelab

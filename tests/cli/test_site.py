@@ -104,3 +104,22 @@ def test_the_slides_are_nbconvert_s(tmp_path):
     (deck,) = tmp_path.iterdir()
     text = deck.read_text(encoding="utf-8")
     assert text.count("<section") > 10 and 'class="fragment"' in text and "data:image/png" in text
+
+
+def test_the_chinese_readme_leads_where_the_english_one_does():
+    """The same commands, notebooks and pages: a page or command that is renamed in one must be in the other."""
+    english, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/zh/README.md"))
+
+    def commands(text):
+        blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        return {line.split("#")[0].strip() for block in blocks for line in block.splitlines()}
+
+    def links(text, folder):
+        found = re.findall(r"\]\(([^()\s#]+)\)", text)
+        return {os.path.normpath(os.path.join(folder, link)) for link in found if "://" not in link}
+
+    assert commands(chinese) and commands(chinese) <= commands(english)
+    assert {link for link in links(english, "") if "notebooks/" in link} <= links(chinese, "docs/zh")
+    known = links(english, "") | {"README.md", "docs/zh/symptoms.md"}
+    assert links(chinese, "docs/zh") <= known
+    assert len(re.findall(r"[\u4e00-\u9fff]", chinese)) <= 1600
