@@ -11,12 +11,13 @@ import torch
 import transformers
 from small import qwen2
 
-from failurelab.preflight import launcher_line, run
+from failurelab.preflight import launcher_line, notebook, run, script_text
 from failurelab.preflight.answers import Finding, NotApplicable, NotChecked
 from failurelab.preflight.inputs import Load, Seen, Source
 from failurelab.preflight.intercept import cuts, own_code, processes, ranks, small
 from failurelab.preflight.judges import four_bit_placement, zero3
-from failurelab.preflight.report import answer, repairs
+from failurelab.preflight.repairs import Change
+from failurelab.preflight.report import answer
 from failurelab.preflight.script_error import describe_error
 from failurelab.simulate.no_gpu import Mapped
 
@@ -205,32 +206,17 @@ def test_an_example_inside_a_library_s_clone_is_the_script_and_the_library_is_no
     (clone / "pyproject.toml").touch()
     own = own_code.OwnCode(clone / "examples" / "grpo.py")
     assert own.holds(str(clone / "examples" / "helper.py")) and not own.holds(str(clone / "cloned.py"))
-    own = own_code.OwnCode(clone / "train.py")  # a learner's own project, installed in place
-    assert own.holds(str(clone / "cloned.py"))
+    for script in ("train.py", "scripts/train.py"):  # a reader's own project, installed in place
+        own = own_code.OwnCode(clone / script)
+        assert own.holds(str(clone / "cloned.py")) and own.may_edit(str(clone / "cloned.py"))
+    (clone / "trl").mkdir()
+    (clone / "trl" / "__init__.py").touch()
+    assert not own_code.OwnCode(clone / "scripts" / "train.py").holds(str(clone / "cloned.py"))
     assert not own.holds(torch.__file__) and not own.holds(os.__file__) and not own.holds(run.__file__)
 
 
 def seen(source="", line=0, **more):
     return Seen(None, {}, source=Source("train.py", source, line), **more)
-
-
-SCRIPT = """def main():
-    trainer = make(
-        peft_config=LoraConfig(),
-    )
-    trainer.train()
-"""
-
-
-def test_a_repair_is_a_diff_of_the_script_s_own_lines():
-    """Where the script is not the place, such as a call within another, a sentence says what to do."""
-    text = repairs.before_training(seen(SCRIPT, 5), "{trainer}.model.enable_input_require_grads()", "hook")
-    assert "+    trainer.model.enable_input_require_grads()" in text.splitlines()
-    assert repairs.before_training(seen("make().train()\n", 1), "{trainer}.x()", "hook") == "hook"
-    assert repairs.before_training(seen(SCRIPT, 0), "{trainer}.x()", "hook") == "hook"
-    assert "-        peft_config=LoraConfig()," in repairs.without_argument(seen(SCRIPT, 5), "peft_config", "none")
-    one = "t = make(m, peft_config=LoraConfig(r=8), a=1)\n"
-    assert "+t = make(m, a=1)" in repairs.without_argument(seen(one), "peft_config", "none")
 
 
 @pytest.mark.parametrize(
@@ -244,6 +230,13 @@ def test_a_repair_is_a_diff_of_the_script_s_own_lines():
         ("python -m torch.distributed.run --nproc-per-node 2 train.py", "train.py", 2, 0),
         ("CUDA_VISIBLE_DEVICES=0,1 python3 -u train.py x", "train.py", 1, 0),
         ("deepspeed --num_gpus 2 train.py --deepspeed ds.json", "train.py", 2, 0),
+        ("python -W ignore -u train.ipynb", "train.ipynb", 1, 0),
+        ("python -u -m pkg.train --lr 1", "pkg.train", 1, 0),
+        ("torchrun --nproc_per_node 2 -m pkg.train --lr 1", "pkg.train", 2, 0),
+        ("accelerate launch --num_processes 4 --module pkg.train --lr 1", "pkg.train", 4, 0),
+        ("trl grpo --config x.yaml --num_processes 4 --lr 1", "trl.scripts.grpo", 4, 0),
+        ("trl dpo --accelerate_config zero3 --lr 1", "trl.scripts.dpo", 1, 3),
+        ("trl sft --lr 1 --accelerate_config=zero3.yaml", "trl.scripts.sft", 4, 3),
     ],
 )
 def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypatch):
@@ -253,17 +246,59 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
         "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n"
     )
     started = launcher_line.read_line(line.split())
-    assert (started.script, started.world_size, started.zero_stage) == (script, size, stage)
+    assert (started.script or started.module, started.world_size, started.zero_stage) == (script, size, stage)
+    assert not started.module or started.arguments[-2:] == ("--lr", "1")
     assert dict(started.environment).get("CUDA_VISIBLE_DEVICES", "0,1") == "0,1"
 
 
-LINES = ["accelerate launch", "torchrun -m pkg.train", "bash run.sh", "torchrun --nnodes x t.py"]
+LINES = ["accelerate launch", "torchrun -m", "bash run.sh", "torchrun --nnodes x t.py", "trl", "trl chat", "trl env"]
 
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_without_a_script_is_refused(line):
     with pytest.raises(launcher_line.LaunchError, match="Next"):
         launcher_line.read_line(line.split())
+
+
+def test_a_module_is_found_where_it_would_be_run(tmp_path, monkeypatch):
+    """In this folder, and where the Python finds installed ones; nothing of it is imported."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("pkg/train.py", "pkg/__init__.py", "whole/__main__.py", "alone.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("raise RuntimeError('imported')\n")
+    for module, file in (("pkg.train", "pkg/train.py"), ("whole", "whole/__main__.py"), ("alone", "alone.py")):
+        assert launcher_line.find_module(module, sys.executable).samefile(tmp_path / file)
+    assert launcher_line.find_module("trl.scripts.dpo", sys.executable).name == "dpo.py"
+    with pytest.raises(launcher_line.LaunchError, match="finds no module pkg.other"):
+        launcher_line.find_module("pkg.other", sys.executable)
+
+
+CELLS = [
+    ("%pip install trl\nx = 7\n", ["%pip install trl"]),
+    ("files = !ls\nif x:\n    !nvidia-smi\n    y = files\n", ["files = !ls", "!nvidia-smi"]),
+    ("%%writefile data.py\nnot python at all\n", ["%%writefile data.py"]),
+    ("%%time\nz = (x\n % 3)\n", []),
+    ("text = '''\n%d of !\n'''\n", []),
+    ("x?\n?x\n", ["x?", "?x"]),
+    ("", []),
+]
+
+
+def test_a_notebook_is_a_script(tmp_path):
+    """Its code cells as they are; what only IPython can run is a comment, and told."""
+    cells = [{"cell_type": "markdown", "source": "# not code"}]
+    cells += [{"cell_type": "code", "source": source.splitlines(keepends=True)} for source, _ in CELLS]
+    path = tmp_path / "train.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    text, left_out = notebook.as_script(path.read_text())
+    names = {}
+    exec(text, names)
+    assert (names["y"], names["z"], names["text"]) == ([], 1, "\n%d of !\n")
+    expected = [f"cell {number}: {line}" for number, (_, lines) in enumerate(CELLS, 1) for line in lines]
+    assert left_out == expected and script_text.read_source(path) == text
+    with pytest.raises(SyntaxError, match="no notebook"):
+        notebook.as_script("{}")
 
 
 def load(bits=4, **more):
@@ -346,6 +381,7 @@ def test_the_engine_is_judged_by_versions(monkeypatch):
         (OSError("You are trying to access a gated repo.\nMake sure"), "does not give to this user"),
         (OSError("We couldn't connect to 'https://huggingface.co' to load"), "needs the network"),
         (SystemExit(0), "ended by itself with status 0"),
+        (SystemExit("no GPU\nhere"), "ended by itself before training: no GPU here"),
         (ValueError("of its own\nmaking"), "ended in ValueError: of its own making"),
     ],
 )
@@ -433,7 +469,8 @@ def test_the_probe_leaves_modes_as_they_are():
 def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
     """A subclass with *args and **kwargs, as people write them: the dataset is noted whole, and cut for the trainer."""
     spec = {"steps": 1, "output": str(tmp_path), "real_model": False, "world_size": 1}
-    watched = run.Run(spec, Source("train.py", ""), run.Report(tmp_path / "report", tmp_path / "progress"))
+    files = run.OwnFiles("train.py", Change())
+    watched = run.Run(spec, Source("train.py", ""), run.Report(tmp_path / "report", tmp_path / "progress"), files)
     taken = {}
 
     def parent(self, model, args=None, train_dataset=None, **more):

@@ -24,6 +24,8 @@ class Finding:
         undo: what takes this failure away and nothing else, for a run that tries it; None where there is no such thing.
         tried: what the same measurement said when the judge itself undid the failure on the live objects: other rows,
             another reward. Empty where it did not.
+        ends: whether it ends the run in an error by itself, before anything else can be seen.
+        about: which of several things has it, such as a reward function's name; findings of one failure differ by it.
     """
 
     failure: str
@@ -32,6 +34,8 @@ class Finding:
     notebook: str | None = None
     undo: "Repair | None" = None
     tried: str = ""
+    ends: bool = False
+    about: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

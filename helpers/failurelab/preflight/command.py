@@ -1,45 +1,22 @@
-"""`failurelab preflight`: starts the script in the Python that trains, watches its time, and tells what was found.
-
-The script's process is a group of its own, in a temporary folder for all that it saves; at the end, however that
-comes, the whole group is ended and the folder removed.
-"""
+"""`failurelab preflight`: runs the script in the Python that trains, tries repairs, and tells what was found."""
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 from typing import Any
 
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
-from failurelab.preflight import launcher_line
+from failurelab.preflight import launcher_line, repairs, rounds
+from failurelab.preflight.intercept.effects import cache_folders
 from failurelab.preflight.report import answer
-
-CHILD = pathlib.Path(__file__).with_name("child.py")
-_PAUSE = 0.2  # seconds between two looks at the script's process
-_SILENT = {  # services that a script may report to; nothing of a preflight goes there
-    "WANDB_MODE": "disabled",
-    "WANDB_DISABLED": "true",
-    "COMET_MODE": "disabled",
-    "NEPTUNE_MODE": "debug",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "DO_NOT_TRACK": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-}
-_OF_A_LAUNCH = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED",
-    "ACCELERATE_USE_FSDP",
-)  # fmt: skip
+from failurelab.preflight.script_text import encode_source, make_patch
+from failurelab.preflight.session import Session, TimeIsOver, can_fork
 
 
 class PreflightError(FailureLabError):
@@ -63,6 +40,9 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
     parser.add_argument("--memory", type=float, metavar="GIB", help="of one device: hold the peak at full size to it")
     parser.add_argument("--world-size", type=_positive, metavar="N", help="processes of the run; else as launched")
     parser.add_argument("--time-limit", type=_positive, default=600, metavar="S", help="seconds in all (600)")
+    parser.add_argument("--try", action="store_true", dest="again", help="run the script again whatever it does beside")
+    parser.add_argument("--no-try", action="store_true", help="run it once: no repair is tried, and nothing is named")
+    parser.add_argument("--diff", type=pathlib.Path, metavar="FILE", help="write the patch that was tried, a new FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the answer as JSON too")
     parser.add_argument("--junit", type=pathlib.Path, metavar="FILE", help="write it as JUnit XML too")
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS...]")
@@ -83,10 +63,13 @@ def main(arguments: list[str]) -> int:
     if not line:
         print("ERROR preflight needs a script. Next: failurelab preflight train.py", file=sys.stderr)
         return 3
+    if options.diff and options.diff.exists():
+        print(f"ERROR {options.diff} is there already. Next: --diff with the name of a new file", file=sys.stderr)
+        return 3
     try:
         started = (
             launcher_line.read_line(line)
-            if not line[0].endswith(".py")
+            if not line[0].endswith(launcher_line.SCRIPTS)
             else launcher_line.Launch(line[0], tuple(line[1:]))
         )
         told = ask(
@@ -97,6 +80,7 @@ def main(arguments: list[str]) -> int:
             memory=options.memory,
             world_size=options.world_size,
             time_limit=options.time_limit,
+            again=False if options.no_try else True if options.again else None,
             say=_progress,
         )
     except FailureLabError as error:
@@ -105,6 +89,11 @@ def main(arguments: list[str]) -> int:
         print("\npreflight was interrupted: the script's processes are ended, nothing is left", file=sys.stderr)
         return 130
     print(answer.text(told))
+    if options.diff and told.patch:
+        options.diff.write_bytes(told.patch)
+        print(f"{options.diff}: the patch that was tried. Next, in {told.patch_folder}: git apply {options.diff}")
+    elif options.diff:
+        print(f"{options.diff}: not written, for no edit of the script was tried that heals")
     for path, content in ((options.json, _json), (options.junit, answer.junit)):
         if path:
             path.write_text(content(told), encoding="utf-8")
@@ -128,6 +117,8 @@ def ask(
     memory: float | None = None,
     world_size: int | None = None,
     time_limit: float = 600,
+    again: bool | None = None,
+    fork: bool | None = None,
     say: Any = lambda stage: None,
 ) -> answer.Told:
     """Run a script in its Python and return what was found.
@@ -139,19 +130,22 @@ def ask(
         real_model: whether to load the real weights.
         memory: GiB of one device, to hold the peak at full size to.
         world_size: processes of the run; by default as launched.
-        time_limit: seconds.
+        time_limit: seconds, for all runs of the script.
+        again: whether the script may be run more than once, to try repairs; by default if its first run has done
+            nothing beside its training (see `intercept.effects`).
+        fork: whether its runs are forked from one process; by default where that is safe.
         say: called with each stage.
 
     Raises:
         PreflightError: no such script, or no such Python.
         VersionsError: the Python does not tell its libraries.
     """
-    script = pathlib.Path(started.script)
-    if not script.is_file():
-        raise PreflightError(f"{script} is not there (from {pathlib.Path.cwd()}). Next: the path of a Python script")
     python = shutil.which(python or started.python or sys.executable)
     if python is None:
         raise PreflightError(f"{started.python} is no command here. Next: --python with the path of your Python")
+    script = launcher_line.find_module(started.module, python) if started.module else pathlib.Path(started.script)
+    if not script.is_file():
+        raise PreflightError(f"{script} is not there (from {pathlib.Path.cwd()}). Next: the path of a Python script")
     say(f"asking {python} for its libraries")
     libraries = versions.ask_versions(python)
     for needed in ("torch", "transformers"):
@@ -161,125 +155,116 @@ def ask(
                 "Next: --python with the Python that you train with"
             )
     told = answer.Told(str(script), libraries, script_sha256=hashlib.sha256(script.read_bytes()).hexdigest())
+    spec = {
+        "script": str(script),
+        "folder": os.getcwd() if started.module else str(script.resolve().parent),
+        "module": started.module,
+        "arguments": list(started.arguments),
+        "steps": steps,
+        "real_model": real_model,
+        "memory": memory and memory * 2**30,
+        "world_size": world_size or started.world_size,
+        "zero_stage": started.zero_stage,
+    }
     with tempfile.TemporaryDirectory(prefix="failurelab-preflight-", ignore_cleanup_errors=True) as folder:
-        result = _run(
-            pathlib.Path(folder),
-            [python],
-            dict(started.environment),
-            {
-                "script": str(script),
-                "folder": str(script.resolve().parent),
-                "arguments": list(started.arguments),
-                "steps": steps,
-                "real_model": real_model,
-                "memory": memory and memory * 2**30,
-                "world_size": world_size or started.world_size,
-                "zero_stage": started.zero_stage,
-            },
-            time_limit,
-            say,
-        )
-    for name in ("findings", "suspected", "held", "not_applicable", "not_checked", "error", "cut", "notes"):
-        setattr(told, name, result.get(name, getattr(told, name)))
+        session = Session(
+            pathlib.Path(folder), python, dict(started.environment), spec, time_limit, say,
+            can_fork() if fork is None else fork,
+        )  # fmt: skip
+        with session.open():
+            _judge(told, session, script, again)
     answer.sort(told)
     return told
 
 
-def _run(
-    folder: pathlib.Path,
-    command: list[str],
-    variables: dict[str, str],
-    spec: dict[str, Any],
-    limit: float,
-    say: Any,
-) -> dict[str, Any]:
-    """Run the child; return what it reported, or why it did not."""
-    report, progress, log = folder / "report.json", folder / "progress", folder / "stderr"
-    (folder / "output").mkdir()
-    (folder / "tmp").mkdir()
-    progress.touch()
-    spec |= {"report": str(report), "progress": str(progress), "output": str(folder / "output"), "stderr": str(log)}
-    (folder / "spec.json").write_text(json.dumps(spec))
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCH}
-    environment |= {
-        **_SILENT,
-        "TMPDIR": str(folder / "tmp"),
-        "MLFLOW_TRACKING_URI": f"file:{folder / 'tmp'}",
-        **variables,
-    }
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [*command, str(CHILD), str(folder / "spec.json")],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            env=environment,
-            start_new_session=True,
+def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: bool | None) -> None:
+    """Run the script, and again with the repairs of what was found; write into `told` what came of it."""
+    folders = {script.resolve().parent, pathlib.Path.cwd()}
+    before = {folder: _list_files(folder) for folder in folders}
+    try:
+        first = session.run(repairs.Change())
+    except TimeIsOver as error:
+        told.error = str(error)
+        return
+    effects = [f"{effect['kind']} {effect['what']}" for effect in first["effects"]]
+    for folder in folders:
+        for path in sorted(_list_files(folder).items() - before[folder].items()):
+            if not any(os.path.realpath(path[0]) == os.path.realpath(each["what"]) for each in first["effects"]):
+                effects.append(f"writes {path[0]}")
+    if again is False:
+        outcome = rounds.suspect_all(first, "no repair was tried (--no-try)")
+    elif again is None and effects and first["findings"]:
+        outcome = rounds.suspect_all(first, f"the script was not run again, for it {effects[0]}")
+        outcome.notes.append(
+            f"beside its training the script {'; '.join(effects)}. It was not run again, so nothing is named. "
+            "Next: --try, if it may do all that once more for each repair"
         )
-    with _ended_whole(process, folder), progress.open() as stages:
-        deadline = time.monotonic() + limit
-        stage = "starting Python"
-        while process.poll() is None and not report.exists():
-            for line in stages:
-                stage = line.strip()
-                say(stage)
-            if time.monotonic() > deadline:
-                return {"error": _too_long(spec["script"], limit, stage)}
-            time.sleep(_PAUSE)
-        if not report.exists():
-            process.wait()
-        if report.exists():
-            return json.loads(report.read_text())
-    return {"error": _died(spec["script"], process.returncode, stage, log)}
+    else:
+        try:
+            outcome = rounds.try_repairs(session.run, first, session.say)
+        except TimeIsOver as error:
+            outcome = error.outcome
+            outcome.notes.append(f"not every repair was tried: {error}")
+    for name in ("held", "not_applicable", "not_checked", "error", "cut"):
+        setattr(told, name, outcome.last.get(name, getattr(told, name)))
+    told.notes = [*first.get("notes", []), *outcome.notes]
+    told.hidden = rounds.hidden(outcome.named, first)
+    told.ended_first = first["error"]
+    _show_changes(told, outcome)
 
 
-def _too_long(script: str, limit: float, stage: str) -> str:
-    return (
-        f"{script} was ended after {limit:g} seconds, while {stage}. Next: a longer --time-limit, or look whether the "
-        "script waits for something or prepares much data"
-    )
+def _show_changes(told: answer.Told, outcome: rounds.Outcome) -> None:
+    """Put the repairs into the answer as diffs, each on top of those before it, and all of them as one patch."""
+    base = repairs.Change()
+    for entries, kept in ((outcome.named, told.findings), (outcome.suspected, told.suspected)):
+        for entry in entries:
+            shown = {name: value for name, value in entry.items() if name != "change"}
+            change = repairs.from_json(entry["change"]) if entry.get("change") else None
+            if change is not None:
+                patch, _ = _patch(base, change, context=1)
+                shown["diff"] = patch.decode(errors="replace")
+                if kept is told.findings:
+                    base = change
+            kept.append({"diff": "", **shown})
+    told.patch, told.patch_folder = _patch(repairs.Change(), outcome.change, context=3)
 
 
-def _died(script: str, status: int, stage: str, log: pathlib.Path) -> str:
-    text = log.read_text(errors="replace") if log.is_file() else "it deleted the folder that its messages went to"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines and shutil.disk_usage(log.parent).free < 2**16:
-        lines = [f"no space is left on the disk of {log.parent}"]
-    how = f"signal {signal.Signals(-status).name}" if status and status < 0 else f"status {status}"
-    more = " (often too little memory)" if status == -signal.SIGKILL else ""
-    return f"{script}: its process ended with {how}{more} while {stage}; its last line: {(lines or ['none'])[-1][:200]}"
+def _patch(before: repairs.Change, after: repairs.Change, context: int) -> tuple[bytes, str]:
+    """Return the patch from one change's files to another's, and the folder in which it applies."""
+    changed = {path: text for path, text in after.files.items() if before.files.get(path) != text}
+    if not changed:
+        return b"", ""
+    here = os.path.realpath(os.getcwd())
+    inside = all(path.startswith(here + os.sep) for path in changed)
+    folder = here if inside else os.path.commonpath([os.path.dirname(path) for path in changed])
+    old = {
+        path: encode_source(path, before.files[path]) if path in before.files else pathlib.Path(path).read_bytes()
+        for path in changed
+    }
+    new = {path: encode_source(path, text) for path, text in changed.items()}
+    return make_patch(old, new, {path: os.path.relpath(path, folder) for path in changed}, context), folder
 
 
-def _with_folder(folder: pathlib.Path) -> list[int]:
-    """Return the processes that inherited this folder for their temporary files; none where there is no /proc."""
-    found, mark = [], f"TMPDIR={folder / 'tmp'}".encode()
-    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
+_MOST_FILES, _DEPTH = 5000, 3
+
+
+def _list_files(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
+    """Return the files of a folder, hidden ones and caches left out, with their times and sizes."""
+    found: dict[str, tuple[int, int]] = {}
+    caches = cache_folders()
+    folders = [(str(folder), 0)]
+    while folders and len(found) < _MOST_FILES:
+        name, depth = folders.pop()
+        try:
+            entries = list(os.scandir(name))
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.name.startswith((".", "__pycache__")) or os.path.realpath(entry.path) + os.sep in caches:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                folders += [(entry.path, depth + 1)] * (depth < _DEPTH)
+            elif entry.is_file(follow_symlinks=False):
+                status = entry.stat()
+                found[entry.path] = (status.st_mtime_ns, status.st_size)
     return found
-
-
-@contextlib.contextmanager
-def _ended_whole(process: subprocess.Popen, folder: pathlib.Path) -> Iterator[None]:
-    """At the end of the block, also by Ctrl-C or SIGTERM, end the process and all that it started."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread, where no signal comes
-        before = None
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        while others := _with_folder(folder):  # what has left the group, for a session of its own
-            for other in others:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(other, signal.SIGKILL)
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)

@@ -52,6 +52,10 @@ class Seen:
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
         evaluated: whether evaluate() was called before train().
         source: the script, for repairs that are a diff of its lines.
+        handed: what the trainer handed to a reward function at its first call, by name; None where it never did.
+        not_called: reward functions, by their id, that do not return, or cannot be asked here.
+        best: the shortest of the made-up completions that get the largest reward; empty where none is known.
+        real: whether the real weights were asked for.
     """
 
     trainer: Any
@@ -68,6 +72,10 @@ class Seen:
     zero_stage: int = 0
     evaluated: bool = False
     source: "Source | None" = None
+    handed: dict[str, Any] | None = None
+    not_called: set[int] = dataclasses.field(default_factory=set)
+    best: str = ""
+    real: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,7 +127,11 @@ class Statement(Repair):
         return dataclasses.replace(script.change, calls=(*script.change.calls, line))
 
 
-_LEFT_OUT = object()
+# Arguments that are checked, or that others are derived from, while they are made: too late to set them after that.
+_CHECKED_WHEN_MADE = (
+    "per_device_train_batch_size", "num_generations", "gradient_accumulation_steps", "steps_per_generation",
+    "generation_batch_size", "num_iterations",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +145,12 @@ class Arguments(Repair):
         sources = {name: _source(value) for name, value in self.values.items()}
         for text, call in script.calls("arguments"):
             return text.set_keywords(call, sources)
+        if not sources.keys().isdisjoint(_CHECKED_WHEN_MADE):
+            return []
+        for text, call in script.calls("trainer"):
+            if name := _names(call, "trainer").get("args"):
+                lines = [f"{name}.{each} = {source}" for each, source in sources.items()]
+                return [text.before(text.statement(call), *lines)]
         return []
 
     def live(self, script: Script) -> Change | None:

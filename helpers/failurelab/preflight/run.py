@@ -3,52 +3,143 @@
 What is changed for that time stands in `intercept`: models are built small (`small`), training arguments are cut
 (`cuts`), the script's own code sees the rank that the launch gives it, and GPUs that are not here are the CPU
 (`ranks`), no other process trains (`processes`), saving and uploading do nothing, and `train()` of every Trainer judges
-and ends the process (`trainers`).
+and ends the process (`trainers`). A repair that is tried is a `Change`: the text of the script's own files, arguments,
+and statements before training.
 """
 
 import contextlib
 import dataclasses
+import importlib
+import importlib.machinery
 import inspect
 import json
+import linecache
 import os
 import pathlib
-import runpy
+import re
 import sys
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
+from failurelab.preflight import notebook, repairs
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Source
 from failurelab.preflight.intercept import own_code, processes
+from failurelab.preflight.intercept.effects import Effects
 from failurelab.preflight.script_error import describe_error
+from failurelab.preflight.script_text import Place, Text, find_called, own_frames, place_of, read_source
 
 
 def main(spec: dict[str, Any]) -> None:
     """Run the script that `spec` names; ends this process."""
     path = pathlib.Path(spec["script"])
     report = Report(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
+    files = OwnFiles(str(path), repairs.from_json(spec["change"]))
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        compile(text, str(path), "exec")
+        text = files.read(str(path))
+        code = compile(text, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line, problem = getattr(error, "lineno", "?"), getattr(error, "msg", error)
         report.end(error=f"{path}, line {line}: {type(error).__name__}: {problem}")
+    if path.suffix == ".ipynb":
+        report.notes += [f"left out, {line}" for line in notebook.as_script(path.read_text(encoding="utf-8"))[1]]
     report.say("importing torch and transformers")
     try:
         import transformers  # noqa: F401
     except ImportError as error:
         report.end(error=describe_error(error, path))
-    run = Run(spec, Source(str(path), text), report)
+    run = Run(spec, Source(str(path), text), report, files)
     sys.argv = [str(path), *spec["arguments"]]
-    with run.watching():
+    sys.dont_write_bytecode = True
+    Effects(pathlib.Path(spec["effects"]), files.own, [spec["session"]]).listen()
+    with run.watching(), files.edited():
         report.say(f"running {path.name}")
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            _run_as_main(code, path, spec.get("module", ""))
         except BaseException as error:
             report.traceback(error)
-            run.ended(describe_error(error, path, spec["stderr"]))
+            run.ended(describe_error(error, path, spec["log"]))
         run.ended(f"{path.name} ended without training: it never called train() of a transformers Trainer")
+
+
+def _run_as_main(code: types.CodeType, path: pathlib.Path, name: str = "") -> None:
+    """Run a script's code in the module `__main__`, as Python does that is given the script, or `-m NAME`."""
+    module = types.ModuleType("__main__")
+    vars(module).update(__file__=str(path), __builtins__=__builtins__)
+    if name:
+        package = name if path.name == "__main__.py" else name.rpartition(".")[0]
+        if package:
+            importlib.import_module(package)
+        vars(module).update(__package__=package, __spec__=importlib.machinery.ModuleSpec(name, None, origin=str(path)))
+    sys.modules["__main__"] = module
+    exec(code, vars(module))
+
+
+class OwnFiles:
+    """The script's own files as this run has them: as they are, or as a repair has edited them.
+
+    Args:
+        script: its path, as it was given.
+        change: of this run.
+    """
+
+    def __init__(self, script: str, change: repairs.Change):
+        self.own, self.change = own_code.OwnCode(script), change
+        self._script, self._real = script, os.path.realpath(script)
+        self._texts: dict[str, Text | None] = {}
+
+    def real(self, file: str) -> str:
+        """Return the path of a file of code; the script may have changed its folder since it was started."""
+        return self._real if file == self._script else os.path.realpath(file)
+
+    def read(self, file: str) -> str:
+        """Return a file's text in this run.
+
+        Raises:
+            SyntaxError, UnicodeDecodeError: it is no text of Python's.
+        """
+        real = self.real(file)
+        return self.change.files[real] if real in self.change.files else read_source(real)
+
+    def text(self, file: str) -> Text | None:
+        """Return the text and the tree of a file of the script's own; None of another one."""
+        if not self.own.may_edit(file):
+            return None
+        real = self.real(file)
+        if real not in self._texts:
+            try:
+                self._texts[real] = Text(real, self.read(file))
+            except (OSError, SyntaxError, ValueError):
+                self._texts[real] = None
+        return self._texts[real]
+
+    def places(self) -> list[Place]:
+        """Return the places in the script's own code that are running now, the innermost first."""
+        frames = own_frames(self.own.holds)
+        return [dataclasses.replace(place_of(frame), file=self.real(frame.f_code.co_filename)) for frame in frames]
+
+    @contextlib.contextmanager
+    def edited(self) -> Iterator[None]:
+        """Inside, modules of the script's own are imported, and shown in tracebacks, as this run has them."""
+        original = importlib.machinery.SourceFileLoader.get_code
+
+        def get_code(loader: Any, name: str) -> Any:
+            if self.real(loader.path) not in self.change.files:
+                return original(loader, name)
+            self._show(loader.path)
+            return compile(self.read(loader.path), loader.path, "exec", dont_inherit=True)
+
+        if self._real in self.change.files:
+            self._show(self._script)
+        with mock.patch.object(importlib.machinery.SourceFileLoader, "get_code", get_code):
+            yield
+
+    def _show(self, file: str) -> None:
+        lines = self.read(file).splitlines(keepends=True)
+        linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
 
 
 _DATASETS = ("train_dataset", "eval_dataset")
@@ -61,6 +152,7 @@ class Report:
         self._path, self._progress = path, progress
         self.answers: list[Answer] = []
         self.notes: list[str] = []
+        self.script: repairs.Script | None = None
 
     def say(self, stage: str) -> None:
         """Tell what is done now."""
@@ -68,8 +160,9 @@ class Report:
             file.write(stage + "\n")
 
     def traceback(self, error: BaseException) -> None:
-        """Print the script's error where its other output goes."""
-        traceback.print_exception(type(error), error, error.__traceback__)
+        """Print the script's error where its other output goes; one that ended by itself has said why."""
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(type(error), error, error.__traceback__)
 
     def end(self, error: str = "", cut: list[str] | None = None, trained: bool = False) -> None:
         """Write the answers, and end the process: nothing of the script runs after that."""
@@ -83,7 +176,10 @@ class Report:
         answers: dict[str, list] = {kind: [] for kind in kinds.values()}
         for answer in self.answers:
             kept = [field.name for field in dataclasses.fields(answer) if field.name != "undo"]
-            answers[kinds[type(answer)]].append({name: getattr(answer, name) for name in kept})
+            entry = {name: getattr(answer, name) for name in kept}
+            if isinstance(answer, Finding):
+                entry["change"] = self._change(answer)
+            answers[kinds[type(answer)]].append(entry)
         told = {**answers, "error": error, "cut": cut or [], "notes": self.notes, "trained": trained}
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(told))
@@ -92,22 +188,36 @@ class Report:
         sys.stderr.flush()
         os._exit(0)
 
+    def _change(self, finding: Finding) -> dict[str, Any] | None:
+        """Return what a run with this finding's repair does otherwise, added to what this run does."""
+        if finding.undo is None or self.script is None:
+            return None
+        try:
+            return repairs.to_json(finding.undo.change(self.script))
+        except Exception as error:  # a text that was not thought of: then the repair is not tried
+            self.traceback(error)
+            return None
+
 
 class Run:
     """One script, watched until its first training ends."""
 
-    def __init__(self, spec: dict[str, Any], source: Source, report: Report):
+    def __init__(self, spec: dict[str, Any], source: Source, report: Report, files: OwnFiles):
         from failurelab.preflight.intercept import cuts, ranks
 
-        self.spec, self.source, self.report = spec, source, report
+        self.spec, self.source, self.report, self.files = spec, source, report, files
+        self.places: dict[str, list[list[Place]]] = {}  # of the calls that repairs speak of
+        self.trainers: list[Any] = []  # as they were made
+        report.script = repairs.Script(files.text, self.places, files.change)
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(spec["world_size"])
-        self.arguments = cuts.Arguments(spec["steps"], spec["output"])
+        self.arguments = cuts.Arguments(spec["steps"], spec["output"], files.change.arguments, self._note_arguments)
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
         self.training = self.evaluated = False
+        self.skipped: list[tuple[Callable[..., Any], Any, int]] = []  # a training that was left out for a later one
         self.real = spec["real_model"]
 
     @contextlib.contextmanager
@@ -115,7 +225,7 @@ class Run:
         """Inside, the script's models, arguments and trainers are watched."""
         from failurelab.preflight.intercept import small, trainers
 
-        own = own_code.OwnCode(self.source.path)
+        own = self.files.own
         with contextlib.ExitStack() as stack:
             stack.enter_context(processes.no_other_processes(own))
             stack.enter_context(self.launched.seen(own))
@@ -128,10 +238,26 @@ class Run:
                     self.real,
                     self.launched.too_early,
                     self.launched.mapped,
+                    self._note,
                 )
             )
             stack.enter_context(trainers.watched(self))
             yield
+
+    def _note(self, kind: str, known: bool = True) -> None:
+        """Note the places of a call that is under way; none where the script's own code is not what made it."""
+        self.places.setdefault(kind, []).append(self.files.places() if known else [])
+
+    def _note_arguments(self, arguments: Any) -> None:
+        """Note where training arguments are made: the calls of their own class alone."""
+        made = []
+        for frame in own_frames(self.files.own.holds):
+            place = dataclasses.replace(place_of(frame), file=self.files.real(frame.f_code.co_filename))
+            text = self.files.text(frame.f_code.co_filename)
+            call = text and text.call(place)
+            if call and find_called(frame, call) is type(arguments):
+                made.append(place)
+        self.places.setdefault("arguments", []).append(made)
 
     def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
@@ -149,20 +275,35 @@ class Run:
         kwargs = {name: cuts.cut_rows(value) if name in _DATASETS else value for name, value in kwargs.items()}
         if not self.making:
             self.report.say(f"making {type(trainer).__name__}")
+            self.trainers.append(trainer)
+            self._note("trainer")
+            self.arguments.settle(self.given[id(trainer)].get("args"))
         self.making += 1
         try:
             original(trainer, *args, **kwargs)
         finally:
             self.making -= 1
 
-    def train(self, original: Callable[..., Any], trainer: Any) -> None:
-        """Judge a trainer before its training, train for a few steps, and judge again; ends the process."""
+    def train(self, original: Callable[..., Any], trainer: Any) -> Any:
+        """Judge a trainer before its training, train for a few steps, and judge again; ends the process.
+
+        A training of another kind that comes before one with rewards is not run: the later one is judged.
+        """
         from failurelab.preflight.inputs import Seen
         from failurelab.preflight.intercept import cuts, ranks, watched
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.textbook import StepJudge
         from failurelab.preflight.launcher_line import zero_stage
 
+        if self._is_first_stage(trainer):
+            return self._skip(original, trainer)
+        self._note("train")
+        for line in self.files.change.calls:
+            exec(line, {"trainer": trainer})
+        for kind, made in (("trainer", self.trainers), ("arguments", self.arguments.made)):
+            judged = (id(trainer), id(trainer.args))
+            which = next((place for place, each in enumerate(made) if id(each) in judged), None)
+            self.places[kind] = [] if which is None else [self.places[kind][which]]
         asked = self.arguments.asked(trainer.args)
         given = self.given.get(id(trainer), {})
         seen = Seen(
@@ -178,7 +319,7 @@ class Run:
             device=self.launched.rank.device.index,
             zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),
             evaluated=self.evaluated,
-            source=dataclasses.replace(self.source, line=_line(self.source.path)),
+            source=dataclasses.replace(self.source, line=_line(self.source.path) or self._skipped_line(trainer)),
         )
         self._note_other_trainings(seen.source)
         self.report.say("judging lengths, rewards and arguments")
@@ -204,8 +345,37 @@ class Run:
             error = error or describe_error(watch.reward_error, self.source.path, line=seen.source.line)
         self.report.end(error, self._cuts(trainer, seen), trained=True)
 
+    def _is_first_stage(self, trainer: Any) -> bool:
+        """Whether another training comes later in the script, of a trainer that draws completions, and this one not."""
+        from failurelab.preflight.judges.rows import generates
+
+        line = _line(self.source.path)
+        later = [other for other in self.source.training_lines() if other > line]
+        generating = re.search(r"\b(?:GRPO|RLOO|OnlineDPO)\w*Trainer\s*\(", self.source.text)
+        return bool(not self.skipped and line and later and generating and not generates(trainer))
+
+    def _skip(self, original: Callable[..., Any], trainer: Any) -> Any:
+        """Let the script go on as if a training had ended."""
+        from transformers.trainer_utils import TrainOutput
+
+        line = _line(self.source.path)
+        self.report.say(f"leaving out the training of line {line}, for a later one")
+        self.skipped.append((original, trainer, line))
+        self.training = False
+        return TrainOutput(0, 0.0, {})
+
+    def _skipped_line(self, trainer: Any) -> int:
+        return next((line for _, skipped, line in self.skipped if skipped is trainer), 0)
+
     def ended(self, error: str) -> None:
         """Tell of a script that ended before training, with what its loads alone say."""
+        if self.skipped and not self.training:
+            original, trainer, line = self.skipped[0]
+            self.training = True
+            self.report.notes.append(
+                f"the training of line {line} was judged, for the script did not get to the one after it: {error}"
+            )
+            self.train(original, trainer)
         from failurelab.preflight.inputs import Seen
         from failurelab.preflight.intercept import ranks
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
@@ -243,11 +413,17 @@ class Run:
         return [*built, *cut, *self.launched.mapped.texts, *short]
 
     def _note_other_trainings(self, source: Source) -> None:
-        others = [line for line in source.training_lines() if line != source.line]
+        left_out = [line for _, trainer, line in self.skipped]
+        others = [line for line in source.training_lines() if line not in (source.line, *left_out)]
+        if left_out and source.line not in (0, *left_out):
+            first = type(self.skipped[0][1]).__name__
+            self.report.notes.append(
+                f"the training of line {left_out[0]} ({first}) was not run: that of line {source.line} was judged"
+            )
         if source.line and others:
             self.report.notes.append(
-                f"the script trains again in line {', '.join(map(str, others))}: the training of line {source.line}, "
-                "which comes first, was judged"
+                f"the script trains again in line {', '.join(map(str, others))}: the training of line {source.line} "
+                "was judged"
             )
 
 

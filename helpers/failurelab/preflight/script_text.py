@@ -6,6 +6,7 @@ Edits are made in the text as it was written, so that line ends, comments and la
 import ast
 import dataclasses
 import difflib
+import inspect
 import io
 import os
 import pathlib
@@ -15,6 +16,8 @@ import tokenize
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from failurelab.preflight import notebook
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +56,40 @@ def place_of(frame: types.FrameType) -> Place:
     return Place(frame.f_code.co_filename, line or frame.f_lineno, end_line or 0, column or 0, end_column or 0)
 
 
+def find_called(frame: types.FrameType, call: ast.Call) -> Any:
+    """Return what a call in a frame calls, where it is a name or an attribute of one; None elsewhere."""
+    names, node = [], call.func
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return None
+    found = {**frame.f_globals, **frame.f_locals}.get(node.id)
+    for name in reversed(names):
+        found = inspect.getattr_static(found, name, None) if not inspect.ismodule(found) else getattr(found, name, None)
+    return found
+
+
 def read_source(path: str | os.PathLike) -> str:
     """Return the text of a Python file, by the encoding that it declares, with its own line ends and no BOM.
 
+    Of a notebook, its code cells.
+
     Raises:
-        SyntaxError: the encoding it declares is none.
+        SyntaxError: the encoding it declares is none, or it is no notebook.
         UnicodeDecodeError: it is not in that encoding.
     """
     data = pathlib.Path(path).read_bytes()
+    if os.fspath(path).endswith(".ipynb"):
+        return notebook.as_script(data.decode())[0]
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     return data.decode(encoding)
+
+
+def encode_source(path: str | os.PathLike, text: str) -> bytes:
+    """Return a text in the encoding that a file declares, with its BOM if it has one."""
+    with open(path, "rb") as file:
+        return text.encode(tokenize.detect_encoding(file.readline)[0])
 
 
 class Text:
@@ -124,14 +151,14 @@ class Text:
                 lambdas.append(node)
         return lambdas[0] if len(lambdas) == 1 else None
 
-    def before(self, statement: ast.stmt, line: str) -> Edit:
-        """Return the edit that puts a statement of one line in front of another."""
+    def before(self, statement: ast.stmt, *lines: str) -> Edit:
+        """Return the edit that puts statements of one line each in front of another one."""
         start = self.offset(statement.lineno, statement.col_offset)
         if getattr(statement, "decorator_list", None):
             start = self.offset(statement.decorator_list[0].lineno, statement.col_offset)
         indent = self.text[self._starts[statement.lineno - 1] : start]
-        alone = not indent.strip()
-        return Edit(self.file, start, start, line + (self.newline + indent if alone else "; "))
+        after = "; " if indent.strip() else self.newline + indent
+        return Edit(self.file, start, start, "".join(line + after for line in lines))
 
     def set_keywords(self, call: ast.Call, values: Mapping[str, str]) -> list[Edit]:
         """Return the edits that give keyword arguments of a call other values; a name that is not there is added."""
@@ -208,18 +235,22 @@ def apply_edits(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, st
     return changed
 
 
-def make_patch(before: Mapping[str, bytes], after: Mapping[str, bytes], names: Mapping[str, str]) -> bytes:
+def make_patch(
+    before: Mapping[str, bytes], after: Mapping[str, bytes], names: Mapping[str, str], context: int = 3
+) -> bytes:
     """Return a patch that `git apply` takes, from the contents of files before to those after.
 
     Args:
         before: by path.
         after: by path.
         names: what the patch calls each path.
+        context: lines around each change.
     """
     lines: list[bytes] = []
     for path in sorted(after):
         old, new = (re.findall(rb"[^\n]*\n|[^\n]+", contents) for contents in (before[path], after[path]))
         name = names[path].encode()
-        for line in difflib.diff_bytes(difflib.unified_diff, old, new, b"a/" + name, b"b/" + name, lineterm=b"\n"):
+        changes = difflib.diff_bytes(difflib.unified_diff, old, new, b"a/" + name, b"b/" + name, n=context)
+        for line in changes:
             lines.append(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n")
     return b"".join(lines)

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -75,12 +75,39 @@ _AT_MOST = {
 _IN_TORCH = ("adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop")
 
 
-class Arguments:
-    """The training arguments of a script: as asked, by name, and how they were cut."""
+_STAND_INS = {
+    "use_vllm": "transformers generates in the place of vllm",
+    "report_to": "nothing is reported",
+}
 
-    def __init__(self, steps: int, output_dir: str):
-        self.steps, self.output_dir = steps, output_dir
+
+def _wants(value: Any) -> bool:
+    """Whether an option asks for what stands in for it is told of: not where it names what is the default, or none."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return any(each not in (None, False, "", "none", "all", "tensorboard") for each in values)
+
+
+class Arguments:
+    """The training arguments of a script: as asked, by name, and how they were cut.
+
+    Args:
+        steps: of the cut training.
+        output_dir: of it.
+        other: values that take the place of the script's.
+        note: called with each arguments object while it is made.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        output_dir: str,
+        other: Mapping[str, Any] | None = None,
+        note: Callable[[Any], None] = lambda arguments: None,
+    ):
+        self.steps, self.output_dir, self._other, self._note = steps, output_dir, other or {}, note
+        self.made: list[Any] = []
         self._made: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []  # the object, as asked, as cut
+        self._values: dict[int, dict[str, Any]] = {}  # of each object, when it was made
 
     @contextlib.contextmanager
     def cut(self) -> Iterator[None]:
@@ -90,15 +117,30 @@ class Arguments:
         original = TrainingArguments.__post_init__
 
         def post_init(arguments: Any) -> None:
+            names = [field.name for field in dataclasses.fields(arguments)]
+            for name, value in self._other.items():
+                if name in names:
+                    setattr(arguments, name, value)
             asked = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(arguments)}
             cut = self._cut(asked)
             for name, value in cut.items():
                 setattr(arguments, name, value)
             original(arguments)
+            self.made.append(arguments)
             self._made.append((arguments, asked, cut))
+            self._values[id(arguments)] = {name: getattr(arguments, name, None) for name in names}
+            self._note(arguments)
 
         with mock.patch.object(TrainingArguments, "__post_init__", post_init):
             yield
+
+    def settle(self, arguments: Any) -> None:
+        """Take what the script has set on its arguments since they were made as asked: their trainer is made now."""
+        for other, asked, cut in self._made:
+            if other is arguments:
+                values = self._values[id(arguments)]
+                late = {name: getattr(arguments, name, None) for name in values if name not in cut}
+                asked.update({name: value for name, value in late.items() if value is not values[name]})
 
     def asked(self, arguments: Any) -> dict[str, Any]:
         """Return the arguments as the script asked for them, also what it set after they were made."""
@@ -119,7 +161,8 @@ class Arguments:
                 names = ("per_device_train_batch_size", "num_generations", *_AT_MOST, "gradient_accumulation_steps")
                 names += ("num_iterations",)
                 names = [name for name in names if name in cut and asked[name] is not None and cut[name] < asked[name]]
-                return [f"{name} {asked[name]} -> {cut[name]}" for name in names if "eval" not in name]
+                cuts = [f"{name} {asked[name]} -> {cut[name]}" for name in names if "eval" not in name]
+                return cuts + [f"{name}: {said}" for name, said in _STAND_INS.items() if _wants(asked.get(name))]
         return []
 
     def _cut(self, asked: dict[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def built_small(
     real: bool,
     too_early: Callable[[], bool],
     mapped: Mapped,
+    note: Callable[[str, bool], None] = lambda kind, known: None,
 ) -> Iterator[None]:
     """Inside, `from_pretrained` of a model builds it small, or, if `real`, loads it; each call is added to `loads`.
 
@@ -75,6 +76,7 @@ def built_small(
         real: load the weights, as the script asks for.
         too_early: whether no process of the launch knows its device yet.
         mapped: notes what is put elsewhere, because there is no GPU.
+        note: called for each `load` and `adapter`, and with whether the script's own code loads it.
     """
 
     def load_small(call: Call) -> Any:
@@ -94,6 +96,7 @@ def built_small(
         )
         load.small = not (real or is_small(call.cls, config, name))
         loads.append(load)
+        note("load", not load.by_trainer)
         mapped.attention(config, call.options)
         if load.device_map is not None and not (load.by_trainer and load.device_map == "auto"):  # trl's own default
             call.options["device_map"] = mapped.device_map(load.device_map)
@@ -111,8 +114,41 @@ def built_small(
         stack.enter_context(loaded_by(load_small))
         if not real:
             stack.enter_context(_quantization_without_its_library())
-        stack.enter_context(_adapters_noted(adapters, real))
+            stack.enter_context(_made_small(loads, by_trainer))
+        stack.enter_context(_adapters_noted(adapters, real, note))
         yield
+
+
+_BUILDING: list[type] = []  # models that are being made: their parts are made by `from_config` too
+
+
+@contextlib.contextmanager
+def _made_small(loads: list[Load], by_trainer: Callable[[], bool]) -> Iterator[None]:
+    """Inside, `from_config` of a large model makes a small one; random are both."""
+    from transformers import PreTrainedModel
+
+    original = PreTrainedModel._from_config.__func__
+
+    def from_config(cls: type, config: Any, **options: Any) -> Any:
+        if _BUILDING or _is_few(cls, config):
+            with _building(cls):
+                return original(cls, config, **options)
+        dtype = options.get("dtype") or options.get("torch_dtype") or torch.float32
+        name = config._name_or_path or f"a configuration of {cls.__name__}"
+        loads.append(Load(name, options, copy.deepcopy(config), by_trainer(), dtype=str(dtype).removeprefix("torch.")))
+        return build(cls, config, **_attention(options))
+
+    with mock.patch.object(PreTrainedModel, "_from_config", classmethod(from_config)):
+        yield
+
+
+@contextlib.contextmanager
+def _building(cls: type) -> Iterator[None]:
+    _BUILDING.append(cls)
+    try:
+        yield
+    finally:
+        _BUILDING.pop()
 
 
 def build(cls: type, config: Any, **options: Any) -> torch.nn.Module:
@@ -132,7 +168,7 @@ def build(cls: type, config: Any, **options: Any) -> torch.nn.Module:
 def _built(cls: type, config: Any, options: dict[str, Any]) -> torch.nn.Module:
     # Policy and reference of one name are the same model, also where they are loaded in different dtypes.
     seed = zlib.crc32(f"{cls.__name__} {config._name_or_path} {getattr(config, 'vocab_size', '')}".encode())
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _building(cls):
         torch.manual_seed(seed)
         model = cls._from_config(config, **options, **{_dtype_argument(): torch.float32})
         model.float().eval()  # a classifier's inner model asks its configuration once more, in transformers 4.56
@@ -197,8 +233,10 @@ def _without_quantization(config: Any) -> Any:
 def is_small(cls: type, config: Any, name: Any) -> bool:
     """Whether a checkpoint is a local one that is as cheap as a cut one: then its own weights are taken."""
     folder = pathlib.Path(str(name))
-    if not folder.is_dir() or not any(folder.glob("*.safetensors")):
-        return False
+    return folder.is_dir() and any(folder.glob("*.safetensors")) and _is_few(cls, config)
+
+
+def _is_few(cls: type, config: Any) -> bool:
     try:
         with torch.device("meta"):
             return cls(copy.deepcopy(config)).num_parameters() <= _FEW
@@ -279,7 +317,7 @@ def _quantization_without_its_library() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _adapters_noted(adapters: list[Trained], real: bool) -> Iterator[None]:
+def _adapters_noted(adapters: list[Trained], real: bool, note: Callable[[str, bool], None]) -> Iterator[None]:
     """A trained adapter's weights do not fit a cut model: it is made from its configuration, and is not zero."""
     if importlib.util.find_spec("peft") is None:
         yield
@@ -310,6 +348,7 @@ def _adapters_noted(adapters: list[Trained], real: bool) -> Iterator[None]:
         with keep_requires_grad(wrapped), wrapped.disable_adapter():
             base = probe(wrapped)
         adapters.append(Trained(str(model_id), probe(wrapped), base, is_trainable))
+        note("adapter", True)
         return wrapped
 
     with mock.patch.object(PeftModel, "from_pretrained", classmethod(from_pretrained)):

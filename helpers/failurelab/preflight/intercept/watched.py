@@ -6,21 +6,21 @@ reward functions are called, and what the trainer gets are rewards that differ.
 
 import contextlib
 import dataclasses
-import functools
-import inspect
+import importlib.metadata
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from failurelab import gradients, guards, logits
+from failurelab import _greedy, failures, gradients, guards, logits
 from failurelab._text import list_names
+from failurelab.failures import loader
 from failurelab.handles import wrap_method
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import controls, cuts, small
 from failurelab.preflight.intercept.cuts import NEW_TOKENS
-from failurelab.preflight.report import repairs
+from failurelab.preflight.repairs import Keyword, Statement
 
 
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ class Watch:
         self._gradients = guards.GradientGuard(self._notice)
         self._rollouts = guards.RolloutGuard(
             self._notice,
-            prompts=_prompts_of_a_batch(self.trainer),
+            prompts=_prompts_of_a_batch(seen),
             max_new_tokens=NEW_TOKENS,
             tokenizer=_tokenizer(seen),
         )
@@ -76,7 +76,7 @@ class Watch:
             yield
 
     def _notice(self, notice: guards.Notice) -> None:
-        if notice.kind == "found":
+        if notice.kind == "found" and not getattr(notice.report, "not_optimized", ()):  # F23: _judge_optimizer's
             self._reports[notice.guard] = notice.report
         elif notice.kind == "not checked":
             self._failed.setdefault(notice.guard, notice.message)
@@ -102,34 +102,20 @@ class Watch:
                 self._asked = _Asked(name, wanted, rows.shape[1])
 
     def _stand_in(self, function: Any, number: int) -> Any:
-        """Return a reward function that calls the script's own, and gives rewards that differ in its place."""
+        """Return a reward function that notes what it is handed, and gives rewards that differ.
+
+        The script's own is asked afterwards, in a process of its own (`judges.asking`).
+        """
         if isinstance(function, torch.nn.Module) or not callable(function):
             return function
         generations = int(getattr(self.trainer, "num_generations", 0) or 2)
 
-        def rewards(kwargs: dict[str, Any]) -> list[float]:
+        def stand_in(**kwargs: Any) -> list[float]:
+            if self.seen.handed is None:
+                self.seen.handed = dict(kwargs)
             return substitute_rewards(len(kwargs["completions"]), generations, number)
 
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def stand_in(*args: Any, **kwargs: Any) -> list[float]:
-                try:
-                    await function(*args, **kwargs)
-                except Exception as error:
-                    self.reward_error = self.reward_error or error
-                return rewards(kwargs)
-
-        else:
-
-            @functools.wraps(function, updated=())
-            def stand_in(*args: Any, **kwargs: Any) -> list[float]:
-                try:
-                    function(*args, **kwargs)
-                except Exception as error:
-                    self.reward_error = self.reward_error or error
-                return rewards(kwargs)
-
+        stand_in.__name__ = getattr(function, "__name__", type(function).__name__)
         return stand_in
 
     def answers(self) -> Iterator[Answer]:
@@ -164,6 +150,11 @@ class Watch:
                 "PeftModel.from_pretrained(model, adapter, is_trainable=True)"
                 if frozen
                 else "Make the optimizer of the parameters that the trainer's model has when training begins.",
+                undo=Keyword("adapter", "is_trainable", "True")
+                if frozen
+                else Keyword("trainer", "optimizers")
+                if "optimizers" in self.seen.given
+                else None,
             )
         fewer = len(kept.difference(max(groups, key=len)).intersection(wanted))
         return Held("F23", evidence, f"without its largest group it would hold {fewer}")
@@ -197,9 +188,8 @@ class Watch:
                     '; the first backward pass ends in "element 0 of tensors does not require grad"'
                     * (missing == total)
                 ),
-                repairs.before_training(
-                    self.seen, "{trainer}.model.enable_input_require_grads()", "model.enable_input_require_grads()"
-                ),
+                "trainer.model.enable_input_require_grads() before training",
+                undo=Statement("{trainer}.model.enable_input_require_grads()"),
             )
         else:
             yield NotChecked(
@@ -244,12 +234,10 @@ class Watch:
             f"{report.mean_error:.2f} nats a token, {report.error:.2f} at most, where rounding gives "
             f"{report.rounding:g} (gradient checkpointing {report.checkpointing}, "
             f"use_cache={report.use_cache}; figures of {self._model})",
-            repairs.before_training(
-                self.seen,
-                "{trainer}.generation_config.use_cache = False",
-                "trainer.generation_config.use_cache = False",
-                "generation_config" in vars(self.trainer),
-            ),
+            "trainer.generation_config.use_cache = False before training",
+            undo=Statement("{trainer}.generation_config.use_cache = False")
+            if "generation_config" in vars(self.trainer)
+            else None,
         )
 
     def _judge_logits(self) -> Iterator[Answer]:
@@ -276,7 +264,8 @@ class Watch:
                 "F3a",
                 f"the trainer asks for {asked.rows} rows of logits by {asked.name}, and the model, which swallows that "
                 f"name, makes {asked.made}{full}",
-                f"versions that fit: this model takes {logits.keep_argument(self.trainer.model) or 'no such argument'}",
+                _versions_that_fit("F3a")
+                or f"versions that fit: this model takes {logits.keep_argument(self.trainer.model) or 'no argument'}",
             )
         elif asked is not None:
             evidence = f"{asked.rows} rows of logits are asked for by {asked.name}, and {asked.made} are made"
@@ -330,7 +319,8 @@ class Watch:
             "F8",
             f"the trained adapter {trained.name} is replaced by a new one that begins at zero: when training begins, "
             f"logits are the base model's within {lost:.1e}, and {kept:.2f} away from the adapter's",
-            repairs.without_argument(self.seen, "peft_config", "no peft_config for a model that has its adapter"),
+            "no peft_config for a model that has its adapter",
+            undo=Keyword("trainer", "peft_config"),
         )
 
 
@@ -343,11 +333,12 @@ def substitute_rewards(count: int, generations: int, function: int) -> list[floa
     return [((3 + 7 * function) * row**2 + 7 * function + 5 * group) % 11 / 8 + group / 16 for group, row in places]
 
 
-def _prompts_of_a_batch(trainer: Any) -> list[Any] | None:
-    """Return the shortest and the longest prompt that are trained on: in one batch, one of them is padded.
+def _prompts_of_a_batch(seen: Seen) -> list[Any] | None:
+    """Return the shortest prompt and the longest that fits the model: in one batch, one of them is padded.
 
     Of a trainer that generates for one prompt at a time, the longest alone.
     """
+    trainer = seen.trainer
     dataset = trainer.train_dataset
     if "prompt" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
         return None
@@ -355,7 +346,29 @@ def _prompts_of_a_batch(trainer: Any) -> list[Any] | None:
     plain = all(isinstance(prompt, str) or _is_text(prompt) for prompt in prompts)
     if not plain or not prompts or not prompts[0]:
         return None
+    if _tokenizer(seen) is not None:
+        while len(prompts) > 1 and not _fits(seen, prompts[-1]):
+            prompts.pop()
     return [prompts[-1]] if cuts.generates_for_one(trainer.args) else [prompts[0], prompts[-1]]
+
+
+def _fits(seen: Seen, prompt: Any) -> bool:
+    """Whether a prompt leaves room for new tokens in the model's context."""
+    try:
+        _greedy.encode(seen.trainer.model, _tokenizer(seen), [prompt], NEW_TOKENS)
+    except ValueError:
+        return False
+    return True
+
+
+def _versions_that_fit(failure: str) -> str:
+    """Return the upgrades that end a failure with the versions here; empty where the registry knows none."""
+    installed = {}
+    for package in loader.PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[package] = importlib.metadata.version(package)
+    upgrades = failures.upgrades(failures.get(failure), installed)
+    return f"versions that fit: {'; or '.join(upgrades)}" if upgrades else ""
 
 
 def _tokenizer(seen: Seen) -> Any:

@@ -46,6 +46,10 @@ class Told:
         script_sha256: of the script's bytes, so that an answer is not taken for that of another script.
         cut: what of the work was cut.
         notes: more to know.
+        hidden: what is named and the first run did not show, for another failure hid it.
+        ended_first: the error of the run without any change; empty if none.
+        patch: all repairs that healed, as `git apply` takes them in `patch_folder`; empty where none is an edit.
+        patch_folder: see `patch`.
     """
 
     script: str
@@ -59,6 +63,10 @@ class Told:
     script_sha256: str = ""
     cut: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    hidden: list[str] = dataclasses.field(default_factory=list)
+    ended_first: str = ""
+    patch: bytes = b""
+    patch_folder: str = ""
 
     @property
     def accusations(self) -> list[dict[str, Any]]:
@@ -157,7 +165,25 @@ def text(told: Told) -> str:
         lines += _wrap(f"Note: {note}.", width, "")
     if told.error:
         lines += _wrap(f"ERROR {told.error}", width, "")
+    if len(told.findings) > 1 or told.hidden or (told.findings and told.ended_first and not told.error):
+        lines += _wrap(_chain(told), width, "")
     return "\n".join([*lines, verdict(told)])
+
+
+def _chain(told: Told) -> str:
+    """Return what hid behind what, in the order in which it was repaired."""
+    parts = []
+    for number, answer in enumerate(told.findings):
+        repaired = ("", "with it repaired, ", "with both repaired, ")[number] if number < 3 else "with these repaired, "
+        what = " ends the run" if not number and told.ended_first and not told.error else ""
+        what = what or (" shows, which the first run hid" if answer["failure"] in told.hidden else "")
+        parts.append(f"{repaired}{answer['failure']}{what}")
+    last = "with it repaired" if len(parts) == 1 else "with both repaired" if len(parts) == 2 else "with all repaired"
+    left = f"the script ends in an error: {told.error}" if told.error else (
+        f"{', '.join(answer['failure'] for answer in told.suspected)} is suspected" if told.suspected
+        else "nothing is found"
+    )  # fmt: skip
+    return f"In turn: {'; '.join(parts)}; {last}, {left}."
 
 
 def verdict(told: Told) -> str:

@@ -1,0 +1,207 @@
+"""Which of the failures that were measured are named: those that a repair takes away, and nothing else does.
+
+The script runs once, and once more without any change. Then, worst first, it runs with the repair of one failure. That
+failure is named if it came in both runs without the repair, if its judge says HELD in the run with it, and if it stays
+when the repair of any other failure is made in its place. Then preflight goes on behind the repair, up to four times:
+what the first failure hid is judged in the run with its repair.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from failurelab.preflight import repairs
+from failurelab.preflight.report.answer import rank
+
+ROUNDS = 4
+# A repair may be seen by another judge than its failure: the whole gradient is the textbook's.
+_HELD_BY = {"F15": ("F15", "F21"), "F20": ("F20", "F21"), "F3b": ("F3b", "F21")}
+NOT_AGAIN = "a second run without any change did not show it: the script does not do the same twice"
+NO_EDIT = "no edit of the script undoes it, so it was not tried"
+ROUNDS_OVER = f"{ROUNDS} repairs were made before this one's turn came"
+
+Result = Mapping[str, Any]  # what a run reported
+Run = Callable[[repairs.Change], Result]
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of the rounds.
+
+    Attributes:
+        named: failures, in the order in which they were repaired; each with `tried`, `round` and `change`.
+        suspected: failures that were not named, each with `why`.
+        last: the run with all repairs that healed.
+        change: all repairs that healed.
+        notes: more to know.
+    """
+
+    named: list[dict[str, Any]]
+    suspected: list[dict[str, Any]]
+    last: Result
+    change: repairs.Change
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def suspect_all(first: Result, why: str) -> Outcome:
+    """Return the outcome of a single run: nothing is named."""
+    suspected = [*first["suspected"], *(_suspected(finding, why) for finding in first["findings"])]
+    return Outcome([], suspected, first, repairs.Change())
+
+
+def try_repairs(run: Run, first: Result, say: Callable[[str], None] = lambda stage: None) -> Outcome:
+    """Run the script again, with the repairs of what was measured in its first run.
+
+    Args:
+        run: runs the script with a change.
+        first: what the run without any change reported.
+        say: called with each stage.
+
+    Raises:
+        what `run` raises; its attribute `outcome` is what was known by then.
+    """
+    trials = _Trials(run, first, say)
+    try:
+        trials.try_all()
+    except Exception as error:
+        error.outcome = trials.outcome("not tried: the time was over")
+        raise
+    return trials.outcome(ROUNDS_OVER)
+
+
+class _Trials:
+    def __init__(self, run: Run, first: Result, say: Callable[[str], None]):
+        self._run, self.first, self.say = run, first, say
+        self._known: dict[str, list[Result]] = {_key(repairs.Change()): [first]}  # the runs of each change
+        self.change, self.base = repairs.Change(), first
+        self.named: list[dict[str, Any]] = []
+        self.settled: dict[tuple[str, str], str] = {}  # failures that were not named, and why
+        self.notes: list[str] = []
+
+    def try_all(self) -> None:
+        """Go on until nothing is left to repair."""
+        if not any(finding["change"] or finding["tried"] for finding in self.first["findings"]):
+            self.settled.update((_about(finding), NO_EDIT) for finding in self.first["findings"])
+            return
+        self.say("running again without any change")
+        self._compare(self._again(self.change))
+        while len(self.named) < ROUNDS and self._try_one():
+            pass
+
+    def outcome(self, left: str) -> Outcome:
+        """Return what became of all failures; those whose turn did not come are suspected for the reason `left`."""
+        suspected = [dict(entry) for entry in self.base["suspected"]]
+        named = {_about(entry) for entry in self.named}
+        seen = {_about(finding): finding for finding in (*self.first["findings"], *self.base["findings"])}
+        for about, finding in seen.items():
+            if about in named:
+                continue
+            if about in self.settled:
+                suspected.append(_suspected(finding, self.settled[about]))
+            elif about in map(_about, self.base["findings"]):
+                suspected.append(_suspected(finding, left))
+        return Outcome(self.named, suspected, self.base, self.change, self.notes)
+
+    def _try_one(self) -> bool:
+        """Name the worst failure that can be; return whether there was one."""
+        for finding in sorted(self.base["findings"], key=lambda each: (not each["ends"], rank(each["failure"]))):
+            if _about(finding) in self.settled or _about(finding) in map(_about, self.named):
+                continue
+            why = self._why_not(finding)
+            if not why:
+                return True
+            self.settled[_about(finding)] = why
+        return False
+
+    def _why_not(self, finding: dict[str, Any]) -> str:
+        """Try a failure's repair; name it and go on behind it, or return why it is not named."""
+        without = self._known[_key(self.change)]
+        if finding["change"] is None and not finding["tried"]:
+            return NO_EDIT
+        if len(without) < 2 and not _is_accused(finding, self.first):
+            without = [*without, self._again(self.change)]
+        if not all(_is_accused(finding, result) for result in without):
+            return NOT_AGAIN
+        if finding["change"] is None:  # the judge itself has undone it, in both runs
+            self.named.append({**finding, "round": len(self.named) + 1})
+            return ""
+        change = repairs.from_json(finding["change"])
+        self.say(f"trying the repair of {finding['failure']}")
+        trial = self._once(change)
+        if why := _why_not_healed(finding, self.base, trial):
+            return why
+        for rival in self.base["findings"]:
+            if _about(rival) != _about(finding) and rival["change"] not in (None, finding["change"]):
+                self.say(f"trying the repair of {rival['failure']} in its place")
+                if not _why_not_healed(finding, self.base, self._once(repairs.from_json(rival["change"]))):
+                    return f"the repair of {rival['failure']} takes it away too, so the two are not told apart"
+        for other in self.base["findings"]:
+            if _about(other) != _about(finding) and not _is_accused(other, trial) and _held(other, trial):
+                self.settled[_about(other)] = f"gone with the repair of {finding['failure']}"
+        tried = finding["tried"] or _held(finding, trial)
+        self.named.append({**finding, "tried": tried, "round": len(self.named) + 1})
+        self.change, self.base = change, trial
+        return ""
+
+    def _once(self, change: repairs.Change) -> Result:
+        results = self._known.setdefault(_key(change), [])
+        return results[0] if results else self._again(change)
+
+    def _again(self, change: repairs.Change) -> Result:
+        result = self._run(change)
+        self._known.setdefault(_key(change), []).append(result)
+        return result
+
+    def _compare(self, again: Result) -> None:
+        """Note where the second run without any change said something else than the first."""
+        once, twice = ({_about(finding) for finding in result["findings"]} for result in (self.first, again))
+        if once != twice or bool(self.first["error"]) != bool(again["error"]):
+            ids = ", ".join(sorted({failure for failure, _ in once ^ twice}))
+            said = f"{ids} came in one of them alone" if ids else again["error"] or "its error did not come again"
+            self.notes.append(f"the script did not do the same in two runs without any change: {said}")
+
+
+def _why_not_healed(finding: dict[str, Any], before: Result, trial: Result) -> str:
+    """Return why a run with a change does not show that it heals; empty if it does."""
+    if trial["error"] and not before["error"]:
+        return f"its repair was not tried: with it the script ends in an error: {trial['error']}"
+    if _is_accused(finding, trial):
+        return "it is still there with its repair"
+    if not _held(finding, trial):
+        return f"with its repair nothing was measured{': ' + trial['error'] if trial['error'] else ''}"
+    held = {answer["failure"] for answer in before["held"]} - {each["failure"] for each in before["findings"]}
+    new = [each["failure"] for each in trial["findings"] if each["failure"] in held]
+    return f"its repair brings {', '.join(new)}, which was not there before" if new else ""
+
+
+def _held(finding: dict[str, Any], result: Result) -> str:
+    """Return what the judge of a failure says where it is gone, with the figure; empty if it has not measured it."""
+    for failure in _HELD_BY.get(finding["failure"], (finding["failure"],)):
+        for answer in result["held"]:
+            if answer["failure"] == failure:
+                return answer["evidence"]
+    others = [each for each in result["findings"] if each["failure"] == finding["failure"] and each["about"]]
+    return f"{finding['about']} is no longer among them" if finding["about"] and others else ""
+
+
+def _is_accused(finding: dict[str, Any], result: Result) -> bool:
+    return _about(finding) in {_about(each) for each in (*result["findings"], *result["suspected"])}
+
+
+def _about(answer: Mapping[str, Any]) -> tuple[str, str]:
+    return answer["failure"], answer.get("about", "")
+
+
+def _key(change: repairs.Change) -> str:
+    return json.dumps(repairs.to_json(change), sort_keys=True)
+
+
+def _suspected(finding: dict[str, Any], why: str) -> dict[str, Any]:
+    return {**finding, "why": why}
+
+
+def hidden(named: Sequence[Mapping[str, Any]], first: Result) -> list[str]:
+    """Return the failures that the first run did not show, because another one hid them."""
+    seen = {_about(finding) for finding in first["findings"]}
+    return [entry["failure"] for entry in named if _about(entry) not in seen]

@@ -1,0 +1,362 @@
+"""Repairs as edits of a script's text, and the rounds in which they are tried; nothing here needs torch."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from failurelab.preflight import repairs, rounds
+from failurelab.preflight.repairs import AnyKeywords, Arguments, Change, FirstLine, Keyword, Replaced, Source, Statement
+from failurelab.preflight.script_text import Place, Text, apply_edits, encode_source, make_patch, read_source
+
+# A script as people write it; `@kind` marks the call that a repair speaks of.
+SCRIPTS = {
+    "plain": """
+import torch
+args = @arguments GRPOConfig(output_dir="out", temperature=0.9)
+model = @load AutoModel.from_pretrained("Qwen", device_map={"": 0})
+trainer = @trainer GRPOTrainer(model=model, args=args, train_dataset=rows, peft_config=LoraConfig(r=8))
+@train trainer.train()
+""",
+    "in lines": """
+def main():
+    args = @arguments GRPOConfig(
+        output_dir="out",
+        temperature=(0.9),  # hot
+    )
+    model = @load AutoModel.from_pretrained(
+        "Qwen",
+        device_map={"": 0},
+    )
+    if True:
+        trainer = @trainer GRPOTrainer(
+            model=model,
+            args=args,
+            train_dataset=rows,
+            peft_config=LoraConfig(
+                r=8,
+            ),  # the adapter
+        )
+    with torch.autograd.set_detect_anomaly(True): @train trainer.train()
+""",
+    "unpacked": """
+config = {"temperature": 0.9}
+args = @arguments GRPOConfig(**config)
+model = @load AutoModel.from_pretrained("Qwen", **{"device_map": {"": 0}})
+trainer = @trainer GRPOTrainer(model, args=args, train_dataset=rows, peft_config=None); @train trainer.train()
+""",
+}
+
+
+def script(text):
+    """Return the script that a marked text is, with the places of its calls."""
+    places = {}
+    while "@" in text:
+        at = text.index("@")
+        kind = text[at + 1 :].split()[0]
+        text = text[:at] + text[at + len(kind) + 2 :]
+        places[kind] = at
+    tree = ast.parse(text)
+    found = Text("train.py", text)
+    made = {}
+    for kind, at in places.items():
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and found.span(node)[0] == at]
+        call = max(calls, key=lambda node: found.span(node)[1])
+        made[kind] = [[Place("train.py", call.lineno, call.end_lineno, call.col_offset, call.end_col_offset)]]
+    return repairs.Script(lambda file: found, made)
+
+
+EDITS = [
+    (Statement("{trainer}.x = 1"), ["trainer.x = 1"], []),
+    (Statement("{model}.y(1)", before="trainer"), ["model.y(1)"], []),
+    (Arguments({"temperature": 1.0}), ["1.0"], []),
+    (Arguments({"temperature": 1.0, "beta": Source("1 / 4")}), ["1 / 4"], []),
+    (Keyword("load", "device_map", '{"": PartialState().device}', imports="from a import PartialState"),
+     ["PartialState().device", "from a import PartialState"], []),
+    (Keyword("trainer", "train_dataset", "{}.map(chat)"), ["train_dataset=rows.map(chat)"], []),
+    (Keyword("trainer", "peft_config"), [], ["peft_config"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("kind", SCRIPTS)
+@pytest.mark.parametrize(("repair", "there", "gone"), EDITS, ids=lambda value: type(value).__name__)
+def test_an_edit_of_a_script(repair, there, gone, kind, newline):
+    """The text is Python still, what is not edited stays as it was, line ends too, and the edit is in its place."""
+    given = script(SCRIPTS[kind].replace("\n", newline))
+    change = repair.change(given)
+    (text,) = change.files.values()
+    tree = ast.parse(text)
+    assert all(part in text for part in there) and not any(part in text for part in gone)
+    assert ("\r\n" in text) == (newline == "\r\n") and "\n" not in text.replace(newline, "")
+    before = ast.dump(ast.parse(given.texts("").text))
+    assert ast.dump(tree) != before
+    if isinstance(repair, Arguments):
+        values = {"GRPOConfig": dict, "config": None}
+        (call,) = (
+            node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "GRPOConfig"
+        )
+        config = eval(ast.unparse(call), {"config": {"temperature": 0.9}, "GRPOConfig": values["GRPOConfig"]})
+        assert config["temperature"] == 1.0 and config.get("beta", 0.25) == 0.25
+
+
+def test_what_has_no_place_in_the_text_is_changed_live():
+    """A trainer without a name, arguments that a parser makes: the live objects are changed; two changes add up."""
+    given = script("@train make(peft_config=1).train()\n")
+    change = Statement("{trainer}.model.hook()").change(given)
+    assert not change.files and change.calls == ("trainer.model.hook()",) and change.live
+    given.change = change
+    given.places["trainer"] = [[Place("train.py", 1, 1, 0, 4)]]
+    change = Arguments({"temperature": 1.0}).change(given)
+    assert change.arguments == {"temperature": 1.0} and change.calls
+    assert Keyword("trainer", "peft_config").change(given) is None
+    assert Arguments({"x": Source("f()")}).change(given) is None
+    assert repairs.from_json(repairs.to_json(change)) == change
+
+
+def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
+    """`parser.parse_args_into_dataclasses()` names no argument; sizes that are checked while they are made stay."""
+    given = script("trainer = @trainer GRPOTrainer(m, args=options.training)\n")
+    (text,) = Arguments({"temperature": 1.0, "beta": 0.0}).change(given).files.values()
+    assert text.startswith("options.training.temperature = 1.0\noptions.training.beta = 0.0\ntrainer =")
+    assert not Arguments({"num_generations": 4}).change(given).files
+
+
+def test_edits_inside_a_function(tmp_path):
+    """A reward function of the script's own: a first line, a piece replaced, and what it does not take."""
+    path = tmp_path / "rewards.py"
+    path.write_text(
+        'import re\n\ndef reward(completions, answer):\n    """Of tags."""\n'
+        '    return [re.match("a.b", c) for c in completions]\n'
+    )
+    module = {}
+    exec(compile(path.read_text(), str(path), "exec"), module)
+    given = repairs.Script(lambda file: Text(file, pathlib.Path(file).read_text()))
+    texts = [
+        repair.change(given).files[str(path)].splitlines()
+        for repair in (
+            FirstLine(module["reward"], "completions = completions[:1]"),
+            Replaced(module["reward"], '"a.b", c', '"a.b", c, re.DOTALL'),
+            AnyKeywords(module["reward"]),
+        )
+    ]
+    assert texts[0][4:6] == [
+        "    completions = completions[:1]",
+        '    return [re.match("a.b", c) for c in completions]',
+    ]
+    assert texts[1][4] == '    return [re.match("a.b", c, re.DOTALL) for c in completions]'
+    assert texts[2][2] == "def reward(completions, answer, **kwargs):"
+    assert Replaced(module["reward"], "nowhere", "x").change(given) is None
+
+
+FILES = {
+    "LF": b"a = 1\nb = 2\nc = 3\n",
+    "CRLF": b"a = 1\r\nb = 2\r\nc = 3\r\n",
+    "BOM": b"\xef\xbb\xbfa = 1\nb = 2\n",
+    "no line end": b"a = 1\nb = 2",
+    "latin": b"# -*- coding: latin-1 -*-\na = '\xe4'\nb = 2\n",
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_patch_is_what_git_applies(kind, tmp_path):
+    """In a folder of two files, below another one: their bytes are those of the edited texts."""
+    new = {}
+    for name in ("train.py", "src/more.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(FILES[kind])
+        text = read_source(path)
+        new[str(path)] = encode_source(path, text.replace("b = 2", "b = 22"))
+    old = {path: pathlib.Path(path).read_bytes() for path in new}
+    for context in (1, 3):
+        patch = make_patch(old, new, {path: str(pathlib.Path(path).relative_to(tmp_path)) for path in new}, context)
+        (tmp_path / "fix.diff").write_bytes(patch)
+        subprocess.run(["git", "apply", "fix.diff"], cwd=tmp_path, check=True)
+        assert all(pathlib.Path(path).read_bytes() == contents for path, contents in new.items())
+        subprocess.run(["git", "apply", "-R", "fix.diff"], cwd=tmp_path, check=True)
+        assert all(pathlib.Path(path).read_bytes() == contents for path, contents in old.items())
+
+
+def test_edits_are_of_the_text_before_them():
+    text = Text("x", "f(a=1, b=2)\n")
+    call = text.tree.body[0].value
+    edits = [*text.set_keywords(call, {"a": "10", "c": "3"}), *text.without_keyword(call, "b")]
+    assert apply_edits({"x": text.text}, edits)["x"].replace(" ", "") == "f(a=10,c=3)\n"
+
+
+# The rounds: runs are dictionaries, by the repairs that are made in them.
+
+
+def finding(failure, change, **more):
+    entry = {"failure": failure, "evidence": f"{failure} is bad", "repair": "", "notebook": None, "tried": ""}
+    change = None if change is None else repairs.to_json(Change(calls=tuple(sorted(change))))
+    return entry | {"change": change, "about": "", "ends": False} | more
+
+
+class Runs:
+    """A script with failures, each with what takes it away, and what another one hides."""
+
+    def __init__(self, bad, heals=None, hides=None, error=None, no_edit=(), flaky=()):
+        self.bad, self.hides, self.no_edit, self.flaky = bad, hides or {}, no_edit, set(flaky)
+        self.heals = heals or {each: {each} for each in bad}
+        self.error = error or {}
+        self.made = []
+
+    def __call__(self, change):
+        self.made.append(change.calls)
+        left = [each for each in self.bad if not self.heals[each] & set(change.calls)]
+        seen = [each for each in left if not any(each in self.hides.get(other, ()) for other in left)]
+        if len(self.made) > 1:
+            seen = [each for each in seen if each not in self.flaky]
+        hidden = {each for other in left for each in self.hides.get(other, ())}
+        errors = [text for each, text in self.error.items() if each in left]
+        return {
+            "findings": [
+                finding(each, None if each in self.no_edit else {*change.calls, each}) for each in seen
+            ],
+            "suspected": [],
+            "held": [
+                {"failure": each, "evidence": f"{each} is good", "control": ""}
+                for each in (*self.bad, "F9") if each not in left and each not in hidden
+            ],
+            "error": errors[0] if errors else "",
+        }  # fmt: skip
+
+
+def told(runs):
+    first = runs(Change())
+    outcome = rounds.try_repairs(runs, first)
+    return outcome, {each["failure"]: each["why"] for each in outcome.suspected}, first
+
+
+def test_one_failure_is_named_with_both_figures():
+    runs = Runs(["F7"])
+    outcome, suspected, _ = told(runs)
+    (named,) = outcome.named
+    assert (named["failure"], named["evidence"], named["tried"]) == ("F7", "F7 is bad", "F7 is good") and not suspected
+    assert runs.made == [(), (), ("F7",)] and outcome.change.calls == ("F7",)
+
+
+def test_what_hides_behind_another_is_named_in_turn():
+    """F2 ends the run; F3b and F15 show behind it, each is run twice without its repair and once with it."""
+    runs = Runs(["F2", "F3b", "F15"], hides={"F2": ["F3b", "F15"]}, error={"F2": "element 0 of tensors"})
+    outcome, suspected, first = told(runs)
+    assert [each["failure"] for each in outcome.named] == ["F2", "F3b", "F15"] and not suspected
+    assert [each["round"] for each in outcome.named] == [1, 2, 3] and not outcome.last["error"]
+    assert rounds.hidden(outcome.named, first) == ["F3b", "F15"]
+
+
+def test_two_that_one_repair_heals_are_not_told_apart():
+    """Checkpointing off takes F1 and F7 away alike: neither is named; a finer repair tells which is which."""
+    _, suspected, _ = told(Runs(["F1", "F7"], heals={"F1": {"F1", "F7"}, "F7": {"F1", "F7"}}))
+    assert "not told apart" in suspected["F1"] and "not told apart" in suspected["F7"]
+    outcome, suspected, _ = told(Runs(["F1", "F7"], heals={"F1": {"F1"}, "F7": {"F1", "F7"}}))
+    assert [each["failure"] for each in outcome.named] == ["F1"] and suspected == {"F7": "gone with the repair of F1"}
+
+
+REASONS = {
+    "no edit": (Runs(["F3a"], no_edit=["F3a"]), rounds.NO_EDIT),
+    "not again": (Runs(["F7"], flaky=["F7"]), rounds.NOT_AGAIN),
+    "it stays": (Runs(["F7"], heals={"F7": {"another"}}), "still there"),
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_why_a_failure_is_not_named(kind):
+    runs, reason = REASONS[kind]
+    outcome, suspected, _ = told(runs)
+    (why,) = suspected.values()
+    assert reason in why and not outcome.named
+    assert bool(outcome.notes) == (kind == "not again")
+
+
+def test_a_repair_that_crashes_or_brings_another_failure_is_none():
+    class Breaks(Runs):
+        def __call__(self, change):
+            result = super().__call__(change)
+            if change.calls and self.how == "error":
+                return result | {"error": "train.py, line 3, ended in NameError: x"}
+            if change.calls and self.how == "brings":
+                result["findings"].append(finding("F9", None))
+            return result
+
+    for how, text in (("error", "NameError: x"), ("brings", "brings F9")):
+        runs = Breaks(["F7"])
+        runs.how = how
+        outcome, suspected, _ = told(runs)
+        assert text in suspected["F7"] and not outcome.named and outcome.change == Change()
+
+
+def test_a_judge_s_own_undo_needs_a_second_run_alone():
+    runs = Runs(["F14"], no_edit=["F14"])
+    first = runs(Change())
+    first["findings"][0]["tried"] = "with re.DOTALL it gives 1"
+    outcome = rounds.try_repairs(runs, first)
+    assert [each["failure"] for each in outcome.named] == ["F14"] and len(runs.made) == 2
+
+
+def test_four_rounds_are_all():
+    names = ["F23", "F2", "F8", "F1", "F7", "F14"]
+    hides = {name: names[place + 1 :] for place, name in enumerate(names)}
+    outcome, suspected, _ = told(Runs(names, hides=hides))
+    assert [each["failure"] for each in outcome.named] == names[:4] and suspected == {"F7": rounds.ROUNDS_OVER}
+
+
+def test_no_second_run_where_nothing_can_be_named():
+    runs = Runs(["F3a"], no_edit=["F3a"])
+    told(runs)
+    assert len(runs.made) == 1
+    runs = Runs([])
+    told(runs)
+    assert len(runs.made) == 1
+
+
+SIDE_EFFECTS = {
+    "open('{outside}/a.txt', 'w')": "writes {outside}/a.txt",
+    "os.makedirs('{outside}/b')": "writes {outside}/b",
+    "os.remove('{outside}/there')": "removes {outside}/there",
+    "os.rename('{outside}/there', '{outside}/c')": "writes {outside}/c",
+    "subprocess.run(['true'])": "starts true",
+    "os.system('true')": "starts true",
+    "socket.create_connection(('127.0.0.1', 1), 1)": "connects to 127.0.0.1:1",
+    "open('{inside}/a.txt', 'w')": "",
+    "open('{outside}/there')": "",
+    "os.makedirs('{outside}', exist_ok=True)": "",
+    "import http.server": "",
+    "import library": "",
+}
+
+
+@pytest.mark.parametrize("statement", SIDE_EFFECTS)
+def test_what_a_script_does_beside_its_training_is_seen(statement, tmp_path):
+    """Files, processes and connections; what lies in the run's folder, is read, or is an import's does not count."""
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    outside.mkdir()
+    inside.mkdir()
+    (outside / "there").touch()
+    (inside / "library.py").write_text("import subprocess\nsubprocess.run(['true'])\n")
+    names = {"outside": outside, "inside": inside}
+    script = tmp_path / "project" / "train.py"
+    script.parent.mkdir()
+    script.write_text(f"import os, subprocess, socket\n{statement.format_map(names)}\n")
+    code = f"""
+import pathlib, sys
+from failurelab.preflight.intercept import effects, own_code
+sys.path.insert(0, {str(inside)!r})
+own = own_code.OwnCode({str(script)!r})
+effects.Effects(pathlib.Path({str(inside / "told")!r}), own, [{str(inside)!r}]).listen()
+try:
+    exec(compile(open({str(script)!r}).read(), {str(script)!r}, "exec"))
+except OSError:
+    pass
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    lines = (inside / "told").read_text().splitlines() if (inside / "told").exists() else []
+    wanted = SIDE_EFFECTS[statement].format_map(names)
+    assert len(lines) >= bool(wanted) and (wanted or not lines)
+    if wanted:
+        kind, _, what = wanted.partition(" ") if not wanted.startswith("connects") else ("connects to", "", wanted[12:])
+        assert f'"kind": "{kind}"' in lines[0] and any(f'"what": "{what}"' in line for line in lines)
