@@ -1,8 +1,14 @@
 """Reward functions asked about made-up completions: what each can never reward, and silence for what is only odd."""
 
 import asyncio
+import functools
+import json
+import os
+import pathlib
 import random
 import re
+import tempfile
+import time
 import types
 from collections.abc import Sequence
 
@@ -13,19 +19,37 @@ trl = pytest.importorskip("trl")
 
 from failurelab.preflight.answers import Finding, Held, NotChecked  # noqa: E402
 from failurelab.preflight.inputs import Seen  # noqa: E402
+from failurelab.preflight.judges import asking, completions  # noqa: E402
 from failurelab.preflight.judges.patterns import forms  # noqa: E402
 from failurelab.preflight.judges.reward import judge_rewards  # noqa: E402
+from failurelab.preflight.judges.rows import installed_version  # noqa: E402
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
 CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN["prompt"]]}
 WORDS = {"prompt": ["Capital of France?", "Of Italy?", "Of Spain?", "Of Peru?"]}
 WORDS["answer"] = ["Paris", "Rome", "Madrid", "Lima"]
+KINDS = PLAIN | {"task": ["math", "coding", "math", "coding"]}
 IN_ORDER = PLAIN["answer"] * 50
 ANSWER = re.compile(r"<answer>\s*(-?\d+)\s*</answer>")
+R1 = "Think first: <think> reasoning process here </think><answer> answer here </answer>"
+XML = "Respond in this format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n"
+
+
+def told(system, rows=PLAIN):
+    """Return rows whose prompts begin with a system's message."""
+    prompts = [[{"role": "system", "content": system}, {"role": "user", "content": text}] for text in PLAIN["prompt"]]
+    return rows | {"prompt": prompts}
+
+
+def answers_as(write):
+    return CHAT | {"answer": [write(answer) for answer in PLAIN["answer"]]}
 
 
 def text(completion):
     return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+# Functions that are well.
 
 
 def exact(completions, answer, **_):
@@ -46,8 +70,8 @@ def shorter(completions, **_):
     return [-float(len(text(completion))) for completion in completions]
 
 
-def noise(completions, **_):
-    return [random.random() for _ in completions]
+def noisy(completions, answer, **_):
+    return [reward + random.random() / 10 for reward in exact(completions, answer)]
 
 
 async def later(completions, answer, **_):
@@ -55,8 +79,50 @@ async def later(completions, answer, **_):
     return exact(completions, answer)
 
 
-def unknown_form(completions, answer, **_):
-    return [float(text(c).endswith(f"~~{right}~~") and len(text(c)) > 90) for c, right in zip(completions, answer)]
+def known_answers(completions, answer, **_):
+    return [exact([c], [a])[0] + 0.1 * (text(c) in IN_ORDER) for c, a in zip(completions, answer)]
+
+
+class Scorer:
+    """As many write them: an object that is called."""
+
+    __name__ = "scorer"
+    pattern = re.compile(r"<result>(.*?)</result>")
+
+    def __call__(self, completions, answer, **_):
+        found = [self.pattern.search(text(completion)) for completion in completions]
+        return tuple(1.5 if match and match[1] == right else -1.5 for match, right in zip(found, answer))
+
+
+def ranked(completions, answer, **_):
+    """Group-relative, as trl's documents show: a rank among all completions of a batch."""
+    given = exact(completions, answer)
+    return [sum(other < each for other in given) / len(given) for each in given]
+
+
+def with_penalty(completions, answer, **_):
+    return [
+        2.0 * (right in text(c)) - 0.01 * text(c).count("\n") - 0.001 * len(text(c))
+        for c, right in zip(completions, answer)
+    ]
+
+
+def one_line_wanted(completions, **_):
+    return [float(bool(re.fullmatch(r"[^\n]{1,200}", text(c)))) for c in completions]
+
+
+def penalty_for_answer_alone(completions, answer, **_):
+    """Beside a function for right answers: an answer without a word of reasoning gets a little less."""
+    return [-0.1 if text(c).strip() == right else 0.0 for c, right in zip(completions, answer)]
+
+
+SOUND = [
+    exact, tagged, distance, noisy, later, known_answers, Scorer(), ranked, with_penalty,
+    functools.partial(exact, scale=2),
+]  # fmt: skip
+
+
+# Functions that are not.
 
 
 def ones(completions, **_):
@@ -75,12 +141,32 @@ def of_the_prompt(prompts, completions, **_):
     return [float(len(prompt)) for prompt in prompts]
 
 
+def chance(completions, **_):
+    return [random.random() for _ in completions]
+
+
 def one_number(completions, answer, **_):
     return sum(exact(completions, answer)) / len(completions)
 
 
 def one_in_a_list(completions, **_):
     return [float(any(text(completion) for completion in completions))]
+
+
+def mean_of_all(completions, answer, **_):
+    scores = exact(completions, answer)
+    return [sum(scores) / len(scores)] * len(scores)
+
+
+REMEMBERED = {}
+
+
+def remembered_by_prompt(prompts, completions, answer, **_):
+    return [REMEMBERED.setdefault(p, exact([c], [a])[0]) for p, c, a in zip(prompts, completions, answer)]
+
+
+def first_of_batch(completions, answer, **_):
+    return [float(text(completion) == answer[0]) for completion in completions]
 
 
 def some(completions, **_):
@@ -97,8 +183,20 @@ def unread_numbers(completions, answer, **_):
     return [float(bool(match) and match[1] == right) for match, right in zip(matches, answer)]
 
 
-def text_against_number(completions, answer, **_):
+def stripped(completions, answer, **_):
     return [float(text(completion).strip() == right) for completion, right in zip(completions, answer)]
+
+
+def lower(completions, answer, **_):
+    return [float(right in text(completion).lower()) for completion, right in zip(completions, answer)]
+
+
+def last_number(completions, answer, **_):
+    return [float(re.findall(r"-?\d+", text(c))[-1:] == [right]) for c, right in zip(completions, answer)]
+
+
+def last_number_bare(completions, answer, **_):
+    return last_number(completions, [re.findall(r"\d+", right)[0] for right in answer])
 
 
 def messages_as_text(completions, answer, **_):
@@ -107,6 +205,26 @@ def messages_as_text(completions, answer, **_):
 
 def messages_split(completions, answer, **_):
     return [float(completion.split()[-1:] == [right]) for completion, right in zip(completions, answer)]
+
+
+def message_caught(completions, answer, **_):
+    rewards = []
+    for completion, right in zip(completions, answer):
+        try:
+            rewards.append(float(completion["content"] == right))
+        except Exception:
+            rewards.append(0.0)
+    return rewards
+
+
+def slip_caught(completions, answer, **_):
+    rewards = []
+    for completion in completions:
+        try:
+            rewards.append(float(text(completion) == rigth))  # noqa: F821
+        except Exception:
+            rewards.append(0.0)
+    return rewards
 
 
 def another_column(completions, solution, **_):
@@ -167,24 +285,47 @@ def by_place_in_a_column(completions, answer, **_):
     return [float(text(completion) == right) for completion, right in zip(completions, COLUMN)]
 
 
-def known_answers(completions, answer, **_):
-    return [exact([c], [a])[0] + 0.1 * (text(c) in IN_ORDER) for c, a in zip(completions, answer)]
+def code_alone(completions, task, **_):
+    return [float("def" in text(c)) if kind == "code" else None for c, kind in zip(completions, task)]
 
 
-def mean_of_all(completions, answer, **_):
-    scores = exact(completions, answer)
-    return [sum(scores) / len(scores)] * len(scores)
+def coding_alone(completions, task, **_):
+    return [float("def" in text(c)) if kind == "coding" else None for c, kind in zip(completions, task)]
 
 
-def no_service(completions, **_):
-    raise ConnectionError("the judge does not answer")
+def unknown_form(completions, answer, **_):
+    return [float(text(c).endswith(f"~~{right}~~") and len(text(c)) > 90) for c, right in zip(completions, answer)]
+
+
+def matches(pattern, flags=0, call=re.match):
+    """Return a reward for a format, as people write them."""
+
+    def format_reward(completions, **kwargs):
+        return [1.0 if call(pattern, text(completion), flags) else 0.0 for completion in completions]
+
+    return format_reward
+
+
+def json_reward(key):
+    def score(completions, answer, **_):
+        rewards = []
+        for completion, right in zip(completions, answer):
+            try:
+                rewards.append(1.0 if str(json.loads(text(completion))[key]) == right else -1.0)
+            except (ValueError, KeyError, TypeError):
+                rewards.append(-1.0)
+        return rewards
+
+    return score
 
 
 def seen(functions, rows=PLAIN, **attributes):
     functions = functions if isinstance(functions, list) else [functions]
     trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
     args = types.SimpleNamespace(remove_unused_columns=attributes.pop("remove_unused_columns", False))
-    vars(trainer).update({"reward_funcs": functions, "reward_weights": None, "args": args, "state": None} | attributes)
+    given = {"tools": None, "chat_template": None, "chat_template_kwargs": {}, "_is_vlm": False}
+    given |= {"reward_funcs": functions, "reward_weights": None, "args": args, "state": None}
+    vars(trainer).update(given | attributes)
     return Seen(trainer=trainer, asked={}, dataset=datasets.Dataset.from_dict(rows))
 
 
@@ -192,22 +333,29 @@ def judge(functions, rows=PLAIN, tokenizer=None, **attributes):
     return list(judge_rewards(seen(functions, rows, processing_class=tokenizer, **attributes)))
 
 
+def found(answers):
+    return [answer for answer in answers if isinstance(answer, Finding)]
+
+
 @pytest.mark.parametrize("rows", [PLAIN, CHAT], ids=["plain", "chat"])
-@pytest.mark.parametrize("function", [exact, tagged, distance, shorter, noise, later, known_answers])
-def test_healthy_functions_are_silent(function, rows, tokenizer):
-    """Each in both forms of a dataset; the right answer gets more wherever the function asks for it."""
+@pytest.mark.parametrize("function", SOUND, ids=lambda function: getattr(function, "__name__", "partial"))
+def test_functions_that_are_well_are_silent(function, rows, tokenizer):
+    """Each in both forms of a dataset; the right answer gets more, and that is told with its figure."""
     answers = judge(function, rows, tokenizer)
-    assert not [answer for answer in answers if isinstance(answer, Finding)]
-    judged = function in (exact, tagged, distance, later, known_answers)  # the others ask for no reference
-    assert {answer.failure for answer in answers if isinstance(answer, Held)} == ({"F10", "F14"} if judged else {"F10"})
-    if judged:
-        assert any("the right answer got" in answer.evidence for answer in answers if isinstance(answer, Held))
+    assert not found(answers) and not [answer for answer in answers if isinstance(answer, NotChecked)]
+    assert {answer.failure for answer in answers if isinstance(answer, Held)} == {"F10", "F14"}
+    assert any("the right answer got" in answer.evidence for answer in answers if isinstance(answer, Held))
 
 
-def test_a_constant_beside_a_function_that_varies_is_odd_and_no_more(tokenizer):
-    answers = judge([exact, ones], tokenizer=tokenizer)
-    assert not [answer for answer in answers if isinstance(answer, Finding)]
-    assert any(isinstance(answer, NotChecked) and "ones gives 1 for all" in answer.why for answer in answers)
+@pytest.mark.parametrize(
+    ("function", "low", "high"), [(shorter, "192 characters", "''"), (one_line_wanted, "''", "1 for")]
+)
+def test_a_reward_without_a_reference_shows_its_direction(function, low, high, tokenizer):
+    """`abs(20 - len(completion))` pays for length (TRL #2771): nobody but its author knows whether that is wanted."""
+    answers = judge(function, CHAT, tokenizer)
+    (line,) = [answer.why for answer in answers if isinstance(answer, NotChecked)]
+    least, most = line.split("direction: ")[1].split(" characters), ", 1)
+    assert not found(answers) and high in most and low in least + " characters)"
 
 
 def test_a_form_that_nobody_thought_of_is_not_checked(tokenizer):
@@ -217,52 +365,165 @@ def test_a_form_that_nobody_thought_of_is_not_checked(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("function", "rows", "failure", "words"),
+    ("function", "rows", "failure", "words", "tried"),
     [
-        (ones, PLAIN, "F10", "never reads"),
-        (counted, CHAT, "F10", "gives 0.5 for all"),
-        (a_string, PLAIN, "F10", "never reads"),
-        (of_the_prompt, PLAIN, "F10", "one number for each prompt"),
-        (one_number, PLAIN, "F14", "one number for"),
-        (one_in_a_list, PLAIN, "F14", "one number for"),
-        (some, PLAIN, "F14", "rewards for"),
-        (nothing, PLAIN, "F14", "NoneType"),
-        (unread_numbers, WORDS, "F14", "'Paris'"),
-        (text_against_number, PLAIN | {"answer": [7, 11, 17, 42]}, "F14", "answer is int '7'"),
-        (messages_as_text, CHAT, "F14", "lists of messages"),
-        (messages_split, CHAT, "F14", "lists of messages"),
-        (another_column, PLAIN, "F14", "asks for solution"),
-        (another_key, PLAIN, "F14", "'solution'"),
-        (another_key_got, PLAIN, "F14", "'solution'"),
-        (no_kwargs, PLAIN, "F14", "takes no"),
-        (errors_paid, CHAT, "F14", "the wrong sign"),
-        (first_word, PLAIN, "F14", "an empty completion"),
-        (infinite, PLAIN, "F14", "inf"),
-        (all_none, PLAIN, "F14", "None"),
-        (by_place, PLAIN, "F14", "by the place in the batch"),
-        (by_place_in_a_column, PLAIN, "F14", "by the place in the batch"),
-        (mean_of_all, PLAIN, "F10", "for a whole batch"),
+        (ones, PLAIN, "F10", "never reads", "lengths"),
+        (counted, CHAT, "F10", "gives 0.5 for all", "lengths"),
+        (a_string, PLAIN, "F10", "never reads", "lengths"),
+        (of_the_prompt, PLAIN, "F10", "one number for each prompt", "lengths"),
+        (chance, PLAIN, "F14", "never reads", ""),
+        (one_number, PLAIN, "F10", "one number for", "one at a time"),
+        (one_in_a_list, PLAIN, "F10", "one number for", "one at a time"),
+        (mean_of_all, PLAIN, "F10", "whole batch", "one at a time"),
+        (remembered_by_prompt, PLAIN, "F10", "whole prompt", "one at a time"),
+        (first_of_batch, PLAIN, "F14", "another prompt's reference", "that prompt alone"),
+        (some, PLAIN, "F14", "rewards for", ""),
+        (nothing, PLAIN, "F14", "NoneType", ""),
+        (unread_numbers, WORDS, "F14", "'Paris'", "reference '7'"),
+        (lower, WORDS, "F14", "'Paris'", "'paris'"),
+        (stripped, PLAIN | {"answer": [7, 11, 17, 42]}, "F14", "answer is int '7'", "as text"),
+        (last_number, answers_as("${}$".format), "F14", "'$7$'", "bare answer, '7'"),
+        (last_number, answers_as("\\({}\\)".format), "F14", "(7", "bare answer, '7'"),
+        (last_number, answers_as("\\boxed{{{}}}".format), "F14", "boxed", "'7'"),
+        (last_number, answers_as("{} pages".format), "F14", "'7 pages'", "bare answer, '7'"),
+        (messages_as_text, CHAT, "F14", "as plain text", "plain text the same"),
+        (messages_split, CHAT, "F14", "a list of messages", "plain text the same"),
+        (message_caught, CHAT, "F14", "as a message", "as a message"),
+        (slip_caught, CHAT, "F14", "name 'rigth' is not defined", ""),
+        (another_column, PLAIN, "F14", "asks for solution", "with answer under this name"),
+        (another_key, PLAIN, "F14", "'solution'", "with answer under this name"),
+        (another_key_got, PLAIN, "F14", "'solution'", "solution='7'"),
+        (no_kwargs, PLAIN, "F14", "takes no", "called without"),
+        (errors_paid, CHAT, "F14", "the wrong sign", "with the sign turned"),
+        (first_word, PLAIN, "F14", "an empty completion", "without those"),
+        (infinite, PLAIN, "F14", "inf", ""),
+        (by_place, PLAIN, "F14", "by the place in the batch", ""),
+        (by_place_in_a_column, PLAIN, "F14", "by the place in the batch", ""),
+        (code_alone, KINDS, "F14", "'code' is no value", "task='code'"),
+        (json_reward("result"), told('JSON only: {"solution": <number>}'), "F14", "form that the prompts", '"result"'),
+        (matches(r"(?!<think>|.*<answer>)"), told(R1), "F14", "the wrong sign", "sign turned"),
     ],
-)
-def test_what_a_function_can_never_reward(function, rows, failure, words, tokenizer):
-    findings = [answer for answer in judge(function, rows, tokenizer) if isinstance(answer, Finding)]
-    assert [finding.failure for finding in findings] == [failure]
-    assert words in findings[0].evidence and findings[0].repair.endswith(".")
+)  # fmt: skip
+def test_what_a_function_can_never_reward(function, rows, failure, words, tried, tokenizer):
+    """Each is named by its cause, with what it gives when that is undone, where that can be tried."""
+    (finding,) = found(judge(function, rows, tokenizer))
+    assert finding.failure == failure and words in finding.evidence and finding.repair.endswith(".")
+    assert tried in finding.tried and bool(finding.tried) is bool(tried)
+
+
+FORMATS = {  # pattern, flags and call that are blind; those that are not; what the prompts show
+    "open-r1 #237": (
+        (r"^<think>.*?</think><answer>.*?</answer>$",),
+        (r"^<think>.*?</think>\s*<answer>.*?</answer>$", re.S),
+        R1,
+    ),
+    "open-r1 #238, between the tags": (
+        (r"^<think>.*?</think><answer>.*?</answer>$", re.S),
+        (r"^<think>.*?</think>\s*<answer>.*?</answer>$", re.S),
+        R1.replace("</think><", "</think>\n<"),
+    ),
+    "open-r1, n for a line break": (
+        (r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n</answer>\s*$", re.S),
+        (r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\s*$", re.S),
+        XML,
+    ),
+    "R1-V #19": (
+        (r"<think>.*?</think>\s*<answer>.*?</answer>", 0, re.fullmatch),
+        (r"<think>.*?</think>\s*<answer>.*?</answer>", re.S, re.fullmatch),
+        "",
+    ),
+    "unsloth #1761, strict": (
+        (r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$",),
+        (r"^<reasoning>\n[\s\S]*?\n</reasoning>\n<answer>\n[\s\S]*?\n</answer>\n$",),
+        XML,
+    ),
+    "unsloth #1761, soft": (
+        (r"<reasoning>.*?</reasoning>\s*<answer>.*?</answer>",),
+        (r"(?s)<reasoning>.*?</reasoning>\s*<answer>.*?</answer>",),
+        XML,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("thread", FORMATS)
+def test_a_format_that_no_completion_of_several_lines_has(thread, tokenizer):
+    """Beside a function that is well, the one that is dead is named, by a completion in its own form and undone."""
+    blind, sees, system = FORMATS[thread]
+    rows = told(system) if system else CHAT
+    for arguments, dead in ((blind, True), (sees, False)):
+        answers = judge([matches(*arguments), last_number], rows, tokenizer)
+        assert [finding.failure for finding in found(answers)] == ["F14"] * dead
+        assert not dead or ("format_reward" in found(answers)[0].evidence and found(answers)[0].tried)
+
+
+OPENED = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant\n<think>\n"
+
+
+@pytest.mark.parametrize(("pattern", "dead"), [(r"^<think>.*?</think>", True), (r"^(<think>)?.*?</think>", False)])
+def test_a_template_that_opens_the_tag(pattern, dead, tokenizer):
+    """No completion has the tag that the prompt ends with (TRL #6966)."""
+    tokenizer.chat_template = OPENED
+    answers = judge([matches(pattern, re.S), last_number], CHAT, tokenizer)
+    assert [("'<think>\\n'" in finding.evidence, bool(finding.tried)) for finding in found(answers)] == [
+        (True, True)
+    ] * dead
+
+
+@pytest.mark.parametrize("read", [last_number_bare, last_number])
+@pytest.mark.parametrize("write", ["${}$", "\\({}\\)", "\\boxed{{{}}}", "{} cm", "{}"])
+def test_a_reference_that_is_read_bare_is_well(write, read, tokenizer):
+    """The twins of those above: no form of a reference makes a function that strips it look dead."""
+    if read is last_number and write != "{}":
+        pytest.skip("the broken twin, tested above")
+    answers = judge(read, answers_as(write.format), tokenizer)
+    assert not found(answers) and any(isinstance(answer, Held) and answer.failure == "F14" for answer in answers)
+
+
+@pytest.mark.parametrize("function", [ones, all_none, code_alone, unknown_form])
+def test_a_dead_function_beside_others_is_named_and_nothing_held_of_it(function, tokenizer):
+    """A constant adds nothing to any advantage: no failure by itself, and never a clause inside of what held."""
+    answers = judge([last_number, function], KINDS, tokenizer)
+    (told,) = [answer for answer in answers if isinstance(answer, (Finding, NotChecked))]
+    words = told.evidence if isinstance(told, Finding) else told.why
+    assert f"{function.__name__} gives" in words and "last_number" not in words
+    assert isinstance(told, Finding) is (function is code_alone)
+    assert not any(function.__name__ in answer.evidence for answer in answers if isinstance(answer, Held))
+
+
+def test_none_is_masked_by_the_releases_that_mask_it(tokenizer):
+    """Releases 0.14 and 0.15 add NaN to the sum, and None is an error there; later ones leave both out."""
+    masked = hasattr(trl.GRPOConfig, "steps_per_generation") or installed_version("trl") >= asking_version()
+    for function in (nan_for_no_number, all_none):
+        assert bool(found(judge(function, tokenizer=tokenizer))) is not masked
+    assert not found(judge([coding_alone, last_number], KINDS, tokenizer)) or not masked
+
+
+def asking_version():
+    from packaging.version import Version
+
+    return Version("0.16")
+
+
+def test_functions_whose_weights_cancel(tokenizer):
+    findings = found(judge([exact, exact], tokenizer=tokenizer, reward_weights=[1.0, -1.0]))
+    assert [finding.failure for finding in findings] == ["F10"] and "the sum is the same" in findings[0].evidence
+
+
+def test_a_penalty_that_others_outweigh_is_no_wrong_sign(tokenizer):
+    assert not found(judge([exact, penalty_for_answer_alone], tokenizer=tokenizer))
 
 
 def test_a_negative_weight_is_the_wrong_sign_too(tokenizer):
-    findings = [
-        answer for answer in judge(exact, tokenizer=tokenizer, reward_weights=[-1.0]) if isinstance(answer, Finding)
-    ]
-    assert ["wrong sign" in finding.evidence for finding in findings] == [True]
+    (finding,) = found(judge(exact, tokenizer=tokenizer, reward_weights=[-1.0]))
+    assert "the sum of all functions has the wrong sign" in finding.evidence
 
 
 def test_a_weight_of_zero_for_what_alone_is_right(tokenizer):
     """The other function's reward may rise all the same; a weight of 0 beside another that asks is odd and no more."""
     given = {"tokenizer": tokenizer, "reward_weights": [0.0, 1.0]}
-    (finding,) = [answer for answer in judge([exact, shorter], **given) if isinstance(answer, Finding)]
-    assert finding.failure == "F14" and "reward_weights is 0" in finding.evidence
-    assert not [answer for answer in judge([exact, distance], **given) if isinstance(answer, Finding)]
+    (finding,) = found(judge([exact, shorter], **given))
+    assert finding.failure == "F14" and "reward_weights is 0" in finding.evidence and finding.tried
+    assert not found(judge([exact, distance], **given))
 
 
 @pytest.mark.parametrize(
@@ -278,47 +539,199 @@ def test_completions_that_are_all_the_same(asked, what, tokenizer):
     """Without chance in the sampling no group has rewards that differ."""
     given = seen(exact, processing_class=tokenizer)
     given.asked.update(asked)
-    findings = [answer for answer in judge_rewards(given) if isinstance(answer, Finding)]
+    findings = found(judge_rewards(given))
     assert [finding.failure for finding in findings] == (["F10"] if what else [])
     assert not what or findings[0].evidence.startswith(what)
 
 
 def test_columns_that_the_trainer_drops(tokenizer):
-    (finding,) = judge(exact, tokenizer=tokenizer, remove_unused_columns=True)
-    assert finding.failure == "F14" and "remove_unused_columns=False" in finding.repair
+    (finding,) = found(judge(exact, tokenizer=tokenizer, remove_unused_columns=True))
+    assert finding.failure == "F14" and "remove_unused_columns=False" in finding.repair and finding.ends
 
 
-def test_nan_is_masked_by_the_releases_that_mask_it(tokenizer):
-    """Releases 0.14 and 0.15 add it to the sum; later ones leave it out, as they do with None."""
-    from failurelab.preflight.judges.rows import trl_source
+def test_what_the_trainer_handed_over_is_what_a_function_is_asked_with(tokenizer):
+    """The run's own call says which columns and objects arrive; its completions are asked about too."""
 
-    answers = judge(nan_for_no_number, tokenizer=tokenizer)
-    masked = "nansum" in trl_source(trl.GRPOTrainer.__new__(trl.GRPOTrainer))
-    assert any(isinstance(answer, Finding) for answer in answers) is not masked
+    def by_ids(completions, completion_ids, trainer_state, **_):
+        return [float(len(ids)) for ids in completion_ids]
+
+    given = seen(by_ids, processing_class=tokenizer)
+    given.handed = {"prompts": [], "completions": ["~~~"], "completion_ids": [[5]], "trainer_state": None}
+    answers = list(judge_rewards(given))
+    assert not found(answers) and given.best
+    given.handed = {"prompts": [], "completions": []}
+    (finding,) = found(judge_rewards(given))
+    assert "asks for completion_ids, trainer_state" in finding.evidence and finding.ends
 
 
-def test_a_service_that_is_not_there_is_no_failure(tokenizer):
-    (answer,) = judge(no_service, tokenizer=tokenizer)
-    assert isinstance(answer, NotChecked) and "the judge does not answer" in answer.why
+# What is not here, and what goes wrong while a function is asked.
+
+SHARED = pathlib.Path(tempfile.gettempdir())
 
 
-def test_each_function_is_called_once_where_once_is_enough(tokenizer):
-    calls = []
+def no_service(completions, **_):
+    raise ConnectionError("the judge does not answer")
+
+
+def no_package(completions, **_):
+    import a_package_that_nobody_has
+
+    return a_package_that_nobody_has.score(completions)
+
+
+def no_key(completions, **_):
+    return [len(os.environ["KEY_OF_A_JUDGE_THAT_IS_NOT_HERE"])] * len(completions)
+
+
+def no_gpu(completions, **_):
+    raise AssertionError("Torch not compiled with CUDA enabled")
+
+
+def no_file(completions, **_):
+    return [float(line) for line in open("scores_that_are_not_there.txt")]
+
+
+def exits(completions, **_):
+    raise SystemExit(3)
+
+
+def dies(completions, **_):
+    os._exit(3)
+
+
+def never_returns(completions, **_):
+    while True:
+        try:
+            time.sleep(0.01)
+        except BaseException:
+            continue
+
+
+def other_process(completions, **_):
+    from failurelab.preflight.intercept.processes import Stopped
+
+    raise Stopped("starts another process, python score.py")
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (no_service, "the judge does not answer"),
+        (no_package, "needs a_package_that_nobody_has"),
+        (no_key, "needs the environment variable KEY_OF"),
+        (no_gpu, "CUDA"),
+        (no_file, "scores_that_are_not_there.txt"),
+        (exits, "SystemExit: 3"),
+        (dies, "ended its process (3)"),
+        (never_returns, "did not return within 1 seconds"),
+        (other_process, "starts another process"),
+    ],
+)
+def test_what_is_not_here_is_no_failure(function, words, tokenizer, monkeypatch):
+    """NOT CHECKED with the reason; what the other function gives is judged all the same."""
+    monkeypatch.setattr(asking, "LIMIT", 1.0)
+    given = seen([last_number, function], CHAT, processing_class=tokenizer)
+    answers = list(judge_rewards(given))
+    (answer,) = [answer for answer in answers if isinstance(answer, NotChecked)]
+    assert answer.failure == "F14" and words in answer.why and function.__name__ in answer.why and not found(answers)
+
+
+def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch, tmp_path, capfd):
+    """A log beside the script, a process that goes on, words on the terminal: it is judged, and nothing is left."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    left = tmp_path / "temporary" / "left"
+
+    def busy(completions, answer, **_):
+        print("scoring")
+        with open("rewards.log", "a") as log:
+            log.write("scored")
+        if not os.fork():
+            left.write_text(str(os.getpid()))
+            while True:
+                time.sleep(60)
+        while not left.exists() or not left.read_text():
+            time.sleep(0.01)
+        return last_number(completions, answer)
+
+    answers = judge(busy, CHAT, tokenizer)
+    assert any(isinstance(answer, Held) and answer.failure == "F14" for answer in answers)
+    assert "scoring" not in "".join(capfd.readouterr()) and not (tmp_path / "rewards.log").exists()
+    status = pathlib.Path(f"/proc/{left.read_text()}/stat")
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_a_function_that_is_well_is_called_once(tokenizer, tmp_path):
+    calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
 
     def paid(completions, answer, **_):
-        calls.append(len(completions))
+        with calls.open("a") as file:
+            file.write("1")
         return exact(completions, answer)
 
     judge(paid, tokenizer=tokenizer)
-    assert len(calls) == 1
+    assert calls.read_text() == "1"
+
+
+# Forms and references.
 
 
 def test_forms_are_read_off_a_function():
-    """Its patterns and tags say how it wants an answer, also through a function that it calls."""
-    written = [form("42") for form in forms(tagged, "42")]
-    assert any(re.fullmatch(r"<reasoning>.*</reasoning>.*<result>42</result>", each) for each in written)
-    assert [form("42") for form in forms(unread_numbers, "42")] == ["<answer>42</answer>"]
+    """Its patterns and tags say how it wants an answer, also through a function that it calls, and without groups."""
+    written = [form("42", "I add.") for form in forms(tagged, "42")]
+    assert any(re.fullmatch(r"<reasoning>I add.</reasoning>.*<result>42</result>", each) for each in written)
+    assert [form("42", "") for form in forms(unread_numbers, "42")] == ["<answer>42</answer>"]
     assert forms(unread_numbers, "Paris") == []  # it can match no word
+    lines = [form("42", "a\nb") for form in forms(matches(r"^<t>[\s\S]*?</t>\n<a>.*?</a>$"), "42")]
+    assert "<t>a\nb</t>\n<a>42</a>" in lines
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        (R1, {"<think> W </think><answer> 42 </answer>"}),
+        ("Use <think> </think> and <answer> </answer> tags.", {"<think>W</think>\n<answer>42</answer>"}),
+        (XML, {"<reasoning>\nW\n</reasoning>\n<answer>\n42\n</answer>\n"}),
+        ("Put the final answer in \\boxed{}.", {"W\nThe answer is \\boxed{42}."}),
+        ("Think, then end with: Answer: <number>", {"W\nAnswer: 42"}),
+        ('Reply with JSON only: {"why": "...", "solution": 0}', {'{"why": "W", "solution": "42"}'}),
+        ([{"role": "assistant", "content": "5 and 2 is 7."}, {"role": "user", "content": "?"}], {"5 and 2 is 42."}),
+        ("Read <context>a text</context> and tell.", set()),
+        ("What is 3+4?", set()),
+    ],
+)
+def test_forms_that_prompts_show(prompt, texts):
+    written = {form("42", "W") for form in completions.shown_forms(prompt)}
+    assert texts <= written and bool(texts) is bool(written)
+
+
+@pytest.mark.parametrize(
+    ("reference", "texts"),
+    [
+        ("7", ["7"]),
+        ("$5$", ["$5$", "5"]),
+        ("\\(5\\)", ["\\(5\\)", "5"]),
+        ("so \\boxed{\\frac{1}{2}}", ["so \\boxed{\\frac{1}{2}}"]),
+        ("It is 3.\n#### 72", ["72"]),
+        ("72 pages", ["72 pages", "72"]),
+        ("1,234", ["1,234", "1234"]),
+        (1234, ["1234", "1,234"]),
+        (["Paris", "paris"], ["Paris"]),
+        (None, []),
+    ],
+)
+def test_readings_of_a_reference(reference, texts):
+    assert completions.readings(reference)[: len(texts)] == texts
+
+
+@pytest.mark.parametrize(
+    ("text", "few"),
+    [("7", []), ("1,234", []), ("\\frac{1}{2}", []), ("Paris", []), ("B", ["A", "B"]), ("no", ["no", "yes"])],
+)
+def test_a_wrong_answer_is_another_one_of_about_the_same_form(text, few):
+    wrong = completions.other_answer(text, few)
+    assert wrong != text and (wrong in few or len(wrong) == len(text)) and wrong.count("\\") == text.count("\\")
 
 
 def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
@@ -326,4 +739,4 @@ def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
     pair = [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: list(map(len, completions))]
     (answer,) = judge(pair[0], tokenizer=tokenizer)
     assert isinstance(answer, NotChecked)
-    assert not [answer for answer in judge(pair[1], tokenizer=tokenizer) if isinstance(answer, Finding)]
+    assert not found(judge(pair[1], tokenizer=tokenizer))

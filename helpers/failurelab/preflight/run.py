@@ -320,6 +320,7 @@ class Run:
             zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),
             evaluated=self.evaluated,
             source=dataclasses.replace(self.source, line=_line(self.source.path) or self._skipped_line(trainer)),
+            real=self.real,
         )
         self._note_other_trainings(seen.source)
         self.report.say("judging lengths, rewards and arguments")
@@ -340,9 +341,6 @@ class Run:
         seen.log = list(trainer.state.log_history)
         self._ask((lambda _: watch.answers(), *order.AFTER), seen)
         self.report.answers = step.outweigh(self.report.answers)
-        if watch.reward_error is not None:
-            self.report.traceback(watch.reward_error)
-            error = error or describe_error(watch.reward_error, self.source.path, line=seen.source.line)
         self.report.end(error, self._cuts(trainer, seen), trained=True)
 
     def _is_first_stage(self, trainer: Any) -> bool:

@@ -13,9 +13,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from failurelab import failures
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges.rows import trl_source
+from failurelab.preflight.intercept import cuts
+from failurelab.preflight.judges.rows import installed_version
 
 _REFUSALS = re.compile(
     r"divisible by (the )?(num_generations|number of generations|global batch size)|at least 2 generations per prompt"
@@ -31,28 +33,54 @@ def refused(error: BaseException) -> Finding | None:
     return Finding("F22", f"trl refuses it: {message}", "Change the one number so that the other divides it.")
 
 
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One optimizer step at the size that the script asked for.
+
+    Attributes:
+        generations: completions of each prompt.
+        completions: of all devices in a step.
+        unit: what per_device_train_batch_size counts.
+        per_round: completions of one round of generation; None where this trl does not cut groups.
+        what: the words for a round.
+        steps: batches that one round is cut into.
+        rounds: whether its sampler draws whole rounds, and drops what does not fill one.
+    """
+
+    generations: int
+    completions: int
+    unit: str
+    per_round: int | None = None
+    what: str = ""
+    steps: int = 1
+    rounds: bool = False
+
+
+def read_step(seen: Seen) -> Step | None:
+    """Return what one optimizer step is; None for a trainer without generations."""
+    asked, arguments, world = seen.asked, getattr(seen.trainer, "args", None), max(seen.world_size, 1)
+    generations, device = asked.get("num_generations"), asked.get("per_device_train_batch_size")
+    if not generations or not device:
+        return None
+    accumulated = asked.get("gradient_accumulation_steps") or 1
+    each = device * world
+    if cuts.counts_prompts():
+        return Step(generations, each * accumulated * generations, "prompts")
+    if not hasattr(arguments, "steps_per_generation"):
+        return Step(generations, each * accumulated, "completions", each, f"batch of all devices ({device} x {world})")
+    steps, per_round = asked.get("steps_per_generation"), asked.get("generation_batch_size")
+    if steps is None:
+        steps = max(1, per_round // each) if per_round else accumulated
+    what = f"generation batch ({device} x {world} x {steps} steps)"
+    return Step(generations, each * accumulated, "completions", each * steps, what, steps, rounds=True)
+
+
 def judge_batch(seen: Seen) -> Iterator[Answer]:
     """Tell what trl refuses of the batch as it was asked for, and what a step is; F20 where accumulation scales it."""
-    trainer, asked, world = seen.trainer, seen.asked, max(seen.world_size, 1)
-    generations = asked.get("num_generations")
-    if not generations or "per_device_train_batch_size" not in asked:
+    step = read_step(seen)
+    if step is None:
         return
-    device = asked["per_device_train_batch_size"]
-    accumulated = asked.get("gradient_accumulation_steps") or 1
-    source = trl_source(trainer)
-    names = {field.name for field in dataclasses.fields(trainer.args)} if dataclasses.is_dataclass(trainer.args) else ()
-    if "steps_per_generation" in names:
-        steps, per_round = asked.get("steps_per_generation"), asked.get("generation_batch_size")
-        if steps is None:
-            steps = max(1, per_round // (device * world)) if per_round else accumulated
-        per_round, what = device * world * steps, f"generation batch ({device} x {world} x {steps} steps)"
-        completions, unit = device * world * accumulated, "completions"
-    elif "possible_values" in source:
-        per_round, what, steps = device * world, f"batch of all devices ({device} x {world})", 1
-        completions, unit = device * world * accumulated, "completions"
-    else:
-        per_round, what, steps = None, "", 1
-        completions, unit = device * world * accumulated * generations, "prompts"
+    generations, per_round, accumulated = step.generations, step.per_round, seen.asked["gradient_accumulation_steps"]
     if generations < 2:
         yield Finding(
             "F22",
@@ -65,48 +93,51 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
         possible = [count for count in range(2, per_round + 1) if per_round % count == 0]
         yield Finding(
             "F22",
-            f"the {what} has {per_round} completions, which {generations} generations do not divide: trl refuses it",
+            f"the {step.what} has {per_round} completions, which {generations} generations do not divide: trl refuses "
+            "it",
             f"Set num_generations to {_or(possible)}, or a per_device_train_batch_size that it divides."
             if possible
             else f"Set per_device_train_batch_size to {generations}.",
         )
         return
-    yield from _rows(seen, per_round, generations)
-    yield from _accumulation(seen, source, steps, accumulated)
+    yield from _rows(seen, step)
+    yield from _accumulation(seen, step.steps, accumulated or 1)
     yield Held(
         "F22",
-        f"one optimizer step is {completions} completions of {completions / generations:g} prompts "
-        f"(per_device_train_batch_size {device} counts {unit}, {world} device(s), {accumulated} accumulated)",
+        f"one optimizer step is {step.completions} completions of {step.completions / generations:g} prompts "
+        f"(per_device_train_batch_size {seen.asked['per_device_train_batch_size']} counts {step.unit}, "
+        f"{max(seen.world_size, 1)} device(s), {accumulated or 1} accumulated)",
         "one completion a prompt would be refused, or end in weights of NaN"
         if per_round is None
         else f"{per_round + 1} completions in a round would leave {(per_round + 1) % generations} over",
     )
 
 
-def _rows(seen: Seen, per_round: int | None, generations: int) -> Iterator[Answer]:
+def _rows(seen: Seen, step: Step) -> Iterator[Answer]:
     """The sampler drops prompts that do not fill a round of generation; where none is filled, nothing is trained."""
-    if per_round is None or "RepeatSampler" not in trl_source(seen.trainer):
-        return
     dataset = seen.dataset
     size = len(dataset) if hasattr(dataset, "__len__") else None
-    prompts = per_round // generations
+    prompts = step.per_round // step.generations if step.rounds else 0
     if size is not None and size < prompts:
         yield Finding(
             "F22",
             f"the dataset has {size} rows, and one round of generation takes {prompts} prompts: trl's sampler drops "
             "what does not fill a round, so no step is made",
-            f"Set a batch of at most {size * generations} completions for a round of generation, or use more rows.",
+            f"Set a batch of at most {size * step.generations} completions for a round of generation, or more rows.",
         )
 
 
-def _accumulation(seen: Seen, source: str, steps: int, accumulated: int) -> Iterator[Answer]:
+def _accumulation(seen: Seen, steps: int, accumulated: int) -> Iterator[Answer]:
     """F20: `num_items_in_batch` spans a round of generation, and gradients are accumulated over another number."""
     loss: Any = getattr(seen.trainer.args, "loss_type", None)
-    if 'inputs["num_items_in_batch"]' not in source or loss not in ("dapo", "cispo", "vespo"):
+    installed = {"trl": str(installed_version("trl"))}
+    stacks = failures.get("F20")
+    repaired = any(stack.holds(installed) for stack in stacks.fixed)
+    divided = repaired or any(stack.holds(installed) for stack in stacks.affected)
+    if not divided or loss not in ("dapo", "cispo", "vespo"):
         yield NotApplicable("F20", "this loss is not divided by the tokens of a round of generation")
         return
-    scaled = re.search(r"current_gradient_accumulation_steps\s*/\s*self\.args\.steps_per_generation", source)
-    if scaled or steps == accumulated:
+    if repaired or steps == accumulated:
         yield NotApplicable(
             "F20",
             f"loss_type {loss}: {steps} steps for each generation, {accumulated} accumulated"

@@ -3,28 +3,35 @@
 A prompt that is too long loses its beginning (the system's message, the chat template's first mark) without a word. A
 completion that is cut has no end and mostly no answer: its reward says nothing of the model. Both depend on the data
 alone, so they are counted on the real dataset with the real tokenizer. Where there are no reference answers only a
-real model can tell how long it speaks.
+real model can tell how long it speaks; what other models needed for such prompts makes a suspicion.
 
-Upstream: TRL #5697, PR #5759, #6369.
+Upstream: TRL #5697, PR #5759, #6263, #6369.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
+from failurelab.preflight.answers import Answer, Finding, Held, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import (
     generates,
     is_conversation,
     prompt_ids,
+    prompted,
     reference_column,
-    sample,
     tokenizer_of,
 )
 
 ROWS = 256
 PROMPTS, ANSWERS, CLIPPED = 0.1, 0.5, 0.95  # shares from which on it is told
+# Three models needed 248 to 315 tokens at the median for GSM8K, one 600 to 700 for DeepMath (TRL #6263, #5697).
+_SHORT, _QUESTION = 256, 80  # tokens of a completion, and characters of a question that is no mere sum
+_REASONING = re.compile(
+    r"step[- ]by[- ]step|\breason(s|ing|ed)?\b|<think|<reasoning|\bthink(s|ing)?\b|show your work|\\boxed|\\frac|\\\(",
+    re.IGNORECASE,
+)
 
 
 def judge_lengths(seen: Seen) -> Iterator[Answer]:
@@ -32,7 +39,7 @@ def judge_lengths(seen: Seen) -> Iterator[Answer]:
     trainer = seen.trainer
     if not generates(trainer):
         return
-    rows = [row for row in sample(seen, ROWS) if row.get("prompt")]
+    rows = prompted(seen, ROWS)
     if not rows:
         yield NotChecked("F11", "the dataset has no column `prompt` that could be read")
         return
@@ -89,6 +96,9 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]
         if longer:
             planted = sum(length + room > min(lengths) for length in lengths)
             yield Held("F11", evidence, f"with a limit of {min(lengths)} it would be {planted}")
+    if suspicion := _too_short(seen, rows, name, limit):
+        yield suspicion
+        return
     ratios = [record["completions/clipped_ratio"] for record in seen.log if "completions/clipped_ratio" in record]
     uncut = getattr(seen.trainer.args, "max_completion_length", None) == limit
     if seen.small or not uncut or not ratios:
@@ -100,6 +110,33 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]
         yield Finding("F11", evidence, "Set a larger max_completion_length, or ask for shorter answers.")
     else:
         yield Held("F11", evidence, f"from {CLIPPED:.0%} on it would be told")
+
+
+def _too_short(seen: Seen, rows: Sequence[dict[str, Any]], name: str, limit: int) -> Suspected | None:
+    """Return the suspicion that nothing that is rewarded fits, or that reasoning does not."""
+    best = len(tokenizer_of(seen.trainer)(seen.best, add_special_tokens=False)["input_ids"]) if seen.best else 0
+    if best > limit:
+        return Suspected(
+            "F11",
+            f"the shortest of the made-up completions that get the largest reward has {best} tokens, and {name} is "
+            f"{limit}",
+            "a shorter one that was not thought of may get it too",
+            f"Set {name} to several times {best}.",
+        )
+    texts = [_text(row["prompt"]) for row in rows]
+    questions = [_text(row["prompt"][-1:]) if is_conversation(row["prompt"]) else row["prompt"] for row in rows]
+    asking = sum(bool(_REASONING.search(text)) for text in texts)
+    long = median(map(len, questions))
+    if limit > _SHORT or 2 * asking < len(rows) or long < _QUESTION or not seen.small:
+        return None
+    return Suspected(
+        "F11",
+        f"{name} is {limit}, and {asking} of {len(rows)} prompts ask for reasoning (their questions have {long:g} "
+        "characters at the median): three public models needed 248 to 315 tokens at the median for GSM8K, and one 600 "
+        "to 700 for DeepMath",
+        "how long this model's completions are, only the real model tells (--real-model)",
+        f"Set {name} to 1024 or more, and watch completions/clipped_ratio.",
+    )
 
 
 def _text(value: Any) -> str:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 from failurelab.preflight.answers import Answer
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.batch import judge_batch
+from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.memory import judge_memory
+from failurelab.preflight.judges.plan import judge_plan
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.reward import judge_rewards
 from failurelab.preflight.judges.rollout_engine import judge_rollout_engine
@@ -21,12 +23,17 @@ BEFORE: tuple[Judge, ...] = (
     judge_zero3,
     judge_four_bit_placement,
     judge_batch,
-    judge_rewards,
+    judge_plan,
     judge_template,
     judge_ends,
-    judge_scores,
     judge_reference,
     judge_updates,
     judge_memory,
 )
-AFTER: tuple[Judge, ...] = (judge_lengths, judge_rollout_engine)
+AFTER: tuple[Judge, ...] = (
+    judge_scores,
+    judge_rewards,
+    judge_first_rewards,
+    judge_lengths,
+    judge_rollout_engine,
+)

@@ -1,10 +1,12 @@
 """Texts that a function's own patterns find an answer in: what a reward function asks for is written in it.
 
-forms(reward, "42")  # for re.search(r"<answer>(.*?)</answer>", text): a form that writes <answer>42</answer>
+form("42", "I add.")  # of re.search(r"<answer>(.*?)</answer>", text): <answer>42</answer>
 """
 
+import contextlib
 import functools
 import inspect
+import json
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -15,95 +17,176 @@ try:
 except ImportError:  # Python 3.10
     import sre_parse as parser
 
+from failurelab.preflight.judges import reward_source
+
 _FORMS = 8
-_FILL = "Let me think"
+_FREE = -1  # stands for the group of the answer where it is the last free part of a pattern
+_ANSWER, _REASONING = "42", "Let me think"
+_KEYS = ("content", "role", "assistant", "user", "system")  # of a message: they stand in many functions
+Write = Callable[[str, str], str]
 
 
-def forms(function: Callable[..., Any], answer: str) -> list[Callable[[str], str]]:
-    """Return functions that write an answer as `function` reads it, at most eight.
+def forms(function: Callable[..., Any], answer: str) -> list[Write]:
+    """Return functions of an answer and a reasoning that write them as `function` reads them, at most eight.
 
     Its regular expressions and texts are taken from its code and from the functions of its module that it calls. A
-    regular expression counts where it finds `answer` in what is written for it.
+    regular expression counts where it finds `answer` in what is written for it, or, without groups, where it matches.
     """
-    texts = dict.fromkeys(_texts(function, 3))
-    written: list[Callable[[str], str]] = []
-    for pattern in texts:
+    known = list(texts(function))
+    written: list[Write] = []
+    for pattern in known:
         for group in _groups(pattern):
             write = functools.partial(_write, pattern, group)
-            match = re.search(pattern, write(answer), re.DOTALL)
-            if match and (match[group] or "").strip() == answer:
+            match = re.search(pattern, write(answer, _REASONING), re.DOTALL)
+            if match and (group == _FREE or (match[group] or "").strip() == answer):
                 written.append(write)
-    tags = [text[1:-1] for text in texts if re.fullmatch(r"<\w+>", text)]
+    tags = [text[1:-1] for text in known if re.fullmatch(r"<\w+>", text)]
     if tags:
-        before = "".join(f"<{tag}>{_FILL}</{tag}>" for tag in tags[:-1])
-        written.append(lambda answer: f"{before}<{tags[-1]}>{answer}</{tags[-1]}>")
-    for text in texts:
+        written.append(functools.partial(_tagged, tags))
+    for text in known:
         if len(text) <= 30 and re.search(r"[:#=]\s*$|\bis\s*$", text):
-            written.append(_after(text))
-    return written[:_FORMS]
+            written.append(functools.partial(_cued, text.rstrip()))
+    said = [text for text in known if 1 < len(text) <= 30 and not re.search(r"[\\{}*\n]", text) and text not in _KEYS]
+    if said:
+        written.append(functools.partial(_saying, said[:12]))
+    if "json" in _names(function):
+        keys = [text for text in known if re.fullmatch(r"[A-Za-z_]\w*", text)]
+        if keys:
+            written += [functools.partial(_object, keys, number) for number in (False, True)]
+    return list({write(_ANSWER, _REASONING): write for write in reversed(written)}.values())[::-1][:_FORMS]
 
 
-def _after(text: str) -> Callable[[str], str]:
-    return lambda answer: f"{text.rstrip()} {answer}"
+def _tagged(tags: list[str], answer: str, reasoning: str) -> str:
+    return "".join(f"<{tag}>{reasoning}</{tag}>" for tag in tags[:-1]) + f"<{tags[-1]}>{answer}</{tags[-1]}>"
+
+
+def _cued(cue: str, answer: str, reasoning: str) -> str:
+    return f"{cue} {answer}"
+
+
+def _saying(words: list[str], answer: str, reasoning: str) -> str:
+    return "\n".join([reasoning, *words, answer])
+
+
+def _object(keys: list[str], number: bool, answer: str, reasoning: str) -> str:
+    """Return a JSON object that has the answer under each key that the function names."""
+    value = json.dumps(answer)
+    if number:
+        with contextlib.suppress(ValueError):
+            value = json.dumps(json.loads(answer))
+    return "{" + ", ".join(f"{json.dumps(key)}: {value}" for key in keys) + "}"
+
+
+def texts(function: Any) -> dict[str, None]:
+    """Return the texts and patterns that stand in a function, and in what it calls in its own module."""
+    return dict.fromkeys(_texts(function, 3))
+
+
+def _names(function: Any) -> set[str]:
+    """Return the names that a function uses, and those that the functions of its module use that it calls."""
+    return {name for code, _ in _codes(function, 3) for name in code.co_names}
 
 
 def _texts(function: Any, depth: int) -> Iterator[str]:
     """Yield the string constants and compiled patterns of a function, and of what it calls in its own module."""
-    while hasattr(function, "__wrapped__") or hasattr(function, "func"):
-        function = getattr(function, "__wrapped__", None) or function.func
-    function = getattr(function, "__func__", function)
+    for code, values in _codes(function, depth):
+        yield from (constant for constant in code.co_consts if isinstance(constant, str))
+        for value in values:
+            if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
+                yield value.pattern
+            elif isinstance(value, str):
+                yield value
+
+
+def _codes(function: Any, depth: int) -> Iterator[tuple[types.CodeType, list[Any]]]:
+    """Yield the code of a function, of what is defined in it, and of what it calls in its own module.
+
+    Beside the code stand the values of the names that are from outside.
+    """
+    instance, function = function, reward_source.plain_function(function)
+    instance = getattr(instance, "__self__", instance)
     if not isinstance(function, types.FunctionType):
-        function = inspect.getattr_static(type(function), "__call__", None)
-        if not isinstance(function, types.FunctionType):
-            return
-    names: list[str] = []
-    codes = [function.__code__]
-    while codes:
-        code = codes.pop()
-        names += code.co_names
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                codes.append(constant)
-            elif isinstance(constant, str):
-                yield constant
-    cells = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__ or ())))
-    for value in [*(function.__globals__.get(name) for name in names), *cells.values()]:
-        if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
-            yield value.pattern
-        elif isinstance(value, str):
-            yield value
-        elif isinstance(value, types.FunctionType) and depth and value.__module__ == function.__module__:
-            yield from _texts(value, depth - 1)
+        return
+    codes, values = [function.__code__], []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a cell that nothing was put into yet
+            values.append(cell.cell_contents)
+    if instance is not function:
+        values += vars(instance).values() if hasattr(instance, "__dict__") else ()
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        values += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+        methods = (inspect.getattr_static(type(instance), name, None) for name in code.co_names)
+        values += [method for method in methods if isinstance(method, types.FunctionType) and instance is not function]
+    yield codes[0], values
+    for code in codes[1:]:
+        yield code, []
+    for value in values if depth else ():
+        if isinstance(value, types.FunctionType) and value.__module__ == function.__module__ and value is not function:
+            yield from _codes(value, depth - 1)
 
 
-def _groups(pattern: str) -> range:
+def _groups(pattern: str) -> list[int]:
+    """Return the groups that may hold an answer; of a pattern without any, its last free part."""
     try:
-        return range(1, re.compile(pattern).groups + 1) if "(" in pattern else range(0)
-    except (re.error, RecursionError):
-        return range(0)
+        count = re.compile(pattern).groups if re.search(r"[(.*\\]", pattern) else None
+        free = count is not None and len(_free(parser.parse(pattern))) > 1
+    except (re.error, RecursionError, OverflowError):
+        return []
+    return [*range(1, (count or 0) + 1), *([_FREE] if free else [])]
 
 
-def _write(pattern: str, group: int, answer: str) -> str:
+def _write(pattern: str, group: int, answer: str, reasoning: str) -> str:
     """Return a text that a pattern matches, with `answer` in one of its groups."""
-    return _part(parser.parse(pattern), group, answer)
+    tokens = parser.parse(pattern)
+    free = _free(tokens)
+    return _part(tokens, group, answer, reasoning, free[-1] if group == _FREE and free else None)
 
 
-def _part(tokens: Any, group: int, answer: str) -> str:
-    return "".join(_token(str(kind), value, group, answer) for kind, value in tokens)
+def _free(tokens: Any) -> list[Any]:
+    """Return the parts of a pattern that match any text, in order."""
+    found: list[Any] = []
+    for kind, value in tokens:
+        if str(kind) in _REPEATS and _is_free(value):
+            found.append(value)
+        elif str(kind) == "SUBPATTERN":
+            found += _free(value[-1])
+        elif str(kind) == "BRANCH":
+            found += _free(value[1][0])
+        elif str(kind) in _REPEATS:
+            found += _free(value[2])
+    return found
 
 
-def _token(kind: str, value: Any, group: int, answer: str) -> str:
+_REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
+
+
+def _is_free(repeat: Any) -> bool:
+    low, high, inner = repeat
+    if low > 1 or high <= 20 or len(inner) != 1:
+        return False
+    kind, value = str(inner[0][0]), inner[0][1]
+    return kind in ("ANY", "NOT_LITERAL") or (
+        kind == "IN" and {str(each) for _, each in value} >= {"CATEGORY_SPACE", "CATEGORY_NOT_SPACE"}
+    )
+
+
+def _part(tokens: Any, group: int, answer: str, reasoning: str, last: Any) -> str:
+    return "".join(_token(str(kind), value, group, answer, reasoning, last) for kind, value in tokens)
+
+
+def _token(kind: str, value: Any, group: int, answer: str, reasoning: str, last: Any) -> str:
     if kind == "LITERAL":
         return chr(value)
     if kind == "SUBPATTERN":
-        return answer if value[0] == group else _part(value[-1], group, answer)
+        return answer if value[0] == group else _part(value[-1], group, answer, reasoning, last)
     if kind == "BRANCH":
-        return _part(value[1][0], group, answer)
-    if kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
-        low, high, inner = value
-        once = _part(inner, group, answer)
-        if low == 0 and len(inner) == 1 and str(inner[0][0]) in ("ANY", "NOT_LITERAL") and high > 20:
-            return _FILL
+        return _part(value[1][0], group, answer, reasoning, last)
+    if kind in _REPEATS:
+        if _is_free(value):
+            return answer if value is last else reasoning
+        low, _, inner = value
+        once = _part(inner, group, answer, reasoning, last)
         return once * max(low, 1 if "SUBPATTERN" in {str(kind) for kind, _ in inner} else low)
     if kind == "IN":
         return _member(value)

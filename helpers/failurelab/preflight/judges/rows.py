@@ -37,6 +37,11 @@ def sample(seen: Seen, count: int, prepared: bool = False) -> list[dict[str, Any
     return [dict(row) for row in rows if isinstance(row, Mapping)]
 
 
+def prompted(seen: Seen, count: int) -> list[dict[str, Any]]:
+    """Return the rows of `sample` that have a prompt."""
+    return [row for row in sample(seen, count) if row.get("prompt")]
+
+
 def generates(trainer: Any) -> bool:
     """Return whether a trainer draws completions of its own: GRPO, RLOO, Online DPO, and what is derived from them."""
     return any(getattr(trainer, name, None) for name in ("reward_funcs", "reward_model", "judge"))

@@ -1,0 +1,265 @@
+"""A reward function asked in a process of its own, so that a call that goes wrong costs one answer and nothing else.
+
+People's reward functions print, write logs, keep caches, start processes, call services, and now and then never return.
+Each call is made in a fork: what it prints or writes outside of the temporary folder goes nowhere, what it remembers is
+forgotten, and when its time is over it is ended with all that it started. What a function cannot have here (a network,
+a GPU, a package, a file) is told as the reason why it was not judged, and is no failure of the script.
+"""
+
+import asyncio
+import builtins
+import collections
+import contextlib
+import dataclasses
+import inspect
+import io
+import os
+import pickle
+import re
+import select
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from failurelab._text import first_line
+from failurelab.preflight.intercept.processes import Stopped
+from failurelab.preflight.judges import reward_source
+
+LIMIT = 30.0  # seconds for all that one function is asked
+# An error of these types is the function's own. Another one comes from what is not here: a service, a file, a package.
+_OWN = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, NameError, AssertionError)
+_MISSING = re.compile(r"cuda|gpu|nvidia|api.?key|credential|\btoken is required|not compiled with", re.IGNORECASE)
+# Errors that are a slip of the code and not of the text that it reads, where every completion has one.
+_SLIPS = (NameError, TypeError, AttributeError, ImportError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slip:
+    """An error that a function raised inside, and caught: where, what, and how often."""
+
+    line: int
+    text: str
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What came of one call.
+
+    Attributes:
+        rewards: what the function returned: a list, a number, or the text of what else it was.
+        error: of the function's own: type and message; empty if none.
+        kind: the type of that error.
+        key: that was missing, of a KeyError.
+        unasked: why the function could not be asked; empty if it was.
+        slips: errors that it caught, where it was asked to tell.
+    """
+
+    rewards: Any = None
+    error: str = ""
+    kind: str = ""
+    key: str | None = None
+    unasked: str = ""
+    slips: tuple[Slip, ...] = ()
+
+    @property
+    def values(self) -> list[Any]:
+        """The rewards, where they are a list; empty where anything went wrong."""
+        return self.rewards if isinstance(self.rewards, list) else []
+
+
+class Asker:
+    """One reward function, and the time that is left for it."""
+
+    def __init__(self, function: Callable[..., Any], limit: float | None = None):
+        self.function = function
+        self.left = LIMIT if limit is None else limit
+
+    def ask(self, arguments: dict[str, Any], prepare: Callable[[], None] | None = None, slips: bool = False) -> Given:
+        """Call the function once.
+
+        Args:
+            arguments: as the trainer hands them over.
+            prepare: changes something first, in that process alone.
+            slips: also tell the errors that the function catches.
+        """
+        if self.left <= 0:
+            return Given(unasked="its time is used up")
+        started = time.monotonic()
+        try:
+            if not hasattr(os, "fork"):
+                return _call(self.function, arguments, prepare, slips)
+            return _fork(lambda: _call(self.function, arguments, prepare, slips), self.left)
+        finally:
+            self.left -= time.monotonic() - started
+
+
+def _fork(call: Callable[[], Given], limit: float) -> Given:
+    """Run `call` in a fork of this process; end it, and what it started, when it answered or its time is over."""
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: a fork of a process with threads
+        child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            os.close(reading)
+            _silence()
+            answer = pickle.dumps(call())
+            with open(writing, "wb") as pipe:
+                pipe.write(answer)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        with open(reading, "rb", buffering=0) as pipe:
+            received = _read(pipe, time.monotonic() + limit)
+    finally:
+        for end in (os.killpg, os.kill):  # the second where it has not made its group yet
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                end(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    if received is None:
+        return Given(unasked=f"it did not return within {limit:.0f} seconds")
+    if not received:
+        return Given(unasked=f"it ended its process ({os.waitstatus_to_exitcode(status)})")
+    return pickle.loads(received)
+
+
+def _read(pipe: Any, deadline: float) -> bytes | None:
+    """Return what is written until the pipe is closed; None if that takes longer than till `deadline`."""
+    parts = []
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            return None
+        part = pipe.read(1 << 16)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def _silence() -> None:
+    """Let this process print nowhere, and write nothing outside of the temporary folder."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    torch.set_num_threads(1)  # the threads of the pool were not forked
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    original, temporary = builtins.open, os.path.realpath(tempfile.gettempdir()) + os.sep
+
+    def open_(file: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        writes = isinstance(file, (str, os.PathLike)) and set(mode) & set("wax+")
+        if writes and not os.path.realpath(file).startswith(temporary):
+            file, mode = os.devnull, mode.replace("x", "w")
+        return original(file, mode, *rest, **options)
+
+    builtins.open = io.open = open_
+
+
+def _call(
+    function: Callable[..., Any], arguments: dict[str, Any], prepare: Callable[[], None] | None, slips: bool
+) -> Given:
+    seen: collections.Counter[tuple[int, str]] = collections.Counter()
+    try:
+        if prepare is not None:
+            prepare()
+        if slips:
+            sys.settrace(_trace(_file(function), seen))
+        given = function(**arguments)
+        if inspect.isawaitable(given):
+            given = asyncio.run(_awaited(given))
+        given = _plain(given)
+    except Stopped as error:
+        return Given(unasked=f"it {first_line(error)}")
+    except BaseException as error:
+        sys.settrace(None)
+        return _told(error)
+    finally:
+        sys.settrace(None)
+    return Given(given, slips=tuple(Slip(line, text, count) for (line, text), count in seen.most_common()))
+
+
+async def _awaited(given: Any) -> Any:
+    return await given
+
+
+def _plain(given: Any) -> Any:
+    """Return rewards as plain numbers; of what is no list of numbers its type and text."""
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if isinstance(given, (int, float)):
+        return float(given)
+    try:
+        values = list(given)
+        return [None if value is None else float(value) for value in values]
+    except (TypeError, ValueError):
+        return f"{type(given).__name__} {str(given)[:60]!r}"
+
+
+def _told(error: BaseException) -> Given:
+    """Return what an error says: of the function, or of what is not here."""
+    text = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+    if isinstance(error, ModuleNotFoundError):
+        return Given(unasked=f"it needs {error.name}, which is not installed here")
+    environment = isinstance(error, KeyError) and _last_file(error) == os.__file__
+    if environment:
+        return Given(unasked=f"it needs the environment variable {error.args[0]}, which is not set here")
+    if (
+        not isinstance(error, _OWN)
+        or _MISSING.search(text)
+        or any(isinstance(each, OSError) for each in _causes(error))
+    ):
+        return Given(unasked=text)
+    key = error.args[0] if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str) else None
+    return Given(error=text, kind=type(error).__name__, key=key)
+
+
+def _causes(error: BaseException | None) -> Sequence[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and len(found) < 20:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _last_file(error: BaseException) -> str:
+    at, file = error.__traceback__, ""
+    while at is not None:
+        at, file = at.tb_next, at.tb_frame.f_code.co_filename
+    return file
+
+
+def _file(function: Callable[..., Any]) -> str:
+    return getattr(getattr(reward_source.plain_function(function), "__code__", None), "co_filename", "")
+
+
+def _trace(file: str, seen: collections.Counter) -> Callable[..., Any]:
+    """Return a trace function that counts slips raised in the code of one file."""
+
+    def local(frame: Any, event: str, argument: Any) -> Any:
+        if event == "exception":
+            kind, value, at = argument
+            # `'NoneType' object ...` is a pattern that matched nothing: it is of the text, not of the code.
+            if issubclass(kind, _SLIPS) and "'NoneType'" not in str(value) and not _comes_from(file, at.tb_next):
+                seen[frame.f_lineno, f"{kind.__name__}: {first_line(value)}"] += 1
+        return local
+
+    return lambda frame, event, argument: local if frame.f_code.co_filename == file else None
+
+
+def _comes_from(file: str, at: Any) -> bool:
+    """Return whether an error passed through code of this file further in."""
+    while at is not None:
+        if at.tb_frame.f_code.co_filename == file:
+            return True
+        at = at.tb_next
+    return False

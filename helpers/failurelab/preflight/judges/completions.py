@@ -1,0 +1,304 @@
+"""Completions made up to ask reward functions with: right, wrong and other ones, in the forms that a model may write.
+
+A form is taken from three places: what answers commonly look like, what the function's own patterns and texts ask for
+(`patterns`), and what the script's prompts show (a system prompt's `<think> ... </think>`, a few-shot answer, a JSON
+object). Reasoning is written in one line and in several, because a pattern without DOTALL sees only the first one.
+Where the prompt ends with an opened tag, a completion begins inside of it.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from failurelab.preflight.judges import patterns
+from failurelab.preflight.judges.rows import is_conversation
+
+LINE, LINES = "Let me think.", "First I look at it.\nThen I add up.\n\nSo it is clear."
+Write = Callable[[str, str], str]  # (answer, reasoning) -> a completion
+_COMMON = (
+    "{answer}",
+    "The answer is {answer}.",
+    "Answer: {answer}",
+    "#### {answer}",
+    "\\boxed{{{answer}}}",
+    "<answer>{answer}</answer>",
+    '{{"answer": "{answer}"}}',
+    '```json\n{{"answer": "{answer}"}}\n```',
+)
+_REASONED = (
+    "{reasoning}\n{answer}",
+    "{reasoning}\n\\boxed{{{answer}}}",
+    "<think>{reasoning}</think><answer>{answer}</answer>",
+    "<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>",
+    "<think>\n{reasoning}\n</think>\n{answer}",
+    "<reasoning>\n{reasoning}\n</reasoning>\n<answer>\n{answer}\n</answer>\n",
+)
+OTHERS = ("", "I do not know.", "The cat sat on the mat. " * 8)
+_VARIANTS = 3  # ways to write one reference
+_ANSWER_TAG = re.compile(r"answer|solution|result|final|output|response|json", re.IGNORECASE)
+_PAIR = re.compile(r"<(\w+)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
+_CUE = re.compile(
+    r"(?:end|finish|form|format|write|respond|reply|conclude|line|with|as)\b[^.\n]{0,30}?[\s\"'`:]"
+    r"((?:final |the )?(?:answer|result|solution)(?: is|:))\s*[<\[{(.$NX_\"]",
+    re.IGNORECASE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """One made-up completion.
+
+    Attributes:
+        row: of the rows asked about.
+        kind: `right`, `wrong` or `other`.
+        form: a number that is the same for the right and the wrong answer in one form.
+        text: of the completion.
+        shown: whether the prompts show this form.
+        lines: how many lines the reasoning has, 1 or more; 0 in a form without reasoning.
+        variant: 0 for the answer as the dataset writes it, more for other ways to write it.
+    """
+
+    row: int
+    kind: str
+    form: int
+    text: str
+    shown: bool = False
+    lines: int = 0
+    variant: int = 0
+
+
+def make(
+    rows: Sequence[Mapping[str, Any]],
+    column: str | None,
+    functions: Sequence[Any],
+    opened: str = "",
+    drawn: Sequence[str] = (),
+) -> list[Probe]:
+    """Return the made-up completions for these rows.
+
+    Args:
+        rows: of the dataset.
+        column: with the reference answers; None where there is none.
+        functions: whose own forms are written too.
+        opened: what the prompt of a generation ends with, `<think>` say; no completion begins with it then.
+        drawn: completions of a model, to be asked about as well.
+    """
+    probes: list[Probe] = []
+    known = [readings(row.get(column))[:1] if column else [] for row in rows]
+    few = list(dict.fromkeys(text for texts in known for text in texts))
+    for number, row in enumerate(rows):
+        answers = readings(row.get(column))[:_VARIANTS] if column else []
+        shown = shown_forms(row["prompt"])
+        form = 0
+        for variant, answer in enumerate(answers or ["4"]):
+            pair = [("right", answer), ("wrong", other_answer(answer, few))] if answers else [("other", answer)]
+            for write, is_shown, reasons in _forms(functions, shown, answer, whole=not variant):
+                for lines, reasoning in ((1, LINE), (3, LINES)) if reasons else ((0, LINE),):
+                    form += 1
+                    probes += [
+                        Probe(number, kind, form, _after(opened, write(text, reasoning)), is_shown, lines, variant)
+                        for kind, text in pair
+                    ]
+        solution = "" if not column else str(row.get(column) or "")
+        if answers and len(solution) > 3 * len(answers[0]) and answers[0] in solution:  # a worked solution
+            head, _, tail = solution.rpartition(answers[0])
+            form += 1
+            probes += [
+                Probe(number, kind, form, _after(opened, head + text + tail))
+                for kind, text in (("right", answers[0]), ("wrong", other_answer(answers[0], few)))
+            ]
+        probes += [Probe(number, "other", -1 - place, text) for place, text in enumerate((*OTHERS, *drawn))]
+    return list({(probe.row, probe.kind, probe.text): probe for probe in reversed(probes)}.values())[::-1]
+
+
+def _forms(
+    functions: Sequence[Any], shown: Sequence[Write], answer: str, whole: bool
+) -> Iterator[tuple[Write, bool, bool]]:
+    """Yield each form, whether the prompts show it, and whether it has reasoning; the common ones where `whole`."""
+    for write in shown:
+        yield write, True, write("", "a") != write("", "b")
+    for function in functions:
+        for write in patterns.forms(function, answer):
+            yield write, False, write(answer, "a") != write(answer, "b")
+    for text in _COMMON if whole else _COMMON[:1]:
+        yield _writer(text), False, False
+    for text in _REASONED if whole else ():
+        yield _writer(text), False, True
+
+
+def _writer(text: str) -> Write:
+    return lambda answer, reasoning: text.format(answer=answer, reasoning=reasoning)
+
+
+def _after(opened: str, text: str) -> str:
+    """Return what a model writes after `opened`: the text without it."""
+    start = opened.strip()
+    return text.lstrip()[len(start) :] if start and text.lstrip().startswith(start) else text
+
+
+# What the prompts show.
+
+
+def shown_forms(prompt: Any) -> list[Write]:
+    """Return the forms of an answer that a prompt shows: tags, few-shot answers, a box, a cue, a JSON object."""
+    messages = prompt if is_conversation(prompt) else [{"role": "user", "content": prompt}]
+    texts = [(each.get("role"), each["content"]) for each in messages if isinstance(each.get("content"), str)]
+    found: list[Write] = []
+    if texts and texts[-1][0] == "assistant":  # the beginning of the completion, which the model goes on with
+        texts.pop()
+    for role, text in texts:
+        if role == "assistant":
+            found += _few_shot(text)
+        else:
+            found += [*_tagged(text), *_json(text), *_marked(text)]
+    return found[:6]
+
+
+def _tagged(text: str) -> Iterator[Write]:
+    """Yield the longest row of tags that a text shows, as it is written there; the last of them holds the answer."""
+    rows: list[list[re.Match]] = []
+    for match in _PAIR.finditer(text):
+        if rows and not text[rows[-1][-1].end() : match.start()].strip():
+            rows[-1].append(match)
+        else:
+            rows.append([match])
+    if not rows:
+        return
+    row = max(rows, key=len)
+    if len(row) == 1 and len(rows) > 1:  # "<think> </think> and <answer> </answer>": no word is said of what is between
+        separators: tuple[str, ...] = ("\n", "")
+        names = list(dict.fromkeys(each[0][1] for each in rows))
+        pieces = [("", f"<{name}>", f"</{name}>") for name in names]
+    else:
+        separators = ("",)
+        pieces = []
+        for before, match in zip([None, *row], row):
+            inner = match[2]
+            left, right = inner[: len(inner) - len(inner.lstrip())], inner[len(inner.rstrip()) :]
+            if not inner.strip():
+                left, right = inner, ""
+            gap = text[before.end() : match.start()] if before else ""
+            pieces.append((gap, f"<{match[1]}>{left}", f"{right}</{match[1]}>"))
+        names = [match[1] for match in row]
+    if not _ANSWER_TAG.search(names[-1]):
+        return
+    for separator in separators:
+        for end in ("", "\n") if "\n" in text[row[-1].start() :] else ("",):
+
+            def write(answer: str, reasoning: str, separator: str = separator, end: str = end) -> str:
+                parts = [
+                    f"{separator if place else ''}{gap}{start}{answer if place == len(pieces) - 1 else reasoning}{stop}"
+                    for place, (gap, start, stop) in enumerate(pieces)
+                ]
+                return "".join(parts) + end
+
+            yield write
+
+
+def _json(text: str) -> Iterator[Write]:
+    """Yield the JSON object that a text shows; its last value is the answer, and the others are reasoning."""
+    match = re.search(r"\{\s*\"\w+\"\s*:[^{}]*\}", text)
+    names = re.findall(r"\"(\w+)\"\s*:", match[0]) if match else []
+    if not names:
+        return
+    chosen = next((name for name in names if _ANSWER_TAG.search(name)), names[-1])
+
+    def write(answer: str, reasoning: str) -> str:
+        return json.dumps({name: answer if name == chosen else reasoning for name in names})
+
+    def write_number(answer: str, reasoning: str) -> str:
+        return write(answer, reasoning).replace(json.dumps(answer), answer)
+
+    yield write
+    if re.search(rf"\"{chosen}\"\s*:\s*[^\"\s]", match[0]):
+        yield write_number
+
+
+def _marked(text: str) -> Iterator[Write]:
+    """Yield a box, `####` or a cue such as `Answer:` that a text asks for."""
+    if "\\boxed" in text:
+        yield lambda answer, reasoning: f"{reasoning}\nThe answer is \\boxed{{{answer}}}."
+    if "####" in text:
+        yield lambda answer, reasoning: f"{reasoning}\n#### {answer}"
+    cues = [match[1] for match in _CUE.finditer(text) if not _PAIR.search(text)]
+    if cues:
+        yield lambda answer, reasoning: f"{reasoning}\n{cues[-1]} {answer}"
+
+
+def _few_shot(text: str) -> Iterator[Write]:
+    """Yield the form of an answer that the prompt gives as an example."""
+    pairs = list(_PAIR.finditer(text))
+    if pairs:
+        yield from _tagged(text)
+        return
+    numbers = list(re.finditer(r"-?\d[\d,.]*\d|\d", text))
+    if numbers:
+        last = numbers[-1]
+        yield lambda answer, reasoning: text[: last.start()] + answer + text[last.end() :]
+
+
+def opened_by(text: str) -> str:
+    """Return what a rendered prompt has written of the completion already: a tag that it opens, or an empty one."""
+    match = re.search(r"<(\w+)>\s*(?:</\1>\s*)?$", text)
+    return match[0] if match else ""
+
+
+# A reference, and answers that are not.
+
+
+def readings(value: Any) -> list[str]:
+    """Return the texts that a right answer may have, by a reference: as written, bare, with and without commas."""
+    if isinstance(value, (list, tuple)) and value and not is_conversation(value):
+        value = value[0]
+    if is_conversation(value):
+        value = value[-1].get("content", "")
+    text = "" if value is None or isinstance(value, Mapping) else str(value).strip()
+    if not text:
+        return []
+    boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
+    answer = text.rpartition("####")[2].strip() if "####" in text else boxed[-1] if boxed else text
+    found = [answer, bare(answer)]
+    number = re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?|[-+]?\d{4,}", found[-1])
+    if number:
+        plain = found[-1].replace(",", "")
+        found += [plain, f"{int(float(plain)):,}"]
+    if len(text) < 60:
+        found.append(text)
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def bare(text: str) -> str:
+    r"""Return an answer without what is put around it: `$5$`, `\(5\)`, `\boxed{5}`, `5 cm`, `$5`, `5 %`, `5.`"""
+    before = None
+    while before != text:
+        before = text
+        text = re.sub(
+            r"^\$+(.+?)\$+$|^\\\((.+)\\\)$|^\\\[(.+)\\\]$|^\\(?:boxed|text|mathrm)\{(.+)\}$", _inside, text
+        ).strip()
+    match = re.fullmatch(r"[$€£]?\s*([-+]?\d[\d,]*(?:\.\d+)?)\s*(?:[%°]|\\%|[A-Za-z][A-Za-z .^/0-9]*)?\.?", text)
+    return match[1] if match else text
+
+
+def _inside(match: re.Match) -> str:
+    return next(group for group in match.groups() if group is not None)
+
+
+def other_answer(text: str, few: Sequence[str] = ()) -> str:
+    """Return a wrong answer of the same length, so that a reward for length sees no difference.
+
+    Args:
+        text: the right one.
+        few: the answers of all rows: where they are choices (A to D, yes and no) a wrong one is another of them.
+    """
+    if any(letter.isdigit() for letter in text):
+        return "".join(str((int(letter) + 3) % 9 + 1) if letter in "0123456789" else letter for letter in text)
+    choices = [each for each in few if each != text]
+    if choices and (len(text) == 1 or len(set(few)) < 4):
+        return choices[0]
+    shift = {}
+    for first, last in (("a", "z"), ("A", "Z")):
+        letters = [chr(code) for code in range(ord(first), ord(last) + 1)]
+        shift |= {letter: letters[(place + 3) % 26] for place, letter in enumerate(letters)}
+    return "".join(shift.get(letter, letter) for letter in text)

@@ -1,0 +1,91 @@
+"""What the untrained model gets for its own completions: whether answers belong to prompts, and whether it can begin.
+
+A shuffled dataset, prompts that are far too hard, a form that the model never writes: no cut run can know of it. The
+look that would tell is the same for all: a few completions of the untrained model, read beside their rewards. With the
+real weights that look is taken here.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from failurelab import rollouts
+from failurelab.handles import keep_random_state
+from failurelab.preflight.answers import Answer, Held, NotChecked, Suspected
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges import reward_figures as figures
+from failurelab.preflight.judges.asking import Asker
+from failurelab.preflight.judges.completions import Probe
+from failurelab.preflight.judges.reward_arguments import Arguments
+from failurelab.preflight.judges.rows import prompt_ids, prompted, tokenizer_of
+
+FAILURE = "first rewards"
+PROMPTS, COMPLETIONS, TOKENS = 4, 4, 256
+
+
+def judge_first_rewards(seen: Seen) -> Iterator[Answer]:
+    """Let the real model answer a few prompts, and ask the reward functions; with a cut model tell what to look at."""
+    functions = getattr(seen.trainer, "reward_funcs", None)
+    rows = prompted(seen, PROMPTS)
+    if not isinstance(functions, list) or not functions or not rows:
+        return
+    if not seen.real:
+        yield NotChecked(
+            FAILURE,
+            "whether these answers belong to these prompts, and whether the model gets any of them: let the untrained "
+            "model answer a few prompts, and read its completions beside their rewards (--real-model does that)",
+        )
+        return
+    if any(isinstance(function, torch.nn.Module) or id(function) in seen.not_called for function in functions):
+        yield NotChecked(FAILURE, "not all reward functions could be asked")
+        return
+    probes = _draw(seen, rows)
+    arguments = Arguments(seen, rows)
+    given = [Asker(function).ask(arguments.make(probes)).values for function in functions]
+    if any(len(values) != len(probes) for values in given):
+        yield NotChecked(FAILURE, "a reward function gave no list of numbers for the untrained model's completions")
+        return
+    totals = [sum(value or 0.0 for value in row) for row in zip(*given)]
+    place = max(range(len(probes)), key=totals.__getitem__)
+    apart = sum(not figures.is_flat(*_of_row(probes, totals, row)) for row in range(len(rows)))
+    evidence = (
+        f"{len(probes)} completions of the untrained model got {figures.span(totals)}, and differ for {apart} of "
+        f"{len(rows)} prompts; the best: {figures.quote(probes[place].text, 100)}"
+    )
+    if apart:
+        yield Held(FAILURE, evidence, f"with one completion {COMPLETIONS} times they would differ for 0 of {len(rows)}")
+        return
+    yield Suspected(
+        FAILURE,
+        f"{evidence}: no advantage to begin with",
+        f"{len(rows)} prompts are few; read the completions beside their references",
+        "Look whether the answers belong to the prompts, then use easier prompts, or train on examples first.",
+    )
+
+
+def _of_row(probes: Sequence[Probe], totals: Sequence[float], row: int) -> tuple[list[Probe], list[float]]:
+    pairs = [pair for pair in zip(probes, totals) if pair[0].row == row]
+    return [probe for probe, _ in pairs], [total for _, total in pairs]
+
+
+def _draw(seen: Seen, rows: Sequence[dict[str, Any]]) -> list[Probe]:
+    """Return completions of the trainer's model, as long as the script allows and at its temperature."""
+    tokenizer, model = tokenizer_of(seen.trainer), seen.trainer.model
+    limit = min(seen.asked.get("max_completion_length") or TOKENS, TOKENS)
+    temperature = seen.asked.get("temperature") or 1.0
+    probes = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(keep_random_state())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(rollouts.safe_generation(model))
+        for number, ids in enumerate(prompt_ids(seen.trainer, [row["prompt"] for row in rows])):
+            prompt = torch.tensor([ids] * COMPLETIONS, device=model.device)  # (completions, prompt)
+            drawn = model.generate(
+                input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=temperature,
+                max_new_tokens=limit, pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
+            )  # fmt: skip
+            texts = tokenizer.batch_decode(drawn[:, len(ids) :], skip_special_tokens=True)
+            probes += [Probe(number, "other", place, text) for place, text in enumerate(texts)]
+    return probes

@@ -1,0 +1,161 @@
+"""What the arguments alone say, before anything is cut: the learning rate over the planned steps, and a single prompt.
+
+Nothing of this is an error, and no log shows it early: a schedule that is over after one step, a warm-up that is longer
+than the run, adapters at a rate that was chosen for whole models, whole models at one that was chosen for supervised
+fine-tuning, and a dataset of one row. So each is a suspicion, with the figure that it hangs on.
+
+Upstream: TRL #2872 and X-R1 #66 (LoRA at 5e-7 and 1e-6), hello-agents #770 (5e-5), TRL #2970 (one row).
+"""
+
+import copy
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from failurelab.preflight.answers import Answer, Suspected
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges.batch import read_step
+from failurelab.preflight.judges.rows import generates
+from failurelab.preflight.judges.updates import policy_load
+
+_MOST = 20_000  # steps whose rates are computed
+_OVER, _WARM = 0.5, 0.5  # shares: of steps at a rate of nothing, and of the rate that is never reached
+_NOTHING = 1e-3  # of the largest rate
+# A step of AdamW moves an element by the rate at most. B of an adapter begins at 0, and what all planned steps add up
+# to is the most that it can become; public runs that learned nothing stood at 2e-4 (X-R1 #66) and less.
+_LOW_RATE, _LOW_SUM = 2e-6, 1e-3
+_HIGH_RATE, _LARGE = 5e-5, 100_000_000  # of a whole model with so many elements
+
+
+def judge_plan(seen: Seen) -> Iterator[Answer]:
+    """Tell a learning rate that cannot teach in the steps that are planned, and a dataset of one prompt."""
+    if not generates(seen.trainer):
+        return
+    size = len(seen.dataset) if hasattr(seen.dataset, "__len__") else None
+    if size == 1:
+        yield Suspected(
+            "one row",
+            "the training dataset has 1 row: every step asks for completions of the same prompt",
+            "what it is to learn was not looked at; where all of one prompt's rewards are equal, no step is left",
+            "Train on as many different prompts as there are steps, or say why one is enough.",
+        )
+    rates = planned_rates(seen)
+    if rates:
+        yield from _schedule(rates)
+        yield from _rate(seen, rates)
+
+
+def planned_steps(seen: Seen) -> int | None:
+    """Return how many optimizer steps the script plans; None where nobody knows."""
+    asked = seen.asked
+    if (asked.get("max_steps") or -1) > 0:
+        return int(asked["max_steps"])
+    step, size = read_step(seen), len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
+    if step is None or not size:
+        return None
+    prompts = step.completions / step.generations
+    each = max(1, math.floor(size / prompts)) * (asked.get("num_iterations") or 1)
+    return math.ceil((asked.get("num_train_epochs") or 1) * each)
+
+
+def planned_rates(seen: Seen) -> list[float]:
+    """Return the learning rate of each planned step, of at most 20,000; empty where it is not known."""
+    steps = planned_steps(seen)
+    if not steps:
+        return []
+    optimizer, schedule = (*(seen.given.get("optimizers") or ()), None, None)[:2]
+    rate = float(seen.asked.get("learning_rate") or 0)
+    if optimizer is not None:
+        rate = max((group.get("initial_lr", group["lr"]) for group in optimizer.param_groups), default=rate)
+    try:
+        schedule = _copy(schedule) if schedule is not None else _make(seen, rate, steps)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it steps without its optimizer
+            rates = []
+            for _ in range(min(steps, _MOST)):
+                rates.append(max(group["lr"] for group in schedule.optimizer.param_groups))
+                schedule.step()
+    except Exception:  # a schedule that needs the loss, or options that are not here: then nothing is said of it
+        return []
+    return rates
+
+
+def _copy(schedule: Any) -> Any:
+    """Return a copy of the script's schedule, whose optimizer holds numbers in place of the model's tensors."""
+    tensors = (tensor for group in schedule.optimizer.param_groups for tensor in group["params"])
+    return copy.deepcopy(schedule, {id(tensor): torch.nn.Parameter(torch.zeros(1)) for tensor in tensors})
+
+
+def _make(seen: Seen, rate: float, steps: int) -> Any:
+    """Return the schedule that the trainer makes by its arguments, for the planned steps."""
+    from transformers import get_scheduler
+
+    return get_scheduler(
+        seen.asked.get("lr_scheduler_type") or "linear",
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate),
+        num_warmup_steps=seen.trainer.args.get_warmup_steps(steps),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=seen.asked.get("lr_scheduler_kwargs") or {},
+    )
+
+
+def _schedule(rates: Sequence[float]) -> Iterator[Answer]:
+    highest, steps = max(rates), len(rates)
+    dead = [place for place, rate in enumerate(rates) if rate <= _NOTHING * highest]
+    if len(dead) > _OVER * steps and steps > 2:
+        after = next(place for place in dead if place > rates.index(highest)) if dead[-1] > rates.index(highest) else 0
+        yield Suspected(
+            "rate",
+            f"the learning rate is 0 for {len(dead)} of about {steps} planned steps"
+            + (f", from step {after + 1} on" if after else ""),
+            "by the schedule's own values; the cut run is over before that shows",
+            "Make the schedule for the optimizer steps of the whole run: rows x epochs / prompts of a step.",
+        )
+
+
+def _rate(seen: Seen, rates: Sequence[float]) -> Iterator[Answer]:
+    asked, highest, total = float(seen.asked.get("learning_rate") or 0), max(rates), sum(rates)
+    own = (seen.given.get("optimizers") or (None,))[0] is not None
+    if not own and asked and highest < _WARM * asked:
+        yield Suspected(
+            "rate",
+            f"the learning rate of {asked:g} is never reached: it is {highest:g} at most in about {len(rates)} planned "
+            "steps, which are fewer than the steps of its warm-up",
+            "by the schedule's own values; the cut run is over before that shows",
+            "Set warmup_steps to a small part of the steps, or train longer.",
+        )
+        return
+    optimizer = str(getattr(seen.asked.get("optim"), "value", seen.asked.get("optim") or "adamw"))
+    if not own and "adamw" not in optimizer:
+        return
+    load, adapted = policy_load(seen), hasattr(seen.trainer.model, "peft_config")
+    if adapted and highest <= _LOW_RATE and total <= _LOW_SUM:
+        yield Suspected(
+            "rate",
+            f"adapters at a learning rate of {highest:g}: their B begins at 0, and a step of AdamW moves an element by "
+            f"the rate at most, so about {len(rates)} planned steps bring it to {total:.1g} at the very most",
+            "what that is worth for learning depends on model and task, and takes a whole run to see",
+            "Try 1e-5 to 1e-4: adapters need about ten times the rate of a whole model or more.",
+        )
+    elif not adapted and load is not None and highest >= _HIGH_RATE and _elements(load.config) >= _LARGE:
+        yield Suspected(
+            "rate",
+            f"a whole model of about {_elements(load.config) / 1e9:.1f} billion elements at a learning rate of "
+            f"{highest:g}, where trl's own default for this trainer is 1e-6: policies were seen to collapse so",
+            "whether this one does takes a whole run to see; kl and entropy show it first",
+            "Begin with 1e-6 to 1e-5.",
+        )
+
+
+def _elements(config: Any) -> int:
+    """Return about how many elements a decoder of this configuration has; 0 where it says too little."""
+    config = getattr(config, "text_config", None) or config
+    width, layers = getattr(config, "hidden_size", None), getattr(config, "num_hidden_layers", None)
+    if not isinstance(width, int) or not isinstance(layers, int):
+        return 0
+    inner = getattr(config, "intermediate_size", None)
+    inner = inner if isinstance(inner, int) else 4 * width
+    return layers * (3 * width * width + 3 * width * inner) + (getattr(config, "vocab_size", None) or 0) * width

@@ -1,0 +1,232 @@
+"""Why a reward function gives the same to all completions of a prompt: each known cause is undone, and it is asked.
+
+A cause is told where undoing it makes the function tell completions apart. Otherwise nobody knows: the completions that
+were made up may not have the form that it reads.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from failurelab.preflight.answers import Answer, Finding, NotChecked
+from failurelab.preflight.judges import completions, patterns, reward_source
+from failurelab.preflight.judges import reward_figures as figures
+from failurelab.preflight.judges.reward_function import RewardFunction
+from failurelab.preflight.judges.rows import prompted
+
+ROWS = 24  # looked at before it is said that a reference is one that cannot be read
+_FEW = 8  # values of a column that says which kind a row is
+_PLAIN = ("7", 7, 7.0)  # references that are as easy to read as any
+
+
+def explain_equal(reward: RewardFunction) -> Answer:
+    """Return why a function gives the same to all completions of a prompt, or that nobody knows."""
+    given = f"{reward.name} gives {figures.value(reward.rewards)} for all {len(reward.rewards)} made-up completions"
+    if not reward_source.reads_completions(reward.function):
+        return _never_reads(reward, given)
+    for find in (_form, _one_number, _column, _kind, _opened, _line_breaks, _reference, _slip):
+        if answer := find(reward, given):
+            return answer
+    return NotChecked("F14", f"{given}: none may have its form. Call it by hand with a completion that deserves more")
+
+
+def _never_reads(reward: RewardFunction, given: str) -> Answer:
+    if len(reward.seen.trainer.reward_funcs) > 1:
+        return NotChecked("F10", f"{given}: it never reads them, and adds nothing to any advantage")
+    lengths = [float(len(probe.text)) for probe in reward.probes]
+    return Finding(
+        "F10",
+        f"{given}: it never reads them, so every advantage and every gradient is 0",
+        "Let the reward depend on the completion.",
+        tried=f"the completions' lengths in its place give {figures.span(lengths)}",
+    )
+
+
+def _form(reward: RewardFunction, given: str) -> Finding | None:
+    other = reward.other_form()
+    return other and Finding(
+        "F14",
+        f"{given}: it reads a completion as {other[0]}, and each is {reward.arguments.form} here",
+        reward.read_repair,
+        tried=other[1],
+    )
+
+
+def _one_number(reward: RewardFunction, given: str) -> Finding | None:
+    tried = reward.one_at_a_time()
+    evidence = f"{given}: it gives one number for a whole batch, or a whole prompt, so every advantage is 0"
+    return Finding("F10", evidence, "Return each completion's own reward.", tried=tried) if tried else None
+
+
+def _column(reward: RewardFunction, given: str) -> Finding | None:
+    """A column that it takes of its **kwargs, and that the dataset does not have."""
+    there = reward.arguments.names()
+    for name in reward.asked:
+        value = None if name in there else _find_readable(reward, name)
+        if value is not None:
+            return Finding(
+                "F14",
+                f"{given}: it asks for the column {name!r}, which never arrives",
+                reward.column_repair(name),
+                tried=f"with {name}={value!r} it tells right from wrong",
+            )
+    return None
+
+
+def _kind(reward: RewardFunction, given: str) -> Finding | None:
+    """A text of its own that no row has in a column: `code` where the rows say `coding`."""
+    rows = prompted(reward.seen, ROWS)
+    words = [text for text in patterns.texts(reward.function) if re.fullmatch(r"[\w -]{1,30}", text)]
+    for name in reward.asked:
+        values = {row[name] for row in rows if isinstance(row.get(name), str)}
+        if not 0 < len(values) <= _FEW or name not in reward.arguments.columns or values & set(words):
+            continue
+        for word in words[:_FEW]:
+            if told := reward.tells(columns={name: lambda row, word=word: word}):
+                return Finding(
+                    "F14",
+                    f"{given}: its text {word!r} is no value of the column {name}, which has "
+                    f"{', '.join(map(repr, sorted(values)))}",
+                    f"Compare {name} with a value that it has.",
+                    tried=f"with {name}={word!r} it gives {told}",
+                )
+    return None
+
+
+def _opened(reward: RewardFunction, given: str) -> Finding | None:
+    """A tag that the template has written already, and that it looks for in the completion."""
+    told = reward.opened and reward.tells(change=lambda text: reward.opened + text)
+    return Finding(
+        "F14",
+        f"{given}: the prompt ends with {reward.opened!r}, so no completion has that, and the function looks for it",
+        f"Judge {reward.opened!r} + completion, or make the tag optional in the pattern.",
+        tried=f"with it before the same completions it gives {told}",
+    ) if told else None  # fmt: skip
+
+
+def _line_breaks(reward: RewardFunction, given: str) -> Finding | str:
+    told = reward.tells(prepare=functools.partial(match_line_breaks, reward.function))
+    evidence = f"{given}: in its patterns '.' matches no line break"
+    return (
+        Finding("F14", evidence, "Give the pattern re.DOTALL.", tried=f"with re.DOTALL it gives {told}")
+        if told
+        else None
+    )
+
+
+def match_line_breaks(function: Callable[..., Any]) -> None:
+    """Let '.' match line breaks in every pattern of this process, also in those that a function has compiled."""
+    compile_ = re._compile
+
+    def compile_dotall(pattern: Any, flags: Any) -> Any:
+        return compile_(pattern, flags if isinstance(pattern, re.Pattern) else flags | re.DOTALL)
+
+    re._compile = compile_dotall
+    code = reward_source.plain_function(function)
+    for names in (getattr(code, "__globals__", {}), getattr(function, "__dict__", {})):
+        for name, value in list(names.items()):
+            if isinstance(value, re.Pattern):
+                names[name] = re.compile(value.pattern, value.flags | re.DOTALL)
+    for cell in getattr(code, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, re.Pattern):
+            cell.cell_contents = re.compile(cell.cell_contents.pattern, cell.cell_contents.flags | re.DOTALL)
+
+
+def _reference(reward: RewardFunction, given: str) -> Answer | None:
+    """A reference that it cannot read: of another type, or with something around it."""
+    if not reward.asks_reference:
+        return None
+    name, real = reward.column, reward.arguments.rows[0][reward.column]
+    shown = f"{given}, the right answers among them: {name} is {type(real).__name__} {str(real)[:40]!r}"
+    for what, change in _OTHER_REFERENCES:
+        if change(real) == real and type(change(real)) is type(real):
+            continue
+        given_then = reward.ask(columns={name: lambda row, change=change: change(row[name])}).values
+        more, *_ = figures.compare_pairs(reward.probes, given_then)
+        if more:
+            return Finding(
+                "F14",
+                f"{shown}, which it cannot equal",
+                f"Compare with what {name} holds.",
+                tried=f"as {what}, {change(real)!r}, a right answer gets {more[0][0]:g} and a wrong one {more[0][1]:g}",
+            )
+    value = _find_readable(reward, name)
+    if value is None or _reads_another_row(reward):
+        return None
+    finds_none = patterns.forms(reward.function, str(value)) and not patterns.forms(
+        reward.function, completions.readings(real)[0]
+    )
+    if finds_none or type(value) is not type(real):
+        return Finding(
+            "F14",
+            f"{shown}, which its patterns do not find",
+            f"Compare with what {name} holds: the same type, and a pattern that finds it.",
+            tried=f"with a reference {value!r} ({type(value).__name__}) it tells right from wrong",
+        )
+    return NotChecked(
+        "F14", f"{shown}, in no form that was tried; a reference {value!r} would be told from a wrong one"
+    )
+
+
+def _find_readable(reward: RewardFunction, column: str) -> Any:
+    """Return a plain reference by which it tells right completions from wrong ones; None if by none."""
+    for value in _PLAIN:
+        rows = [{**row, column: value} for row in reward.arguments.rows]
+        probes = completions.make(rows, column, [reward.function], reward.opened)
+        given = reward.ask(probes, columns={column: lambda row, value=value: value}).values
+        if figures.compare_pairs(probes, given)[0]:
+            return value
+    return None
+
+
+def _reads_another_row(reward: RewardFunction) -> bool:
+    rows = reward.arguments.rows
+    try:
+        reward.arguments.rows = prompted(reward.seen, ROWS)
+        probes = completions.make(reward.arguments.rows, reward.column, [reward.function], reward.opened)
+        return bool(reward.tells(probes))
+    finally:
+        reward.arguments.rows = rows
+
+
+def _slip(reward: RewardFunction, given: str) -> Answer | None:
+    """An error in its code that it catches itself, for every completion."""
+    written = sum(1 for probe in reward.probes if probe.text)
+    slip = next((slip for slip in reward.ask(slips=True).slips if slip.count >= written), None)
+    if slip is None:
+        return None
+    evidence = f"{given}: in line {slip.line} it raises {slip.text}, and catches it, each time"
+    if slip.text.startswith(("ModuleNotFoundError", "ImportError")):
+        return NotChecked("F14", evidence)
+    return Finding("F14", evidence, "Let that error come out, and mend its line.")
+
+
+def _as_number(value: Any) -> Any:
+    text = completions.bare(str(value)).replace(",", "")
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return value
+
+
+def _first_reading(value: Any) -> Any:
+    return next(iter(completions.readings(value)), value)
+
+
+# What a reference may have to be for a function to read it.
+_OTHER_REFERENCES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("text", lambda value: value if isinstance(value, (list, dict)) else str(value)),
+    ("a number", _as_number),
+    ("the answer alone", _first_reading),
+    ("the bare answer", lambda value: completions.bare(str(_first_reading(value)))),
+    ("a number without commas", lambda value: str(value).replace(",", "")),
+    ("lower case", lambda value: str(value).lower()),
+    ("upper case", lambda value: str(value).upper()),
+    ("a box", lambda value: f"\\boxed{{{value}}}"),
+    ("a list", lambda value: [value]),
+    ("JSON", lambda value: json.dumps(value, default=str)),
+)

@@ -1,0 +1,219 @@
+"""One reward function of a script, asked alone about made-up completions: what it takes, gives and raises."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from packaging.version import Version
+
+from failurelab.guards.reward import name_of, reward_weights
+from failurelab.preflight.answers import Answer, Finding, NotChecked
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges import reward_figures as figures
+from failurelab.preflight.judges import reward_source
+from failurelab.preflight.judges.asking import Asker, Given
+from failurelab.preflight.judges.completions import Probe
+from failurelab.preflight.judges.reward_arguments import FORMS, Arguments
+from failurelab.preflight.judges.rows import installed_version
+
+_MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
+_READ = {
+    "plain text": "Read a completion as the text that it is.",
+    "a list of messages": 'Read the text of a completion as completion[0]["content"].',
+}
+
+
+class RewardFunction:
+    """A reward function, and what it gave.
+
+    Attributes:
+        function: as the script gave it to the trainer.
+        seen: the script.
+        arguments: what it is called with.
+        probes: the made-up completions.
+        column: with the references; None where the dataset has none.
+        opened: what the prompt has written of a completion already.
+        name: for messages.
+        asked: the columns that it asks for.
+        rewards: for each probe; None where it could not be asked, or gave no numbers.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        seen: Seen,
+        arguments: Arguments,
+        probes: list[Probe],
+        column: str | None,
+        opened: str,
+    ):
+        self.function, self.seen, self.arguments, self.probes = function, seen, arguments, probes
+        self.column, self.opened = column, opened
+        self.name, self.asked = name_of(function), reward_source.asked_columns(function)
+        self.rewards: list[float | None] | None = None
+        self._asker = Asker(function)
+
+    @property
+    def asks_reference(self) -> bool:
+        """Whether it asks for the column with the references."""
+        return self.column is not None and self.column in self.asked
+
+    @property
+    def varies(self) -> bool:
+        """Whether it gives different rewards to completions of one prompt."""
+        return self.rewards is not None and not figures.is_flat(self.probes, self.rewards)
+
+    @property
+    def weight(self) -> float:
+        """Its entry in reward_weights."""
+        functions = self.seen.trainer.reward_funcs
+        return reward_weights(self.seen.trainer, len(functions))[functions.index(self.function)]
+
+    def ask(self, probes: Sequence[Probe] | None = None, **options: Any) -> Given:
+        """Call it once, in a process of its own.
+
+        Args:
+            probes: other completions.
+            options: of `Arguments.make` and `Asker.ask`.
+        """
+        call = {name: options.pop(name) for name in ("prepare", "slips") if name in options}
+        return self._asker.ask(self.arguments.make(self.probes if probes is None else probes, **options), **call)
+
+    def tells(self, probes: Sequence[Probe] | None = None, **options: Any) -> str:
+        """Return the span of what it gives when asked so, if it tells completions of a prompt apart; else nothing."""
+        probes = self.probes if probes is None else probes
+        values = self.ask(probes, **options).values
+        return figures.span(values) if len(values) == len(probes) and not figures.is_flat(probes, values) else ""
+
+    def examine(self) -> Answer | None:
+        """Call it as the trainer does; keep its rewards, or return what is wrong before any reward is compared."""
+        if problem := self._misfit():
+            return problem
+        given = self.ask()
+        return self._error(given) or self._no_numbers(given)
+
+    def other_form(self) -> tuple[str, str] | None:
+        """Return another form of the same completions in which it tells them apart, and what it gives then."""
+        for form in FORMS:
+            told = form != self.arguments.form and self.tells(form=form)
+            if told:
+                return form, f"as {form} the same texts get {told}"
+        return None
+
+    @property
+    def read_repair(self) -> str:
+        """How to read a completion of this dataset."""
+        return _READ[self.arguments.form]
+
+    def column_repair(self, name: str) -> str:
+        """Return what to do about a column that never arrives."""
+        have = self.arguments.columns
+        if name in self.arguments.rows[0] and name not in have and name not in ("prompt", "completion"):
+            return "Set remove_unused_columns=False: the trainer drops the columns that the model does not take."
+        return (
+            f"Call the dataset's column {name!r} (dataset.rename_column), or the argument as the column: "
+            f"{', '.join(have) or 'none besides prompt'}."
+        )
+
+    def one_at_a_time(self) -> str:
+        """Ask about single completions of the first prompt; return what they get, if that differs."""
+        first = [probe for probe in self.probes if probe.row == self.probes[0].row]
+        others, right = ([probe for probe in first if probe.kind == kind] for kind in ("other", "right"))
+        got: dict[float, str] = {}
+        for probe in [*others[-3:], *right[:16], *others[:8]]:
+            given = self.ask([probe])
+            values = [given.rewards] if isinstance(given.rewards, float) else given.values
+            if len(values) == 1 and values[0] is not None:
+                got.setdefault(values[0], probe.text)
+            if len(got) > 1:
+                (low, one), (high, other) = sorted(got.items())
+                return f"asked one at a time, {figures.quote(one)} gets {low:g} and {figures.quote(other)} {high:g}"
+        return ""
+
+    def _misfit(self) -> Finding | None:
+        missing, extra = self.arguments.missing(self.function)
+        if missing:
+            source = missing[0] if missing[0] in self.arguments.rows[0] else self.column
+            return Finding(
+                "F14",
+                f"{self.name} asks for {', '.join(missing)}, which never arrives: it is given "
+                f"{', '.join(self.arguments.names())}. A TypeError ends the run",
+                self.column_repair(missing[0]),
+                tried=self._under_name(missing[0], source) if len(missing) == 1 else "",
+                ends=True,
+            )
+        if extra:
+            given = self.ask(without=extra).values
+            return Finding(
+                "F14",
+                f"{self.name} takes no {', '.join(extra)}, which this trainer hands to it: a TypeError ends the run",
+                "Add **kwargs to the function's arguments.",
+                tried=f"called without, it gives {figures.span(given)}" if given else "",
+                ends=True,
+            )
+        return None
+
+    def _under_name(self, name: str, source: str | None) -> str:
+        """Return what it gives when the column `source` arrives under `name`; empty if that does not help."""
+        told = source and self.tells(columns={name: lambda row: row.get(source)})
+        return f"with {source} under this name it gives {told}" if told else ""
+
+    def _error(self, given: Given) -> Answer | None:
+        if given.unasked:
+            self.seen.not_called.add(id(self.function))
+            return NotChecked("F14", f"{self.name} could not be asked: {given.unasked}")
+        if not given.error:
+            return None
+        if given.key in self.asked and given.key not in self.arguments.columns:
+            return Finding(
+                "F14",
+                f"{self.name} reads the column {given.key!r}, which never arrives: a KeyError ends the run",
+                self.column_repair(given.key),
+                tried=self._under_name(given.key, self.column),
+                ends=True,
+            )
+        what, repair, tried = "completions in plain words", "Let it give its lowest reward to what it cannot read.", ""
+        filled = [probe for probe in self.probes if probe.text]
+        if values := self.ask(filled).values:
+            what = "an empty completion, which a model makes when it ends at once"
+            tried = f"without those it gives {figures.span(values)}"
+        elif other := self.other_form():
+            what = f"this dataset's completions, each of which is {self.arguments.form}"
+            repair, tried = self.read_repair, other[1]
+        return Finding("F14", f"{self.name} raises {given.error}, for {what}", repair, tried=tried, ends=True)
+
+    def _no_numbers(self, given: Given) -> Answer | None:
+        """Keep the rewards; return what is wrong with them as numbers."""
+        rewards, count = given.rewards, len(self.probes)
+        if isinstance(rewards, float) or (isinstance(rewards, list) and len(rewards) == 1 < count):
+            return Finding(
+                "F10",
+                f"{self.name} gives one number for {count} completions: a trl that takes it gives it to all of them, "
+                "so every advantage is 0, and later releases refuse it",
+                "Return a list with one reward for each completion.",
+                tried=self.one_at_a_time(),
+            )
+        if not isinstance(rewards, list) or len(rewards) != count:
+            what = f"returns {rewards}, which is no list of numbers"
+            if isinstance(rewards, list):
+                what = f"gives {len(rewards)} rewards for {count} completions"
+            repair = "Return one reward for each completion, also for those that it cannot read."
+            return Finding("F14", f"{self.name} {what}", repair, ends=True)
+        counts = {
+            "inf": sum(value is not None and math.isinf(value) for value in rewards),
+            "NaN": sum(value is not None and math.isnan(value) for value in rewards),
+            "None": sum(value is None for value in rewards),
+        }
+        if installed_version("trl") >= _MASKED:
+            counts |= {"NaN": 0, "None": 0}
+        what = next((name for name, number in counts.items() if number), None)
+        if what:
+            return Finding(
+                "F14",
+                f"{self.name} gives {what} for {counts[what]} of {count} completions, which makes "
+                + ("an error in this trl" if what == "None" else "its group's advantages NaN, and then the weights"),
+                "Return a finite number for every completion.",
+                ends=what == "None",
+            )
+        self.rewards = [None if value is None or math.isnan(value) else value for value in rewards]
+        return None

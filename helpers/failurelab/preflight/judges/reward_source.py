@@ -1,0 +1,106 @@
+"""What the text of a reward function says: the columns it asks for, whether it reads a completion, its own lists."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_STANDARD = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+
+
+def asked_columns(function: Callable[..., Any]) -> list[str]:
+    """Return the columns that a function asks for: its arguments, and the keys that it takes of its **kwargs."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [each.name for each in parameters if each.kind in kinds]
+    rest = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), None)
+    tree = parse(function)
+    for node in ast.walk(tree) if tree is not None and rest else ():
+        key = None
+        if isinstance(node, ast.Subscript) and _is_name(node.value, rest):
+            key = node.slice
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop"):
+            key = node.args[0] if node.args and _is_name(node.func.value, rest) else None
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            names.append(key.value)
+    return [name for name in dict.fromkeys(names) if name not in _STANDARD]
+
+
+def reads_completions(function: Callable[..., Any]) -> bool:
+    """Return whether a function may read a completion: counting them, or asking for their type, does not count."""
+    tree = parse(function)
+    if tree is None:
+        return True
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    typed = {call.args[0] for call in calls if _is_name(call.func, ("isinstance", "type"))}
+    counted, unread = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _is_name(node.func, "len") and node.args:
+            counted.add(node.args[0])
+        iterated = node.generators if isinstance(node, (ast.ListComp, ast.GeneratorExp)) else ()
+        for loop in (node,) if isinstance(node, ast.For) else iterated:
+            target = getattr(loop.target, "id", None)
+            used = [
+                node
+                for node in ast.walk(tree)
+                if _is_name(node, target) and isinstance(node.ctx, ast.Load) and node not in typed
+            ]
+            if target and not used:
+                unread.add(loop.iter)
+    names = ("completions", "completion_ids", *_rest_name(tree))
+    return any(
+        _is_name(node, names) and isinstance(node.ctx, ast.Load) and node not in counted | unread
+        for node in ast.walk(tree)
+    )
+
+
+def own_list(function: Callable[..., Any], rows: Sequence[Mapping[str, Any]]) -> tuple[str | None, str]:
+    """Return the name of a list outside of the function that holds the rows' values of a column, and the column's."""
+    try:
+        outside = inspect.getclosurevars(inspect.unwrap(getattr(function, "func", function)))
+    except TypeError:
+        return None, ""
+    for name, value in {**outside.globals, **outside.nonlocals}.items():
+        listed = isinstance(value, Sequence) and not isinstance(value, str)  # a column of datasets is no list
+        if listed and len(value) >= len(rows) > 1:
+            for column in rows[0]:
+                if column != "prompt" and all(row[column] in value for row in rows):
+                    return name, column
+    return None, ""
+
+
+def plain_function(function: Any) -> Any:
+    """Return the Python function behind a partial, a decorator, a method, or an object that is called."""
+    while hasattr(function, "__wrapped__") or hasattr(function, "func"):
+        function = getattr(function, "__wrapped__", None) or function.func
+    function = getattr(function, "__func__", function)
+    return function if hasattr(function, "__code__") else inspect.getattr_static(type(function), "__call__", function)
+
+
+def parse(function: Callable[..., Any]) -> Any:
+    """Return the syntax tree of a function; None where its source is not there, or is a part of a line."""
+    function = plain_function(function)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    lambdas = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+    if getattr(function, "__name__", "") == "<lambda>":
+        return lambdas[0] if len(lambdas) == 1 else None  # which of a line's it is, nobody knows
+    return next((node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
+
+
+def _rest_name(tree: Any) -> tuple[str, ...]:
+    """Return the name of **kwargs where the completions can only come by it, and of a first positional argument."""
+    arguments = tree.args
+    named = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return () if "completions" in named or arguments.kwarg is None else (arguments.kwarg.arg,)
+
+
+def _is_name(node: Any, name: Any) -> bool:
+    names = name if isinstance(name, tuple) else (name,)
+    return isinstance(node, ast.Name) and node.id in names

@@ -1,0 +1,193 @@
+"""What a reward function that tells completions apart may still be blind to: line breaks, the prompts' form, a sign."""
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from failurelab.preflight.answers import Answer, Finding, NotChecked
+from failurelab.preflight.judges import patterns, reward_source
+from failurelab.preflight.judges import reward_figures as figures
+from failurelab.preflight.judges.completions import OTHERS, Probe
+from failurelab.preflight.judges.reward_causes import match_line_breaks
+from failurelab.preflight.judges.reward_figures import SAME
+from failurelab.preflight.judges.reward_function import RewardFunction
+
+_NO_ANSWER = OTHERS[1]
+
+
+def judge_telling(reward: RewardFunction) -> Iterator[Answer]:
+    """Yield what is to be said of a function that gives different rewards to the completions of a prompt."""
+    if not reward_source.reads_completions(reward.function):
+        yield Finding(
+            "F14",
+            f"{reward.name} never reads the completions, and gives them different rewards "
+            f"({figures.span(reward.rewards)}): every advantage is chance",
+            "Let the reward depend on the completion.",
+        )
+        return
+    more, less, rows_less = figures.compare_pairs(reward.probes, reward.rewards)
+    if finding := _place(reward) or _line_breaks(reward) or _shown_form(reward):
+        yield finding
+    elif more and reward.asks_reference:
+        yield from _rows_not_told(reward)
+    elif less and reward.asks_reference and rows_less == _judged_rows(reward):
+        if reward.weight > 0:
+            yield wrong_sign(f"{reward.name} has", reward.column, less)
+    elif reward.asks_reference:
+        yield NotChecked(
+            "F14",
+            f"{reward.name} asks for the reference (column {reward.column}), and no form of it got more than a wrong "
+            "answer; another form may",
+        )
+    elif not more and not _likes_shown_form(reward):
+        yield _direction(reward)
+
+
+def wrong_sign(what: str, column: str | None, less: Sequence[tuple[float, float]]) -> Finding:
+    """Return the finding of right answers that get less."""
+    right, wrong = less[0]
+    return Finding(
+        "F14",
+        f"{what} the wrong sign: in the same words the right answer (column {column}) gets {right:g} and a wrong one "
+        f"{wrong:g}, for {len(less)} pairs and never the other way round",
+        "Turn the sign of the reward (or of its entry in reward_weights), so that right answers get more.",
+        tried=f"with the sign turned the right answer gets {-right:g} and the wrong one {-wrong:g}",
+    )
+
+
+def _judged_rows(reward: RewardFunction) -> set[int]:
+    """Return the rows that it gives a number for."""
+    return {probe.row for probe, value in zip(reward.probes, reward.rewards) if value is not None}
+
+
+def _place(reward: RewardFunction) -> Finding | None:
+    """Ask again in the reverse order: a list of the script's own is in the dataset's order, a batch is not."""
+    name, column = reward_source.own_list(reward.function, reward.arguments.rows)
+    if name is None:
+        return None
+    turned = reward.ask(reward.probes[::-1]).values[::-1]
+    pairs = [pair for pair in zip(reward.rewards, turned) if None not in pair and pair[0] != pair[1]]
+    return Finding(
+        "F14",
+        f"{reward.name} compares with {name}, a list of the script's own, by the place in the batch: the same "
+        f"completion of the same prompt got {pairs[0][0]:g} in one order and {pairs[0][1]:g} in another",
+        f"Use the argument {column}: the trainer hands over its values for the prompts of the batch, which it draws in "
+        f"another order than {name} has.",
+    ) if pairs else None  # fmt: skip
+
+
+def _line_breaks(reward: RewardFunction) -> Finding | None:
+    """Compare reasoning in one line with the same in several; with re.DOTALL they are to get the same."""
+    single, several = (figures.largest(reward.probes, reward.rewards, lines=lines) for lines in (1, 3))
+    floor = figures.largest(reward.probes, reward.rewards, text=_NO_ANSWER)
+    if not single or any(several[row] >= single[row] - SAME or several[row] > floor[row] + SAME for row in single):
+        return None
+    healed = reward.ask(prepare=functools.partial(match_line_breaks, reward.function)).values
+    then = figures.largest(reward.probes, healed, lines=3)
+    if any(then.get(row, 0.0) < single[row] - SAME for row in single):
+        return None
+    row, best = next(iter(single.items()))
+    example = next(
+        probe.text
+        for probe, value in zip(reward.probes, reward.rewards)
+        if (probe.row, probe.lines, value) == (row, 1, best)
+    )
+    return Finding(
+        "F14",
+        f"{reward.name} gives {best:g} to {figures.quote(example)}, and {several[row]:g} to every completion whose "
+        "reasoning has more than one line: in its patterns '.' matches no line break",
+        "Give the pattern re.DOTALL.",
+        tried=f"with re.DOTALL completions of several lines get {then[row]:g} too",
+    )
+
+
+def _shown_form(reward: RewardFunction) -> Finding | None:
+    """Look whether the form that the prompts show gets no more than a completion that answers nothing."""
+    shown, floor, top = _of_shown_forms(reward)
+    if not shown or not _is_about_shown_form(reward):
+        return None
+    text = figures.quote(next(probe.text for probe in reward.probes if probe.shown and probe.kind != "wrong"))
+    row = next(iter(shown))
+    if not reward.asks_reference and all(shown[each] < floor[each] - SAME for each in shown):
+        return Finding(
+            "F14",
+            f"the wrong sign: {reward.name} gives {shown[row]:g} at most to the form that the prompts show, {text}, "
+            f"and {floor[row]:g} to {_NO_ANSWER!r}",
+            "Turn the sign of the reward, so that the form that is asked for gets more.",
+            tried=f"with the sign turned they get {-shown[row]:g} and {-floor[row]:g}",
+        )
+    if not all(shown[each] <= floor[each] + SAME < top[each] for each in shown):
+        return None
+    best = max(zip(reward.probes, reward.rewards), key=lambda pair: (pair[1] or 0.0, -len(pair[0].text)))
+    return Finding(
+        "F14",
+        f"{reward.name} gives {shown[row]:g} to the form that the prompts show, {text}, as to {_NO_ANSWER!r}",
+        "Let the prompts show the form that the function reads, or the function read what they show.",
+        tried=f"another form, {figures.quote(best[0].text)}, gets {best[1]:g}",
+    )
+
+
+def _of_shown_forms(reward: RewardFunction) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
+    """Return of each row the most that a shown form got, what no answer got, and the most of all."""
+    return (
+        figures.largest(reward.probes, reward.rewards, shown=True),
+        figures.largest(reward.probes, reward.rewards, text=_NO_ANSWER),
+        figures.largest(reward.probes, reward.rewards),
+    )
+
+
+def _is_about_shown_form(reward: RewardFunction) -> bool:
+    """Whether it asks for the answer, or names the tags of that form itself."""
+    tags = {tag for probe in reward.probes if probe.shown for tag in re.findall(r"<(\w+)>", probe.text)}
+    own = " ".join(patterns.texts(reward.function))
+    return reward.asks_reference or (bool(tags) and all(tag in own for tag in tags))
+
+
+def _likes_shown_form(reward: RewardFunction) -> bool:
+    shown, floor, top = _of_shown_forms(reward)
+    return bool(shown) and all(shown[row] > top[row] - SAME > floor[row] for row in shown)
+
+
+def _rows_not_told(reward: RewardFunction) -> Iterator[Answer]:
+    """Look at the rows whose right answer gets no more than a wrong one, while that of another row does."""
+    judged = _judged_rows(reward)
+    untold = [row for row in sorted(judged) if not _told(reward, lambda probe, row=row: probe.row == row)]
+    for row in untold:
+        probes = [probe for probe in reward.probes if probe.row == row]
+        alone, *_ = figures.compare_pairs(probes, reward.ask(probes).values)
+        if alone:
+            yield Finding(
+                "F14",
+                f"{reward.name} tells the right answer from a wrong one for the first prompt of a batch, and not for "
+                f"{len(untold)} of {len(judged)}: it compares them with another prompt's reference",
+                f"Compare each completion with its own entry of {reward.column}.",
+                tried=f"asked about that prompt alone, it gives {alone[0][0]:g} and {alone[0][1]:g}",
+            )
+            return
+    if untold:
+        reference = str(reward.arguments.rows[untold[0]][reward.column])[:40]
+        yield NotChecked(
+            "F14",
+            f"{reward.name} gives the right answer and a wrong one the same for {len(untold)} of {len(judged)} rows, "
+            f"such as {reward.column} {reference!r}, in all forms that were tried",
+        )
+    elif not _told(reward, lambda probe: not probe.variant):
+        reference = str(reward.arguments.rows[0][reward.column])[:40]
+        why = f"{reward.name} rewards another way to write the answer, and never that of the dataset, {reference!r}"
+        yield NotChecked("F14", why)
+
+
+def _told(reward: RewardFunction, chosen: Callable[[Probe], bool]) -> bool:
+    pairs = [pair for pair in zip(reward.probes, reward.rewards) if chosen(pair[0])]
+    return bool(figures.compare_pairs([probe for probe, _ in pairs], [value for _, value in pairs])[0])
+
+
+def _direction(reward: RewardFunction) -> NotChecked:
+    """Return which completion gets the least and which the most: a line to read, and no verdict."""
+    given = [
+        (value, len(probe.text), probe.text) for probe, value in zip(reward.probes, reward.rewards) if value is not None
+    ]
+    least, most = min(given), max(given, key=lambda each: (each[0], -each[1]))
+    ends = [f"{value:g} for {figures.quote(text)} ({size} characters)" for value, size, text in (least, most)]
+    why = f"{reward.name} has no reference to be compared with, so read its direction: {', '.join(ends)}"
+    return NotChecked("F14", why)
