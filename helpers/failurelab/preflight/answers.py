@@ -83,10 +83,14 @@ class NotApplicable:
 
 @dataclasses.dataclass(frozen=True)
 class NotChecked:
-    """A failure that could not be looked for, and why: what a small random model cannot tell is never a PASS."""
+    """A failure that could not be looked for, and why: what a small random model cannot tell is never a PASS.
+
+    `about` says which of several things could not, as for a Finding; a finding about another does not overrule it.
+    """
 
     failure: str
     why: str
+    about: str = ""
 
 
 Answer = Finding | Suspected | Held | NotApplicable | NotChecked

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from failurelab.preflight.answers import Answer, Finding, NotChecked
+from failurelab.preflight.answers import Answer, Finding
 from failurelab.preflight.judges import completions, patterns, reward_source
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.reward_function import RewardFunction
@@ -29,14 +29,14 @@ def explain_equal(reward: RewardFunction) -> Answer:
     for find in (_form, _one_number, _column, _kind, _opened, _line_breaks, _reference, _slip):
         if answer := find(reward, given):
             return answer
-    return NotChecked("F14", f"{given}: none may have its form. Call it by hand with a completion that deserves more")
+    return reward.not_checked(f"{given}: none may have its form. Call it by hand with a completion that deserves more")
 
 
 def _never_reads(reward: RewardFunction, given: str) -> Answer:
     if len(reward.seen.trainer.reward_funcs) > 1:
-        return NotChecked("F10", f"{given}: it never reads them, and adds nothing to any advantage")
+        return reward.not_checked(f"{given}: it never reads them, and adds nothing to any advantage", "F10")
     lengths = [float(len(probe.text)) for probe in reward.probes]
-    return Finding(
+    return reward.finding(
         "F10",
         f"{given}: it never reads them, so every advantage and every gradient is 0",
         "Let the reward depend on the completion.",
@@ -46,7 +46,7 @@ def _never_reads(reward: RewardFunction, given: str) -> Answer:
 
 def _form(reward: RewardFunction, given: str) -> Finding | None:
     other = reward.other_form()
-    return other and Finding(
+    return other and reward.finding(
         "F14",
         f"{given}: it reads a completion as {other[0]}, and each is {reward.arguments.form} here",
         reward.read_repair,
@@ -57,7 +57,7 @@ def _form(reward: RewardFunction, given: str) -> Finding | None:
 def _one_number(reward: RewardFunction, given: str) -> Finding | None:
     tried = reward.one_at_a_time()
     evidence = f"{given}: it gives one number for a whole batch, or a whole prompt, so every advantage is 0"
-    return Finding("F10", evidence, "Return each completion's own reward.", tried=tried) if tried else None
+    return reward.finding("F10", evidence, "Return each completion's own reward.", tried=tried) if tried else None
 
 
 def _column(reward: RewardFunction, given: str) -> Finding | None:
@@ -66,7 +66,7 @@ def _column(reward: RewardFunction, given: str) -> Finding | None:
     for name in reward.asked:
         value = None if name in there else _find_readable(reward, name)
         if value is not None:
-            return Finding(
+            return reward.finding(
                 "F14",
                 f"{given}: it asks for the column {name!r}, which never arrives",
                 reward.column_repair(name),
@@ -85,7 +85,7 @@ def _kind(reward: RewardFunction, given: str) -> Finding | None:
             continue
         for word in words[:_FEW]:
             if told := reward.tells(columns={name: lambda row, word=word: word}):
-                return Finding(
+                return reward.finding(
                     "F14",
                     f"{given}: its text {word!r} is no value of the column {name}, which has "
                     f"{', '.join(map(repr, sorted(values)))}",
@@ -98,7 +98,7 @@ def _kind(reward: RewardFunction, given: str) -> Finding | None:
 def _opened(reward: RewardFunction, given: str) -> Finding | None:
     """A tag that the template has written already, and that it looks for in the completion."""
     told = reward.opened and reward.tells(change=lambda text: reward.opened + text)
-    return Finding(
+    return reward.finding(
         "F14",
         f"{given}: the prompt ends with {reward.opened!r}, so no completion has that, and the function looks for it",
         f"Judge {reward.opened!r} + completion, or make the tag optional in the pattern.",
@@ -110,7 +110,7 @@ def _line_breaks(reward: RewardFunction, given: str) -> Finding | str:
     told = reward.tells(prepare=functools.partial(match_line_breaks, reward.function))
     evidence = f"{given}: in its patterns '.' matches no line break"
     return (
-        Finding("F14", evidence, "Give the pattern re.DOTALL.", tried=f"with re.DOTALL it gives {told}")
+        reward.finding("F14", evidence, "Give the pattern re.DOTALL.", tried=f"with re.DOTALL it gives {told}")
         if told
         else None
     )
@@ -146,7 +146,7 @@ def _reference(reward: RewardFunction, given: str) -> Answer | None:
         given_then = reward.ask(columns={name: lambda row, change=change: change(row[name])}).values
         more, *_ = figures.compare_pairs(reward.probes, given_then)
         if more:
-            return Finding(
+            return reward.finding(
                 "F14",
                 f"{shown}, which it cannot equal",
                 f"Compare with what {name} holds.",
@@ -159,14 +159,14 @@ def _reference(reward: RewardFunction, given: str) -> Answer | None:
         reward.function, completions.readings(real)[0]
     )
     if finds_none or type(value) is not type(real):
-        return Finding(
+        return reward.finding(
             "F14",
             f"{shown}, which its patterns do not find",
             f"Compare with what {name} holds: the same type, and a pattern that finds it.",
             tried=f"with a reference {value!r} ({type(value).__name__}) it tells right from wrong",
         )
-    return NotChecked(
-        "F14", f"{shown}, in no form that was tried; a reference {value!r} would be told from a wrong one"
+    return reward.not_checked(
+        f"{shown}, in no form that was tried; a reference {value!r} would be told from a wrong one"
     )
 
 
@@ -199,8 +199,8 @@ def _slip(reward: RewardFunction, given: str) -> Answer | None:
         return None
     evidence = f"{given}: in line {slip.line} it raises {slip.text}, and catches it, each time"
     if slip.text.startswith(("ModuleNotFoundError", "ImportError")):
-        return NotChecked("F14", evidence)
-    return Finding("F14", evidence, "Let that error come out, and mend its line.")
+        return reward.not_checked(evidence)
+    return reward.finding("F14", evidence, "Let that error come out, and mend its line.")
 
 
 def _as_number(value: Any) -> Any:

@@ -85,6 +85,14 @@ class RewardFunction:
         values = self.ask(probes, **options).values
         return figures.span(values) if len(values) == len(probes) and not figures.is_flat(probes, values) else ""
 
+    def finding(self, failure: str, evidence: str, repair: str, **more: Any) -> Finding:
+        """Return a finding about this function."""
+        return Finding(failure, evidence, repair, about=self.name, **more)
+
+    def not_checked(self, why: str, failure: str = "F14") -> NotChecked:
+        """Return that something of this function could not be judged."""
+        return NotChecked(failure, why, about=self.name)
+
     def examine(self) -> Answer | None:
         """Call it as the trainer does; keep its rewards, or return what is wrong before any reward is compared."""
         if problem := self._misfit():
@@ -134,7 +142,7 @@ class RewardFunction:
         missing, extra = self.arguments.missing(self.function)
         if missing:
             source = missing[0] if missing[0] in self.arguments.rows[0] else self.column
-            return Finding(
+            return self.finding(
                 "F14",
                 f"{self.name} asks for {', '.join(missing)}, which never arrives: it is given "
                 f"{', '.join(self.arguments.names())}. A TypeError ends the run",
@@ -144,7 +152,7 @@ class RewardFunction:
             )
         if extra:
             given = self.ask(without=extra).values
-            return Finding(
+            return self.finding(
                 "F14",
                 f"{self.name} takes no {', '.join(extra)}, which this trainer hands to it: a TypeError ends the run",
                 "Add **kwargs to the function's arguments.",
@@ -161,11 +169,11 @@ class RewardFunction:
     def _error(self, given: Given) -> Answer | None:
         if given.unasked:
             self.seen.not_called.add(id(self.function))
-            return NotChecked("F14", f"{self.name} could not be asked: {given.unasked}")
+            return self.not_checked(f"{self.name} could not be asked: {given.unasked}")
         if not given.error:
             return None
         if given.key in self.asked and given.key not in self.arguments.columns:
-            return Finding(
+            return self.finding(
                 "F14",
                 f"{self.name} reads the column {given.key!r}, which never arrives: a KeyError ends the run",
                 self.column_repair(given.key),
@@ -180,13 +188,13 @@ class RewardFunction:
         elif other := self.other_form():
             what = f"this dataset's completions, each of which is {self.arguments.form}"
             repair, tried = self.read_repair, other[1]
-        return Finding("F14", f"{self.name} raises {given.error}, for {what}", repair, tried=tried, ends=True)
+        return self.finding("F14", f"{self.name} raises {given.error}, for {what}", repair, tried=tried, ends=True)
 
     def _no_numbers(self, given: Given) -> Answer | None:
         """Keep the rewards; return what is wrong with them as numbers."""
         rewards, count = given.rewards, len(self.probes)
         if isinstance(rewards, float) or (isinstance(rewards, list) and len(rewards) == 1 < count):
-            return Finding(
+            return self.finding(
                 "F10",
                 f"{self.name} gives one number for {count} completions: a trl that takes it gives it to all of them, "
                 "so every advantage is 0, and later releases refuse it",
@@ -198,7 +206,7 @@ class RewardFunction:
             if isinstance(rewards, list):
                 what = f"gives {len(rewards)} rewards for {count} completions"
             repair = "Return one reward for each completion, also for those that it cannot read."
-            return Finding("F14", f"{self.name} {what}", repair, ends=True)
+            return self.finding("F14", f"{self.name} {what}", repair, ends=True)
         counts = {
             "inf": sum(value is not None and math.isinf(value) for value in rewards),
             "NaN": sum(value is not None and math.isnan(value) for value in rewards),
@@ -208,7 +216,7 @@ class RewardFunction:
             counts |= {"NaN": 0, "None": 0}
         what = next((name for name, number in counts.items() if number), None)
         if what:
-            return Finding(
+            return self.finding(
                 "F14",
                 f"{self.name} gives {what} for {counts[what]} of {count} completions, which makes "
                 + ("an error in this trl" if what == "None" else "its group's advantages NaN, and then the weights"),

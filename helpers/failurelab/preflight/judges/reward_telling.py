@@ -18,7 +18,7 @@ _NO_ANSWER = OTHERS[1]
 def judge_telling(reward: RewardFunction) -> Iterator[Answer]:
     """Yield what is to be said of a function that gives different rewards to the completions of a prompt."""
     if not reward_source.reads_completions(reward.function):
-        yield Finding(
+        yield reward.finding(
             "F14",
             f"{reward.name} never reads the completions, and gives them different rewards "
             f"({figures.span(reward.rewards)}): every advantage is chance",
@@ -32,10 +32,9 @@ def judge_telling(reward: RewardFunction) -> Iterator[Answer]:
         yield from _rows_not_told(reward)
     elif less and reward.asks_reference and rows_less == _judged_rows(reward):
         if reward.weight > 0:
-            yield wrong_sign(f"{reward.name} has", reward.column, less)
+            yield wrong_sign(f"{reward.name} has", reward.column, less, reward.name)
     elif reward.asks_reference:
-        yield NotChecked(
-            "F14",
+        yield reward.not_checked(
             f"{reward.name} asks for the reference (column {reward.column}), and no form of it got more than a wrong "
             "answer; another form may",
         )
@@ -43,7 +42,7 @@ def judge_telling(reward: RewardFunction) -> Iterator[Answer]:
         yield _direction(reward)
 
 
-def wrong_sign(what: str, column: str | None, less: Sequence[tuple[float, float]]) -> Finding:
+def wrong_sign(what: str, column: str | None, less: Sequence[tuple[float, float]], about: str = "") -> Finding:
     """Return the finding of right answers that get less."""
     right, wrong = less[0]
     return Finding(
@@ -52,6 +51,7 @@ def wrong_sign(what: str, column: str | None, less: Sequence[tuple[float, float]
         f"{wrong:g}, for {len(less)} pairs and never the other way round",
         "Turn the sign of the reward (or of its entry in reward_weights), so that right answers get more.",
         tried=f"with the sign turned the right answer gets {-right:g} and the wrong one {-wrong:g}",
+        about=about,
     )
 
 
@@ -67,7 +67,7 @@ def _place(reward: RewardFunction) -> Finding | None:
         return None
     turned = reward.ask(reward.probes[::-1]).values[::-1]
     pairs = [pair for pair in zip(reward.rewards, turned) if None not in pair and pair[0] != pair[1]]
-    return Finding(
+    return reward.finding(
         "F14",
         f"{reward.name} compares with {name}, a list of the script's own, by the place in the batch: the same "
         f"completion of the same prompt got {pairs[0][0]:g} in one order and {pairs[0][1]:g} in another",
@@ -92,7 +92,7 @@ def _line_breaks(reward: RewardFunction) -> Finding | None:
         for probe, value in zip(reward.probes, reward.rewards)
         if (probe.row, probe.lines, value) == (row, 1, best)
     )
-    return Finding(
+    return reward.finding(
         "F14",
         f"{reward.name} gives {best:g} to {figures.quote(example)}, and {several[row]:g} to every completion whose "
         "reasoning has more than one line: in its patterns '.' matches no line break",
@@ -109,7 +109,7 @@ def _shown_form(reward: RewardFunction) -> Finding | None:
     text = figures.quote(next(probe.text for probe in reward.probes if probe.shown and probe.kind != "wrong"))
     row = next(iter(shown))
     if not reward.asks_reference and all(shown[each] < floor[each] - SAME for each in shown):
-        return Finding(
+        return reward.finding(
             "F14",
             f"the wrong sign: {reward.name} gives {shown[row]:g} at most to the form that the prompts show, {text}, "
             f"and {floor[row]:g} to {_NO_ANSWER!r}",
@@ -119,7 +119,7 @@ def _shown_form(reward: RewardFunction) -> Finding | None:
     if not all(shown[each] <= floor[each] + SAME < top[each] for each in shown):
         return None
     best = max(zip(reward.probes, reward.rewards), key=lambda pair: (pair[1] or 0.0, -len(pair[0].text)))
-    return Finding(
+    return reward.finding(
         "F14",
         f"{reward.name} gives {shown[row]:g} to the form that the prompts show, {text}, as to {_NO_ANSWER!r}",
         "Let the prompts show the form that the function reads, or the function read what they show.",
@@ -156,7 +156,7 @@ def _rows_not_told(reward: RewardFunction) -> Iterator[Answer]:
         probes = [probe for probe in reward.probes if probe.row == row]
         alone, *_ = figures.compare_pairs(probes, reward.ask(probes).values)
         if alone:
-            yield Finding(
+            yield reward.finding(
                 "F14",
                 f"{reward.name} tells the right answer from a wrong one for the first prompt of a batch, and not for "
                 f"{len(untold)} of {len(judged)}: it compares them with another prompt's reference",
@@ -166,15 +166,14 @@ def _rows_not_told(reward: RewardFunction) -> Iterator[Answer]:
             return
     if untold:
         reference = str(reward.arguments.rows[untold[0]][reward.column])[:40]
-        yield NotChecked(
-            "F14",
+        yield reward.not_checked(
             f"{reward.name} gives the right answer and a wrong one the same for {len(untold)} of {len(judged)} rows, "
             f"such as {reward.column} {reference!r}, in all forms that were tried",
         )
     elif not _told(reward, lambda probe: not probe.variant):
         reference = str(reward.arguments.rows[0][reward.column])[:40]
         why = f"{reward.name} rewards another way to write the answer, and never that of the dataset, {reference!r}"
-        yield NotChecked("F14", why)
+        yield reward.not_checked(why)
 
 
 def _told(reward: RewardFunction, chosen: Callable[[Probe], bool]) -> bool:
@@ -190,4 +189,4 @@ def _direction(reward: RewardFunction) -> NotChecked:
     least, most = min(given), max(given, key=lambda each: (each[0], -each[1]))
     ends = [f"{value:g} for {figures.quote(text)} ({size} characters)" for value, size, text in (least, most)]
     why = f"{reward.name} has no reference to be compared with, so read its direction: {', '.join(ends)}"
-    return NotChecked("F14", why)
+    return reward.not_checked(why)

@@ -11,7 +11,7 @@ from failurelab import failures
 # Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
 ORDER = (
     "F22", "F23", "F2", "F5", "F6", "F4", "memory", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
-    "F16", "F11", "F19", "F15", "F20", "F3a",
+    "F16", "F11", "rate", "one row", "first rewards", "F19", "F15", "F20", "F3a",
 )  # fmt: skip
 TITLES = {
     "memory": "More memory than the device has",
@@ -25,6 +25,9 @@ TITLES = {
     "F16": "An engine with other weights",
     "F19": "The reference is not what it should be",
     "F20": "A loss scaled by the way batches are cut",
+    "rate": "A learning rate that cannot teach, or teaches too much",
+    "one row": "One prompt to train on",
+    "first rewards": "What the untrained model gets",
 }
 
 
@@ -83,14 +86,15 @@ def sort(told: Told) -> None:
     """Put findings worst first, drop answers that a finding overrules, and add the notebooks of the registry."""
     notebooks = {failure.id: failure.notebook for failure in failures.all()}
     told.findings.sort(key=lambda answer: (answer.get("round", 1), rank(answer["failure"])))
-    named = {answer["failure"] for answer in told.findings}
+    named = {(answer["failure"], answer.get("about", "")) for answer in told.findings}
     told.suspected = sorted(
-        (answer for answer in told.suspected if answer["failure"] not in named), key=lambda each: rank(each["failure"])
+        (answer for answer in told.suspected if (answer["failure"], answer.get("about", "")) not in named),
+        key=lambda each: (not each.get("ends"), rank(each["failure"])),
     )
     found = {answer["failure"] for answer in told.accusations}
     for answer in told.accusations:
         answer["notebook"] = answer["notebook"] or notebooks.get(answer["failure"]) or None
-    told.not_checked = _once([a for a in told.not_checked if a["failure"] not in found])
+    told.not_checked = _once([a for a in told.not_checked if a.get("about") or a["failure"] not in found])
     left = found | {answer["failure"] for answer in told.not_checked}
     told.held = _once([answer for answer in told.held if answer["failure"] not in left])
     left |= {answer["failure"] for answer in told.held}
