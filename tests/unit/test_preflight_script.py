@@ -12,7 +12,7 @@ import transformers
 from small import qwen2
 
 from failurelab.preflight import launcher_line, notebook, run, script_text
-from failurelab.preflight.answers import Finding, NotApplicable, NotChecked
+from failurelab.preflight.answers import Finding, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Load, Seen, Source
 from failurelab.preflight.intercept import cuts, own_code, processes, ranks, small
 from failurelab.preflight.judges import four_bit_placement, zero3
@@ -270,7 +270,7 @@ def test_a_module_is_found_where_it_would_be_run(tmp_path, monkeypatch):
     for module, file in (("pkg.train", "pkg/train.py"), ("whole", "whole/__main__.py"), ("alone", "alone.py")):
         assert launcher_line.find_module(module, sys.executable).samefile(tmp_path / file)
     assert launcher_line.find_module("trl.scripts.dpo", sys.executable).name == "dpo.py"
-    with pytest.raises(launcher_line.LaunchError, match="finds no module pkg.other"):
+    with pytest.raises(launcher_line.LaunchError, match="finds no module"):
         launcher_line.find_module("pkg.other", sys.executable)
 
 
@@ -348,7 +348,7 @@ def test_one_process_with_several_gpus(monkeypatch):
     kinds = {
         gpus: type(four_bit_placement._judge_one_process(seen(loads=[load()], gpus=gpus))) for gpus in (None, 1, 2)
     }
-    assert kinds == {None: NotChecked, 1: NotApplicable, 2: Finding}
+    assert kinds == {None: NotChecked, 1: NotApplicable, 2: Suspected}
     assert isinstance(
         four_bit_placement._judge_one_process(seen(loads=[load(device_map="auto")], gpus=2)), NotApplicable
     )
@@ -361,13 +361,13 @@ def test_the_engine_is_judged_by_versions(monkeypatch):
     kind = type("GRPOTrainer", (), {"__module__": "trl.trainer.grpo_trainer"})
     monkeypatch.setattr(zero3, "installed_version", lambda package: zero3.Version("0.15.2"))
     given = Seen(kind(), {}, zero_stage=3)
-    assert isinstance(zero3._judge_engine(given), Finding)
+    assert isinstance(zero3._judge_engine(given), Suspected)
     monkeypatch.setattr(zero3, "installed_version", lambda package: zero3.Version("1.16"))
     assert isinstance(zero3._judge_engine(given), NotChecked)  # by versions alone: no engine runs here
     given.trainer = type("OwnTrainer", (kind,), {"__module__": "__main__"})()
     assert "OwnTrainer, of the script's own" in zero3._judge_engine(given).why
     given.evaluated = True
-    assert isinstance(zero3._judge_engine(given), Finding)
+    assert isinstance(zero3._judge_engine(given), Suspected)
     given.zero_stage = 2
     assert isinstance(zero3._judge_engine(given), NotApplicable)
 

@@ -1,4 +1,4 @@
-"""A launcher's line as users have it: `accelerate launch … train.py …`, `torchrun …`, `deepspeed …`, `python …`.
+"""A launcher's line as users have it: `accelerate launch train.py`, `torchrun`, `deepspeed`, `python -m`, `trl grpo`.
 
 The line is read, not run: what counts is the script, its arguments, how many processes there will be, and whether the
 launch asks for ZeRO.
@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 import shutil
+import subprocess
 from typing import Any
 
 from failurelab.errors import FailureLabError
@@ -20,7 +21,10 @@ _FLAGS = frozenset((
     "--use_megatron_lm", "--standalone", "--multi-gpu", "--use-deepspeed", "--use-fsdp", "--same_network",
     "--dynamo_use_dynamic", "--no-python", "--run-path", "--run_path", "--no_local_rank", "--force_multi",
 ))  # fmt: skip
-_SHORT_FLAGS = ("-m", "-u", "-q", "-O", "-I", "-B")
+_SHORT_FLAGS = ("-u", "-q", "-O", "-I", "-B")
+_WITH_VALUE = ("-W", "-X")  # of Python's own
+SCRIPTS = (".py", ".ipynb")
+_NO_TRAINING = ("chat", "env", "skills", "vllm-serve", "vllm_serve", "--help", "-h")  # of the command trl
 
 
 class LaunchError(FailureLabError):
@@ -34,7 +38,8 @@ class Launch:
     """What a line would start.
 
     Attributes:
-        script: path of the script.
+        script: path of the script; empty where a module is named.
+        module: that is run by `-m`, such as `package.train`; empty for a file. See `find_module`.
         arguments: of the script.
         world_size: processes in all.
         zero_stage: of DeepSpeed, as the launch asks for it.
@@ -42,12 +47,13 @@ class Launch:
         python: the interpreter that the line names, or that of its launcher; None where none is found.
     """
 
-    script: str
+    script: str = ""
     arguments: tuple[str, ...] = ()
     world_size: int = 1
     zero_stage: int = 0
     environment: tuple[tuple[str, str], ...] = ()
     python: str | None = None
+    module: str = ""
 
 
 def read_line(words: list[str]) -> Launch:
@@ -73,32 +79,86 @@ def read_line(words: list[str]) -> Launch:
             words = words[2:]
     elif command in ("accelerate", "torchrun", "deepspeed"):
         python = _interpreter(words.pop(0))
-    elif command.endswith(".py"):
+    elif command == "trl":
+        python = _interpreter(words.pop(0))
+        return dataclasses.replace(_read_trl(words), environment=tuple(variables), python=python)
+    elif command.endswith(SCRIPTS):
         command = "python"
     else:
         raise LaunchError(
-            f"{command or 'nothing'} is no launcher that preflight reads (accelerate launch, torchrun, deepspeed, "
+            f"{command or 'nothing'} is no launcher that preflight reads (accelerate launch, torchrun, deepspeed, trl, "
             "python). Next: failurelab preflight SCRIPT, with --world-size for the number of processes"
         )
     if command == "accelerate" and words[:1] == ["launch"]:
         words.pop(0)
     options, words = _options(words, command)
-    if not words or not words[0].endswith(".py"):
+    module = words[0] if "module" in options and words else ""
+    if not module and not (words and words[0].endswith(SCRIPTS)):
         raise LaunchError(
             f"no script was found in this line ({' '.join(words[:3]) or 'it ends before one'}). "
             "Next: a line that names the file, such as accelerate launch train.py"
         )
     size, stage = _size(options, command)
-    return Launch(words[0], tuple(words[1:]), size, stage, tuple(variables), python)
+    script = "" if module else words[0]
+    return Launch(script, tuple(words[1:]), size, stage, tuple(variables), python, module)
+
+
+def _read_trl(words: list[str]) -> Launch:
+    """Return what `trl grpo --config x.yaml` starts: a script of trl's own, by accelerate, which takes some options."""
+    verb, rest = (words[0], words[1:]) if words else ("", [])
+    if not verb or verb in _NO_TRAINING:
+        named = f"trl {verb}".strip()
+        raise LaunchError(f"{named} trains nothing. Next: a line such as trl grpo --config grpo.yaml")
+    arguments, size, stage = [], 1, 0
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name not in ("--num_processes", "--accelerate_config"):
+            arguments.append(word)
+            continue
+        value = value if equals else rest.pop(0) if rest else ""
+        if name == "--num_processes":
+            size = _number(value)
+        elif named := re.fullmatch(r"zero(\d)", value):  # one of trl's own
+            stage = int(named[1])
+        elif os.path.exists(value):
+            size, stage = _size({"config_file": value}, "accelerate")
+    return Launch("", tuple(arguments), size, stage, module=f"trl.scripts.{verb}")
+
+
+def find_module(module: str, python: str) -> pathlib.Path:
+    """Return the file that `-m MODULE` runs, in this folder or where a Python finds it; nothing of it is imported.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    top, *parts = module.split(".")
+    code = (
+        f"import importlib.util, os, sys; sys.path.insert(0, os.getcwd()); spec = importlib.util.find_spec({top!r}); "
+        "print(*(spec and (spec.submodule_search_locations or [spec.origin]) or []), sep='\\n')"
+    )
+    asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    for place in map(pathlib.Path, asked.stdout.splitlines()):
+        inside = place.joinpath(*parts)
+        for file in (place, inside.with_suffix(".py"), inside / "__main__.py"):
+            if file.is_file():
+                return file
+    raise LaunchError(
+        f"{python} finds no module {module} from {pathlib.Path.cwd()}. Next: start it in the folder from which you "
+        "train, or give the path of its file"
+    )
 
 
 def _interpreter(command: str) -> str | None:
-    """Return the Python that a launcher's own file names in its first line: that of its environment."""
+    """Return the Python that a launcher's own file names in its first lines: that of its environment."""
     path = shutil.which(command)
     if path is None:
         return None
     with open(path, "rb") as file:
-        first = file.readline().decode(errors="replace").strip()
+        first, second = (file.readline().decode(errors="replace").strip() for _ in range(2))
+    if first == "#!/bin/sh" and second.startswith("'''exec'"):  # as uv writes it: the Python beside this file
+        beside = pathlib.Path(path).resolve().with_name("python")
+        return str(beside) if beside.exists() else None
     named = first.removeprefix("#!").split(" ")[0]
     return named if first.startswith("#!/") and pathlib.Path(named).name.startswith("python") else None
 
@@ -111,8 +171,12 @@ def _options(words: list[str], command: str) -> tuple[dict[str, str], list[str]]
         word = words.pop(0)
         name, equals, value = word.partition("=")
         if word in ("-m", "--module"):
-            raise LaunchError("a module (-m) is started, and preflight needs a script. Next: the path of its file")
-        if not equals and name not in _FLAGS and name not in _SHORT_FLAGS and command != "python":
+            options["module"] = ""
+            if command == "python":  # what follows is the module's
+                break
+            continue
+        takes_one = name in _WITH_VALUE if command == "python" else name not in (*_FLAGS, *_SHORT_FLAGS)
+        if not equals and takes_one:
             value = words.pop(0) if words else ""
         options[name.lstrip("-").replace("-", "_")] = value
     return options, words

@@ -34,6 +34,8 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
     if isinstance(error, SystemExit):
         said = _last_line(log)
         because = f'; it said last: "{said}"' if said else ""
+        if isinstance(error.code, str):
+            return f"{where} ended by itself before training: {' '.join(error.code.split())[:300]}"
         if error.code == 2 and said:
             return f"{where} wants other arguments{because}. Next: give them after the script's name"
         return f"{where} ended by itself with status {error.code or 0} before training{because}"

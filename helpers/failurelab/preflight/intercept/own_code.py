@@ -2,8 +2,9 @@
 
 Own is the script, and what lies in its project: the folder above it that holds `.git`, `pyproject.toml` or `setup.py`,
 else its own folder. A library is not, wherever it lies: the standard library, site-packages, and a clone that is
-installed in place (`pip install -e`). Of such a clone only what lies in the script's folder is the script's own: an
-example that is run inside the clone of a library does not make the library the script's.
+installed in place (`pip install -e`). The script's own project may be installed in place too. But an example that is
+run inside the clone of a library does not make the library the script's: of a training library, and where the script
+lies in `examples`, only what lies in the script's folder is its own.
 """
 
 import functools
@@ -16,6 +17,8 @@ import sys
 import sysconfig
 import urllib.parse
 from collections.abc import Iterator
+
+from failurelab.failures.loader import PACKAGES
 
 _HERE = str(pathlib.Path(__file__).resolve().parents[2]) + os.sep  # failurelab
 _PROJECT = (".git", "pyproject.toml", "setup.py")
@@ -31,10 +34,13 @@ class OwnCode:
     def __init__(self, script: str | os.PathLike):
         self._script = os.fspath(script)
         folder = pathlib.Path(script).resolve().parent
-        projects = (at for at in (folder, *folder.parents) if any((at / name).exists() for name in _PROJECT))
-        self._folder = _folder(folder)
-        self._project = _folder(next(projects, folder))
-        self._editable = tuple(editable_folders())
+        self._folder, self._project = _folder(folder), _project_of(folder)
+        example = "examples" in folder.relative_to(self._project).parts
+        self._editable = tuple(
+            clone
+            for clone in editable_folders()
+            if example or _is_training_library(clone) or _project_of(pathlib.Path(clone)) != self._project
+        )
         self._of: dict[str, bool] = {}
 
     def holds(self, file: str) -> bool:
@@ -42,6 +48,10 @@ class OwnCode:
         if file not in self._of:
             self._of[file] = file == self._script or self._is_own(os.path.realpath(file))
         return self._of[file]
+
+    def may_edit(self, file: str) -> bool:
+        """Return whether a repair may be written into a file: it is the script's own, and no installed package's."""
+        return self._is_own(os.path.realpath(file))
 
     def _is_own(self, path: str) -> bool:
         if not path.startswith(self._project) or path.startswith((_HERE, *_libraries(), _standard_library())):
@@ -93,6 +103,18 @@ def editable_folders() -> Iterator[str]:
         mapping = getattr(sys.modules.get(getattr(finder, "__module__", "")), "MAPPING", None) or {}
         for path in mapping.values():
             yield _folder(pathlib.Path(path).resolve())
+
+
+def _project_of(folder: pathlib.Path) -> str:
+    """Return the nearest folder above that is a project's, or the folder itself."""
+    projects = (at for at in (folder, *folder.parents) if any((at / name).exists() for name in _PROJECT))
+    return _folder(next(projects, folder))
+
+
+def _is_training_library(clone: str) -> bool:
+    """Whether a clone holds one of the packages under study, in its root or in `src`."""
+    roots = (pathlib.Path(clone), pathlib.Path(clone, "src"))
+    return any((root / name / "__init__.py").is_file() for root in roots for name in PACKAGES)
 
 
 def _folder(path: pathlib.Path) -> str:

@@ -1,0 +1,145 @@
+"""Scripts as they come to `failurelab preflight`: a notebook, a module, `trl grpo`, two trainings, `from_config`.
+
+Each is run whole, on the course's small model, in today's stack.
+"""
+
+import json
+import pathlib
+import textwrap
+
+import pytest
+
+from failurelab.preflight import command, launcher_line
+from failurelab_course.experiments import models
+
+pytestmark = pytest.mark.slow
+
+HEAD = """\
+from datasets import Dataset
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+PATH = {path!r}
+"""
+GRPO = """\
+def reward(completions, **kwargs):
+    return [float(len(set(text))) for text in completions]
+
+
+trainer = GRPOTrainer(
+    model={model},
+    args=GRPOConfig("out", per_device_train_batch_size=8, num_generations=4, max_completion_length=16{more}),
+    train_dataset=Dataset.from_dict({{"prompt": ["1 + 1 = ", "2 + 3 ="] * 8}}),
+    processing_class=AutoTokenizer.from_pretrained(PATH),
+    reward_funcs=reward,
+)
+trainer.train()
+"""
+SFT = """\
+model = AutoModelForCausalLM.from_pretrained(PATH)
+sft_trainer = SFTTrainer(
+    model=model,
+    args=SFTConfig("sft"),
+    train_dataset=Dataset.from_dict({"text": ["1 + 1 = 2", "2 + 3 = 5"] * 8}),
+    processing_class=AutoTokenizer.from_pretrained(PATH),
+)
+sft_trainer.train()
+"""
+
+
+def grpo(model="AutoModelForCausalLM.from_pretrained(PATH)", more=""):
+    return GRPO.format(model=model, more=more)
+
+
+def head():
+    return HEAD.format(path=str(models.path("tiny")))
+
+
+def cells(*sources):
+    return json.dumps({"cells": [{"cell_type": "code", "source": source} for source in sources], "nbformat": 4})
+
+
+def notebook():
+    first = "%pip install trl\n!nvidia-smi\n" + head()
+    return {"train.ipynb": cells(first, "%%bash\necho hello", "%%time\n" + grpo())}
+
+
+def module():
+    return {
+        "package/__init__.py": "",
+        "package/train.py": head() + "from .options import MORE\n" + grpo(more=", **MORE"),
+        "package/options.py": "MORE = {'temperature': 1.0}\n",
+    }
+
+
+def by_trl():
+    config = f"""\
+        model_name_or_path: {models.path("tiny")}
+        dataset_name: rows
+        reward_funcs: [think_format_reward]
+        output_dir: out
+        per_device_train_batch_size: 8
+        num_generations: 4
+        """
+    row = json.dumps({"prompt": [{"role": "user", "content": "1 + 1 ="}]})
+    return {"grpo.yaml": textwrap.dedent(config), "rows/train.jsonl": f"{row}\n" * 8}
+
+
+def script(text):
+    return lambda: {"train.py": head() + text()}
+
+
+LARGE = "AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(PATH, num_hidden_layers=48, hidden_size=1024))"
+LATE = "raise ValueError('not that far')\n"
+# What is asked, its files, what the answer says of the run (notes and cuts), and whether GRPO was judged
+FORMS = {
+    "a notebook": ("train.ipynb", notebook, ["cell 1: %pip install trl", "cell 2: %%bash"], True),
+    "a module": ("python -m package.train", module, [], True),
+    "by trl": ("trl grpo --config grpo.yaml --max_steps 100", by_trl, [], True),
+    "two trainings": ("train.py", script(lambda: SFT + grpo("model")), ["SFTTrainer", "was not run"], True),
+    "one is not reached": ("train.py", script(lambda: SFT + LATE + grpo()), ["did not get to", "not that far"], False),
+    "a configuration": ("train.py", script(lambda: grpo(LARGE)), ["built small and random"], True),
+    "vllm and wandb": (
+        "train.py",
+        script(lambda: grpo(more=", use_vllm=True, report_to='wandb'")),
+        ["use_vllm: transformers generates", "report_to: nothing"],
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_script_is_judged_in_the_form_that_it_has(form, tmp_path, monkeypatch):
+    line, files, said, has_rewards = FORMS[form]
+    for name, text in files().items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path.parent / "cache"))
+    words = line.split()
+    started = launcher_line.read_line(words)
+    told = command.ask(started)
+    answers = [*told.findings, *told.suspected, *told.held, *told.not_checked]
+    assert any(answer["failure"] == "F23" for answer in told.held), told  # it has trained
+    assert any(answer["failure"] in ("F10", "F14") for answer in answers) == has_rewards, told
+    every = " | ".join([*told.notes, *told.cut])
+    assert all(text in every for text in said), every
+    assert not told.error or form == "one is not reached"
+
+
+OWN_ERRORS = {
+    "import argparse\np = argparse.ArgumentParser()\np.add_argument('--model', required=True)\np.parse_args()\n": (
+        "the following arguments are required: --model"
+    ),
+    "import wandb_of_nowhere as wandb\nwandb.init()\n": "line 1, needs wandb_of_nowhere",
+    "import sys\nsys.exit('set HF_TOKEN first')\n": "set HF_TOKEN first",
+}
+
+
+@pytest.mark.parametrize("text", OWN_ERRORS)
+def test_what_ends_a_script_is_said_in_its_own_words(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("train.py").write_text(text)
+    told = command.ask(launcher_line.Launch("train.py"))
+    assert OWN_ERRORS[text] in told.error and "SystemExit" not in told.error
