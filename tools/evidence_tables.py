@@ -8,6 +8,7 @@ from typing import Any
 import pandas
 from evidence import (
     CPU,
+    EvidenceError,
     count,
     find_cards,
     grid,
@@ -527,6 +528,31 @@ def textbook_fresh() -> str:
         for run in wrong.to_dict("records")
     ]
     return "\n".join([markdown(["", ""], body), "", *lines])
+
+
+def reward_functions() -> str:
+    """Reward functions by somebody who had not read the judge: what is said of the dead, blind, inverted and sound."""
+    try:
+        runs = read_runs("reward_functions", r"(?P<part>\w+): (?P<name>.+)")
+    except EvidenceError:
+        return "Not graded yet."
+    head = [
+        "",
+        "functions",
+        "named, the cause undone",
+        "found",
+        "NOT CHECKED, with its name",
+        "another one named",
+        "missed",
+    ]
+    states = ("named", "found", "read", "wrong one", "missed")
+    broken = [
+        [label, str(len(part)), *(str((part["verdict"] == state).sum()) for state in states)]
+        for label, part in ((label, runs[runs["part"] == label]) for label in ("dead", "blind", "inverted"))
+    ]
+    sound = runs[runs["part"] == "sound"]
+    accused = (sound["verdict"] == "accused").sum()
+    return markdown(head, broken) + f"\n\nSound, but odd: {accused} of {len(sound)} accused."
 
 
 def textbook() -> str:
