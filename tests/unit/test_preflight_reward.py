@@ -19,10 +19,11 @@ trl = pytest.importorskip("trl")
 
 from failurelab.preflight.answers import Finding, Held, NotChecked  # noqa: E402
 from failurelab.preflight.inputs import Seen  # noqa: E402
-from failurelab.preflight.judges import asking, completions  # noqa: E402
-from failurelab.preflight.judges.patterns import forms  # noqa: E402
+from failurelab.preflight.judges import asking  # noqa: E402
 from failurelab.preflight.judges.reward import judge_rewards  # noqa: E402
 from failurelab.preflight.judges.rows import installed_version  # noqa: E402
+from failurelab.reward_functions import completions  # noqa: E402
+from failurelab.reward_functions.patterns import forms  # noqa: E402
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
 CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN["prompt"]]}

@@ -29,7 +29,7 @@ import torch
 
 from failurelab._text import first_line
 from failurelab.preflight.intercept.processes import Stopped
-from failurelab.preflight.judges import reward_source
+from failurelab.reward_functions import source as reward_source
 
 LIMIT = 30.0  # seconds for all that one function is asked
 # An error of these types is the function's own. Another one comes from what is not here: a service, a file, a package.

@@ -17,9 +17,9 @@ from failurelab.preflight.answers import Answer, Held, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.asking import Asker
-from failurelab.preflight.judges.completions import Probe
 from failurelab.preflight.judges.reward_arguments import Arguments
 from failurelab.preflight.judges.rows import prompt_ids, prompted, tokenizer_of
+from failurelab.reward_functions.completions import Probe
 
 FAILURE = "first rewards"
 PROMPTS, COMPLETIONS, TOKENS = 4, 4, 256

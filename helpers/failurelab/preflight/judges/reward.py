@@ -19,13 +19,15 @@ import torch
 from failurelab.guards.reward import reward_weights
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges import completions, reward_source
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.reward_arguments import Arguments
 from failurelab.preflight.judges.reward_causes import explain_equal
 from failurelab.preflight.judges.reward_function import RewardFunction
 from failurelab.preflight.judges.reward_telling import judge_telling, wrong_sign
-from failurelab.preflight.judges.rows import prompted, reference_column
+from failurelab.preflight.judges.rows import prompted
+from failurelab.reward_functions import completions
+from failurelab.reward_functions import source as reward_source
+from failurelab.reward_functions.source import reference_column
 
 ROWS = 4  # asked of
 _LOOKED_AT = 48  # rows among which they are chosen

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges.completions import Probe, opened_by
-from failurelab.preflight.judges.rows import is_conversation, prompt_ids, tokenizer_of
+from failurelab.preflight.judges.rows import prompt_ids, tokenizer_of
+from failurelab.reward_functions.completions import Probe, is_conversation, opened_by
 
 _OWN = ("prompts", "completions", "prompt", "completion", "completion_ids")
 FORMS: dict[str, Callable[[str], Any]] = {

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from failurelab.preflight.answers import Answer, Finding
-from failurelab.preflight.judges import completions, patterns, reward_source
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.reward_function import RewardFunction
 from failurelab.preflight.judges.rows import prompted
+from failurelab.reward_functions import completions, patterns
+from failurelab.reward_functions import source as reward_source
 
 ROWS = 24  # looked at before it is said that a reference is one that cannot be read
 _FEW = 8  # values of a column that says which kind a row is

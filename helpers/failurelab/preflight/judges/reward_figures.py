@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from failurelab.preflight.judges.completions import Probe
+from failurelab.reward_functions.completions import Probe
 
 SAME = 1e-9
 Rewards = Sequence[float | None]

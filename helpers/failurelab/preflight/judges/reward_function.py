@@ -10,11 +10,11 @@ from failurelab.guards.reward import name_of, reward_weights
 from failurelab.preflight.answers import Answer, Finding, NotChecked
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges import reward_figures as figures
-from failurelab.preflight.judges import reward_source
 from failurelab.preflight.judges.asking import Asker, Given
-from failurelab.preflight.judges.completions import Probe
 from failurelab.preflight.judges.reward_arguments import FORMS, Arguments
 from failurelab.preflight.judges.rows import installed_version
+from failurelab.reward_functions import source as reward_source
+from failurelab.reward_functions.completions import Probe
 
 _MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
 _READ = {

@@ -5,12 +5,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from failurelab.preflight.answers import Answer, Finding, NotChecked
-from failurelab.preflight.judges import patterns, reward_source
 from failurelab.preflight.judges import reward_figures as figures
-from failurelab.preflight.judges.completions import OTHERS, Probe
 from failurelab.preflight.judges.reward_causes import match_line_breaks
 from failurelab.preflight.judges.reward_figures import SAME
 from failurelab.preflight.judges.reward_function import RewardFunction
+from failurelab.reward_functions import patterns
+from failurelab.reward_functions import source as reward_source
+from failurelab.reward_functions.completions import OTHERS, Probe
 
 _NO_ANSWER = OTHERS[1]
 

@@ -12,9 +12,6 @@ from packaging.version import Version
 
 from failurelab.preflight.inputs import Seen
 
-REFERENCES = ("answer", "answers", "solution", "ground_truth", "label", "labels", "target", "reference", "expected")
-REFERENCES += ("gold", "final_answer", "correct_answer", "output", "response", "completion")
-
 
 def sample(seen: Seen, count: int, prepared: bool = False) -> list[dict[str, Any]]:
     """Return at most `count` rows of the script's dataset: spread over it, or the first ones of a stream.
@@ -45,11 +42,6 @@ def prompted(seen: Seen, count: int) -> list[dict[str, Any]]:
 def generates(trainer: Any) -> bool:
     """Return whether a trainer draws completions of its own: GRPO, RLOO, Online DPO, and what is derived from them."""
     return any(getattr(trainer, name, None) for name in ("reward_funcs", "reward_model", "judge"))
-
-
-def is_conversation(prompt: Any) -> bool:
-    """Return whether a prompt, or a completion, is a list of messages."""
-    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping) and "role" in prompt[0]
 
 
 def tokenizer_of(trainer: Any) -> Any:
@@ -98,16 +90,6 @@ def _source(cls: type) -> str:
         return inspect.getsource(sys.modules[cls.__module__])
     except (OSError, TypeError, KeyError):
         return ""
-
-
-def reference_column(rows: Sequence[Mapping[str, Any]], asked: Sequence[str] = ()) -> str | None:
-    """Return the column with the reference answers: one that the reward functions ask for, else by its name."""
-    columns = [name for name in rows[0] if name != "prompt"] if rows else []
-    known = [name for name in REFERENCES if name in columns]
-    wanted = [name for name in known if name in asked] or [
-        name for name in columns if name in asked and isinstance(rows[0][name], (str, int, float))
-    ]
-    return next(iter(wanted or known), None)
 
 
 def installed_version(package: str) -> Version:

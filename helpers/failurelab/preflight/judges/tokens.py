@@ -19,7 +19,8 @@ import torch
 
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges.rows import generates, is_conversation, prompt_ids, sample, tokenizer_of
+from failurelab.preflight.judges.rows import generates, prompt_ids, sample, tokenizer_of
+from failurelab.reward_functions.completions import is_conversation
 
 ROWS = 32
 _CHAT = re.compile(r"instruct|chat|zephyr|\bit\b|assistant", re.IGNORECASE)

@@ -7,6 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _STANDARD = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+REFERENCES = ("answer", "answers", "solution", "ground_truth", "label", "labels", "target", "reference", "expected")
+REFERENCES += ("gold", "final_answer", "correct_answer", "output", "response", "completion")
+
+
+def reference_column(rows: Sequence[Mapping[str, Any]], asked: Sequence[str] = ()) -> str | None:
+    """Return the column with the reference answers: one that the reward functions ask for, else by its name."""
+    columns = [name for name in rows[0] if name != "prompt"] if rows else []
+    known = [name for name in REFERENCES if name in columns]
+    wanted = [name for name in known if name in asked] or [
+        name for name in columns if name in asked and isinstance(rows[0][name], (str, int, float))
+    ]
+    return next(iter(wanted or known), None)
 
 
 def asked_columns(function: Callable[..., Any]) -> list[str]:

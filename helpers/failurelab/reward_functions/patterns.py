@@ -17,7 +17,7 @@ try:
 except ImportError:  # Python 3.10
     import sre_parse as parser
 
-from failurelab.preflight.judges import reward_source
+from failurelab.reward_functions import source
 
 _FORMS = 8
 _FREE = -1  # stands for the group of the answer where it is the last free part of a pattern
@@ -103,7 +103,7 @@ def _codes(function: Any, depth: int) -> Iterator[tuple[types.CodeType, list[Any
 
     Beside the code stand the values of the names that are from outside.
     """
-    instance, function = function, reward_source.plain_function(function)
+    instance, function = function, source.plain_function(function)
     instance = getattr(instance, "__self__", instance)
     if not isinstance(function, types.FunctionType):
         return

@@ -12,8 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from failurelab.preflight.judges import patterns
-from failurelab.preflight.judges.rows import is_conversation
+from failurelab.reward_functions import patterns
 
 LINE, LINES = "Let me think.", "First I look at it.\nThen I add up.\n\nSo it is clear."
 Write = Callable[[str, str], str]  # (answer, reasoning) -> a completion
@@ -243,6 +242,11 @@ def opened_by(text: str) -> str:
     """Return what a rendered prompt has written of the completion already: a tag that it opens, or an empty one."""
     match = re.search(r"<(\w+)>\s*(?:</\1>\s*)?$", text)
     return match[0] if match else ""
+
+
+def is_conversation(prompt: Any) -> bool:
+    """Return whether a prompt, or a completion, is a list of messages."""
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping) and "role" in prompt[0]
 
 
 # A reference, and answers that are not.
