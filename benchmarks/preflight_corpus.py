@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What `failurelab preflight` says of a corpus of scripts, broken and healthy, against what each of them has.
 
-    python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--kept] [--rules COMMIT] [--out FOLDER]
+    python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--kept] [--patched] [--rules COMMIT] [--out FOLDER]
 
 The corpus and its expected causes stand in `benchmarks/corpus`. Each case runs in a fresh copy of a folder with a model
 of Qwen2-0.5B's sizes (configuration and tokenizer, no weights), the tiny Qwen2, an adapter and four small datasets.
+Where an edit healed, `--patched` applies the patch there and asks once more: nothing may be found then.
 Resumable: a case that was judged in this repository's `.course/preflight_corpus` is read, unless `--again`. Examples of
 trl's repository are run where TRL_REPOSITORY names a clone of it.
 
@@ -12,6 +13,7 @@ Eras: today.
 """
 
 import argparse
+import collections
 import dataclasses
 import json
 import os
@@ -20,6 +22,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from typing import Any
 
 import archives
 import recording
@@ -33,6 +36,7 @@ from failurelab_course.notebook_runs import notebooks, stored
 
 HERE = pathlib.Path(__file__).parent
 CORPUS = HERE / "corpus"
+OUTCOMES = ("named right", "named wrong", "suspected", "silent", "not judged")
 NO_MASK = "no attention mask"  # trl 0.14 scores prompts of unequal length so (TRL #2708): F21 is true if it names this
 REPOSITORY = "TRL_REPOSITORY"  # a clone of https://github.com/huggingface/trl, for its examples
 CACHE = HERE.parent / ".course" / "preflight_corpus"
@@ -56,11 +60,11 @@ class Case:
 
     Attributes:
         name: of the case.
-        half: `first`, `fresh`, `trl` or `course`: who wrote it.
+        half: `first`, `fresh`, `trl`, `course` or `chains`: who wrote it.
         script: its path in the corpus, `trl:` and the path in the stack's own trl, `examples:` and the name of an
             example in trl's repository, or `notebook:` and the name of the notebook that begins with it.
         stack: the era that it runs in.
-        expected: its failures, the worst first; empty for a healthy one.
+        expected: its failures, the worst first; empty for a healthy one. Of a chain, in the order in which they show.
         also: failures that may be found too, and need not.
         arguments: of the script.
         environment: variables of the command.
@@ -161,8 +165,13 @@ def write_example(case: Case, folder: pathlib.Path) -> str:
     return name
 
 
-def judge(case: Case) -> dict:
-    """Run preflight on a case; return what it found, its error, and its seconds."""
+def judge(case: Case, patched: bool = False) -> dict:
+    """Run preflight on a case; return what it named and suspected, its error, and its seconds.
+
+    Args:
+        case: to be judged.
+        patched: apply the patch that healed, and say what is accused then.
+    """
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="corpus-") as name:
         folder = pathlib.Path(name)
@@ -185,31 +194,68 @@ def judge(case: Case) -> dict:
             words = [*case.launch.split(), script, *case.arguments]
             line = launcher_line.read_line(words) if case.launch else launcher_line.Launch(script, case.arguments)
             answered = command.ask(line, python=str(python), memory=case.memory, time_limit=300)
+            seconds = time.perf_counter() - started
+            new = sorted({path.name for path in folder.iterdir()} - left - {"cache", script})
+            clean = None
+            if patched and answered.patch and not answered.suspected and not script.startswith("/"):
+                (folder / "fix.diff").write_bytes(answered.patch)
+                subprocess.run(["git", "apply", "fix.diff"], check=True)
+                again = command.ask(line, python=str(python), memory=case.memory, time_limit=300, again=False)
+                clean = again.exit_status == 0
         finally:
             os.chdir(here)
             os.environ.clear()
             os.environ.update(before)
-        new = sorted({path.name for path in folder.iterdir()} - left - {"cache", script})
     return {
-        "found": [found["failure"] for found in answered.findings],
-        "not_checked": [found["failure"] for found in answered.not_checked],
+        "named": [answer["failure"] for answer in answered.findings],
+        "suspected": [answer["failure"] for answer in answered.suspected],
+        "not_checked": [answer["failure"] for answer in answered.not_checked],
         "error": answered.error,
         "left_behind": new,
-        "seconds": round(time.perf_counter() - started, 1),
+        "patched_clean": clean,
+        "seconds": round(seconds, 1),
         "text": answer.text(answered),
     }
 
 
-def right(case: Case, result: dict) -> dict[str, bool]:
-    """Return whether a case was named, its cause first, and nothing false said of it; a healthy one must train too."""
-    found = result["found"]
+def grade(case: Case, result: dict) -> dict[str, Any]:
+    """Return what an answer is worth: one outcome of five, whether the cause came first, and what is false in it."""
+    named, suspected = result["named"], result["suspected"]
     known = {"F21"} if case.stack == "trl-0.14" and NO_MASK in result.get("text", "") else set()
+    true = {*case.expected, *case.also, *known}
+    accused = [*named, *suspected]
     return {
+        "outcome": _outcome(case, named, suspected, true, result["error"]),
         "ran": bool(case.expected) or not result["error"],
-        "named": set(case.expected) <= set(found),
-        "first": not case.expected or found[:1] == [case.expected[0]],
-        "nothing_false": set(found) <= {*case.expected, *case.also, *known},
+        "all": set(case.expected) <= set(accused),
+        "first": not case.expected or accused[:1] == [case.expected[0]],
+        "in_order": [failure for failure in named if failure in case.expected] == list(case.expected),
+        "named_wrong": sorted(set(named) - true),
+        "accused_wrong": sorted(set(accused) - true),
+        "patched_clean": result.get("patched_clean"),
     }
+
+
+def _outcome(case: Case, named: list[str], suspected: list[str], true: set[str], error: str) -> str:
+    """Return one of `OUTCOMES`: `named right` is the worst failure, and nothing false.
+
+    Of a healthy script, `silent` is right.
+    """
+    if set(named) - true:
+        return "named wrong"
+    if not case.expected:
+        return "suspected" if set(suspected) - true else "not judged" if error else "silent"
+    if case.expected[0] in named:
+        return "named right"
+    if set(case.expected) & {*named, *suspected}:
+        return "suspected"
+    return "not judged" if error else "silent"
+
+
+def right(case: Case, result: dict) -> bool:
+    """Return whether all that a script has was said, the cause first, and nothing else; a healthy one must train."""
+    grades = grade(case, result)
+    return grades["ran"] and grades["all"] and grades["first"] and not grades["accused_wrong"]
 
 
 def main() -> None:
@@ -218,12 +264,13 @@ def main() -> None:
     parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--again", action="store_true", help="judge also what was judged before")
+    parser.add_argument("--patched", action="store_true", help="apply the patch that healed, and ask again")
     parser.add_argument("--kept", action="store_true", help="judge nothing; record what was judged before")
     parser.add_argument("--rules", default="", help="the commit of the rules, for the records")
     parser.add_argument("--out", type=pathlib.Path, help="folder of preflight_corpus.json; other cases in it are kept")
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
-    records = []
+    records, tallies = [], collections.defaultdict(list)
     for case in read_corpus():
         if options.only not in case.name:
             continue
@@ -236,19 +283,29 @@ def main() -> None:
         if kept.exists() and not options.again:
             result = json.loads(kept.read_text())
         else:
-            result = judge(case) | {"rules": options.rules}
+            result = judge(case, options.patched) | {"rules": options.rules}
             kept.write_text(json.dumps(result))
-        verdict = right(case, result)
-        word = "right" if all(verdict.values()) else "WRONG"
+        grades = grade(case, result)
+        word = "right" if right(case, result) else "WRONG"
         error = f"  ERROR {result['error'][:150]}" * bool(result["error"])
-        print(f"{word} {case.name}: expected {case.expected}, found {result['found']}, "
-              f"{result['seconds']} s, left {result['left_behind']}{error}", flush=True)  # fmt: skip
+        print(
+            f"{word} {case.name}: expected {case.expected}, {grades['outcome']}: named {result['named']}, suspected "
+            f"{result['suspected']}, {result['seconds']} s, left {result['left_behind']}{error}",
+            flush=True,
+        )
+        tallies[case.half, bool(case.expected)].append(grades)
         metrics = {
-            "expected": ", ".join(case.expected) or "none", "found": ", ".join(result["found"]) or "none",
-            "also_allowed": ", ".join(case.also), **verdict, "seconds": result["seconds"], "stack": case.stack,
-            "half": case.half, "ended_in_an_error": bool(result["error"]), "rules": result.get("rules", options.rules),
+            "expected": ", ".join(case.expected) or "none", "named": ", ".join(result["named"]) or "none",
+            "suspected": ", ".join(result["suspected"]) or "none", "also_allowed": ", ".join(case.also), **grades,
+            "seconds": result["seconds"], "stack": case.stack, "half": case.half,
+            "ended_in_an_error": bool(result["error"]), "rules": result.get("rules", options.rules),
         }  # fmt: skip
         records.append(observe.record("ground", "measured", metrics, case=f"preflight: {case.name}"))
+    for (half, broken), grades in sorted(tallies.items()):
+        counts = collections.Counter(each["outcome"] for each in grades)
+        shown = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
+        first = f"; cause first {sum(each['first'] for each in grades)}" * broken
+        print(f"{half}, {'broken' if broken else 'healthy'}, {len(grades)} scripts: {shown}{first}")
     if options.out and records:
         path, judged = options.out / "preflight_corpus.json", {record["case"] for record in records}
         before = recording.read_file(path) if path.exists() else []

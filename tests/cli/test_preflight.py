@@ -12,6 +12,7 @@ import torch
 from tests.cli.benchmark_scripts import load
 
 from failurelab.preflight import command, launcher_line
+from failurelab.preflight.report import answer
 from failurelab_course import eras
 from failurelab_course.experiments import models
 
@@ -36,23 +37,127 @@ ONE_OF_EACH = [
 def test_a_script_of_each_family_is_named(name):
     """As it is, in its own stack; the worst failure comes first, and nothing is left in its folder."""
     result = CORPUS.judge(CASES[name])
-    assert all(CORPUS.right(CASES[name], result).values()), result["text"]
+    assert CORPUS.right(CASES[name], result), result["text"]
     assert result["left_behind"] == []
 
 
-def test_a_repair_s_diff_heals(tmp_path, monkeypatch):
-    """The diff applies to the script as it stands, and what was found is not found again."""
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder with what the corpus' scripts read, where the command is run."""
     CORPUS.make_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    line, python = launcher_line.Launch("first/adapter_again.py"), str(eras.find("trl-0.14").python)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+def failures_of(answers):
+    return [answer["failure"] for answer in answers]
+
+
+TWO_FILES = {
+    "train.py": """\ufeff# -*- coding: utf-8 -*-
+import argparse
+import pathlib
+from src import build
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--model", required=True)
+options = parser.parse_args()
+assert pathlib.Path(__file__).name == "train.py"
+trainer = build.make(options.model)
+trainer.train()
+""",
+    "src/build.py": """from datasets import load_dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+
+
+def exact(completions, answer, **kwargs):
+    return [float(text.strip() == right) for text, right in zip(completions, answer)]
+
+
+def make(model):
+    config = GRPOConfig(
+        "out",
+        num_generations=4,
+        per_device_train_batch_size=4,
+        gradient_checkpointing=True,
+        temperature=0.7,  # a little colder
+    )
+    rows = load_dataset("json", data_files="data/sums.jsonl", split="train")
+    return GRPOTrainer(model, exact, config, train_dataset=rows, peft_config=LoraConfig(task_type="CAUSAL_LM"))
+""",
+}
+
+
+def write_two_files(newline):
+    for name, text in TWO_FILES.items():
+        path = pathlib.Path(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(text.replace("\n", newline).encode())
+
+
+def test_three_failures_behind_each_other_in_two_files(folder):
+    """F2 ends the run, F7 and F15 are there too: named in turn. The patch of both files heals; CRLF and a BOM stay."""
+    write_two_files("\r\n")
+    before = {name: pathlib.Path(name).read_bytes() for name in TWO_FILES}
+    words = ["--python", str(eras.find("trl-0.14").python), "--json", "answer.json", "--diff", "fix.diff"]
+    words += ["train.py", "--model", "Qwen/Qwen2-0.5B"]
+    assert command.main(words) == 1
+    told = json.loads(pathlib.Path("answer.json").read_text())
+    assert failures_of(told["findings"]) == ["F2", "F7", "F15"] and not told["suspected"]
+    assert all(finding["tried"] and finding["diff"] for finding in told["findings"])
+    assert {name: pathlib.Path(name).read_bytes() for name in TWO_FILES} == before
+    assert command.main(words) == 3  # fix.diff is there
+    subprocess.run(["git", "apply", "fix.diff"], check=True)
+    for name in TWO_FILES:
+        contents = pathlib.Path(name).read_bytes()
+        assert contents != before[name] and contents.count(b"\n") == contents.count(b"\r\n")
+    assert pathlib.Path("train.py").read_bytes().startswith(b"\xef\xbb\xbf")
+    words[words.index("fix.diff")] = "again.diff"
+    assert command.main(words) == 0
+    assert not pathlib.Path("again.diff").exists()
+
+
+@pytest.mark.parametrize("stack", ["trl-0.14", "today"])
+def test_a_fresh_process_answers_as_a_fork_does(stack, folder):
+    """Runs are forked from a process that has the script's libraries: each answer is that of a process of its own."""
+    script = launcher_line.Launch("first/lora_hub_name.py")
+    answers = [command.ask(script, python=str(eras.find(stack).python), fork=fork) for fork in (True, False)]
+    forked, fresh = (answer.to_json(each) for each in answers)
+    assert forked == fresh and bool(forked["findings"]) is (stack == "trl-0.14")
+
+
+WRITES = """
+import pathlib
+count = pathlib.Path("count.txt")
+runs = int(count.read_text()) + 1 if count.exists() else 1
+count.write_text(str(runs))
+"""
+
+
+def test_a_script_that_does_more_than_train_is_not_run_again(folder):
+    """It counts its runs in a file of its own: it is run once, and again with --try alone."""
+    script = pathlib.Path("first/lora_hub_name.py").read_text()
+    pathlib.Path("train.py").write_text(WRITES + script)
+    line, python = launcher_line.Launch("train.py"), str(eras.find("trl-0.14").python)
     told = command.ask(line, python=python)
-    (found,) = (found for found in told.findings if found["failure"] == "F8")
-    applied = subprocess.run(["git", "apply", "-p0", "--unidiff-zero", "-"], input=found["repair"] + "\n", text=True)
-    assert applied.returncode == 0
-    told = command.ask(line, python=python)
-    assert "F8" not in [found["failure"] for found in told.findings] and not told.error
-    assert "F8" in [answer["failure"] for answer in told.held]
+    assert failures_of(told.suspected) == ["F2", "F7"] and not told.findings
+    assert "count.txt" in " ".join(told.notes) and pathlib.Path("count.txt").read_text() == "1"
+    told = command.ask(line, python=python, again=True)
+    assert failures_of(told.findings) == ["F2", "F7"] and int(pathlib.Path("count.txt").read_text()) > 4
+    told = command.ask(line, python=python, again=False)
+    assert failures_of(told.suspected) == ["F2", "F7"] and "--no-try" in told.suspected[0]["why"]
+
+
+def test_a_script_that_does_not_do_the_same_twice(folder):
+    """Checkpointing in its first run alone: what was seen is suspected, and the answer tells why."""
+    script = pathlib.Path("first/lora_hub_name.py").read_text().replace("checkpointing=True", "checkpointing=runs == 1")
+    pathlib.Path("train.py").write_text(WRITES + script)
+    told = command.ask(launcher_line.Launch("train.py"), python=str(eras.find("trl-0.14").python), again=True)
+    assert not told.findings and set(failures_of(told.suspected)) == {"F2", "F7"}
+    assert any("did not do the same" in note for note in told.notes)
 
 
 FROZEN = """
@@ -84,8 +189,8 @@ def test_an_adapter_that_nothing_trains(beta, stack, tmp_path, monkeypatch):
     for trainable, found in (("", True), (", is_trainable=True", False)):
         pathlib.Path("train.py").write_text(FROZEN.format(trainable=trainable, beta=beta))
         told = command.ask(launcher_line.Launch("train.py"), python=python)
-        assert ("F23" in [finding["failure"] for finding in told.findings]) is found, told
-        assert found or "F23" in [held["failure"] for held in told.held]
+        assert ("F23" in failures_of(told.findings)) is found, told
+        assert found or "F23" in failures_of(told.held)
 
 
 FOR_A_GPU = """

@@ -5,20 +5,21 @@ import types
 import pytest
 import torch
 import transformers
+from packaging.version import Version
 
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 
 import small  # noqa: E402
 
-from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked  # noqa: E402
+from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected  # noqa: E402
 from failurelab.preflight.inputs import Load, Seen  # noqa: E402
+from failurelab.preflight.intercept.watched import Watch  # noqa: E402
 from failurelab.preflight.judges import memory  # noqa: E402
 from failurelab.preflight.judges.order import AFTER, BEFORE  # noqa: E402
 from failurelab.preflight.judges.reference import judge_reference  # noqa: E402
 from failurelab.preflight.judges.rollout_engine import judge_rollout_engine  # noqa: E402
-from failurelab.preflight.judges.rows import trl_source  # noqa: E402
-from failurelab.preflight.judges.scores import judge_scores  # noqa: E402
+from failurelab.preflight.judges.scores import judge_scores, plant_temperature, read_temperature  # noqa: E402
 from failurelab.preflight.judges.updates import judge_updates  # noqa: E402
 
 GIB = 2**30
@@ -51,33 +52,52 @@ def one(answers):
     return answer
 
 
-@pytest.mark.parametrize(("temperature", "odd"), [(1.0, False), (0.9, True), (0.3, True)])
-def test_a_temperature_that_is_left_out(temperature, odd):
-    """Releases before 0.16 leave it out; for the later ones any temperature is one like another."""
-    trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
-    leaves_out = "self.temperature" not in trl_source(trainer)
-    answer = one(judge_scores(seen(trainer, asked={"temperature": temperature})))
-    assert type(answer) is ((Finding if leaves_out else NotChecked) if odd else NotApplicable)
-    assert leaves_out is not hasattr(trl.GRPOConfig, "steps_per_generation")  # which came after 0.16
+@pytest.mark.parametrize("temperature", [1.0, 0.9, 0.3])
+def test_a_step_s_own_temperatures_are_read(temperature, grpo, model):
+    """The known answer of each release: before 0.16 scores leave it out; a fused head (1.15) makes no logits."""
+    trainer = grpo(model, temperature=temperature, max_steps=1, gradient_accumulation_steps=1)
+    given = seen(trainer)
+    with Watch(given, []).listening():
+        trainer.train()
+    assert given.drawn_at == pytest.approx(temperature)
+    release, answer = Version(trl.__version__), one(judge_scores(given))
+    if release >= Version("1.15"):
+        assert given.scored_at is None and type(answer) is (NotApplicable if temperature == 1 else NotChecked)
+        return
+    left_out = release < Version("0.16")
+    assert given.scored_at == pytest.approx(1 if left_out else temperature, rel=0.01)
+    assert type(answer) is (Finding if left_out and temperature != 1 else Held)
+    if isinstance(answer, Finding):
+        assert answer.undo.values == {"temperature": 1.0}
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
+def test_a_temperature_is_read_from_a_gradient(temperature):
+    """Of scores, with another weight in each row; of another loss nothing is read."""
+    rows = torch.randn(2, 6, 50, generator=torch.Generator().manual_seed(0)) * 2
+    rows.requires_grad_()
+    scores = (rows / temperature).log_softmax(-1)
+    weights = torch.linspace(-1, 2, 12).view(2, 6)
+    (gradient,) = torch.autograd.grad((weights * scores[..., 7]).sum(), rows)
+    assert read_temperature(rows, gradient) == pytest.approx(temperature, rel=1e-3)
+    assert plant_temperature(rows) == pytest.approx(0.7, rel=1e-3)
+    (gradient,) = torch.autograd.grad(scores.square().sum(), rows)
+    assert read_temperature(rows, gradient) is None
+    assert read_temperature(rows, torch.zeros_like(rows)) is None
 
 
 def test_a_temperature_for_generation_alone():
     """What generation_kwargs say reaches generate() and no score, in every release that has them."""
     trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
-    trainer.args = types.SimpleNamespace(generation_kwargs={"temperature": 0.5})
-    answer = one(judge_scores(seen(trainer, asked={"temperature": 1.0})))
-    assert isinstance(answer, Finding) and "0.5, by generation_kwargs, and scored at 1" in answer.evidence
+    trainer.args, trainer.reward_funcs = types.SimpleNamespace(generation_kwargs={"temperature": 0.5}), []
+    given = seen(trainer, asked={"temperature": 1.0})
+    assert isinstance(one(judge_scores(given)), Suspected)
+    given.drawn_at, given.scored_at = 0.5, 1.0
+    answer = one(judge_scores(given))
+    assert isinstance(answer, Finding) and answer.undo.values == {"temperature": 0.5}
     trainer.args.generation_kwargs = {"top_k": 20}
-    assert isinstance(one(judge_scores(seen(trainer, asked={"temperature": 1.0}))), NotApplicable)
-
-
-def test_a_trainer_that_scores_for_itself_is_not_judged():
-    class Own(trl.GRPOTrainer):
-        def score(self, logits):
-            return logits / self.args.temperature
-
-    trainer = Own.__new__(Own)
-    assert type(one(judge_scores(seen(trainer, asked={"temperature": 0.5})))) is NotChecked
+    given.drawn_at = given.scored_at = None
+    assert isinstance(one(judge_scores(given)), NotApplicable)
 
 
 def test_an_untouched_policy_is_its_own_reference(grpo, model):
@@ -95,7 +115,6 @@ def test_a_policy_that_was_changed_after_its_load(grpo, model):
     )
     answer = one(judge_reference(seen(trainer)))
     assert type(answer) is (Held if kept else Finding) and answer.failure == "F19"
-    assert kept is ("create_reference_model(model)" in trl_source(trainer))
 
 
 @pytest.mark.parametrize("adapted", [False, True])

@@ -20,7 +20,13 @@ from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, N
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import controls, cuts, small
 from failurelab.preflight.intercept.cuts import NEW_TOKENS
+from failurelab.preflight.judges import scores
 from failurelab.preflight.repairs import Keyword, Statement
+
+_LOGITS_REPAIRED = Statement(
+    "for each in filter(None, ({trainer}.model, getattr({trainer}, 'ref_model', None))): logits.repair(each)",
+    imports="from failurelab import logits",
+)
 
 
 @dataclasses.dataclass
@@ -38,7 +44,6 @@ class Watch:
     def __init__(self, seen: Seen, adapters: list[small.Trained]):
         self.seen, self.adapters = seen, adapters
         self.trainer = seen.trainer
-        self.reward_error: BaseException | None = None
         self._gradients = guards.GradientGuard(self._notice)
         self._rollouts = guards.RolloutGuard(
             self._notice,
@@ -86,7 +91,11 @@ class Watch:
         return not self._reports.keys().isdisjoint(("GradientGuard", "LogitsGuard"))
 
     def _around_generate(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._generated.add(generate.__self__.training)
+        model = generate.__self__
+        self._generated.add(model.training)
+        config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
+        if self.seen.drawn_at is None and kwargs.get("do_sample", getattr(config, "do_sample", False)):
+            self.seen.drawn_at = kwargs.get("temperature", getattr(config, "temperature", None))
         return generate(*args, **kwargs)
 
     def _read_forward(self, model: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
@@ -96,10 +105,22 @@ class Watch:
         ids = kwargs.get("input_ids", args[0] if args else None)
         self._ids = ids if isinstance(ids, torch.Tensor) and ids.dim() == 2 else self._ids
         rows = getattr(output, "logits", None)
+        if not isinstance(rows, torch.Tensor) or rows.dim() != 3:
+            return
         for name in ("logits_to_keep", "num_logits_to_keep"):
             wanted = kwargs.get(name)
-            if isinstance(wanted, int) and wanted and isinstance(rows, torch.Tensor) and rows.dim() == 3:
+            if isinstance(wanted, int) and wanted:
                 self._asked = _Asked(name, wanted, rows.shape[1])
+        if rows.requires_grad and self.seen.scored_at is None:
+            kept = rows.detach().clone()  # which the trainer may divide in place
+            rows.register_hook(lambda gradient: self._read_gradient(kept, gradient))
+
+    def _read_gradient(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Read the temperature of the scores; both are (batch, rows, vocabulary)."""
+        if self.seen.scored_at is None and gradient.shape == rows.shape:
+            self.seen.scored_at = scores.read_temperature(rows, gradient)
+            if self.seen.scored_at is not None:
+                self.seen.scored_planted = scores.plant_temperature(rows)
 
     def _stand_in(self, function: Any, number: int) -> Any:
         """Return a reward function that notes what it is handed, and gives rewards that differ.
@@ -255,6 +276,7 @@ class Watch:
                 "F3b",
                 (report.probe or f"{scored}, not against the next one{name}") + ". Nothing is raised",
                 "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later",
+                undo=_LOGITS_REPAIRED,
             )
             return
         if swallowed:
@@ -266,6 +288,7 @@ class Watch:
                 f"name, makes {asked.made}{full}",
                 _versions_that_fit("F3a")
                 or f"versions that fit: this model takes {logits.keep_argument(self.trainer.model) or 'no argument'}",
+                undo=_LOGITS_REPAIRED,
             )
         elif asked is not None:
             evidence = f"{asked.rows} rows of logits are asked for by {asked.name}, and {asked.made} are made"

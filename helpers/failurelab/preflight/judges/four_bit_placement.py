@@ -10,9 +10,10 @@ from typing import Any
 
 from packaging.version import Version
 
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
+from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.judges.rows import installed_version
+from failurelab.preflight.repairs import Keyword
 
 _AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -28,7 +29,7 @@ def _judge_ranks(seen: Seen) -> Answer:
     if seen.world_size < 2:
         return NotApplicable("F5", "one process: its device is the first that it sees")
     own = seen.world_size - 1 if seen.device is None else seen.device
-    for load in seen.loads:
+    for number, load in enumerate(seen.loads):
         place = _place(load, own)
         if place is None:
             continue
@@ -40,8 +41,17 @@ def _judge_ranks(seen: Seen) -> Answer:
         return Finding(
             "F5",
             f"{what} ({load.name}) is loaded with device_map={_shown(load.device_map)}, and the last of "
-            f"{seen.world_size} processes puts it on {place}, though it trains on GPU {own}; {moved}",
+            f"{seen.world_size} processes (simulated) puts it on {place}, though it trains on GPU {own}; {moved}",
             "device_map={'': PartialState().device}, with `from accelerate import PartialState`",
+            undo=None
+            if load.by_trainer
+            else Keyword(
+                "load",
+                "device_map",
+                '{"": PartialState().device}',
+                index=number,
+                imports="from accelerate import PartialState",
+            ),
         )
     named = [load for load in seen.loads if load.bits or load.device_map is not None]
     if not named:
@@ -50,7 +60,8 @@ def _judge_ranks(seen: Seen) -> Answer:
     planted = [_place(dataclasses.replace(load, device_map={"": other}), own) for load in named]
     return Held(
         "F5",
-        f"the last of {seen.world_size} processes loads on its own device ({len(named)} loads name one or quantize)",
+        f"the last of {seen.world_size} processes (simulated) loads on its own device ({len(named)} loads name one or "
+        "quantize)",
         f"with device_map={{'': {other}}} it would be {planted[0]}",
     )
 
@@ -97,9 +108,10 @@ def _judge_one_process(seen: Seen) -> Answer:
     loud = 'installed bitsandbytes raises "Input tensors need to be on the same GPU"'
     if installed_version("bitsandbytes") >= Version("0.46"):
         loud = "this bitsandbytes has no check for that, and computes with the scales of another GPU"
-    return Finding(
+    return Suspected(
         "F6",
         f"{four[0].name} in 4 bit, one process, {seen.gpus} visible GPUs: Trainer wraps it into DataParallel, whose "
         f"replicas have no scales of their own; {loud}",
+        "by the arguments and the registry's versions: there are no GPUs here for DataParallel",
         "one process for each GPU (accelerate launch, torchrun), or one visible GPU (CUDA_VISIBLE_DEVICES=0)",
     )

@@ -16,10 +16,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from failurelab._checkpointing import enable_checkpointing, option_name
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Load, Seen
+from failurelab.preflight.intercept.cuts import counts_prompts
 from failurelab.preflight.judges.rows import generates, prompt_ids, sample
 from failurelab.preflight.judges.updates import policy_load
+from failurelab.preflight.repairs import Arguments
 
 GIB = 2**30
 SECONDS = 120
@@ -63,7 +66,7 @@ def _step(seen: Seen, load: Load) -> dict[str, Any] | NotChecked:
         if not longest or not completion:
             return NotChecked("memory", "the lengths of prompts and completions are not known")
         length, logits = longest + completion, completion + 1
-        rows *= asked["num_generations"] if _counts_prompts(trainer) else 1
+        rows *= asked["num_generations"] if counts_prompts() and "num_generations" in asked else 1
     elif asked.get("max_length") or asked.get("max_seq_length"):
         length = logits = asked.get("max_length") or asked.get("max_seq_length")
         rows *= 2 if type(trainer).__name__.startswith("DPO") else 1
@@ -78,7 +81,7 @@ def _step(seen: Seen, load: Load) -> dict[str, Any] | NotChecked:
         lora = {
             key: sorted(value) if isinstance(value, set) else value for key, value in config.items() if key in _LORA
         }
-    checkpointing = asked.get("gradient_checkpointing") or asked.get("activation_checkpointing")
+    checkpointing = asked.get(option_name())
     return {
         "config": load.config.to_dict() | {"model_type": load.config.model_type},
         "dtype": load.dtype,
@@ -90,17 +93,6 @@ def _step(seen: Seen, load: Load) -> dict[str, Any] | NotChecked:
         "lora": lora,
         "bits": load.bits,
     }
-
-
-def _counts_prompts(trainer: Any) -> bool:
-    """Return whether the batch size counts prompts, as in trl 0.14: later ones cut groups across devices."""
-    from failurelab.preflight.judges.rows import trl_source
-
-    return (
-        "GRPOTrainer" in trl_source(trainer)
-        and "possible_values" not in trl_source(trainer)
-        and not hasattr(trainer.args, "steps_per_generation")
-    )
 
 
 def _simulate(step: dict[str, Any]) -> dict[str, Any]:
@@ -152,13 +144,24 @@ def _weigh(seen: Seen, load: Load, step: dict[str, Any], peak: dict[str, Any]) -
     )
     if total <= seen.memory:
         return Held("memory", evidence, "a device with less than that would be told")
-    largest = max(terms, key=lambda name: terms[name])
-    repair = "Halve per_device_train_batch_size and double gradient_accumulation_steps."
-    if largest != "activations and logits" and held + cache <= training:
+    if max(terms, key=terms.__getitem__) != "activations and logits" and held + cache <= training:
         repair = "Train an adapter (peft_config), or shard the states (DeepSpeed, FSDP): a smaller batch does not help."
-    elif not step["checkpointing"] and held + cache <= training:
-        repair = "Set gradient_checkpointing=True, then halve per_device_train_batch_size if it still does not fit."
-    return Finding("memory", evidence, repair)
+        return Finding("memory", evidence, repair)
+    option = option_name()
+    if not step["checkpointing"] and held + cache <= training:
+        return Finding("memory", evidence, f"Set {option}=True.", undo=Arguments({option: True}))
+    rows, accumulated = (
+        asked.get(name) or 1 for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
+    fixed = training - terms["activations and logits"] if held + cache <= training else held
+    times = next((2**power for power in range(1, 8) if fixed + (total - fixed) / 2**power <= seen.memory), 0)
+    values = {"per_device_train_batch_size": rows // times, "gradient_accumulation_steps": accumulated * times} if (
+        times and rows % times == 0
+    ) else {}  # fmt: skip
+    repair = "Halve per_device_train_batch_size and double gradient_accumulation_steps."
+    if values:
+        repair = f"Set {', '.join(f'{name}={value}' for name, value in values.items())}."
+    return Finding("memory", evidence, repair, undo=Arguments(values) if values else None)
 
 
 def main() -> None:
@@ -189,7 +192,7 @@ def main() -> None:
     simulate.place(model, {"": 0})
     model.train()
     if step["checkpointing"]:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable_checkpointing(model, {"use_reentrant": False})
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     ids = simulate.tokens(step["rows"], step["length"])

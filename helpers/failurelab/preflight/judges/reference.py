@@ -17,7 +17,7 @@ from failurelab import handles
 from failurelab.handles import keep_modes
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges.rows import trl_source
+from failurelab.preflight.repairs import Arguments, Keyword, Statement
 
 _APART = 1e-3  # in log-probability; the same weights in the same pass give 0
 
@@ -28,12 +28,12 @@ def judge_reference(seen: Seen) -> Iterator[Answer]:
     if not hasattr(trainer, "ref_model"):
         return
     if seen.asked.get("sync_ref_model") and trainer.ref_model is None:
-        refused = "sync_ref_model=True` while" in trl_source(trainer)
         yield Finding(
             "F19",
-            "sync_ref_model is asked for, and there is no reference model to sync"
-            + (": this trl refuses it" if refused else ": this trl takes it, and nothing is ever synced"),
+            "sync_ref_model is asked for, and there is no reference model to sync: where trl takes that, nothing is "
+            "ever synced",
             "Leave sync_ref_model out, or train without an adapter and with beta above 0.",
+            undo=Arguments({"sync_ref_model": False}),
         )
         return
     if seen.asked.get("beta") == 0 or seen.asked.get("ref_adapter_name"):
@@ -52,6 +52,7 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
             "F19",
             f"the policy is {names[0]} and its reference is {names[1]}: KL is above 0 before the first step",
             "Load the reference from the policy's checkpoint, or leave ref_model out.",
+            undo=Keyword("trainer", "ref_model") if seen.given.get("ref_model") is not None else None,
         )
     gap, share = _gap(model, model, reference), _share_changed(model, reference)
     if not share:
@@ -67,6 +68,7 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
         f"policy and reference model are apart by {gap:.3g} in a log-probability at the first step, and {share:.0%} "
         "of their matrices differ: the policy was changed after it was loaded, and the reference was not",
         "Save the changed model (an adapter merged into it, say) and hand its folder to the trainer.",
+        undo=Statement("{trainer}.ref_model.load_state_dict({trainer}.model.state_dict())"),
     )
 
 

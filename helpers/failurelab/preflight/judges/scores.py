@@ -1,73 +1,100 @@
 """F15: completions drawn at one temperature and scored at another.
 
 GRPOTrainer of trl 0.14 and 0.15 hands the temperature to generate() and leaves it out of its log-probabilities: policy
-and reference model are scored as if it had been 1. The default there is 0.9. Later releases divide the logits by it, or
-let a fused head do so; both read `self.temperature`, which the earlier ones do not have. A temperature in
-`generation_kwargs` reaches the generation alone, in every release that has this option.
+and reference model are scored as if it had been 1. The default there is 0.9. A temperature in `generation_kwargs`
+reaches the generation alone, in every release that has this option.
+
+Both temperatures are read from the cut training: the one from what generate() is handed, the other from the gradient of
+the logits z. Of a score log softmax(z / T) that is proportional to softmax(z / T) at every token but the scored one, so
+its logarithm rises with z by 1 / T.
 
 Upstream: TRL #3029.
 """
 
-import inspect
 from collections.abc import Iterator
 
-from failurelab.preflight.answers import Answer, Finding, NotApplicable, NotChecked
+import torch
+
+from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges.rows import trl_source
+from failurelab.preflight.repairs import Arguments
 
 _NOTEBOOK = "10_two_policies"
-_OFF = 0.02  # from 1; less changes no log-probability that training would notice
+_OFF = 0.02  # of the temperatures; less changes no log-probability that training would notice
+_ROWS = 8  # of logits that are read, those with the largest gradient
+_STRAIGHT = 0.99  # correlation from which on the logarithms lie on a line
+_PLANTED = 0.7  # a temperature for the control
 
 
 def judge_scores(seen: Seen) -> Iterator[Answer]:
-    """Tell a temperature other than 1 where this release's log-probabilities know none."""
-    classes = type(seen.trainer).__mro__
-    if not any(cls.__name__ == "GRPOTrainer" and cls.__module__.startswith("trl.") for cls in classes):
-        return
-    temperature = seen.asked.get("temperature")
-    if temperature is None:
-        return
-    drawn = _drawn_at(seen)
-    if abs(drawn - temperature) > _OFF:
-        yield Finding(
-            "F15",
-            f"completions are drawn at temperature {drawn:g}, by generation_kwargs, and scored at "
-            f"{temperature if 'self.temperature' in trl_source(seen.trainer) else 1:g}",
-            f"Give the temperature to the config, temperature={drawn:g}, and take it out of generation_kwargs.",
-            _NOTEBOOK,
-        )
-    elif abs(temperature - 1) <= _OFF:
-        yield NotApplicable("F15", "completions are drawn at temperature 1, which needs no division")
-    elif "self.temperature" in trl_source(seen.trainer):
-        yield NotChecked(
-            "F15",
-            f"drawn at temperature {temperature:g}; the step against the textbook tells whether the scores have it",
-        )
-    elif any("temperature" in _own_source(cls) for cls in classes if not cls.__module__.startswith("trl.")):
-        yield NotChecked(
-            "F15", "the script's own trainer names the temperature; how it scores with it was not looked at"
-        )
-    else:
-        yield Finding(
-            "F15",
-            f"completions are drawn at temperature {temperature:g} and scored at 1: this trl leaves it out "
-            "of its log-probabilities",
-            "Set temperature=1.0, or upgrade to trl 0.16 or later.",
-            _NOTEBOOK,
-        )
-
-
-def _drawn_at(seen: Seen) -> float:
-    """Return the temperature of generation: generation_kwargs come last, and take the config's place."""
+    """Compare the temperature that completions are drawn at with that of their scores."""
     given = getattr(getattr(seen.trainer, "args", None), "generation_kwargs", None) or {}
-    return float(given.get("temperature", seen.asked["temperature"]))
+    asked = seen.asked.get("temperature")
+    if asked is None or not hasattr(seen.trainer, "reward_funcs"):
+        return
+    drawn = seen.drawn_at or float(given.get("temperature", asked))
+    scored = seen.scored_at
+    repair = f"Give the config temperature={drawn:g} and take it out of generation_kwargs."
+    if abs(drawn - asked) <= _OFF:
+        repair = "Set temperature=1.0, or upgrade to trl 0.16 or later."
+    if scored is not None and abs(drawn / scored - 1) > _OFF:
+        yield Finding(
+            "F15",
+            f"completions are drawn at temperature {drawn:g} and scored at {scored:.2f}",
+            repair,
+            _NOTEBOOK,
+            undo=Arguments({"temperature": drawn if abs(drawn - asked) > _OFF else 1.0}),
+        )
+    elif scored is not None:
+        evidence = f"completions are drawn at temperature {drawn:g} and scored at {scored:.2f}"
+        if seen.scored_planted and abs(seen.scored_planted - _PLANTED) <= _OFF:
+            yield Held("F15", evidence, f"scores at {_PLANTED:g} are read as {seen.scored_planted:.2f}")
+        else:
+            yield NotChecked("F15", f"{evidence}; scores at {_PLANTED:g} could not be told from these")
+    elif abs(drawn - asked) > _OFF:
+        yield Suspected(
+            "F15",
+            f"completions are drawn at temperature {drawn:g}, by generation_kwargs, which reach no score",
+            "the temperature of the scores could not be read from a gradient of the logits",
+            repair,
+            _NOTEBOOK,
+        )
+    elif abs(drawn - 1) <= _OFF:
+        yield NotApplicable("F15", "completions are drawn at temperature 1, which needs no division")
+    else:
+        yield NotChecked(
+            "F15", f"drawn at temperature {drawn:g}; the step against the textbook tells whether the scores have it"
+        )
 
 
-def _own_source(cls: type) -> str:
-    """Return the source of a class that the script wrote; empty for those of a library."""
-    if cls.__module__.partition(".")[0] in ("transformers", "builtins", "abc", "typing", "accelerate", "trl"):
-        return ""
-    try:
-        return inspect.getsource(cls)
-    except (OSError, TypeError):
-        return ""
+def read_temperature(rows: torch.Tensor, gradient: torch.Tensor) -> float | None:
+    """Return the temperature at which tokens were scored; None where the gradient is not that of such scores.
+
+    `rows` are logits and `gradient` is theirs, both (batch, rows, vocabulary).
+    """
+    rows, gradient = (each.detach().float().flatten(0, 1) for each in (rows, gradient))  # (all rows, vocabulary)
+    size = gradient.abs()
+    largest, scored = size.max(-1)  # the scored token's entry is minus the sum of all others
+    read = []
+    for row in largest.argsort(descending=True)[:_ROWS].tolist():
+        others = size[row] > 0
+        others[scored[row]] = False
+        if largest[row] == 0 or others.sum() < 3:
+            continue
+        z, log = rows[row, others].double(), size[row, others].double().log()
+        z, log = z - z.mean(), log - log.mean()
+        spread = (z * z).sum() * (log * log).sum()
+        if spread > 0 and (z * log).sum() / spread.sqrt() >= _STRAIGHT:
+            read.append(((z * z).sum() / (z * log).sum()).item())
+    if not read or max(read) - min(read) > 2 * _OFF * min(read):
+        return None
+    return sorted(read)[len(read) // 2]
+
+
+def plant_temperature(rows: torch.Tensor) -> float | None:
+    """Score the likeliest token of each row at another temperature, and return the one that is read."""
+    with torch.enable_grad():
+        planted = rows.detach()[:, :_ROWS].float().requires_grad_()
+        scores = (planted / _PLANTED).log_softmax(-1).max(-1).values
+        (gradient,) = torch.autograd.grad(scores.sum(), planted)
+    return read_temperature(planted, gradient)

@@ -8,9 +8,11 @@ from typing import Any
 
 from packaging.version import Version
 
-from failurelab.preflight.answers import Answer, Finding, NotApplicable, NotChecked
+from failurelab.preflight.answers import Answer, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import installed_version
+
+_NO_ENGINE = "by the arguments and the registry's versions: no engine of ZeRO-3 runs here"
 
 
 def judge_zero3(seen: Seen) -> Iterator[Answer]:
@@ -25,17 +27,19 @@ def _judge_engine(seen: Seen) -> Answer:
         )
     kinds = {kind.__name__ for kind in type(seen.trainer).__mro__}
     if seen.evaluated:
-        return Finding(
+        return Suspected(
             "F4",
             "evaluate() is called before train() under ZeRO-3: train() takes over an engine without an optimizer, and "
             "its first backward pass ends in \"'NoneType' object has no attribute 'backward'\"",
+            _NO_ENGINE,
             "call evaluate() after train(), or failurelab.zero3.release_evaluation_engine(trainer) between the two",
         )
     if "GRPOTrainer" in kinds and Version("0.15") <= installed_version("trl") < Version("0.16"):
-        return Finding(
+        return Suspected(
             "F4",
             f"ZeRO-3 and GRPOTrainer of trl {installed_version('trl')}, which hands the bare model to generation: "
-            "ZeRO-3's hooks stay on, and each token gathers every layer again (by versions; no engine runs here)",
+            "ZeRO-3's hooks stay on, and each token gathers every layer again",
+            _NO_ENGINE,
             "trl 0.16 or later; or generate under failurelab.zero3.generation_model(trainer)",
         )
     if own := _own_code(seen.trainer):
