@@ -43,17 +43,21 @@ def list_labs() -> None:
     state = lab_state.read(lab_state.default_path())
     all_labs = labs.find()
     rows = [(lab, state.get(lab.name, lab_state.Progress())) for lab in all_labs]
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for head, width in (("lab", 3), ("title", 16), ("given", 7), ("min", 3), ("era", 16), ("state", 5)):
-        table.add_column(head, no_wrap=True, min_width=width)
+    width = max(len(lab.title) for lab in all_labs)
+
+    def print_line(number: str, title: str, given: str, minutes: str, era: str, state: str, style: str = "") -> None:
+        line = Text(f"{number:<3}  {title:<{width}}  {given:<7}  {minutes:>3}  {era:<16}  ")
+        console.print(line.append(state, style), no_wrap=True, overflow="ellipsis", crop=True)
+
+    print_line("lab", "title", "given", "min", "era", "state")
     for lab, progress in rows:
         hints = f", hints: {progress.hints} of {len(lab.hints)}" if progress.hints else ""
         # which notebooks a lab belongs to says what is wrong in it
         about = dict.fromkeys(registry.get(id).notebook[:2] for id in lab.failures if progress.solved)
         read = f", see {' '.join(filter(None, about))}" if any(about) else ""
-        state_text = Text(progress.words + read + hints, "green" if progress.solved else "")
-        table.add_row(lab.number, lab.title, lab.given, str(lab.minutes), lab.era, state_text)
-    console.print(table)
+        state_text = progress.words + read + hints
+        style = "green" if progress.solved else ""
+        print_line(lab.number, lab.title, lab.given, str(lab.minutes), lab.era, state_text, style)
     solved = sum(bool(progress.solved) for _, progress in rows)
     for given, words in lab_files.GIVEN.items():
         console.print(f"given {given}: {words}", style="dim")
