@@ -192,8 +192,8 @@ def test_edits_are_of_the_text_before_them():
 
 def finding(failure, change, **more):
     entry = {"failure": failure, "evidence": f"{failure} is bad", "repair": "", "notebook": None, "tried": ""}
-    change = None if change is None else repairs.to_json(Change(calls=tuple(sorted(change))))
-    return entry | {"change": change, "about": "", "ends": False} | more
+    changes = [] if change is None else [repairs.to_json(Change(calls=tuple(sorted(change))))]
+    return entry | {"changes": changes, "about": "", "ends": False} | more
 
 
 class Runs:
@@ -296,6 +296,28 @@ def test_a_judge_s_own_undo_needs_a_second_run_alone():
     first["findings"][0]["tried"] = "with re.DOTALL it gives 1"
     outcome = rounds.try_repairs(runs, first)
     assert [each["failure"] for each in outcome.named] == ["F14"] and len(runs.made) == 2
+
+
+def test_a_rival_is_tried_once_and_not_in_each_round():
+    """Three failures in one run: twice without a change, each repair alone, and then one on top of the others."""
+    runs = Runs(["F2", "F7", "F15"])
+    outcome, _, _ = told(runs)
+    assert [each["failure"] for each in outcome.named] == ["F2", "F7", "F15"]
+    assert sorted(map(len, runs.made)) == [0, 0, 1, 1, 1, 2, 3]
+
+
+def test_the_first_of_several_repairs_that_heals_is_taken():
+    """Two methods of a trainer are its own: the one that is not to blame is put back first, and does not help."""
+    runs = Runs(["F21"])
+
+    def run(change):
+        result = runs(change)
+        for each in result["findings"]:
+            each["changes"] = [repairs.to_json(Change(calls=(name,))) for name in ("F20", "F21", "F22")]
+        return result
+
+    outcome = rounds.try_repairs(run, run(Change()))
+    assert outcome.change.calls == ("F21",) and ("F22",) not in runs.made and not outcome.suspected
 
 
 def test_four_rounds_are_all():

@@ -21,7 +21,8 @@ class Finding:
         evidence: what was measured, with its figure and the scale that makes it large.
         repair: what to change: the next step in one sentence.
         notebook: the notebook that tells the story, `09_rounded_away`; None where there is none.
-        undo: what takes this failure away and nothing else, for a run that tries it; None where there is no such thing.
+        undo: what takes this failure away and nothing else, for a run that tries it; or several such, of which the
+            first that heals is taken; None where there is no such thing.
         tried: what the same measurement said when the judge itself undid the failure on the live objects: other rows,
             another reward. Empty where it did not.
         ends: whether it ends the run in an error by itself, before anything else can be seen.
@@ -32,7 +33,7 @@ class Finding:
     evidence: str
     repair: str
     notebook: str | None = None
-    undo: "Repair | None" = None
+    undo: "Repair | tuple[Repair, ...] | None" = None
     tried: str = ""
     ends: bool = False
     about: str = ""

@@ -15,7 +15,7 @@ from failurelab.failures import versions
 from failurelab.preflight import launcher_line, repairs, rounds
 from failurelab.preflight.intercept.effects import cache_folders
 from failurelab.preflight.report import answer
-from failurelab.preflight.script_text import encode_source, make_patch
+from failurelab.preflight.script_text import encode_source, make_patch, read_source
 from failurelab.preflight.session import Session, TimeIsOver, can_fork
 
 
@@ -91,7 +91,10 @@ def main(arguments: list[str]) -> int:
     print(answer.text(told))
     if options.diff and told.patch:
         options.diff.write_bytes(told.patch)
-        print(f"{options.diff}: the patch that was tried. Next, in {told.patch_folder}: git apply {options.diff}")
+        apply = f"in {told.patch_folder}: git apply {options.diff.resolve()}"
+        if told.script.endswith(".ipynb"):
+            apply = "make its changes in the notebook's cells"
+        print(f"{options.diff}: the patch that was tried. Next, {apply}")
     elif options.diff:
         print(f"{options.diff}: not written, for no edit of the script was tried that heals")
     for path, content in ((options.json, _json), (options.junit, answer.junit)):
@@ -218,7 +221,7 @@ def _show_changes(told: answer.Told, outcome: rounds.Outcome) -> None:
     base = repairs.Change()
     for entries, kept in ((outcome.named, told.findings), (outcome.suspected, told.suspected)):
         for entry in entries:
-            shown = {name: value for name, value in entry.items() if name != "change"}
+            shown = {name: value for name, value in entry.items() if name not in ("change", "changes")}
             change = repairs.from_json(entry["change"]) if entry.get("change") else None
             if change is not None:
                 patch, _ = _patch(base, change, context=1)
@@ -237,12 +240,16 @@ def _patch(before: repairs.Change, after: repairs.Change, context: int) -> tuple
     here = os.path.realpath(os.getcwd())
     inside = all(path.startswith(here + os.sep) for path in changed)
     folder = here if inside else os.path.commonpath([os.path.dirname(path) for path in changed])
-    old = {
-        path: encode_source(path, before.files[path]) if path in before.files else pathlib.Path(path).read_bytes()
-        for path in changed
-    }
-    new = {path: encode_source(path, text) for path, text in changed.items()}
+    old = {path: _contents(path, before.files.get(path)) for path in changed}
+    new = {path: _contents(path, text) for path, text in changed.items()}
     return make_patch(old, new, {path: os.path.relpath(path, folder) for path in changed}, context), folder
+
+
+def _contents(path: str, text: str | None) -> bytes:
+    """Return what a file holds, or would hold with this text; of a notebook, the text of its code cells."""
+    if path.endswith(".ipynb"):
+        return (read_source(path) if text is None else text).encode()
+    return pathlib.Path(path).read_bytes() if text is None else encode_source(path, text)
 
 
 _MOST_FILES, _DEPTH = 5000, 3

@@ -77,11 +77,12 @@ class _Trials:
         self.change, self.base = repairs.Change(), first
         self.named: list[dict[str, Any]] = []
         self.settled: dict[tuple[str, str], str] = {}  # failures that were not named, and why
+        self._kept: set[tuple[tuple[str, str], tuple[str, str]]] = set()  # a repair, and a failure that stays with it
         self.notes: list[str] = []
 
     def try_all(self) -> None:
         """Go on until nothing is left to repair."""
-        if not any(finding["change"] or finding["tried"] for finding in self.first["findings"]):
+        if not any(finding["changes"] or finding["tried"] for finding in self.first["findings"]):
             self.settled.update((_about(finding), NO_EDIT) for finding in self.first["findings"])
             return
         self.say("running again without any change")
@@ -117,32 +118,48 @@ class _Trials:
     def _why_not(self, finding: dict[str, Any]) -> str:
         """Try a failure's repair; name it and go on behind it, or return why it is not named."""
         without = self._known[_key(self.change)]
-        if finding["change"] is None and not finding["tried"]:
+        if not finding["changes"] and not finding["tried"]:
             return NO_EDIT
         if len(without) < 2 and not _is_accused(finding, self.first):
             without = [*without, self._again(self.change)]
         if not all(_is_accused(finding, result) for result in without):
             return NOT_AGAIN
-        if finding["change"] is None:  # the judge itself has undone it, in both runs
-            self.named.append({**finding, "round": len(self.named) + 1})
+        if not finding["changes"]:  # the judge itself has undone it, in both runs
+            self._name(finding, finding["tried"], None)
             return ""
-        change = repairs.from_json(finding["change"])
-        self.say(f"trying the repair of {finding['failure']}")
-        trial = self._once(change)
+        reasons = [self._why_not_with(finding, change) for change in finding["changes"]]
+        return "" if "" in reasons else reasons[0]
+
+    def _why_not_with(self, finding: dict[str, Any], change: Mapping[str, Any]) -> str:
+        """Try one repair of a failure; name it and go on behind it, or return why it is not named."""
+        if _about(finding) in map(_about, self.named):
+            return "another repair heals it"
+        trial = self._with_repair(finding, change, "trying the repair of {}")
         if why := _why_not_healed(finding, self.base, trial):
             return why
         for rival in self.base["findings"]:
-            if _about(rival) != _about(finding) and rival["change"] not in (None, finding["change"]):
-                self.say(f"trying the repair of {rival['failure']} in its place")
-                if not _why_not_healed(finding, self.base, self._once(repairs.from_json(rival["change"]))):
+            if _about(rival) == _about(finding) or (_about(rival), _about(finding)) in self._kept:
+                continue
+            for other in rival["changes"][:1]:
+                result = self._with_repair(rival, other, "trying the repair of {} in its place")
+                if other != change and not _why_not_healed(finding, self.base, result):
                     return f"the repair of {rival['failure']} takes it away too, so the two are not told apart"
         for other in self.base["findings"]:
             if _about(other) != _about(finding) and not _is_accused(other, trial) and _held(other, trial):
                 self.settled[_about(other)] = f"gone with the repair of {finding['failure']}"
-        tried = finding["tried"] or _held(finding, trial)
-        self.named.append({**finding, "tried": tried, "round": len(self.named) + 1})
-        self.change, self.base = change, trial
+        self._name(finding, finding["tried"] or _held(finding, trial), change)
+        self.change, self.base = repairs.from_json(change), trial
         return ""
+
+    def _name(self, finding: dict[str, Any], tried: str, change: Mapping[str, Any] | None) -> None:
+        self.named.append({**finding, "tried": tried, "round": len(self.named) + 1, "change": change})
+
+    def _with_repair(self, finding: dict[str, Any], change: Mapping[str, Any], stage: str) -> Result:
+        """Run the script with a failure's repair too; note which of the others stay with it."""
+        self.say(stage.format(finding["failure"]))
+        result = self._once(repairs.from_json(change))
+        self._kept |= {(_about(finding), _about(each)) for each in self.base["findings"] if _is_accused(each, result)}
+        return result
 
     def _once(self, change: repairs.Change) -> Result:
         results = self._known.setdefault(_key(change), [])
@@ -198,7 +215,7 @@ def _key(change: repairs.Change) -> str:
 
 
 def _suspected(finding: dict[str, Any], why: str) -> dict[str, Any]:
-    return {**finding, "why": why}
+    return {**finding, "why": why, "change": next(iter(finding["changes"]), None)}
 
 
 def hidden(named: Sequence[Mapping[str, Any]], first: Result) -> list[str]:

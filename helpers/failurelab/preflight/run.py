@@ -61,6 +61,7 @@ def main(spec: dict[str, Any]) -> None:
             _run_as_main(code, path, spec.get("module", ""))
         except BaseException as error:
             report.traceback(error)
+            run.refused(error)
             run.ended(describe_error(error, path, spec["log"]))
         run.ended(f"{path.name} ended without training: it never called train() of a transformers Trainer")
 
@@ -178,7 +179,7 @@ class Report:
             kept = [field.name for field in dataclasses.fields(answer) if field.name != "undo"]
             entry = {name: getattr(answer, name) for name in kept}
             if isinstance(answer, Finding):
-                entry["change"] = self._change(answer)
+                entry["changes"] = self._changes(answer)
             answers[kinds[type(answer)]].append(entry)
         told = {**answers, "error": error, "cut": cut or [], "notes": self.notes, "trained": trained}
         whole = self._path.with_suffix(".part")
@@ -188,15 +189,16 @@ class Report:
         sys.stderr.flush()
         os._exit(0)
 
-    def _change(self, finding: Finding) -> dict[str, Any] | None:
-        """Return what a run with this finding's repair does otherwise, added to what this run does."""
-        if finding.undo is None or self.script is None:
-            return None
-        try:
-            return repairs.to_json(finding.undo.change(self.script))
-        except Exception as error:  # a text that was not thought of: then the repair is not tried
-            self.traceback(error)
-            return None
+    def _changes(self, finding: Finding) -> list[dict[str, Any]]:
+        """Return what runs with this finding's repairs do otherwise, each added to what this run does."""
+        undos = finding.undo if isinstance(finding.undo, tuple) else (finding.undo,) * (finding.undo is not None)
+        changes = []
+        for undo in undos if self.script is not None else ():
+            try:
+                changes.append(repairs.to_json(undo.change(self.script)))
+            except Exception as error:  # a text that was not thought of: then the repair is not tried
+                self.traceback(error)
+        return [change for change in changes if change is not None]
 
 
 class Run:
@@ -212,7 +214,9 @@ class Run:
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(spec["world_size"])
-        self.arguments = cuts.Arguments(spec["steps"], spec["output"], files.change.arguments, self._note_arguments)
+        self.arguments = cuts.Arguments(
+            spec["steps"], spec["output"], files.change.arguments, self._note_arguments, spec["world_size"]
+        )
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
@@ -364,6 +368,19 @@ class Run:
 
     def _skipped_line(self, trainer: Any) -> int:
         return next((line for _, skipped, line in self.skipped if skipped is trainer), 0)
+
+    def refused(self, error: BaseException) -> None:
+        """Tell F22, where trl has refused the batch that the script asks for: these numbers were not cut."""
+        from failurelab.preflight.intercept import cuts
+        from failurelab.preflight.judges import batch
+
+        finding, asked = batch.refused(error), self.arguments.last_asked()
+        if finding is None or not asked.get("num_generations"):
+            return
+        values = cuts.make_divide(asked, self.spec["world_size"])
+        self.places["arguments"] = self.places["arguments"][-1:]
+        repair = f"Set {', '.join(f'{name}={value}' for name, value in values.items())}, or other numbers that divide."
+        self.report.answers.append(dataclasses.replace(finding, repair=repair, undo=repairs.Arguments(values)))
 
     def ended(self, error: str) -> None:
         """Tell of a script that ended before training, with what its loads alone say."""

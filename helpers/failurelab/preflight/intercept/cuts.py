@@ -95,6 +95,7 @@ class Arguments:
         output_dir: of it.
         other: values that take the place of the script's.
         note: called with each arguments object while it is made.
+        world_size: of the launch.
     """
 
     def __init__(
@@ -103,8 +104,10 @@ class Arguments:
         output_dir: str,
         other: Mapping[str, Any] | None = None,
         note: Callable[[Any], None] = lambda arguments: None,
+        world_size: int = 1,
     ):
         self.steps, self.output_dir, self._other, self._note = steps, output_dir, other or {}, note
+        self._world = world_size
         self.made: list[Any] = []
         self._made: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []  # the object, as asked, as cut
         self._values: dict[int, dict[str, Any]] = {}  # of each object, when it was made
@@ -125,11 +128,11 @@ class Arguments:
             cut = self._cut(asked)
             for name, value in cut.items():
                 setattr(arguments, name, value)
-            original(arguments)
             self.made.append(arguments)
             self._made.append((arguments, asked, cut))
-            self._values[id(arguments)] = {name: getattr(arguments, name, None) for name in names}
             self._note(arguments)
+            original(arguments)
+            self._values[id(arguments)] = {name: getattr(arguments, name, None) for name in names}
 
         with mock.patch.object(TrainingArguments, "__post_init__", post_init):
             yield
@@ -154,6 +157,10 @@ class Arguments:
             for field in (dataclasses.fields(arguments) if dataclasses.is_dataclass(arguments) else ())
         }
 
+    def last_asked(self) -> dict[str, Any]:
+        """Return the arguments that were made last, as the script asked for them; empty if there are none."""
+        return self._made[-1][1] if self._made else {}
+
     def cuts(self, arguments: Any) -> list[str]:
         """Return what of the work was cut, a text each, such as `max_completion_length 256 -> 8`."""
         for other, asked, cut in reversed(self._made):
@@ -176,10 +183,50 @@ class Arguments:
             cut |= {"per_device_train_batch_size": 2 * PROMPTS, "total_episodes": 2 * PROMPTS * self.steps}
         if isinstance(asked.get("num_generations"), int):
             cut |= _cut_batch(asked)
+            if is_refused(asked, self._world):  # by trl itself then, before anything is trained
+                cut = {name: value for name, value in cut.items() if name not in _BATCH}
+                cut["per_device_train_batch_size"] = asked["per_device_train_batch_size"] * self._world
         optimizer = str(getattr(asked.get("optim"), "value", asked.get("optim")))
         if optimizer not in _IN_TORCH and not torch.cuda.is_available():
             cut["optim"] = "adamw_torch"
         return {name: value for name, value in cut.items() if name in asked}
+
+
+_BATCH = (
+    "per_device_train_batch_size", "num_generations", "gradient_accumulation_steps", "steps_per_generation",
+    "generation_batch_size",
+)  # fmt: skip
+
+
+def is_refused(asked: Mapping[str, Any], world_size: int) -> bool:
+    """Return whether trl refuses a batch of this size on so many processes; so does no release before 0.15."""
+    return not counts_prompts() and _possible(asked, world_size) is not None
+
+
+def make_divide(asked: Mapping[str, Any], world_size: int) -> dict[str, Any]:
+    """Return training arguments with which trl takes the batch: another number of generations, if one divides it."""
+    possible = _possible(asked, world_size)
+    if possible:
+        return {"num_generations": min(possible, key=lambda count: (abs(count - asked["num_generations"]), count))}
+    if possible is None or asked["num_generations"] < 2:
+        return {"num_generations": 2, "per_device_train_batch_size": 2}
+    values = {"per_device_train_batch_size": asked["num_generations"]}
+    return values | ({"generation_batch_size": None} if asked.get("generation_batch_size") else {})
+
+
+def _possible(asked: Mapping[str, Any], world_size: int) -> list[int] | None:
+    """Return the numbers of generations that divide a round of generation, where the asked one does not; else None."""
+    generations, each = asked["num_generations"], asked["per_device_train_batch_size"] * world_size
+    steps, per_round = asked.get("steps_per_generation"), asked.get("generation_batch_size")
+    if steps and per_round:
+        return []
+    accumulated = asked.get("gradient_accumulation_steps") or 1
+    if per_round is None:
+        per_round = each * (steps or accumulated) if "steps_per_generation" in asked else each
+    if per_round % each:
+        return []
+    fits = generations > 1 and per_round % generations == 0
+    return None if fits else [count for count in range(2, per_round + 1) if per_round % count == 0]
 
 
 def _cut_batch(asked: dict[str, Any]) -> dict[str, Any]:
