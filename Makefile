@@ -12,7 +12,7 @@ BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l 'recording\.begin' ben
 DEVICE ?= cpu
 EVIDENCE = $(or $(OUT),evidence/cpu)
 .DEFAULT_GOAL := help
-.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus runs-corpus planted site site-lock site-test pack-test faults pack
+.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus runs-corpus planted site site-lock site-test pack-test faults pack release
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
@@ -34,6 +34,7 @@ help:
 	@echo "make site      build the course's pages from the stored outputs into .site/html; runs nothing"
 	@echo "make site-test open them in a browser: links, search, narrow screens, without JavaScript"
 	@echo "make slides    make slides from the notebooks' stored outputs into .slides; runs nothing; NAME=02 for one"
+	@echo "make release   build both distributions, check them, and try the take-home wheel in each era; uploads nothing"
 	@echo "make lint      ruff, the contracts of imports, what is imported against what is asked for, and the notebooks"
 	@echo "make size      lines and tokens of each room, cells, words, files; make size REV='OLD NEW' for what became of them"
 	@echo "make rooms     draw the rooms of the code into docs/architecture.md"
@@ -104,6 +105,10 @@ pack: setup
 # As root, with the network for packing; installing has none. OUT=evidence/cpu keeps what was measured.
 pack-test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rA tests/offline
+
+# Nothing is uploaded. ERAS="today trl-0.14" for some eras only.
+release: setup
+	@$(BIN)/python tools/release.py --eras $(ERAS)
 
 lint: setup
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

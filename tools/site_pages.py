@@ -34,7 +34,7 @@ CONTENTS = {
     ],
     "Teach": ["teaching"],
     "中文": ["zh/README", "zh/symptoms"],
-    "About": ["architecture", "site"],
+    "About": ["architecture", "site", "release"],
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")
 OPENING = re.compile(

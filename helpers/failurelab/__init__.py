@@ -16,7 +16,7 @@ Each module is usable alone, needs torch and transformers only, and works unchan
 `import failurelab` imports none of them.
 """
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 __all__ = [
     "adapters",
     "failures",

@@ -1,6 +1,6 @@
 """What runs the course: library stacks, experiments, notebooks and labs."""
 
-__version__ = "0.1.0"
+from failurelab import __version__ as __version__  # one version for both
 
 
 def load_ipython_extension(shell) -> None:

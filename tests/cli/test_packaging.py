@@ -10,6 +10,7 @@ import sys
 import pytest
 import tomllib
 
+import failurelab
 from failurelab import failures
 from failurelab.failures import versions
 from failurelab_course import eras
@@ -34,8 +35,7 @@ def asked_for(name):
 def test_pyproject_and_the_era_today_name_the_same_packages():
     """What an install of the course asks for and what `make` installs must not drift apart."""
     ours = {*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"]}
-    sibling = f"grpo-failurelab=={PROJECT['project']['version']}"
-    assert asked_for("today") - {"setuptools", "wheel"} == ours - {sibling, "torch"}
+    assert asked_for("today") - {"setuptools", "wheel"} == ours - {"grpo-failurelab", "torch"}
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,14 @@ def test_the_picture_of_the_rooms_is_not_stale():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_both_distributions_are_of_one_version():
-    """The course asks for its very sibling."""
-    sibling = tomllib.loads((ROOT / "helpers" / "pyproject.toml").read_text())["project"]
-    assert PROJECT["project"]["version"] == sibling["version"]
-    assert f"grpo-failurelab=={sibling['version']}" in PROJECT["project"]["dependencies"]
+def test_the_version_stands_in_one_place():
+    """Both distributions read it there; the citation and the changelog follow."""
+    take_home = tomllib.loads((ROOT / "helpers" / "pyproject.toml").read_text())
+    for project in (PROJECT, take_home):
+        assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "failurelab.__version__"}
+    assert f"version: {failurelab.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {failurelab.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert (ROOT / "helpers" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
 def test_environment_yml_installs_the_lock_and_the_same_torch():
