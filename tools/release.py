@@ -2,8 +2,8 @@
 
 1. A wheel and an sdist of each, built by uv from what git tracks, into dist/.
 2. `twine check`, and the contents by an allow-list: code and data of the package, metadata, nothing else.
-3. The take-home wheel alone, in an environment beside each era's torch and transformers: `failurelab preflight` judges a
-   script there, and must name what the script has.
+3. The take-home wheel alone, in an environment beside each era's torch and transformers: `failurelab preflight` judges
+   a script there, and must find what the script has.
 """
 
 import argparse
@@ -26,7 +26,10 @@ UV = pathlib.Path(sys.executable).with_name("uv")
 # Of each distribution: the folders of its sources, and what may lie in its package.
 PACKAGES = {"grpo_failurelab": "failurelab", "grpo_failurelab_course": "failurelab_course"}
 FILES = {"failurelab": r".*\.(py|toml)", "failurelab_course": r".*\.(py|mplstyle|j2)"}
-METADATA = re.compile(r"[\w.-]+\.(dist|egg)-info/|(PKG-INFO|README\.md|LICENSE|pyproject\.toml|setup\.cfg)$")
+METADATA = re.compile(
+    r"[\w.-]+\.(dist|egg)-info/|(PKG-INFO|README\.md|LICENSE|MANIFEST\.in|pyproject\.toml|setup\.cfg)$"
+    r"|failurelab/__init__\.py$"  # where the version stands
+)
 SCRIPT = """
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -62,15 +65,17 @@ def check_contents(path: pathlib.Path) -> int:
     Raises:
         ReleaseError: it holds one that it should not, or is of another version.
     """
-    name, version = path.name.split("-")[:2]
+    distribution, version = path.name.split("-")[:2]
     if version.removesuffix(".tar.gz") != __version__:
         raise ReleaseError(f"{path.name} is not of version {__version__}. Next: commit, then make release again")
     if path.suffix == ".whl":
-        files = zipfile.ZipFile(path).namelist()
+        with zipfile.ZipFile(path) as wheel:
+            files = wheel.namelist()
     else:
-        members = tarfile.open(path).getmembers()
-        files = [member.name.partition("/")[2].removeprefix("helpers/") for member in members if member.isfile()]
-    package = PACKAGES[name]
+        with tarfile.open(path) as sdist:
+            members = [member.name for member in sdist.getmembers() if member.isfile()]
+        files = [name.partition("/")[2].removeprefix("helpers/") for name in members]
+    package = PACKAGES[distribution]
     wanted = re.compile(rf"{package}/{FILES[package]}")
     strange = [file for file in files if not wanted.fullmatch(file) and not METADATA.match(file)]
     if strange or not any(file.endswith("LICENSE") for file in files):
