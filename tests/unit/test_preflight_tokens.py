@@ -10,7 +10,7 @@ import transformers
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 
-from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked  # noqa: E402
+from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected  # noqa: E402
 from failurelab.preflight.inputs import Load, Seen  # noqa: E402
 from failurelab.preflight.judges.lengths import judge_lengths  # noqa: E402
 from failurelab.preflight.judges.rows import prompt_ids  # noqa: E402
@@ -62,9 +62,8 @@ def with_bos(tokenizer):
     ("prompts", "name", "kind"),
     [
         (MESSAGES, "Qwen/Qwen2-0.5B-Instruct", NotApplicable),
-        (QUESTIONS, "Qwen/Qwen2-0.5B-Instruct", Finding),
-        (QUESTIONS, "google/gemma-2-2b-it", Finding),
-        (QUESTIONS, "Qwen/Qwen2-0.5B", NotChecked),
+        (QUESTIONS, "Qwen/Qwen2-0.5B-Instruct", Suspected),
+        (QUESTIONS, "my-model/checkpoint-500", Suspected),
         (["SUBREDDIT: r/x POST: I asked why. TL;DR:"] * 4, "Qwen/Qwen2-0.5B-Instruct", NotChecked),
         (TEXTS, "/models/chat-data/tiny-qwen2", NotChecked),
         ([f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in TEXTS], "x-Instruct", Held),
@@ -73,7 +72,7 @@ def with_bos(tokenizer):
     ],
 )
 def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
-    """A base model's tokenizer has a template too, and plain prompts are right for it: only a chat model is told.
+    """Whatever the model is called: what ends its texts says whether it is a chat model, and tasks are suspected.
 
     Text that the script templated itself must begin the assistant's turn.
     """
@@ -81,10 +80,24 @@ def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
     assert type(answer) is kind
 
 
-def test_a_real_model_is_asked_both_ways(model, tokenizer):
-    """The course's model was taught plain sums: it ends without the template, whatever it is called."""
-    answer = only(judge_template(seen(model, tokenizer, TEXTS, "x-instruct", small=False)), "F12")
-    assert isinstance(answer, Held) and "of 4 asked greedily, 4 end" in answer.evidence
+@pytest.mark.parametrize("name", ["x-Instruct", "x"])
+def test_a_base_model_has_a_template_too(name, model, tokenizer):
+    """Its texts end with another token than a turn of the template: plain prompts are right for it."""
+    base = copy.deepcopy(tokenizer)
+    base.eos_token = "<|endoftext|>"
+    model.generation_config.eos_token_id = base.eos_token_id
+    assert type(only(judge_template(seen(model, base, QUESTIONS, name)), "F12")) is NotChecked
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_a_real_model_is_asked_both_ways(real, model, tokenizer):
+    """The course's model was taught plain sums: it ends without the template, whatever it is called.
+
+    That a small model ends its texts is no proof: only the weights that are asked for by --real-model are held.
+    """
+    answer = only(judge_template(seen(model, tokenizer, TEXTS, "x-instruct", small=False, real=real)), "F12")
+    assert type(answer) is (Held if real else NotChecked)
+    assert "of 4 asked greedily, 4 end" in (answer.evidence if real else answer.why)
 
 
 def test_without_a_template_there_is_nothing_to_apply(model, tokenizer):
@@ -129,7 +142,7 @@ def test_an_end_that_no_config_knows(name, model, tokenizer):
     other.eos_token = "<|endoftext|>"
     model.generation_config.eos_token_id = other.eos_token_id
     answer = only(judge_ends(seen(model, other, MESSAGES, name)), "F13")
-    assert type(answer) is (Finding if "Instruct" in name else NotChecked)
+    assert type(answer) is (Suspected if "Instruct" in name else NotChecked)
 
 
 @pytest.mark.parametrize(("end", "kind"), [("<|endoftext|>", Finding), ("<|im_end|>", NotApplicable)])
@@ -221,6 +234,37 @@ def test_answers_longer_than_a_completion_may_be(limit, kind, model, tokenizer):
     rows = {"solution": ["First one adds, then one is done: 7"] * 4}
     answers = list(judge_lengths(seen(model, tokenizer, TEXTS, columns=rows, limits={"max_completion_length": limit})))
     assert [type(answer) for answer in answers] == [kind]
+
+
+HARD = (
+    "What is the sum of all primes below one hundred that are no divisors of the product of the first five? Prove it."
+)
+STEPS = {"role": "system", "content": "Please reason step by step, and put your final answer within \\boxed{}."}
+ASKED = [[STEPS, {"role": "user", "content": HARD}]] * 4
+
+
+@pytest.mark.parametrize(
+    ("prompts", "limit", "kind"),
+    [
+        (ASKED, 256, Suspected),
+        (ASKED, 1024, NotChecked),
+        ([[STEPS, *message] for message in MESSAGES], 256, NotChecked),
+        ([[{"role": "user", "content": HARD.replace("Prove it.", "")}]] * 4, 256, NotChecked),
+    ],
+    ids=["reasoning", "room for it", "sums", "no reasoning asked for"],
+)
+def test_reasoning_in_256_tokens_is_suspected(prompts, limit, kind, model, tokenizer):
+    """As TRL's quickstart did (#5697); sums are not, and neither is a question that asks for no reasoning."""
+    answer = only(judge_lengths(seen(model, tokenizer, prompts, limits={"max_completion_length": limit})), "F11")
+    assert type(answer) is kind
+
+
+@pytest.mark.parametrize(("limit", "kind"), [(16, Suspected), (256, NotChecked)])
+def test_the_best_of_the_made_up_completions_must_fit(limit, kind, model, tokenizer):
+    given = seen(model, tokenizer, TEXTS, limits={"max_completion_length": limit})
+    given.best = "<reasoning>\nLet me think.\n</reasoning>\n<answer>\n7\n</answer>\n"
+    answer = only(judge_lengths(given), "F11")
+    assert type(answer) is kind and (kind is NotChecked or f"is {limit}" in answer.evidence)
 
 
 @pytest.mark.parametrize(("share", "kind"), [(1.0, Finding), (0.5, Held)])

@@ -27,8 +27,10 @@ _COMMON = (
     '```json\n{{"answer": "{answer}"}}\n```',
 )
 _REASONED = (
-    "{reasoning}\n{answer}",
-    "{reasoning}\n\\boxed{{{answer}}}",
+    "{reasoning} {answer}",
+    "{reasoning} #### {answer}",
+    "{reasoning} The answer is {answer}.",
+    "{reasoning} \\boxed{{{answer}}}",
     "<think>{reasoning}</think><answer>{answer}</answer>",
     "<think>\n{reasoning}\n</think>\n<answer>\n{answer}\n</answer>",
     "<think>\n{reasoning}\n</think>\n{answer}",
@@ -55,7 +57,7 @@ class Probe:
         form: a number that is the same for the right and the wrong answer in one form.
         text: of the completion.
         shown: whether the prompts show this form.
-        lines: how many lines the reasoning has, 1 or more; 0 in a form without reasoning.
+        lines: how many lines the reasoning has; 0 in a form without reasoning, or whose reasoning ends with its line.
         variant: 0 for the answer as the dataset writes it, more for other ways to write it.
     """
 
@@ -117,14 +119,19 @@ def _forms(
 ) -> Iterator[tuple[Write, bool, bool]]:
     """Yield each form, whether the prompts show it, and whether it has reasoning; the common ones where `whole`."""
     for write in shown:
-        yield write, True, write("", "a") != write("", "b")
+        yield write, True, _reasons_inside(write, answer)
     for function in functions:
         for write in patterns.forms(function, answer):
-            yield write, False, write(answer, "a") != write(answer, "b")
+            yield write, False, _reasons_inside(write, answer)
     for text in _COMMON if whole else _COMMON[:1]:
         yield _writer(text), False, False
     for text in _REASONED if whole else ():
         yield _writer(text), False, True
+
+
+def _reasons_inside(write: Write, answer: str) -> bool:
+    """Whether a form's reasoning stands in a tag. Without one, the end of a line may be what ends it."""
+    return bool(re.search(rf"{LINE}\s*</", write(answer, LINE)))
 
 
 def _writer(text: str) -> Write:
@@ -216,14 +223,17 @@ def _json(text: str) -> Iterator[Write]:
 
 
 def _marked(text: str) -> Iterator[Write]:
-    """Yield a box, `####` or a cue such as `Answer:` that a text asks for."""
-    if "\\boxed" in text:
-        yield lambda answer, reasoning: f"{reasoning}\nThe answer is \\boxed{{{answer}}}."
-    if "####" in text:
-        yield lambda answer, reasoning: f"{reasoning}\n#### {answer}"
-    cues = [match[1] for match in _CUE.finditer(text) if not _PAIR.search(text)]
-    if cues:
-        yield lambda answer, reasoning: f"{reasoning}\n{cues[-1]} {answer}"
+    """Yield a box, `####`, or labels such as `Answer:` that a text asks for; with reasoning before, and without."""
+    forms = ["\\boxed{{{answer}}}"] * ("\\boxed" in text) + ["#### {answer}"] * ("####" in text)
+    labels = re.findall(r"^(\w[\w ]*:) *[<\[{(].*[>\]})] *$", text, re.MULTILINE)
+    if len(labels) > 1:
+        lines = [f"{label} {'{answer}' if label == labels[-1] else '{reasoning}'}" for label in labels]
+        yield _writer("\n".join(lines))
+    else:
+        forms += [f"{match[1]} {{answer}}" for match in _CUE.finditer(text) if not _PAIR.search(text)][-1:]
+    for form in forms:
+        yield _writer(f"{{reasoning}}\n{form}")
+        yield _writer(form)
 
 
 def _few_shot(text: str) -> Iterator[Write]:

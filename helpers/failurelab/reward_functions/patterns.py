@@ -44,7 +44,7 @@ def forms(function: Callable[..., Any], answer: str) -> list[Write]:
     if tags:
         written.append(functools.partial(_tagged, tags))
     for text in known:
-        if len(text) <= 30 and re.search(r"[:#=]\s*$|\bis\s*$", text):
+        if len(text) <= 30 and re.search(r"[:：#=]\s*$|\bis\s*$", text):
             written.append(functools.partial(_cued, text.rstrip()))
     said = [text for text in known if 1 < len(text) <= 30 and not re.search(r"[\\{}*\n]", text) and text not in _KEYS]
     if said:
@@ -130,7 +130,7 @@ def _groups(pattern: str) -> list[int]:
     """Return the groups that may hold an answer; of a pattern without any, its last free part."""
     try:
         count = re.compile(pattern).groups if re.search(r"[(.*\\]", pattern) else None
-        free = count is not None and len(_free(parser.parse(pattern))) > 1
+        free = count is not None and bool(_free(parser.parse(pattern)))
     except (re.error, RecursionError, OverflowError):
         return []
     return [*range(1, (count or 0) + 1), *([_FREE] if free else [])]

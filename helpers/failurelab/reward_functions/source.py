@@ -21,15 +21,20 @@ def reference_column(rows: Sequence[Mapping[str, Any]], asked: Sequence[str] = (
     return next(iter(wanted or known), None)
 
 
-def asked_columns(function: Callable[..., Any]) -> list[str]:
-    """Return the columns that a function asks for: its arguments, and the keys that it takes of its **kwargs."""
+def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function; none where it does not tell them."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return []
+
+
+def asked_columns(function: Callable[..., Any]) -> list[str]:
+    """Return the columns that a function asks for: its arguments, and the keys that it takes of its **kwargs."""
+    known = parameters(function)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    names = [each.name for each in parameters if each.kind in kinds]
-    rest = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), None)
+    names = [each.name for each in known if each.kind in kinds]
+    rest = next((each.name for each in known if each.kind is each.VAR_KEYWORD), None)
     tree = parse(function)
     for node in ast.walk(tree) if tree is not None and rest else ():
         key = None

@@ -174,10 +174,7 @@ def _call(
             prepare()
         if slips:
             sys.settrace(_trace(_file(function), seen))
-        given = function(**arguments)
-        if inspect.isawaitable(given):
-            given = asyncio.run(_awaited(given))
-        given = _plain(given)
+        given = _plain(call(function, arguments))
     except Stopped as error:
         return Given(unasked=f"it {first_line(error)}")
     except BaseException as error:
@@ -186,6 +183,12 @@ def _call(
     finally:
         sys.settrace(None)
     return Given(given, slips=tuple(Slip(line, text, count) for (line, text), count in seen.most_common()))
+
+
+def call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Call a reward function in this process, an asynchronous one too."""
+    given = function(**arguments)
+    return asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given
 
 
 async def _awaited(given: Any) -> Any:

@@ -80,7 +80,8 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
     step = read_step(seen)
     if step is None:
         return
-    generations, per_round, accumulated = step.generations, step.per_round, seen.asked["gradient_accumulation_steps"]
+    generations, per_round = step.generations, step.per_round
+    accumulated = seen.asked.get("gradient_accumulation_steps") or 1
     if generations < 2:
         yield Finding(
             "F22",
@@ -101,12 +102,12 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
         )
         return
     yield from _rows(seen, step)
-    yield from _accumulation(seen, step.steps, accumulated or 1)
+    yield from _accumulation(seen, step.steps, accumulated)
     yield Held(
         "F22",
         f"one optimizer step is {step.completions} completions of {step.completions / generations:g} prompts "
         f"(per_device_train_batch_size {seen.asked['per_device_train_batch_size']} counts {step.unit}, "
-        f"{max(seen.world_size, 1)} device(s), {accumulated or 1} accumulated)",
+        f"{max(seen.world_size, 1)} device(s), {accumulated} accumulated)",
         "one completion a prompt would be refused, or end in weights of NaN"
         if per_round is None
         else f"{per_round + 1} completions in a round would leave {(per_round + 1) % generations} over",

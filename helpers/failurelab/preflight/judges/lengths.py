@@ -15,14 +15,9 @@ from typing import Any
 
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges.rows import (
-    generates,
-    is_conversation,
-    prompt_ids,
-    prompted,
-    reference_column,
-    tokenizer_of,
-)
+from failurelab.preflight.judges.rows import generates, prompt_ids, prompted, tokenizer_of
+from failurelab.reward_functions.completions import is_conversation
+from failurelab.reward_functions.source import reference_column
 
 ROWS = 256
 PROMPTS, ANSWERS, CLIPPED = 0.1, 0.5, 0.95  # shares from which on it is told

@@ -152,7 +152,12 @@ def _judge_sum(seen: Seen, rewards: list[RewardFunction], accused: bool) -> Iter
         return
     more, less, rows_less = figures.compare_pairs(probes, totals)
     if more:
-        control = f"a wrong one in the same words got {more[0][1]:g}"
-        yield Held("F14", f"the right answer got {more[0][0]:g} (column {column})", control)
-    elif less and rows_less == {probe.row for probe in probes}:
+        best = max(total for probe, total in zip(probes, totals) if probe.kind == "right")
+        text = next(p.text for p, total in zip(probes, totals) if p.kind == "right" and total == best)
+        evidence = f"the right answer (column {column}) got {best:g} as {figures.quote(text)}"
+        nothing = figures.largest(probes, totals, text="")
+        if nothing and all(value >= best - figures.SAME for value in nothing.values()):
+            evidence += ", and so did an empty completion"
+        yield Held("F14", evidence, f"a wrong one in the same words got {more[0][1]:g}, the right one {more[0][0]:g}")
+    elif less and rows_less == {probe.row for probe in probes} and not any(reward.penalty for reward in rewards):
         yield wrong_sign("the sum of all functions has", column, less)

@@ -4,13 +4,15 @@ Where the run has called them already, it is what the trainer really handed over
 """
 
 import copy
-import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import transformers
+
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import prompt_ids, tokenizer_of
+from failurelab.reward_functions import source
 from failurelab.reward_functions.completions import Probe, is_conversation, opened_by
 
 _OWN = ("prompts", "completions", "prompt", "completion", "completion_ids")
@@ -49,6 +51,7 @@ class Arguments:
         change: Callable[[str], str] = str,
         columns: Mapping[str, Callable[[Mapping[str, Any]], Any]] | None = None,
         without: Sequence[str] = (),
+        wanted: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Return the arguments of one call.
 
@@ -58,6 +61,7 @@ class Arguments:
             change: of each completion's text.
             columns: what stands in a column instead, by its name: a function of the row.
             without: arguments that are left out.
+            wanted: the arguments that the function names.
         """
         texts = [change(probe.text) for probe in probes]
         write = FORMS[form or self.form]
@@ -68,7 +72,12 @@ class Arguments:
         for name in dict.fromkeys([*self.columns, *(columns or ())]):
             read = (columns or {}).get(name) or operator.itemgetter(name)
             made[name] = [copy.deepcopy(read(self.rows[probe.row])) for probe in probes]
-        for name, value in (self.handed or {}).items():
+        more = self.handed
+        if more is None:  # the run called none: what a function asks for, as releases hand it over
+            state = getattr(self.trainer, "state", None) or transformers.TrainerState()
+            usual = {"completion_ids": None, "trainer_state": state, "log_extra": _nothing, "log_metric": _nothing}
+            more = {name: value for name, value in usual.items() if name in wanted}
+        for name, value in more.items():
             if name == "completion_ids":
                 made[name] = self._ids(texts)
             elif name not in _OWN and name not in self.rows[0]:
@@ -77,22 +86,17 @@ class Arguments:
 
     def missing(self, function: Callable[..., Any]) -> tuple[list[str], list[str]]:
         """Return the arguments that a function asks for and is not given, and those that it does not take."""
-        try:
-            parameters = inspect.signature(function).parameters.values()
-        except (TypeError, ValueError):
-            return [], []
-        given = self.names()
-        if self.handed is None:  # what more this release hands over is not known
-            given += ["completion_ids", "trainer_state", "log_extra", "log_metric", "environments"]
+        parameters = source.parameters(function)
         named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+        wanted = [each.name for each in named]
+        given = self.names(wanted)
         lacking = [each.name for each in named if each.default is each.empty and each.name not in given]
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        extra = [] if takes_all else [name for name in self.names() if name not in {each.name for each in named}]
-        return lacking, extra
+        takes_all = not parameters or any(each.kind is each.VAR_KEYWORD for each in parameters)
+        return lacking, [] if takes_all else [name for name in given if name not in wanted]
 
-    def names(self) -> list[str]:
+    def names(self, wanted: Sequence[str] = ()) -> list[str]:
         """Return the names of what is handed over."""
-        return list(self.make([]))
+        return list(self.make([], wanted=wanted))
 
     def opened(self) -> str:
         """Return what the prompt of a generation has written of the completion: `<think>` and a line break, say."""

@@ -27,7 +27,7 @@ def explain_equal(reward: RewardFunction) -> Answer:
     given = f"{reward.name} gives {figures.value(reward.rewards)} for all {len(reward.rewards)} made-up completions"
     if not reward_source.reads_completions(reward.function):
         return _never_reads(reward, given)
-    for find in (_form, _one_number, _column, _kind, _opened, _line_breaks, _reference, _slip):
+    for find in (_form, _opened, _line_breaks, find_missing_column, _kind, _one_number, _reference, _slip):
         if answer := find(reward, given):
             return answer
     return reward.not_checked(f"{given}: none may have its form. Call it by hand with a completion that deserves more")
@@ -61,8 +61,8 @@ def _one_number(reward: RewardFunction, given: str) -> Finding | None:
     return reward.finding("F10", evidence, "Return each completion's own reward.", tried=tried) if tried else None
 
 
-def _column(reward: RewardFunction, given: str) -> Finding | None:
-    """A column that it takes of its **kwargs, and that the dataset does not have."""
+def find_missing_column(reward: RewardFunction, given: str) -> Finding | None:
+    """Look for a column that it takes of its **kwargs, and that the dataset does not have."""
     there = reward.arguments.names()
     for name in reward.asked:
         value = None if name in there else _find_readable(reward, name)
@@ -141,7 +141,8 @@ def _reference(reward: RewardFunction, given: str) -> Answer | None:
         return None
     name, real = reward.column, reward.arguments.rows[0][reward.column]
     shown = f"{given}, the right answers among them: {name} is {type(real).__name__} {str(real)[:40]!r}"
-    for what, change in _OTHER_REFERENCES:
+    own = (("its own pattern's whole text", write) for write in _own_forms(reward.function, real))
+    for what, change in (*_OTHER_REFERENCES, *own):
         if change(real) == real and type(change(real)) is type(real):
             continue
         given_then = reward.ask(columns={name: lambda row, change=change: change(row[name])}).values
@@ -169,6 +170,12 @@ def _reference(reward: RewardFunction, given: str) -> Answer | None:
     return reward.not_checked(
         f"{shown}, in no form that was tried; a reference {value!r} would be told from a wrong one"
     )
+
+
+def _own_forms(function: Callable[..., Any], real: Any) -> list[Callable[[Any], str]]:
+    """Return how the function's patterns write a reference: `match[0]` in place of `match[1]` is all of that."""
+    forms = patterns.forms(function, next(iter(completions.readings(real)), ""))[:3]
+    return [lambda value, write=write: write(str(_first_reading(value)), "") for write in forms]
 
 
 def _find_readable(reward: RewardFunction, column: str) -> Any:
@@ -225,6 +232,7 @@ _OTHER_REFERENCES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("the answer alone", _first_reading),
     ("the bare answer", lambda value: completions.bare(str(_first_reading(value)))),
     ("a number without commas", lambda value: str(value).replace(",", "")),
+    ("text without blanks around it", lambda value: str(value).strip()),
     ("lower case", lambda value: str(value).lower()),
     ("upper case", lambda value: str(value).upper()),
     ("a box", lambda value: f"\\boxed{{{value}}}"),

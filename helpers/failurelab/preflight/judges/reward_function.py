@@ -9,6 +9,7 @@ from packaging.version import Version
 from failurelab.guards.reward import name_of, reward_weights
 from failurelab.preflight.answers import Answer, Finding, NotChecked
 from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges import asking
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.asking import Asker, Given
 from failurelab.preflight.judges.reward_arguments import FORMS, Arguments
@@ -36,6 +37,7 @@ class RewardFunction:
         name: for messages.
         asked: the columns that it asks for.
         rewards: for each probe; None where it could not be asked, or gave no numbers.
+        penalty: whether it gives the right answer less, and that may be meant.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class RewardFunction:
         self.column, self.opened = column, opened
         self.name, self.asked = name_of(function), reward_source.asked_columns(function)
         self.rewards: list[float | None] | None = None
+        self.penalty = False
         self._asker = Asker(function)
 
     @property
@@ -77,7 +80,9 @@ class RewardFunction:
             options: of `Arguments.make` and `Asker.ask`.
         """
         call = {name: options.pop(name) for name in ("prepare", "slips") if name in options}
-        return self._asker.ask(self.arguments.make(self.probes if probes is None else probes, **options), **call)
+        wanted = [each.name for each in reward_source.parameters(self.function)]
+        probes = self.probes if probes is None else probes
+        return self._asker.ask(self.arguments.make(probes, wanted=wanted, **options), **call)
 
     def tells(self, probes: Sequence[Probe] | None = None, **options: Any) -> str:
         """Return the span of what it gives when asked so, if it tells completions of a prompt apart; else nothing."""
@@ -224,4 +229,16 @@ class RewardFunction:
                 ends=what == "None",
             )
         self.rewards = [None if value is None or math.isnan(value) else value for value in rewards]
-        return None
+        return self._second_call()
+
+    def _second_call(self) -> Finding | None:
+        """Call it twice in one process: what it keeps from call to call must not make the next one fail."""
+        wanted = [each.name for each in reward_source.parameters(self.function)]
+        first = self.arguments.make(self.probes, wanted=wanted)
+        again = self.ask(prepare=lambda: asking.call(self.function, first))
+        if again.unasked or len(again.values) == len(self.probes):
+            return None
+        what = f"raises {again.error}" if again.error else f"gives {len(again.values)} rewards"
+        evidence = f"{self.name} {what} at its second call, for {len(self.probes)} completions as at the first"
+        repair = "Begin each call anew: no list or iterator outside of the function, or in its default arguments."
+        return self.finding("F14", evidence, repair, tried="a first call gives one reward for each", ends=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from failurelab.preflight.answers import Answer, Finding, NotChecked
 from failurelab.preflight.judges import reward_figures as figures
-from failurelab.preflight.judges.reward_causes import match_line_breaks
+from failurelab.preflight.judges.reward_causes import find_missing_column, match_line_breaks
 from failurelab.preflight.judges.reward_figures import SAME
 from failurelab.preflight.judges.reward_function import RewardFunction
 from failurelab.reward_functions import patterns
@@ -14,6 +14,7 @@ from failurelab.reward_functions import source as reward_source
 from failurelab.reward_functions.completions import OTHERS, Probe
 
 _NO_ANSWER = OTHERS[1]
+_FORMS = 3  # of one answer that get less: fewer are a penalty for these forms
 
 
 def judge_telling(reward: RewardFunction) -> Iterator[Answer]:
@@ -27,13 +28,17 @@ def judge_telling(reward: RewardFunction) -> Iterator[Answer]:
         )
         return
     more, less, rows_less = figures.compare_pairs(reward.probes, reward.rewards)
-    if finding := _place(reward) or _line_breaks(reward) or _shown_form(reward):
-        yield finding
+    answer = _place(reward) or _line_breaks(reward) or _shown_form(reward)
+    if not answer and less and reward.asks_reference:
+        answer = _wrong_completion(reward)
+    if not answer and not more:
+        answer = find_missing_column(reward, f"{reward.name} gives {figures.span(reward.rewards)}")
+    if answer:
+        yield answer
     elif more and reward.asks_reference:
         yield from _rows_not_told(reward)
     elif less and reward.asks_reference and rows_less == _judged_rows(reward):
-        if reward.weight > 0:
-            yield wrong_sign(f"{reward.name} has", reward.column, less, reward.name)
+        yield from _less_for_right(reward, less)
     elif reward.asks_reference:
         yield reward.not_checked(
             f"{reward.name} asks for the reference (column {reward.column}), and no form of it got more than a wrong "
@@ -41,6 +46,21 @@ def judge_telling(reward: RewardFunction) -> Iterator[Answer]:
         )
     elif not more and not _likes_shown_form(reward):
         yield _direction(reward)
+
+
+def _less_for_right(reward: RewardFunction, less: list[tuple[float, float]]) -> Iterator[Answer]:
+    """Yield the wrong sign; or a penalty for a few forms of the right answer, or an order among equals."""
+    turned = reward.ask(reward.probes[::-1]).values[::-1]
+    in_order = figures.compare_pairs(reward.probes, turned)[0]
+    few = len(less) < _FORMS * len(_judged_rows(reward)) and len(reward.seen.trainer.reward_funcs) > 1
+    if in_order or few:
+        reward.penalty = True
+        yield reward.not_checked(
+            f"{reward.name} gives the right answer less than a wrong one for {len(less)} pairs, {less[0][0]:g} and "
+            f"{less[0][1]:g}" + (", and more where they stand in another order" if in_order else ": a penalty?")
+        )
+    elif reward.weight > 0:
+        yield wrong_sign(f"{reward.name} has", reward.column, less, reward.name)
 
 
 def wrong_sign(what: str, column: str | None, less: Sequence[tuple[float, float]], about: str = "") -> Finding:
@@ -77,15 +97,32 @@ def _place(reward: RewardFunction) -> Finding | None:
     ) if pairs else None  # fmt: skip
 
 
-def _line_breaks(reward: RewardFunction) -> Finding | None:
+def _wrong_completion(reward: RewardFunction) -> Finding | None:
+    """Ask about single completions where a wrong answer got more: rewards may be handed to another completion."""
+    given = {(probe.row, probe.form, probe.kind): (probe, value) for probe, value in zip(reward.probes, reward.rewards)}
+    tried = 0
+    for (row, form, kind), (probe, value) in given.items():
+        wrong, its_value = given.get((row, form, "wrong"), (None, None))
+        if kind != "right" or wrong is None or None in (value, its_value) or value >= its_value - SAME or tried == 4:
+            continue
+        tried += 1
+        alone = [(reward.ask([each]).values or [None])[0] for each in (probe, wrong)]
+        if None not in alone and alone[0] > alone[1] + SAME:
+            return reward.finding(
+                "F14",
+                f"{reward.name} gives {value:g} to {figures.quote(probe.text)} and {its_value:g} to the wrong "
+                f"{figures.quote(wrong.text)} in one batch: rewards are in another order than the completions",
+                "Return the rewards in the order of the completions.",
+                tried=f"asked one at a time, they get {alone[0]:g} and {alone[1]:g}",
+            )
+    return None
+
+
+def _line_breaks(reward: RewardFunction) -> Answer | None:
     """Compare reasoning in one line with the same in several; with re.DOTALL they are to get the same."""
     single, several = (figures.largest(reward.probes, reward.rewards, lines=lines) for lines in (1, 3))
     floor = figures.largest(reward.probes, reward.rewards, text=_NO_ANSWER)
     if not single or any(several[row] >= single[row] - SAME or several[row] > floor[row] + SAME for row in single):
-        return None
-    healed = reward.ask(prepare=functools.partial(match_line_breaks, reward.function)).values
-    then = figures.largest(reward.probes, healed, lines=3)
-    if any(then.get(row, 0.0) < single[row] - SAME for row in single):
         return None
     row, best = next(iter(single.items()))
     example = next(
@@ -93,10 +130,17 @@ def _line_breaks(reward: RewardFunction) -> Finding | None:
         for probe, value in zip(reward.probes, reward.rewards)
         if (probe.row, probe.lines, value) == (row, 1, best)
     )
+    evidence = (
+        f"{reward.name} gives {best:g} to {figures.quote(example)}, and {several[row]:g} to every completion whose "
+        "reasoning has more than one line"
+    )
+    healed = reward.ask(prepare=functools.partial(match_line_breaks, reward.function)).values
+    then = figures.largest(reward.probes, healed, lines=3)
+    if any(then.get(row, 0.0) < single[row] - SAME for row in single):
+        return reward.not_checked(evidence) if reward.asks_reference else None
     return reward.finding(
         "F14",
-        f"{reward.name} gives {best:g} to {figures.quote(example)}, and {several[row]:g} to every completion whose "
-        "reasoning has more than one line: in its patterns '.' matches no line break",
+        f"{evidence}: in its patterns '.' matches no line break",
         "Give the pattern re.DOTALL.",
         tried=f"with re.DOTALL completions of several lines get {then[row]:g} too",
     )
@@ -138,10 +182,10 @@ def _of_shown_forms(reward: RewardFunction) -> tuple[dict[int, float], dict[int,
 
 
 def _is_about_shown_form(reward: RewardFunction) -> bool:
-    """Whether it asks for the answer, or names the tags of that form itself."""
+    """Whether it asks for the answer, or names a tag of that form itself."""
     tags = {tag for probe in reward.probes if probe.shown for tag in re.findall(r"<(\w+)>", probe.text)}
     own = " ".join(patterns.texts(reward.function))
-    return reward.asks_reference or (bool(tags) and all(tag in own for tag in tags))
+    return reward.asks_reference or any(tag in own for tag in tags)
 
 
 def _likes_shown_form(reward: RewardFunction) -> bool:

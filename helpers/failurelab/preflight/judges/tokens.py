@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
+from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, sample, tokenizer_of
 from failurelab.reward_functions.completions import is_conversation
@@ -57,13 +57,19 @@ def judge_template(seen: Seen) -> Iterator[Answer]:
     if not plain:
         yield _turn_opened(tokenizer, prompts, mark)
         return
-    name = seen.loads[0].name if seen.loads else ""
     evidence = f"{plain} of {len(prompts)} prompts are plain text without the mark {mark!r} of the tokenizer's template"
     repair = 'Make each prompt a list of messages: {"prompt": [{"role": "user", "content": text}], …}.'
+    turn = _turn_end(tokenizer)
     if not seen.small:
         yield _ask_model(seen, tokenizer, [prompt for prompt in prompts if mark not in prompt][:4], evidence, repair)
-    elif _is_chat(name) and 2 * sum(map(_is_asked, prompts)) > len(prompts):
-        yield Finding("F12", f"{evidence}; they ask or tell, and {name} is a chat model by its name", repair)
+    elif turn in _ends(seen, tokenizer) and 2 * sum(map(_is_asked, prompts)) > len(prompts):
+        yield Suspected(
+            "F12",
+            f"{evidence}; they ask or tell, and what ends a turn of the template, {_names(tokenizer, {turn})}, ends "
+            "this model's texts: it is a chat model",
+            "whether it answers plain text too, only the real model tells (--real-model)",
+            repair,
+        )
     else:
         yield NotChecked("F12", f"{evidence}; whether the model needs it, only the real model tells (--real-model)")
 
@@ -92,6 +98,12 @@ def _turn_opened(tokenizer: Any, prompts: Sequence[str], mark: str) -> Answer:
     )
 
 
+def _ends(seen: Seen, tokenizer: Any) -> set[int]:
+    """Return the tokens that end this model's texts, by its generation config and its tokenizer."""
+    config = getattr(getattr(seen.trainer.model, "generation_config", None), "eos_token_id", None)
+    return {tokenizer.eos_token_id, *_ids(config)}
+
+
 def _is_chat(name: str) -> bool:
     return bool(_CHAT.search(name.rstrip("/").split("/")[-1].replace("_", "-")))
 
@@ -118,9 +130,9 @@ def _ask_model(seen: Seen, tokenizer: Any, prompts: Sequence[str], evidence: str
     plain, templated = (_ended(model, tokenizer, texts) for texts in (prompts, chats))
     counted = f"{evidence}; of {len(prompts)} asked greedily, {plain} end within {TOKENS} tokens, with it {templated}"
     if templated > plain:
-        return Finding("F12", counted, repair)
-    if not plain:
-        return NotChecked("F12", f"{counted}: too few ends to tell")
+        return Finding("F12", counted, repair, tried=f"with the template {templated} of {len(prompts)} end")
+    if not plain or not seen.real:  # a small model that was made for a test may end anything
+        return NotChecked("F12", f"{counted}: too few ends to tell" if not plain else f"{counted}, not fewer")
     kept = _ended(model, tokenizer, prompts, may_end=False)
     return Held("F12", counted, f"kept from ending, {kept} of {len(prompts)} do")
 
@@ -219,14 +231,13 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
         )
     name = seen.loads[0].name if seen.loads else ""
     found = f"{ends}, and a turn of the chat template ends with {_names(tokenizer, {turn})}"
-    if turn in config or _is_chat(name):
-        return Finding(
-            "F13",
-            f"{found}, which the model's generation config has too: after it, padding counts as the completion"
-            if turn in config
-            else f"{found}: nothing stops the model there",
-            f"Set tokenizer.eos_token = {tokenizer.convert_ids_to_tokens(turn)!r} before the trainer is made.",
-        )
+    repair = f"Set tokenizer.eos_token = {tokenizer.convert_ids_to_tokens(turn)!r} before the trainer is made."
+    if turn in config:
+        evidence = f"{found}, which the model's generation config has too: after it, padding counts as the completion"
+        return Finding("F13", evidence, repair)
+    if _is_chat(name):
+        why = f"{name} is a chat model by its name alone; whether it ends so, only the real model tells (--real-model)"
+        return Suspected("F13", f"{found}: nothing stops the model there", why, repair)
     return NotChecked("F13", f"{found}; whether this model ends its turns so, only the real model tells (--real-model)")
 
 
