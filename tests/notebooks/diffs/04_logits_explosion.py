@@ -1,14 +1,21 @@
-"""Notebook 04: as released the head makes a row for each token, with the diff those that are needed."""
+"""Notebook 04: as released the head makes a row for each token, with the diff those that are asked for.
+
+Generation still asks for one row, so that the signature is still read; and the reference model is not the policy.
+"""
 
 MEASURE = """
 import torch
 
-rows = []
-hook = trainer.model.lm_head.register_forward_hook(
-    lambda head, inputs, output: rows.append(output.shape[1]) if torch.is_grad_enabled() else None
+rows, first = [], []
+head = trainer.model.get_output_embeddings()
+hook = head.register_forward_hook(
+    lambda head, inputs, output: (rows if torch.is_grad_enabled() else first).append(output.shape[1])
 )
 trainer.train()
 hook.remove()
-metrics = {"made": max(rows), "needed": args.max_completion_length + 1}
-healed = metrics["made"] == metrics["needed"]
+again = train(max_steps=3, beta=0.1)
+metrics = {"made": max(rows), "asked": options["max_completion_length"] + 1, "generating": max(first)}
+metrics["kl"] = again.state.log_history[-2]["kl"]
+healed = metrics["made"] == metrics["asked"] and metrics["generating"] <= metrics["asked"] and metrics["kl"] > 0
 """
+UPGRADE = {"trl-0.22": []}
