@@ -95,14 +95,16 @@ def try_wheel(wheel: pathlib.Path, era: eras.Era) -> str:
         python = folder / "env" / "bin" / "python"
         ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
         theirs, own = (subprocess.check_output([each, "-c", ask], text=True).strip() for each in (era.python, python))
-        pathlib.Path(own, "beside.pth").write_text(theirs + "\n")  # the .pth files in there are not followed
+        for path in pathlib.Path(theirs).iterdir():
+            if not re.search(r"grpo.failurelab|\.pth$", path.name) and not pathlib.Path(own, path.name).exists():
+                pathlib.Path(own, path.name).symlink_to(path)  # all but what is linked to this repository
         subprocess.run([UV, "pip", "install", "-q", "--no-deps", "--python", python, wheel], check=True)
         script = folder / "train.py"
         script.write_text(SCRIPT.replace("MODEL", repr(str(ROOT / "models" / "tiny-qwen2"))))
         command = [python.with_name("failurelab"), "preflight", "--json", folder / "answer.json", "--no-try", script]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        if done.returncode != 1:
-            raise ReleaseError(f"preflight ended with {done.returncode} in {era.name}: {done.stderr or done.stdout}")
+        if done.returncode != 1 or not (folder / "answer.json").is_file():
+            raise ReleaseError(f"preflight ended with {done.returncode} in {era.name}: {done.stdout}{done.stderr}")
         answer = json.loads((folder / "answer.json").read_text())
         found = [each["failure"] for each in (*answer["findings"], *answer["suspected"])]
         if "F10" not in found:
