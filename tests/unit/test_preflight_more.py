@@ -80,7 +80,7 @@ def test_a_temperature_is_read_from_a_gradient(temperature):
     rows.requires_grad_()
     scores = (rows / temperature).log_softmax(-1)
     weights = torch.linspace(-1, 2, 12).view(2, 6)
-    (gradient,) = torch.autograd.grad((weights * scores[..., 7]).sum(), rows)
+    (gradient,) = torch.autograd.grad((weights * scores[..., 7]).sum(), rows, retain_graph=True)
     assert read_temperature(rows, gradient) == pytest.approx(temperature, rel=1e-3)
     assert plant_temperature(rows) == pytest.approx(0.7, rel=1e-3)
     (gradient,) = torch.autograd.grad(scores.square().sum(), rows)

@@ -338,7 +338,6 @@ def test_no_second_run_where_nothing_can_be_named():
 
 SIDE_EFFECTS = {
     "open('{outside}/a.txt', 'w')": "writes {outside}/a.txt",
-    "os.makedirs('{outside}/b')": "writes {outside}/b",
     "os.remove('{outside}/there')": "removes {outside}/there",
     "os.rename('{outside}/there', '{outside}/c')": "writes {outside}/c",
     "subprocess.run(['true'])": "starts true",
@@ -346,7 +345,7 @@ SIDE_EFFECTS = {
     "socket.create_connection(('127.0.0.1', 1), 1)": "connects to 127.0.0.1:1",
     "open('{inside}/a.txt', 'w')": "",
     "open('{outside}/there')": "",
-    "os.makedirs('{outside}', exist_ok=True)": "",
+    "os.makedirs('{outside}/b')": "",
     "import http.server": "",
     "import library": "",
 }

@@ -19,8 +19,8 @@ from unittest import mock
 from failurelab.preflight.intercept.own_code import OwnCode
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_PATHS = {  # events of files and folders, and which of their arguments are paths that change
-    "os.mkdir": (0,), "os.remove": (0,), "os.rmdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
+_PATHS = {  # events, and which of their arguments are paths that change; a folder made twice is one folder
+    "os.remove": (0,), "os.rmdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
     "os.truncate": (0,), "sqlite3.connect": (0,),
 }  # fmt: skip
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn")
@@ -89,7 +89,7 @@ class Effects:
                 yield "writes", os.fsdecode(path)
         elif event in _PATHS:
             for path in (arguments[place] for place in _PATHS[event]):
-                if self._is_outside(path) and not (event == "os.mkdir" and os.path.isdir(path)):
+                if self._is_outside(path):
                     yield "removes" if event in ("os.remove", "os.rmdir") else "writes", os.fsdecode(path)
         elif event in _STARTS and self._is_own():
             command = arguments[1] if event == "subprocess.Popen" else arguments[0]
