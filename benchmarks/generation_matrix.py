@@ -5,6 +5,7 @@ Eras: trl-0.14, trl-0.14-tf-4.52, trl-0.15, today.
 
 import recording
 
+from failurelab import gradients
 from failurelab_course.experiments import models, observe
 
 
@@ -20,7 +21,7 @@ def main() -> None:
             policy = AutoModelForCausalLM.from_pretrained(models.path("tiny"), attn_implementation="eager").to(device)
         for kind in ("off", "reentrant", "non-reentrant"):
             if kind != "off":
-                policy.gradient_checkpointing_enable({"use_reentrant": kind == "reentrant"})
+                gradients.enable_checkpointing(policy, {"use_reentrant": kind == "reentrant"})
             for mode in ("eval", "train"):
                 for cache in (True, False):
                     for length, pairs in (("mixed", None), ("equal", even)):

@@ -65,7 +65,7 @@ def cures() -> dict[str, Cure]:
         return model
 
     def first(model: Any) -> Any:
-        model.gradient_checkpointing_enable()
+        gradients.enable_checkpointing(model)
         return model
 
     recipes = (

@@ -67,7 +67,7 @@ def family(name: str, device: str) -> dict:
     for kind in KINDS:
         if kind != "off":
             asked = {"use_reentrant": kind == "reentrant"}
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=asked)
+            gradients.enable_checkpointing(model, asked)
         model.zero_grad()
         torch.manual_seed(1)  # for dropout
         options = {} if name == "Mamba" else {"use_cache": False}

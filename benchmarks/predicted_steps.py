@@ -6,7 +6,7 @@ import warnings
 import torch
 import transformers
 
-from failurelab import logits
+from failurelab import gradients, logits
 
 HALF_BILLION = {
     "vocab_size": 151_936,
@@ -69,7 +69,7 @@ def trained(model, case: Case):
             parameter.requires_grad_(False)
         model = get_peft_model(model, LoraConfig(r=16, target_modules="all-linear"))
     if case.kind != "off":
-        model.gradient_checkpointing_enable({"use_reentrant": case.kind == "reentrant"})
+        gradients.enable_checkpointing(model, {"use_reentrant": case.kind == "reentrant"})
         if case.adapters:
             model.enable_input_require_grads()
     return model.train()

@@ -222,7 +222,8 @@ def measure(trainer, seen: dict, history: list[dict]) -> dict:
             pairs = [(row["prompt"], row[asked]) for row in data.select(range(min(400, len(data))))]
             tokenizer = trainer.processing_class
             model = trainer.model
-            model.gradient_checkpointing_disable()
+            switch_off = getattr(model, "activation_checkpointing_disable", None)
+            (switch_off or model.gradient_checkpointing_disable)()
             figures["accuracy"] = sum(
                 models.accuracy(model, tokenizer, sampled=True, seed=seed, prompts=pairs, max_new_tokens=8,
                                 eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"))

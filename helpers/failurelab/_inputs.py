@@ -6,6 +6,7 @@ A module below `gradients` and `adapters`, which both offer it.
 import torch
 from torch import nn
 
+from failurelab._checkpointing import option_name
 from failurelab._unwrap import unwrap
 from failurelab.handles import Handle
 
@@ -75,7 +76,7 @@ def input_embeddings(model: nn.Module) -> nn.Module:
     if not isinstance(embeddings, nn.Module):
         raise GradientError(
             f"{type(model).__name__} has no input embeddings (get_input_embeddings), so there is no output to make "
-            "require a gradient. Next: hand over the transformers model itself, or use gradient_checkpointing_kwargs="
-            "{'use_reentrant': False}, which needs no hook."
+            "require a gradient. Next: hand over the transformers model itself, or use "
+            f"{option_name()}_kwargs={{'use_reentrant': False}}, which needs no hook."
         )
     return embeddings

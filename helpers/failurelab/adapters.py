@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from failurelab._checkpointing import enable_checkpointing
 from failurelab._inputs import input_embeddings, require_input_grads
 from failurelab._text import first_line
 
@@ -70,7 +71,7 @@ def prepare_peft(
         # it freezes the weights and keeps norms and head in float32; checkpointing and the hook are made below, once
         base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
     if gradient_checkpointing_kwargs is not None:
-        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs=gradient_checkpointing_kwargs)
+        enable_checkpointing(base, gradient_checkpointing_kwargs)
     require_input_grads(base)
     return peft.get_peft_model(base, copy.deepcopy(peft_config))  # PEFT writes into the config it is given
 

@@ -17,11 +17,13 @@ import functools
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from packaging.version import Version
 from torch import nn
 
+from failurelab._checkpointing import enable_checkpointing, option_name
 from failurelab._inputs import GradientError, input_embeddings, require_input_grads
 from failurelab._text import list_names
 from failurelab.adapters import prepare_peft
@@ -32,8 +34,10 @@ __all__ = [
     "GradientWatch",
     "Snapshot",
     "checkpointed",
+    "enable_checkpointing",
     "gradient_report",
     "input_embeddings",
+    "not_optimized",
     "prepare_peft",
     "require_input_grads",
     "snapshot",
@@ -49,15 +53,17 @@ class GradientReport:
     without_gradient: tuple[str, ...]
     zero_gradient: tuple[str, ...]
     next_step: str = ""
+    not_optimized: tuple[str, ...] = ()
+    """Those that the optimizer does not hold; asked by GradientGuard alone."""
 
     @property
     def learns(self) -> bool:
-        """True if no trainable parameter is without a gradient.
+        """True if something is trainable, all of it has a gradient, and no optimizer is known to leave it out.
 
         A gradient of all zeros is no fault: LoRA's A starts with one, and a batch in which every completion has the
         same reward gives nothing else.
         """
-        return not self.without_gradient
+        return bool(self.trainable) and not (self.without_gradient or self.not_optimized)
 
     def __str__(self) -> str:
         total = len(self.trainable)
@@ -124,7 +130,16 @@ class GradientWatch:
         return bool(self._reached)
 
     def report(self) -> GradientReport:
-        """Return what has reached the parameters in all backward passes so far, also after a `zero_grad()`."""
+        """Return what has reached the parameters in all backward passes so far, also after a `zero_grad()`.
+
+        Raises:
+            GradientError: what was listened to was frozen since, as PEFT does with a model that it wraps.
+        """
+        if not any(parameter.requires_grad for parameter in self._parameters.values()):
+            raise GradientError(
+                f"none of the {len(self._parameters)} tensors that were listened to is trainable any more: the model "
+                "was wrapped or frozen since. Next: gradients.watch(trainer.model), after the trainer is made."
+            )
         return _report(self._model, self._parameters, self._reached, self._nonzero)
 
     def stop(self) -> None:
@@ -186,14 +201,27 @@ def snapshot(model: nn.Module) -> Snapshot:
     return Snapshot({name: parameter.detach().clone() for name, parameter in _trainable(model).items()})
 
 
+def not_optimized(model: nn.Module, optimizer: Any) -> tuple[str, ...]:
+    """Return the names of trainable tensors that an optimizer does not hold, so that no step changes them.
+
+    None is returned for an optimizer that holds tensors, but none of the model's, such as DeepSpeed's: it steps copies.
+    """
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if held and held.isdisjoint(map(id, model.parameters())):
+        return ()
+    return tuple(
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in held
+    )
+
+
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     parameters = dict(model.named_parameters())
     trainable = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     if not trainable:
         raise GradientError(
             f"nothing is trainable in this {type(model).__name__}: all {len(parameters)} parameter tensors have "
-            "requires_grad=False. Next: wrap it with an adapter (peft.get_peft_model), activate the adapter that is "
-            "there, or set requires_grad_(True) on what is to learn."
+            "requires_grad=False. Next: wrap it with an adapter (peft.get_peft_model), load the adapter that is there "
+            "with PeftModel.from_pretrained(..., is_trainable=True), or set requires_grad_(True) on what is to learn."
         )
     return trainable
 
@@ -219,7 +247,7 @@ def _advice(model: nn.Module) -> str:
             "reentrant gradient checkpointing is on, and cuts layers off whose input needs no gradient: "
             "gradients.require_input_grads(model) or model.enable_input_require_grads() before training"
         )
-        other = "gradient_checkpointing_kwargs={'use_reentrant': False}"
+        other = f"{option_name()}_kwargs={{'use_reentrant': False}}"
         trl = importlib.metadata.version("trl") if importlib.util.find_spec("trl") else "1"
         if Version("0.22") <= Version(trl) < Version("0.27"):
             # checkpointing comes back from each generation without its arguments; in 0.26 with OnlineDPOTrainer alone

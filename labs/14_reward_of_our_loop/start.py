@@ -38,7 +38,7 @@ def log_probs(model, sequences, prompt_mask):
 def train(model, tokenizer, steps):
     chance = random.Random(0)
     torch.manual_seed(0)
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     for step in range(steps):

@@ -43,7 +43,7 @@ def build_trainer(model_path, output_dir):
         temperature=1.0,
         beta=0.0,
         bf16=False,
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         logging_steps=10,
         save_strategy="no",
         report_to=[],

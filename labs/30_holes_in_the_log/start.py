@@ -42,7 +42,7 @@ def build_trainer(model_path, output_dir):
         num_generations=4,
         max_completion_length=4,
         temperature=1.0,
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         bf16=False,
         logging_steps=1,
         save_strategy="no",

@@ -52,7 +52,7 @@ def build_trainer(model_path, output_dir):
         temperature=1.0,
         beta=0.0,
         reward_weights=[1.0, -1.0],  # a right answer earns 1, a miss costs up to 1
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         bf16=False,
         logging_steps=1,
         save_strategy="no",

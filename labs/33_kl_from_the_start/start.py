@@ -53,7 +53,7 @@ def build_trainer(model_path, output_dir):
         temperature=1.0,
         beta=0.4,
         loss_type="grpo",
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         bf16=False,
         logging_steps=1,
         save_strategy="no",

@@ -52,7 +52,7 @@ def build_trainer(model_path, output_dir):
         max_completion_length=4,
         temperature=1.0,
         beta=0.0,
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         bf16=False,
         logging_steps=1,
         save_strategy="no",

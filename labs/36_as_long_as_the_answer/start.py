@@ -38,7 +38,7 @@ def build_trainer(model_path, output_dir):
         mask_truncated_completions=True,
         temperature=1.0,
         beta=0.0,
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         bf16=False,
         logging_steps=1,
         save_strategy="no",

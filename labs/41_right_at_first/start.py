@@ -60,7 +60,7 @@ def build_trainer(model_path, output_dir):
         temperature=1.0,
         beta=0.4,
         use_bias_correction_kl=False,
-        gradient_checkpointing=False,
+        activation_checkpointing=False,
         bf16=False,
         logging_steps=1,
         save_strategy="no",

@@ -9,7 +9,7 @@ import transformers
 from packaging.version import Version
 from small import alternate, checkpoint, lora_config
 
-from failurelab import adapters, gradients, guards, rollouts
+from failurelab import _checkpointing, adapters, gradients, guards, rollouts
 from failurelab.handles import keep_modes
 from failurelab_course.experiments import models, trainers
 
@@ -277,6 +277,16 @@ def test_a_model_that_a_trainer_has_prepared_is_refused(model, tokenizer):
     trainer.model.zero_grad()
     with pytest.raises(adapters.AdapterError, match="a trainer has prepared it"):
         gradients.prepare_peft(trainer.model, lora_config())
+
+
+def test_checkpointing_has_the_name_of_this_release(model, recwarn):
+    """Transformers 5.23 warns of the older name, and v6 will not have it; the config's option goes with the method."""
+    wrapped = gradients.prepare_peft(model, lora_config(), {"use_reentrant": False})
+    assert {kind for kind, _ in gradients.checkpointed(wrapped)} == {"non-reentrant"}
+    gradients.enable_checkpointing(wrapped, {"use_reentrant": True})
+    assert {kind for kind, _ in gradients.checkpointed(wrapped)} == {"reentrant"}
+    assert not [each for each in recwarn if "checkpointing_enable` is deprecated" in str(each.message)]
+    assert hasattr(model, f"{_checkpointing.option_name()}_enable")
 
 
 def test_checkpointing_where_there_is_none_is_refused(model):

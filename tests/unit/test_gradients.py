@@ -14,11 +14,13 @@ from packaging.version import Version
 from small import checkpoint, lora, qwen2
 
 from failurelab import gradients
+from failurelab._checkpointing import option_name
 from failurelab.handles import Handle, HandleError, wrap_method
 from failurelab_course.experiments.observe import count_warnings
 
 WARNING = "None of the inputs have requires_grad=True"
 installed = Version(transformers.__version__)
+NAME = option_name()
 
 
 @pytest.fixture
@@ -75,12 +77,12 @@ def test_frozen_embeddings_train_the_last_norm_only(cut_off):
 @pytest.mark.parametrize(
     ("trl", "said", "unsaid"),
     [
-        ("0.21.0", ["or gradient_checkpointing_kwargs", "rollouts.repair"], ["alone"]),
-        ("0.22.2", ["False} alone does not last", "enable_input_require_grads"], ["or gradient_ch", "rollouts.repair"]),
-        ("0.25.1", ["False} alone does not last"], ["or gradient_checkpointing_kwargs", "rollouts.repair"]),
-        ("0.26.2", ["False} alone does not last"], ["or gradient_checkpointing_kwargs", "rollouts.repair"]),
-        ("0.27.0", ["or gradient_checkpointing_kwargs"], ["alone", "rollouts.repair"]),
-        ("", ["or gradient_checkpointing_kwargs"], ["alone", "rollouts.repair"]),
+        ("0.21.0", [f"or {NAME}_kwargs", "rollouts.repair"], ["alone"]),
+        ("0.22.2", ["False} alone does not last", "enable_input_require_grads"], [f"or {NAME}", "rollouts.repair"]),
+        ("0.25.1", ["False} alone does not last"], [f"or {NAME}_kwargs", "rollouts.repair"]),
+        ("0.26.2", ["False} alone does not last"], [f"or {NAME}_kwargs", "rollouts.repair"]),
+        ("0.27.0", [f"or {NAME}_kwargs"], ["alone", "rollouts.repair"]),
+        ("", [f"or {NAME}_kwargs"], ["alone", "rollouts.repair"]),
     ],
 )
 def test_the_advice_is_what_heals_in_the_installed_trl(cut_off, monkeypatch, trl, said, unsaid):
@@ -92,6 +94,28 @@ def test_the_advice_is_what_heals_in_the_installed_trl(cut_off, monkeypatch, trl
     text = str(gradients.gradient_report(cut_off))
     assert all(part in text for part in said) and not any(part in text for part in unsaid)
     assert "require_input_grads" in text
+
+
+@pytest.mark.parametrize(
+    ("held", "left_out"),
+    [
+        (lambda parameters: parameters, 0),
+        (lambda parameters: parameters[:-2], 2),
+        (lambda parameters: [], 26),
+        (
+            lambda parameters: [torch.nn.Parameter(each.detach().clone()) for each in parameters],
+            0,
+        ),  # DeepSpeed's copies
+    ],
+)
+def test_what_an_optimizer_does_not_hold_is_named(model, held, left_out):
+    tensors = held(list(model.parameters()))
+    optimizer = torch.optim.AdamW(tensors or [torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    optimizer.param_groups[0]["params"] = tensors
+    names = gradients.not_optimized(model, optimizer)
+    assert len(names) == left_out and set(names) <= {name for name, _ in model.named_parameters()}
+    report = gradients.GradientReport(tuple(dict(model.named_parameters())), (), (), not_optimized=names)
+    assert report.learns is (left_out == 0) and not gradients.GradientReport((), (), ()).learns
 
 
 def test_lora_ends_in_an_error(model):
