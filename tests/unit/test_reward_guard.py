@@ -13,7 +13,8 @@ from failurelab_course.experiments import models, trainers
 
 PROMPTS = ["1+1=", "1+1=", "2+2=", "2+2="]
 ANSWERS = ["2", "2", "4", "4"]
-CONVERSATION = [[{"role": "assistant", "content": "no"}]] * 4
+WRONG, RIGHT = ["no", "nope"] * 2, ["2", " 2", "4", " 4"]
+CONVERSATION = [[{"role": "assistant", "content": text}] for text in WRONG]
 
 
 class Trainer:
@@ -24,7 +25,7 @@ class Trainer:
 
 
 def right(prompts, completions, answer, **_):
-    return [float(text == wanted) for text, wanted in zip(completions, answer)]
+    return [float(text.strip() == wanted) for text, wanted in zip(completions, answer)]
 
 
 def constant(value):
@@ -52,11 +53,21 @@ def run(function, batches, *, action="warn", groups=2, **attributes):
 @pytest.mark.parametrize(
     ("function", "completions", "cause"),
     [
-        (right, ["no"] * 4, "floor"),
-        (right, ANSWERS, "ceiling"),
-        (right, ["2", "2", "no", "no"], "mixed"),
-        (constant(0.0), ["no"] * 4, "constant"),
-        (constant(1.0), ANSWERS, "constant"),
+        (right, WRONG, "floor"),
+        (right, RIGHT, "ceiling"),
+        (right, [*RIGHT[:2], *WRONG[2:]], "mixed"),
+        (right, ["no"] * 4, "same"),
+        (right, ANSWERS, "same"),
+        (constant(0.0), WRONG, "constant"),
+        (constant(1.0), RIGHT, "constant"),
+        (lambda completions, **_: [float(len(text) > 9) for text in completions], WRONG, "floor"),
+        (lambda completions, **_: [9.0 - len(text) // 99 for text in completions], RIGHT, "ceiling"),
+        (lambda completions, **_: [float(text in WRONG) + 1 for text in completions], WRONG, "unknown"),
+        (
+            lambda prompts, completions, **_: [float(len(prompt) + ord(prompt[0])) for prompt in prompts],
+            WRONG,
+            "constant",
+        ),
         (
             lambda completions, answer, **_: [float(c[0]["content"] == a) for c, a in zip(completions, answer)],
             CONVERSATION,
@@ -65,7 +76,7 @@ def run(function, batches, *, action="warn", groups=2, **attributes):
     ],
 )
 def test_equal_rewards_and_which_of_the_causes_it_is(function, completions, cause):
-    """The three look alike in every log; other completions tell them apart."""
+    """They look alike in every log; other completions tell them apart."""
     guard, messages = run(function, [completions] * 3)
     assert guard.report.cause == cause and guard.report.flat == guard.report.groups == 6
     assert len(messages) == 1 and CAUSES[cause] in messages[0]
@@ -115,7 +126,7 @@ def test_a_missing_column_is_named_before_python_complains():
 
 def test_it_stops_where_it_was_asked_to():
     with pytest.raises(guards.GuardTripped, match="RewardGuard: the rewards of each of the last 2 groups") as stopped:
-        run(right, [["no"] * 4] * 3, action="stop")
+        run(right, [WRONG] * 3, action="stop")
     assert stopped.value.report.cause == "floor"
     with pytest.raises(ValueError, match="groups=0"):
         guards.RewardGuard(None, groups=0)
@@ -125,7 +136,7 @@ def test_functions_that_are_coroutines_are_awaited():
     async def slow(completions, **_):
         return [0.0] * len(completions)
 
-    guard, messages = run(slow, [ANSWERS] * 2)
+    guard, messages = run(slow, [WRONG] * 2)
     assert guard.report.cause == "unknown" and len(messages) == 1
 
 
@@ -144,7 +155,7 @@ class Unreadable(list):
 )
 def test_what_the_guard_fails_at_never_ends_the_run(function):
     """The run goes on, and it is said that nothing was judged."""
-    _, messages = run(function, [ANSWERS] * 3)
+    _, messages = run(function, [RIGHT] * 3)
     assert messages and all("could not check: " in message for message in messages)
     assert len(messages) == len(set(messages))
 
@@ -165,7 +176,7 @@ def test_what_it_asks_leaves_the_random_state_alone():
     states = []
     for groups in (2, 100):
         torch.manual_seed(0)
-        run(noisy, [ANSWERS] * 2, groups=groups)
+        run(noisy, [WRONG] * 2, groups=groups)
         states.append(torch.rand(1))
     assert states[0] == states[1]
 

@@ -119,7 +119,8 @@ class Guard(TrainerCallback):
         except Exception as error:
             if (key := (check.__name__, type(error))) not in self._failed:
                 self._failed.add(key)
-                self._could_not_check(f"{type(error).__name__}: {error}")
+                own = "Next: " in str(error)  # an error of this house says what to do; its type adds nothing
+                self._could_not_check(str(error) if own else f"{type(error).__name__}: {error}")
 
     def _could_not_check(self, reason: str) -> None:
         """Warn that nothing was judged."""

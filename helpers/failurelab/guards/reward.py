@@ -3,37 +3,79 @@
     trainer.add_callback(guards.RewardGuard(trainer))
 
 GRPO's advantage is a completion's reward less the mean of its group. Where all rewards of a group are equal every
-advantage is 0, and so are loss and gradient. Three causes look alike in every log and ask for opposite cures: all
-completions are wrong (floor), all are right (ceiling), or the function gives the same number whatever it reads
-(constant). The guard tells them apart by asking the function about completions of its own: an empty one, the prompt,
-and the texts of the dataset's columns, where a reference answer is.
+advantage is 0, and so are loss and gradient. The causes look alike in every log and ask for opposite cures. Where all
+completions of a prompt are the same text, nothing was drawn. Else the guard asks each function by itself about made-up
+completions, those that preflight asks with: right and wrong answers in the forms that answers are written in and that
+the function's own patterns look for. What these get is what can be got.
 
 Upstream: TRL #3452 and #3857 (equal rewards), #4501 and #2771 (a reward that never sees what it needs).
 """
 
 import collections
+import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
+import io
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from failurelab.guards.base import Action, Guard
 from failurelab.handles import keep_random_state
+from failurelab.reward_functions import completions as made_up
+from failurelab.reward_functions.source import asked_columns, reference_column
 
 CAUSES = {
-    "floor": "every completion is wrong, and a better one would get more: use easier prompts, give credit for parts of "
-    "an answer, train on examples first, or look whether the function reads the answer where the model writes it",
-    "ceiling": "every completion is right, and a worse one would get less: use harder prompts",
-    "constant": "the function gives the same whatever it is asked, also for an empty completion and for the texts of "
-    "the dataset's columns: look whether it reads the completion, and whether it compares what it should",
-    "mixed": "each prompt's completions are all right or all wrong: use prompts that the model solves now and then",
-    "unknown": "the function could not be asked about other completions",
+    "same": "all completions of a prompt are the same text, so there is nothing to compare: look for top_k=1, "
+    "do_sample=False, a temperature near 0, or one seed for every draw; a model that is sure of its answer needs "
+    "harder prompts",
+    "weight": "what tells completions apart has a weight of 0 in reward_weights: give it one above 0",
+    "constant": "a function gives the same whatever it is asked: look whether it reads the completion, and whether it "
+    "compares what it should (a number is never equal to a text)",
+    "cut": "every completion ends at max_completion_length, and one that goes on would get more: raise the limit, or "
+    "ask for shorter answers",
+    "floor": "no completion gets what a better one would: use easier prompts, give credit for parts of an answer, "
+    "train on examples first, or look whether the function reads the answer where the model writes it",
+    "mixed": "each prompt's completions get all the most, or all less: use prompts that the model solves now and then",
+    "ceiling": "every completion gets the most that any made-up one gets, and a worse one would get less: use harder "
+    "prompts",
+    "unknown": "which of the causes it is could not be told",
 }
+_ROWS = 2  # prompts of the batch that made-up completions are written for
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionReport:
+    """What one reward function gave to completions, and to made-up ones.
+
+    Attributes:
+        name: of the function.
+        weight: that its rewards are multiplied by.
+        cause: one of CAUSES where its rewards were equal in each of the last groups; else empty.
+        given: the lowest and the highest reward of the last groups' completions.
+        made_up: the lowest and the highest reward of the made-up completions; empty where it could not be asked.
+        asked: how many made-up completions there were.
+    """
+
+    name: str
+    weight: float
+    cause: str = ""
+    given: tuple[float, ...] = ()
+    made_up: tuple[float, ...] = ()
+    asked: int = 0
+
+    def __str__(self) -> str:
+        text = f"{self.name} gives {_span(self.given)}"
+        if not self.cause:
+            return f"{text}, which differ"
+        if not self.made_up:
+            return f"{text}, and could not be asked about other completions"
+        return f"{text}, and {_span(self.made_up)} to {self.asked} made-up completions ({self.cause})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +88,7 @@ class RewardReport:
         cause: one of CAUSES where the last groups were all flat, else empty.
         rewards: of the last groups' completions, the weighted sum of all functions.
         problem: what was wrong beside; empty if nothing.
+        functions: each by itself, where they were asked.
     """
 
     groups: int = 0
@@ -53,14 +96,27 @@ class RewardReport:
     cause: str = ""
     rewards: tuple[float, ...] = ()
     problem: str = ""
+    functions: tuple[FunctionReport, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """The completions of one prompt: rewards in all and by each function, texts, and whether all are cut."""
+
+    totals: tuple[float, ...]
+    by_function: tuple[tuple[float | None, ...], ...]
+    texts: tuple[str, ...]
+    cut: bool
 
 
 class RewardGuard(Guard):
     """Warn or stop when rewards leave nothing to learn from.
 
     It listens to the trainer's reward functions during training. Runs in which a part of the groups is flat are
-    healthy: only `groups` flat ones in a row are told, once. What a reward model gives is not seen. `report`, a
-    `RewardReport`, is there after the first batch.
+    healthy: only `groups` flat ones in a row are told, once. Then each function is called once more, with some hundred
+    made-up completions. A function that asks for the reference answers, and gives right ones no more than wrong ones,
+    is told also where the others' rewards differ. What a reward model gives is not seen. `report`, a `RewardReport`,
+    is there after the first batch.
 
     Args:
         trainer: the trainer that it is added to; callbacks are not given it.
@@ -81,8 +137,9 @@ class RewardGuard(Guard):
 
     def _forget(self) -> None:
         self._batch: dict[int, list[float | None]] = {}
-        self._recent: collections.deque[tuple[float, ...]] = collections.deque(maxlen=self.groups)
+        self._recent: collections.deque[_Group] = collections.deque(maxlen=self.groups)
         self._told: set[str] = set()
+        self._looked_at: set[int] = set()  # functions that were asked though the groups' rewards differ
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen to the reward functions."""
@@ -165,52 +222,155 @@ class RewardGuard(Guard):
         totals = [
             sum(weight * value for weight, value in zip(weights, row) if value is not None) for row in zip(*columns)
         ]
-        self._check_groups(kwargs, totals)
+        self._check_groups(kwargs, totals, columns)
 
-    def _check_groups(self, kwargs: dict[str, Any], totals: Sequence[float]) -> None:
-        prompts = kwargs.get("prompts") or []
-        groups = _groups(prompts, totals) if len(prompts) == len(totals) else []
-        flat = sum(len(set(group)) == 1 for group in groups)
+    def _check_groups(
+        self, kwargs: dict[str, Any], totals: Sequence[float], columns: Sequence[Sequence[float | None]]
+    ) -> None:
+        groups = self._read_groups(kwargs, totals, columns)
         self._recent.extend(groups)
         self.report = dataclasses.replace(
-            self.report, groups=self.report.groups + len(groups), flat=self.report.flat + flat
+            self.report,
+            groups=self.report.groups + len(groups),
+            flat=self.report.flat + sum(_is_flat(group.totals) for group in groups),
         )
-        if (
-            len(self._recent) < self.groups
-            or any(len(set(group)) > 1 for group in self._recent)
-            or "flat" in self._told
-        ):
+        if len(self._recent) < self.groups or "flat" in self._told:
             return
-        rewards = tuple(value for group in self._recent for value in group)
-        cause = "mixed" if len(set(rewards)) > 1 else self._find_cause(kwargs, rewards[0])
-        self.report = dataclasses.replace(self.report, cause=cause, rewards=rewards)
-        given = f"all {rewards[0]:g}" if cause != "mixed" else f"from {min(rewards):g} to {max(rewards):g}"
+        if not all(_is_flat(group.totals) for group in self._recent):
+            self._check_each(kwargs)
+            return
+        rewards = tuple(value for group in self._recent for value in group.totals)
+        cause, functions = self._find_cause(kwargs)
+        self.report = dataclasses.replace(self.report, cause=cause, rewards=rewards, functions=functions)
+        told = f". {'; '.join(map(str, functions))}" if functions else ""
         self._tell(
             "flat",
-            f"the rewards of each of the last {self.groups} groups are equal ({given}): every advantage is 0, and so "
-            f"is the gradient. {cause}: {CAUSES[cause]}",
+            f"the rewards of each of the last {self.groups} groups are equal ({_span(rewards)}): every advantage is 0, "
+            f"and so is the gradient. {cause}: {CAUSES[cause]}{told}",
         )
 
-    def _find_cause(self, kwargs: dict[str, Any], reward: float) -> str:
-        """Ask the functions about other completions, and compare with the one reward that all got."""
-        functions = self._functions
-        if any(inspect.iscoroutinefunction(function) for function in functions):
-            return "unknown"
-        weights, count = reward_weights(self._trainer(), len(functions)), len(kwargs["completions"])
-        texts = [[""] * count, [_text(prompt) for prompt in kwargs["prompts"]]]
-        for name, column in kwargs.items():
-            fits = isinstance(column, (list, tuple)) and len(column) == count
-            if fits and name not in ("prompts", "completions", "completion_ids"):
-                texts.append([str(value) for value in column])
-        answers: list[float] = []
-        with keep_random_state():
-            for probe in texts:
-                given = {**kwargs, "completions": [_like(old, new) for old, new in zip(kwargs["completions"], probe)]}
-                rows = zip(*(function(**given) for function in functions))
-                answers += [sum(w * float(v) for w, v in zip(weights, row) if v is not None) for row in rows]
-        if any(answer > reward for answer in answers):
-            return "floor"
-        return "ceiling" if any(answer < reward for answer in answers) else "constant"
+    def _read_groups(
+        self, kwargs: dict[str, Any], totals: Sequence[float], columns: Sequence[Sequence[float | None]]
+    ) -> list[_Group]:
+        """Return the groups of a batch: completions of one prompt after another; one alone is no group."""
+        prompts, texts = kwargs.get("prompts") or [], list(map(_text, kwargs["completions"]))
+        if len(prompts) != len(totals):
+            return []
+        starts = [place for place in range(len(prompts)) if not place or prompts[place] != prompts[place - 1]]
+        cut = self._find_cut(kwargs, texts)
+        return [
+            _Group(
+                tuple(totals[start:end]),
+                tuple(tuple(column[start:end]) for column in columns),
+                tuple(texts[start:end]),
+                all(cut[start:end]),
+            )
+            for start, end in zip(starts, [*starts[1:], len(prompts)])
+            if end - start > 1
+        ]
+
+    def _find_cut(self, kwargs: dict[str, Any], texts: Sequence[str]) -> list[bool]:
+        """Return which completions have as many tokens as there may be."""
+        trainer = self._trainer()
+        limit = getattr(trainer, "max_completion_length", None)
+        ids = kwargs.get("completion_ids") or self._encode(texts)
+        if not limit or ids is None:
+            return [False] * len(texts)
+        return [len(each) >= limit for each in ids]
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]] | None:
+        processor = getattr(self._trainer(), "processing_class", None)
+        tokenizer = getattr(processor, "tokenizer", processor)
+        return None if tokenizer is None else tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+
+    def _check_each(self, kwargs: dict[str, Any]) -> None:
+        """Tell of a function that gives right answers no more than wrong ones, where the others' rewards differ."""
+        flat = [
+            index
+            for index in range(len(self._functions))
+            if index not in self._looked_at and all(_is_flat(group.by_function[index]) for group in self._recent)
+        ]
+        self._looked_at.update(flat)
+        for index in flat:
+            if self._reference(kwargs, self._functions[index]) is None:
+                continue
+            report = self._ask(kwargs, index)
+            if report.cause == "constant":
+                self.report = dataclasses.replace(self.report, functions=(*self.report.functions, report))
+                self._warn(f"{report}, right answers among them, while the other rewards differ: {CAUSES['constant']}")
+
+    def _find_cause(self, kwargs: dict[str, Any]) -> tuple[str, tuple[FunctionReport, ...]]:
+        """Return which cause it is, and what each function says of it."""
+        if all(len(set(group.texts)) == 1 for group in self._recent):
+            return "same", ()
+        functions = tuple(self._ask(kwargs, index) for index in range(len(self._functions)))
+        weighted = [report for report in functions if report.weight]
+        if any(not report.cause for report in functions):  # its rewards differ, and the sum does not
+            return "weight" if all(report.cause for report in weighted) else "unknown", functions
+        causes = {report.cause for report in weighted}
+        judges_answers = [
+            report
+            for report, function in zip(functions, self._functions)
+            if report.weight and self._reference(kwargs, function) is not None
+        ]
+        if causes == {"constant"} or any(report.cause == "constant" for report in judges_answers):
+            return "constant", functions
+        if causes & {"floor", "mixed"} and all(group.cut for group in self._recent):
+            return "cut", functions
+        found = [cause for cause in ("floor", "mixed", "unknown", "ceiling") if cause in causes]
+        return next(iter(found), "unknown"), functions
+
+    def _ask(self, kwargs: dict[str, Any], index: int) -> FunctionReport:
+        """Ask one function about made-up completions, and compare with what it gave to all of the last groups."""
+        function, name = self._functions[index], name_of(self._functions[index])
+        weight = reward_weights(self._trainer(), len(self._functions))[index]
+        given = [value for group in self._recent for value in group.by_function[index] if value is not None]
+        report = FunctionReport(name, weight, "unknown", _range(given))
+        if not all(_is_flat(group.by_function[index]) for group in self._recent):
+            return dataclasses.replace(report, cause="")
+        if not given or inspect.iscoroutinefunction(function):
+            return report
+        rows = _rows(kwargs)
+        probes = made_up.make(rows, self._reference(kwargs, function), [function])
+        with keep_random_state(), contextlib.redirect_stdout(io.StringIO()):
+            rewards = list(function(**self._arguments(kwargs, rows, probes)))
+        by_row: dict[int, set[float]] = {}
+        for probe, reward in zip(probes, rewards):
+            if reward is not None and math.isfinite(float(reward)):
+                by_row.setdefault(probe.row, set()).add(float(reward))
+        if not by_row:
+            return report
+        answers = [reward for rewards in by_row.values() for reward in rewards]
+        best, high = max(answers), max(given)
+        if all(len(rewards) == 1 for rewards in by_row.values()) and (min(given) < high or high in answers):
+            cause = "constant"
+        elif high > best:
+            cause = "unknown"  # what it gives at most, no made-up completion shows
+        elif high < best:
+            cause = "floor"
+        else:
+            cause = "mixed" if min(given) < best else "ceiling"
+        return dataclasses.replace(report, cause=cause, made_up=_range(answers), asked=len(probes))
+
+    def _reference(self, kwargs: dict[str, Any], function: Callable[..., Any]) -> str | None:
+        """Return the column with the reference answers, if a function asks for it."""
+        asked = asked_columns(function)
+        column = reference_column(_rows(kwargs), asked)
+        return column if column in asked else None
+
+    def _arguments(
+        self, kwargs: dict[str, Any], rows: Sequence[Mapping[str, Any]], probes: Sequence[made_up.Probe]
+    ) -> dict[str, Any]:
+        """Return what a function is called with for other completions: each with the columns of its row."""
+        made = {name: _nothing if callable(value) else value for name, value in kwargs.items()}
+        for name in rows[0]:
+            if name != "prompt":
+                made[name] = [copy.deepcopy(rows[probe.row][name]) for probe in probes]
+        made["prompts"] = [copy.deepcopy(rows[probe.row]["prompt"]) for probe in probes]
+        made["completions"] = [_like(kwargs["completions"][0], probe.text) for probe in probes]
+        if "completion_ids" in kwargs:
+            made["completion_ids"] = self._encode([probe.text for probe in probes])
+        return made
 
     def _tell(self, kind: str, message: str) -> None:
         """Trip once for each kind of thing found."""
@@ -236,20 +396,43 @@ def reward_weights(trainer: Any, count: int) -> list[float]:
     return [1.0] * count if weights is None else [float(weight) for weight in weights]
 
 
-def _groups(prompts: Sequence[Any], totals: Sequence[float]) -> list[tuple[float, ...]]:
-    """Return the rewards of the completions of one prompt after another; a prompt with one completion is no group."""
-    groups: list[list[float]] = []
-    for index, total in enumerate(totals):
-        if index and prompts[index] == prompts[index - 1]:
-            groups[-1].append(total)
-        else:
-            groups.append([total])
-    return [tuple(group) for group in groups if len(group) > 1]
+def _rows(kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the first prompts of a batch: the prompt, and the columns that reach the functions."""
+    prompts = kwargs["prompts"]
+    columns = {
+        name: column
+        for name, column in kwargs.items()
+        if name not in ("prompts", "completions", "completion_ids")
+        and isinstance(column, (list, tuple))
+        and len(column) == len(prompts)
+    }
+    places = [place for place in range(len(prompts)) if not place or prompts[place] != prompts[place - 1]]
+    return [
+        {"prompt": prompts[place], **{name: column[place] for name, column in columns.items()}}
+        for place in places[:_ROWS]
+    ]
 
 
-def _text(prompt: Any) -> str:
-    """Return a prompt's text: of a conversation, the last message's."""
-    return prompt if isinstance(prompt, str) else str(prompt[-1].get("content", ""))
+def _is_flat(values: Sequence[float | None]) -> bool:
+    return len(set(values)) == 1
+
+
+def _range(values: Sequence[float]) -> tuple[float, ...]:
+    return (min(values), max(values)) if values else ()
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = min(values, default=math.nan), max(values, default=math.nan)
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _text(completion: Any) -> str:
+    """Return a completion's text: of a conversation, the last message's."""
+    return completion if isinstance(completion, str) else str(completion[-1].get("content", ""))
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Stand in for the trainer's own log: what is asked here is no part of the run."""
 
 
 def _like(completion: Any, text: str) -> Any:
