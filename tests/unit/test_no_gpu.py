@@ -1,6 +1,7 @@
 """What a script puts on a GPU that is not there is put on the CPU, told once, and all is as before afterwards."""
 
 import concurrent.futures
+import io
 
 import pytest
 import torch
@@ -9,6 +10,14 @@ import transformers
 from failurelab.simulate.no_gpu import Mapped, on_this_machine
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="where a GPU is, nothing is mapped")
+
+
+def saved():
+    file = io.BytesIO()
+    torch.save({"x": torch.ones(2)}, file)
+    file.seek(0)
+    return file
+
 
 PUT = {
     "tensor.to": lambda: torch.ones(2).to("cuda"),
@@ -24,6 +33,9 @@ PUT = {
     "module.to a number": lambda: torch.nn.Linear(2, 2).to(0).weight,
     "module.cuda": lambda: torch.nn.Linear(2, 2).cuda().weight,
     "a layer made there": lambda: torch.nn.Linear(2, 2, device="cuda").weight,
+    "drawn by a generator": lambda: torch.rand(2, generator=torch.Generator("cuda")),
+    "read from a file": lambda: torch.load(saved(), map_location="cuda:0")["x"],
+    "read by a map": lambda: torch.load(saved(), map_location={"cpu": "cuda:0"})["x"],
     "in another thread": lambda: concurrent.futures.ThreadPoolExecutor(1).submit(torch.ones, 2, device="cuda").result(),
 }
 
@@ -44,6 +56,35 @@ def test_with_a_device_as_a_block():
     with on_this_machine(mapped), torch.device("cuda"):
         assert torch.zeros(2).device.type == "cpu"
     assert torch.zeros(2).device.type == "cpu" and torch.device("cuda").type == "cuda"
+
+
+def test_a_file_that_was_saved_on_a_gpu(monkeypatch):
+    """Its storages name the device; without a GPU torch refuses them."""
+    file = saved()
+    monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+    torch.save({"x": torch.ones(2)}, file)
+    file.seek(0)
+    mapped = Mapped()
+    with on_this_machine(mapped):
+        assert torch.load(file)["x"].device.type == "cpu"
+    assert mapped.texts == ["device cuda:0 -> cpu"]
+
+
+def test_a_generator_is_one_also_for_who_asks_its_class():
+    own = torch.Generator()
+    with on_this_machine(Mapped()):
+        assert isinstance(own, torch.Generator) and isinstance(torch.Generator("cuda"), torch.Generator)
+        assert torch.Generator("cuda").manual_seed(3).initial_seed() == 3
+    assert isinstance(own, torch.Generator) and torch.Generator().device.type == "cpu"
+
+
+@pytest.mark.parametrize("device", [0, "cuda", "cuda:1"])
+def test_a_pipeline_on_a_gpu(trained, device):
+    """It is asked for a number, too, and its inputs follow."""
+    model, tokenizer = trained
+    with on_this_machine(Mapped()):
+        generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer, device=device)
+        assert generate("1+1=", max_new_tokens=2)[0]["generated_text"].startswith("1+1=")
 
 
 def test_other_devices_are_left_alone():

@@ -1,7 +1,8 @@
 """A script for a GPU on a machine that has none: what it puts on `cuda` is put on the CPU, for the time of a run.
 
-What goes wrong: `model.to("cuda")`, a tensor made with `device="cuda"`, `device_map="cuda"` and
-`attn_implementation="flash_attention_2"` end in an error of torch or transformers before anything can be measured.
+What goes wrong: `model.to("cuda")`, a tensor made with `device="cuda"`, `torch.Generator("cuda")`, a file that was
+saved there, `device_map="cuda"` and `attn_implementation="flash_attention_2"` end in an error of torch or transformers
+before anything can be measured.
 
 torch asks a function mode before every function that is given a device, so one mode sees them all, also in the script's
 libraries. What a device is called stays: `torch.device("cuda")` is one, and a tensor that is put there says `cpu`. What
@@ -12,6 +13,7 @@ Sources: torch `overrides.TorchFunctionMode`; transformers `PreTrainedModel._fro
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -100,6 +102,8 @@ def on_this_machine(mapped: Mapped, cuda: Cuda | None = None) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(threading.Thread, "run", run_thread))
         stack.enter_context(_attention_replaced(mapped))
+        stack.enter_context(_loading_replaced(mapped))
+        stack.enter_context(_generators_replaced(mapped))
         if not torch.cuda.is_available():
             functions = _asked_of_cuda(cuda or Cuda(1, seen=1), mapped)
             stack.enter_context(mock.patch.multiple(torch.cuda, **functions))
@@ -144,6 +148,42 @@ def _attention_replaced(mapped: Mapped) -> Iterator[None]:
         return original(cls, config, **options)
 
     with mock.patch.object(PreTrainedModel, "_from_config", classmethod(from_config)):
+        yield
+
+
+@contextlib.contextmanager
+def _loading_replaced(mapped: Mapped) -> Iterator[None]:
+    """Let a file be read whose tensors were saved on a GPU, or are to be put there."""
+    original = torch.load
+
+    @functools.wraps(original)
+    def load(file: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
+        if isinstance(map_location, dict):
+            map_location = {saved: str(mapped.device(place)) for saved, place in map_location.items()}
+        elif map_location is None:
+            map_location = lambda storage, saved: storage if mapped.device(saved) is not saved else None  # noqa: E731
+        elif not callable(map_location):
+            map_location = mapped.device(map_location)
+        return original(file, map_location, *args, **options)
+
+    with mock.patch.object(torch, "load", load):
+        yield
+
+
+@contextlib.contextmanager
+def _generators_replaced(mapped: Mapped) -> Iterator[None]:
+    """Let a random generator be made for a GPU; no function mode is asked for it."""
+    original = torch.Generator
+
+    class AnyGenerator(type(original)):
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original)
+
+    class Generator(original, metaclass=AnyGenerator):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            return original.__new__(cls, mapped.device(device))
+
+    with mock.patch.object(torch, "Generator", Generator):
         yield
 
 
