@@ -5,6 +5,7 @@ Each is run whole, on the course's small model, in today's stack.
 
 import json
 import pathlib
+import sys
 import textwrap
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_script_is_judged_in_the_form_that_it_has(form, tmp_path, monkeypatch)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path.parent / "cache"))
     words = line.split()
     started = launcher_line.read_line(words)
-    told = command.ask(started)
+    told = command.ask(started, python=sys.executable)
     answers = [*told.findings, *told.suspected, *told.held, *told.not_checked]
     assert any(answer["failure"] == "F23" for answer in told.held), told  # it has trained
     assert any(answer["failure"] in ("F10", "F14") for answer in answers) == has_rewards, told

@@ -379,7 +379,7 @@ def test_the_list_has_a_line_for_each_lab(tmp_path, monkeypatch, capsys, width):
     lines = capsys.readouterr().out.splitlines()
     numbered = [line for line in lines if re.match(r"\d\d  ", line)]
     assert [line[:2] for line in numbered] == [lab.number for lab in labs.find()]
-    assert numbered == lines[1 : 1 + len(numbered)] and "solved" in numbered[0] and "12 checks" in numbered[1]
+    assert numbered == lines[1 : 1 + len(numbered)] and "solved" in numbered[0] and "tried, 12" in numbered[1]
 
 
 def test_the_magic_in_a_cell(tmp_path, monkeypatch, capsys):

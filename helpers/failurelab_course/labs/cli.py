@@ -27,6 +27,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="The exercise
 console = Console(highlight=False)
 # Where a learner looks for the next step of a check that could not be asked.
 _DOCTOR = "Next: failurelab doctor"
+_TITLE = 31  # characters of a lab's title in the list: what is left of 80 with the other columns
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
 Name = Annotated[str | None, typer.Argument(help="Number or name; the first that is not solved without.")]
@@ -43,10 +44,10 @@ def list_labs() -> None:
     state = lab_state.read(lab_state.default_path())
     all_labs = labs.find()
     rows = [(lab, state.get(lab.name, lab_state.Progress())) for lab in all_labs]
-    width = max(len(lab.title) for lab in all_labs)
 
     def print_line(number: str, title: str, given: str, minutes: str, era: str, state: str, style: str = "") -> None:
-        line = Text(f"{number:<3}  {title:<{width}}  {given:<7}  {minutes:>3}  {era:<16}  ")
+        title = title if len(title) <= _TITLE else f"{title[: _TITLE - 1]}…"
+        line = Text(f"{number:<3} {title:<{_TITLE}}  {given:<7}  {minutes:>3}  {era:<16}  ")
         console.print(line.append(state, style), no_wrap=True, overflow="ellipsis", crop=True)
 
     print_line("lab", "title", "given", "min", "era", "state")
