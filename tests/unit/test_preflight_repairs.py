@@ -8,7 +8,18 @@ import sys
 import pytest
 
 from failurelab.preflight import repairs, rounds
-from failurelab.preflight.repairs import AnyKeywords, Arguments, Change, FirstLine, Keyword, Replaced, Source, Statement
+from failurelab.preflight.repairs import (
+    AnyKeywords,
+    Arguments,
+    Change,
+    FirstLine,
+    Keyword,
+    Replaced,
+    Source,
+    Statement,
+    Together,
+    WithoutMethod,
+)
 from failurelab.preflight.script_text import Place, Text, apply_edits, encode_source, make_patch, read_source
 
 # A script as people write it; `@kind` marks the call that a repair speaks of.
@@ -149,6 +160,57 @@ def test_edits_inside_a_function(tmp_path):
     assert texts[1][4] == '    return [re.match("a.b", c, re.DOTALL) for c in completions]'
     assert texts[2][2] == "def reward(completions, answer, **kwargs):"
     assert Replaced(module["reward"], "nowhere", "x").change(given) is None
+
+
+OVERRIDES = """
+class Own(Base):
+    \"\"\"A trainer of its own.\"\"\"
+
+    @decorated
+    def loss(self):
+        return -1
+
+    def rewards(self):
+        return [0]
+
+
+class Short(Base):
+    def loss(self):
+        return 2
+"""
+
+
+def test_a_method_of_its_own_is_taken_out(tmp_path):
+    """The parent's runs then: one of several, both, and the only one of a class; live where the text cannot be had."""
+    path = tmp_path / "train.py"
+    path.write_text(OVERRIDES)
+
+    class Base:
+        def loss(self):
+            return 1
+
+        def rewards(self):
+            return [1]
+
+    def run(text):
+        module = {"Base": Base, "decorated": lambda function: function, "__name__": "train"}
+        exec(compile(text, str(path), "exec"), module)
+        return module
+
+    module = run(OVERRIDES)
+    given = repairs.Script(lambda file: Text(file, pathlib.Path(file).read_text()))
+    one, both = (WithoutMethod(module["Own"], name) for name in ("loss", "rewards"))
+    for repair, wanted in ((one, (1, [0], 2)), (Together((one, both)), (1, [1], 2))):
+        (text,) = repair.change(given).files.values()
+        own, short = run(text)["Own"](), run(text)["Short"]()
+        assert (own.loss(), own.rewards(), short.loss()) == wanted and "A trainer of its own" in text
+    (text,) = WithoutMethod(module["Short"], "loss").change(given).files.values()
+    assert run(text)["Short"]().loss() == 1
+    change = Together((one, both)).change(repairs.Script(lambda file: None))
+    trainer = module["Own"]()
+    for line in change.calls:
+        exec(line, {"trainer": trainer})
+    assert (trainer.loss(), trainer.rewards()) == (1, [1])
 
 
 FILES = {

@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from failurelab.preflight.script_text import Edit, Place, Text, apply_edits
+from failurelab.preflight.script_text import Edit, Place, Text, apply_edits, is_docstring
 
 
 class Source(str):
@@ -265,6 +265,53 @@ class AnyKeywords(Repair):
         return [Edit(text.file, last, last, ", **kwargs")]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class WithoutMethod(Repair):
+    """A method of a class of the script's own taken out, so that its parent's runs.
+
+    Attributes:
+        kind: the class that defines it.
+        name: of the method.
+    """
+
+    kind: type
+    name: str
+
+    def edit(self, script: Script) -> list[Edit]:
+        """Take out its lines; a class that has nothing else keeps a `pass`."""
+        text, node = _function(script, vars(self.kind)[self.name])
+        if text is None or node is None:
+            return []
+        return [text.without(node)]
+
+    def live(self, script: Script) -> Change | None:
+        """Take it from the class of the live trainer."""
+        kinds = f"kind for kind in type(trainer).__mro__ if kind.__qualname__ == {self.kind.__qualname__!r}"
+        line = f"delattr(next({kinds}), {self.name!r})"
+        return dataclasses.replace(script.change, calls=(*script.change.calls, line))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Together(Repair):
+    """Several repairs made at once, where none of them heals alone."""
+
+    parts: tuple[Repair, ...]
+
+    def edit(self, script: Script) -> list[Edit]:
+        """Make all of their edits, or none."""
+        edits = [part.edit(script) for part in self.parts]
+        return [edit for each in edits for edit in each] if all(edits) else []
+
+    def live(self, script: Script) -> Change | None:
+        """Make all of their changes, or none."""
+        for part in self.parts:
+            change = part.live(script)
+            if change is None:
+                return None
+            script = dataclasses.replace(script, change=change)
+        return script.change
+
+
 def _function(script: Script, function: Any) -> tuple[Text | None, Any]:
     """Return the text that a function stands in, and its node there."""
     function = inspect.unwrap(getattr(function, "func", function))
@@ -296,12 +343,8 @@ def _imported(text: Text, line: str) -> list[Edit]:
     statements = text.tree.body
     future = [node for node in statements if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     imports = [node for node in statements if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in future]
-    first = imports[0] if imports else next((node for node in statements if not _is_docstring(node)), None)
+    first = imports[0] if imports else next((node for node in statements if not is_docstring(node)), None)
     return [text.before(first, line)] if first is not None and not (future and future[-1].lineno > first.lineno) else []
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _operand(node: ast.expr, source: str) -> str:

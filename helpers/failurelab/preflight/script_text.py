@@ -160,6 +160,16 @@ class Text:
         after = "; " if indent.strip() else self.newline + indent
         return Edit(self.file, start, start, "".join(line + after for line in lines))
 
+    def without(self, statement: Any) -> Edit:
+        """Return the edit that takes out a statement with its lines; one that stands alone becomes `pass`."""
+        first = min([statement, *getattr(statement, "decorator_list", [])], key=lambda node: node.lineno)
+        blocks = (getattr(node, name, None) for node in ast.walk(self.tree) for name in ("body", "orelse", "finalbody"))
+        block = next(block for block in blocks if isinstance(block, list) and statement in block)
+        start, end = self._starts[first.lineno - 1], self._starts[statement.end_lineno]
+        alone = [node for node in block if not is_docstring(node)] == [statement]
+        indent = self.text[start : start + statement.col_offset]
+        return Edit(self.file, start, end, f"{indent}pass{self.newline}" if alone else "")
+
     def set_keywords(self, call: ast.Call, values: Mapping[str, str]) -> list[Edit]:
         """Return the edits that give keyword arguments of a call other values; a name that is not there is added."""
         edits, missing = [], dict(values)
@@ -220,6 +230,11 @@ class Text:
                 places = [start + starts[row - 1] + column for row, column in (token.start, token.end)]
                 kept.append((token.string, *places))
         return kept
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    """Return whether a statement is a text that stands alone."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def _holds(outer: Any, node: Any) -> bool:
