@@ -28,7 +28,8 @@ DIFFERS = {
     "an address in memory": r"\b0x[0-9a-f]{6,}\b",
     "a progress bar": r"\r|\d+%\|| it/s\b|[█▏▎▍▌▋▊▉━]{3}",
 }
-SHELL = r"^\s*[!%]{0,2}(!|%(pip|conda|mamba|uv|bash|sh|script|system|sx|cmd)\b)|=\s*!\w|\bos\.system\("
+# `%%bash` may: a command that fails there is an error.
+SHELL = r"^\s*[!%]{0,2}(!|%(pip|conda|mamba|uv|sh|script|system|sx|cmd)\b)|=\s*!\w|\bos\.system\("
 ASKED = re.compile(r'predict\.(ask|answer)\(\s*"([\w-]+)"')
 
 
@@ -154,7 +155,7 @@ def _source(view: View) -> Found:
         if len(lines) > CELL:
             yield place, f"{len(lines)} lines of code; one idea a cell, at most {CELL}"
         if re.search(SHELL, cell.source, re.MULTILINE):
-            yield place, "a shell line that fails passes unseen; use subprocess.run(..., check=True)"
+            yield place, "a shell line that fails passes unseen; use a %%bash cell, or subprocess.run(..., check=True)"
 
 
 @_rule

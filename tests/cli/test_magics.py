@@ -211,6 +211,14 @@ def test_a_cell_that_must_end_in_an_error(notebook):
     shown = notebook.run(expected + "raise RuntimeError('there is no grad here')")
     assert (shown.status, shown.text) == ("ok", "RuntimeError: there is no grad here (expected)\n")
     assert notebook.run("%%era trl-0.14\nkept").value == "7"
+    whole = f"%%era {OLD} --raises JSONDecodeError --traceback\nimport json, torch\njson.loads('')"
+    lines = notebook.run(whole).text.splitlines()
+    assert lines[:3] == [
+        "Traceback (most recent call last):",
+        '  File "the cell", line 3, in <module>',
+        "    json.loads('')",
+    ]
+    assert lines[-1].startswith("JSONDecodeError: ") and not any("/bin/" in line or "IPython" in line for line in lines)
     assert notebook.run(expected + "raise KeyError('another')").error["ename"] == "EraCellError"
     assert "ended without the error that it was to show: 'no grad here'" in notebook.run(expected).traceback
 

@@ -8,7 +8,7 @@ none. And where the notebook says "or upgrade", the script without the diff in t
 that was made. `RAISES` matches the error of a script that raises before the diff. `BEFORE` is run before the script:
 what a launcher does, or a node that is not there. `LORA` are options of LoraConfig, or None for a script that has its
 own adapters; `LORA_MEASURE` and `LORA_RAISES` stand where adapters fail in another way. `UPGRADE` names newer eras, and
-for each the edits of text that its release asks for.
+for each the edits of text that its release asks for. `PROCESSES` are started by torchrun, the script with `ARGUMENTS`.
 """
 
 import importlib.util
@@ -97,6 +97,13 @@ def answer(task):
     return {"healed": bool(names["healed"]), "metrics": names["metrics"], "error": None}
 
 
+if len(sys.argv) > 1:  # one of several processes: the task is in a file
+    task = json.load(open(sys.argv[1]))
+    sys.argv = ["train.py", *task["arguments"]]
+    said = answer(task)
+    if os.environ["RANK"] == "0":
+        json.dump(said, open("answer.json", "w"))
+    sys.stdin = ()
 for line in sys.stdin:
     if os.fork() == 0:
         print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
@@ -112,13 +119,24 @@ def ask(tmp_path_factory):
     """Return a function that runs a script and its measurement in an era: `healed`, `metrics`, the error if any."""
     runners = {}
 
+    def launch(era, task, count):
+        """Run a task in processes of torchrun; return what the first one answers."""
+        folder = pathlib.Path(task["folder"])
+        (folder / "runner.py").write_text(RUNNER)
+        (folder / "task.json").write_text(json.dumps(task))
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}", "runner.py", "task.json"]
+        done = eras.run(eras.find(era), command, cwd=folder, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads((folder / "answer.json").read_text())
+
     def run(name, era, source, lora):
-        if era not in runners:
+        trial = TRIALS[name]
+        count = getattr(trial, "PROCESSES", 1)
+        if count == 1 and era not in runners:
             found = eras.find(era)
             command = [str(found.python), "-W", "ignore", "-c", RUNNER]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             runners[era] = subprocess.Popen(command, env=eras.environment(found), **pipes)
-        trial = TRIALS[name]
         measure = getattr(trial, "LORA_MEASURE", trial.MEASURE) if lora else trial.MEASURE
         task = {
             "folder": str(tmp_path_factory.mktemp("run")),
@@ -127,7 +145,10 @@ def ask(tmp_path_factory):
             "measure": measure,
             "given": {"model_path": models.source("tiny"), "device": "cpu", "seed": 0},
             "lora": LORA | getattr(trial, "LORA", {}) if lora else None,
+            "arguments": getattr(trial, "ARGUMENTS", []),
         }
+        if count > 1:
+            return launch(era, task, count)
         print(json.dumps(task), file=runners[era].stdin, flush=True)
         return json.loads(runners[era].stdout.readline())
 

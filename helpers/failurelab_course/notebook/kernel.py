@@ -107,6 +107,11 @@ class EraKernel:
             self._run_cell(code)
             return json.loads(self._ask(f"dump({names!r})", "-o")) if names else {}
 
+    def last_traceback(self) -> str:
+        """Return the traceback of the last error there, as `values.last_traceback` writes it."""
+        with self._lock:
+            return self._ask("last_traceback()", "--traceback")
+
     def interrupt(self) -> None:
         """Interrupt what runs in the kernel, and the processes it has started, as Ctrl-C would."""
         if self.alive:

@@ -101,6 +101,9 @@ class EraMagics(Magics):
     @argument("-i", "--input", action="append", default=[], help="variables to take there: a,b or -i a -i b")
     @argument("-o", "--output", action="append", default=[], help="variables to bring back: c,d or -o c -o d")
     @argument("--raises", metavar="TEXT", help="the error in which the cell must end, or a part of it, in quotes")
+    @argument(
+        "--traceback", action="store_true", help="with --raises: show the whole traceback, not its last line only"
+    )
     @needs_local_scope
     @cell_magic
     def era(self, line: str, cell: str, local_ns: dict | None = None) -> None:
@@ -137,6 +140,8 @@ class EraMagics(Magics):
             raised = f"{error.ename}: {error.evalue}"
             if not expected or expected not in raised:
                 raise
+            if options.traceback:
+                print(kernel(options.name).last_traceback())
             print(f"{raised.strip().splitlines()[0]} (expected)")
         else:
             if expected:

@@ -8,6 +8,8 @@ import faulthandler
 import gc
 import json
 import os
+import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -54,6 +56,22 @@ def preload() -> None:
     from failurelab_course.notebook import log_lines
 
     log_lines.install()
+
+
+def last_traceback() -> str:
+    """Return the traceback of the kernel's last error as Python prints it, without this machine's paths.
+
+    A frame of a library is named by its path in site-packages, one of a cell by the cell; IPython's own are left out.
+    """
+    lines = ["Traceback (most recent call last):"]
+    for frame in traceback.extract_tb(sys.last_value.__traceback__):
+        name = frame.filename.rpartition("site-packages/")[2]
+        if name.startswith("IPython/"):
+            continue
+        name = "the cell" if "ipykernel_" in name else os.path.basename(name) if os.path.isabs(name) else name
+        lines.append(f'  File "{name}", line {frame.lineno}, in {frame.name}')
+        lines += [f"    {frame.line}"] if frame.line else []
+    return "\n".join(lines)
 
 
 def pack(values: Mapping[str, Any]) -> str:

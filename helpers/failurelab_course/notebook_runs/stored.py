@@ -42,14 +42,16 @@ def script(notebook: Any) -> tuple[str, str]:
     """Return the reader's script: the first era that it names (empty if none), and its source without that line.
 
     It is the cell tagged `script`. Where this only defines `train`, so that several eras can take it, the code cell
-    after it runs it, and belongs to the script.
+    after it runs it, and belongs to the script. A `%%writefile` line is none of it.
     """
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     (place,) = [place for place, cell in enumerate(code) if "script" in tags(cell)]
     head, _, body = code[place].source.partition("\n")
     if not head.startswith("%%era "):
         return "", code[place].source
-    if "def train(" in body and not re.search(r"^(\w+ = )?train\(", body, re.MULTILINE):
+    if body.startswith("%%writefile "):
+        body = body.partition("\n")[2]
+    if "def train(" in body and not re.search(r"^ *(\w+ = )?train\(", body, re.MULTILINE):
         body += "\n" + code[place + 1].source.partition("\n")[2]
     return head.split()[1].split(",")[0], body
 
