@@ -1,6 +1,7 @@
 """Learning curves of a run that is broken twice: frozen embeddings and generation under checkpointing.
 
-Healthy without checkpointing; broken with it; each repair alone; both repairs. Three seeds each.
+Healthy without checkpointing; broken with it; each repair alone; both repairs. And notebook 02's script, which freezes
+nothing, broken and repaired. Three seeds each.
 
 Eras: trl-0.14.
 """
@@ -12,12 +13,14 @@ from failurelab_course.experiments import models, observe, trainers
 
 STEPS = 100
 RUNS = {
-    # name: state, checkpointing, gradients repaired, rollouts repaired
-    "checkpointing off": ("healthy", False, False, False),
-    "broken": ("broken", True, False, False),
-    "gradients repaired": ("wrong_fix", True, True, False),
-    "rollouts repaired": ("wrong_fix", True, False, True),
-    "both repaired": ("right_fix", True, True, True),
+    # case: state, embeddings frozen, checkpointing, gradients repaired, rollouts repaired
+    "curve: checkpointing off": ("healthy", True, False, False, False),
+    "curve: broken": ("broken", True, True, False, False),
+    "curve: gradients repaired": ("wrong_fix", True, True, True, False),
+    "curve: rollouts repaired": ("wrong_fix", True, True, False, True),
+    "curve: both repaired": ("right_fix", True, True, True, True),
+    "notebook 02: broken": ("broken", False, True, False, False),
+    "notebook 02: repaired": ("right_fix", False, True, False, True),
 }
 
 
@@ -25,9 +28,9 @@ def main() -> None:
     """Train every run with every seed and record its curve."""
     arguments = recording.begin(__doc__, seeds=3)
     for seed in range(arguments.seeds):
-        for name, (state, checkpointing, gradient, rollout) in RUNS.items():
+        for case, (state, frozen, checkpointing, gradient, rollout) in RUNS.items():
             policy, tokenizer = models.load(device=arguments.device)
-            policy.get_input_embeddings().requires_grad_(False)
+            policy.get_input_embeddings().requires_grad_(not frozen)
             before = models.accuracy(policy, tokenizer, sampled=True)
             if gradient:
                 gradients.require_input_grads(policy)
@@ -37,7 +40,7 @@ def main() -> None:
                 steps=STEPS,
                 seed=seed,
                 gradient_checkpointing=checkpointing,
-                gradient_checkpointing_kwargs={"use_reentrant": True},
+                gradient_checkpointing_kwargs={"use_reentrant": frozen},
             )
             if rollout:
                 trainer.generation_config.use_cache = False
@@ -49,8 +52,8 @@ def main() -> None:
                 "steps": steps,
                 "rewards": [round(reward, 4) for reward in rewards],
             }
-            observe.record("F7", state, metrics, case=f"curve: {name}", seed=seed, device=arguments.device)
-            print(seed, name, f"{before:.2f} -> {metrics['accuracy_after']:.2f}", metrics["rewards"], flush=True)
+            observe.record("F7", state, metrics, case=case, seed=seed, device=arguments.device)
+            print(seed, case, f"{before:.2f} -> {metrics['accuracy_after']:.2f}", metrics["rewards"], flush=True)
 
 
 if __name__ == "__main__":

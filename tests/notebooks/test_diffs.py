@@ -9,6 +9,7 @@ that was made. `RAISES` matches the error of a script that raises before the dif
 what a launcher does, or a node that is not there. `LORA` are options of LoraConfig, or None for a script that has its
 own adapters; `LORA_MEASURE` and `LORA_RAISES` stand where adapters fail in another way. `UPGRADE` names newer eras, and
 for each the edits of text that its release asks for. `PROCESSES` are started by torchrun, the script with `ARGUMENTS`.
+A second diff, to code of the reader's own, is tagged `own-diff`, and that code `own`; `OWN_MEASURE` judges it.
 """
 
 import importlib.util
@@ -129,7 +130,7 @@ def ask(tmp_path_factory):
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads((folder / "answer.json").read_text())
 
-    def run(name, era, source, lora):
+    def run(name, era, source, lora, measure=None):
         trial = TRIALS[name]
         count = getattr(trial, "PROCESSES", 1)
         if count == 1 and era not in runners:
@@ -137,7 +138,7 @@ def ask(tmp_path_factory):
             command = [str(found.python), "-W", "ignore", "-c", RUNNER]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             runners[era] = subprocess.Popen(command, env=eras.environment(found), **pipes)
-        measure = getattr(trial, "LORA_MEASURE", trial.MEASURE) if lora else trial.MEASURE
+        measure = measure or (getattr(trial, "LORA_MEASURE", trial.MEASURE) if lora else trial.MEASURE)
         task = {
             "folder": str(tmp_path_factory.mktemp("run")),
             "before": getattr(trial, "BEFORE", ""),
@@ -188,9 +189,26 @@ def test_the_diff_heals_the_script(name, lora, tmp_path, ask):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "lora"), [case for case in CASES if hasattr(TRIALS[case[0]], "OWN_MEASURE")], ids=ids)
+def test_the_second_diff_heals_code_of_ones_own(name, lora, tmp_path, ask):
+    """What the notebook shows beside its script, with the script's names: wrong as it stands, right with its diff."""
+    (notebook,) = course.find([name])
+    (script,) = [cell.source for cell in notebook.code if "script" in stored.tags(cell)]
+    *given, own = [cell.source for cell in notebook.code if "own" in stored.tags(cell)]
+    (diff,) = [diff_of(cell.source) for cell in notebook.content.cells if "own-diff" in stored.tags(cell)]
+    era, own = own.split()[1], own.partition("\n")[2]
+    above = "\n".join(source.partition("\n")[2] for source in (script, *given))
+    measure = TRIALS[name].OWN_MEASURE
+    before = ask(name, era, f"{above}\n{own}", lora, measure)
+    assert before["error"] is None and before["healed"] is False, before
+    after = ask(name, era, f"{above}\n{apply(own, diff, tmp_path)}", lora, measure)
+    assert after["error"] is None and after["healed"] is True, (before, after)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "era", "lora"), UPGRADES, ids=ids)
 def test_the_newer_release_heals_the_script(name, era, lora, ask):
-    """ "Or upgrade", as the notebook says it: with the edits that the newer release asks for, and without the diff."""
+    """Upgrade, says the notebook: with the edits that the newer release asks for, and without the diff."""
     _, script, _ = script_and_diff(name)
     for old, new in TRIALS[name].UPGRADE[era]:
         assert script.count(old) == 1, f"{old!r} stands {script.count(old)} times in the script"
