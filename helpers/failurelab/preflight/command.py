@@ -63,8 +63,9 @@ def main(arguments: list[str]) -> int:
     if not line:
         print("ERROR preflight needs a script. Next: failurelab preflight train.py", file=sys.stderr)
         return 3
-    if options.diff and options.diff.exists():
-        print(f"ERROR {options.diff} is there already. Next: --diff with the name of a new file", file=sys.stderr)
+    if options.diff and (options.diff.exists() or not options.diff.parent.is_dir()):
+        what = "is there already" if options.diff.exists() else "would lie in a folder that is not there"
+        print(f"ERROR {options.diff} {what}. Next: --diff with the name of a new file", file=sys.stderr)
         return 3
     try:
         started = (
@@ -217,18 +218,19 @@ def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: boo
 
 
 def _show_changes(told: answer.Told, outcome: rounds.Outcome) -> None:
-    """Put the repairs into the answer as diffs, each on top of those before it, and all of them as one patch."""
-    base = repairs.Change()
+    """Put the repairs into the answer as diffs, each on top of those before it, and all that healed as one patch."""
     for entries, kept in ((outcome.named, told.findings), (outcome.suspected, told.suspected)):
         for entry in entries:
-            shown = {name: value for name, value in entry.items() if name not in ("change", "changes")}
-            change = repairs.from_json(entry["change"]) if entry.get("change") else None
-            if change is not None:
-                patch, _ = _patch(base, change, context=1)
-                shown["diff"] = patch.decode(errors="replace")
-                if kept is told.findings:
-                    base = change
-            kept.append({"diff": "", **shown})
+            shown = {"diff": ""} | {name: entry[name] for name in entry if name not in ("change", "changes", "base")}
+            if entry.get("change"):
+                base, change = (repairs.from_json(entry[name]) for name in ("base", "change"))
+                shown["diff"] = _patch(base, change, context=1)[0].decode(errors="replace")
+                if kept is told.findings and (change.calls, change.arguments) != (base.calls, base.arguments):
+                    told.notes.append(
+                        f"no line of the script is the place of {entry['failure']}'s repair, which was tried on the "
+                        "live objects"
+                    )
+            kept.append(shown)
     told.patch, told.patch_folder = _patch(repairs.Change(), outcome.change, context=3)
 
 

@@ -46,7 +46,7 @@ class Outcome:
 
 def suspect_all(first: Result, why: str) -> Outcome:
     """Return the outcome of a single run: nothing is named."""
-    suspected = [*first["suspected"], *(_suspected(finding, why) for finding in first["findings"])]
+    suspected = [*first["suspected"], *(_suspected(finding, why, repairs.Change()) for finding in first["findings"])]
     return Outcome([], suspected, first, repairs.Change())
 
 
@@ -94,14 +94,11 @@ class _Trials:
         """Return what became of all failures; those whose turn did not come are suspected for the reason `left`."""
         suspected = [dict(entry) for entry in self.base["suspected"]]
         named = {_about(entry) for entry in self.named}
-        seen = {_about(finding): finding for finding in (*self.first["findings"], *self.base["findings"])}
-        for about, finding in seen.items():
-            if about in named:
-                continue
-            if about in self.settled:
-                suspected.append(_suspected(finding, self.settled[about]))
-            elif about in map(_about, self.base["findings"]):
-                suspected.append(_suspected(finding, left))
+        seen = {_about(each): (each, repairs.Change()) for each in self.first["findings"]}
+        still = {_about(each): (each, self.change) for each in self.base["findings"]}
+        for about, (finding, base) in (seen | still).items():
+            if about not in named and (about in self.settled or about in still):
+                suspected.append(_suspected(finding, self.settled.get(about, left), base))
         return Outcome(self.named, suspected, self.base, self.change, self.notes)
 
     def _try_one(self) -> bool:
@@ -152,7 +149,8 @@ class _Trials:
         return ""
 
     def _name(self, finding: dict[str, Any], tried: str, change: Mapping[str, Any] | None) -> None:
-        self.named.append({**finding, "tried": tried, "round": len(self.named) + 1, "change": change})
+        base = repairs.to_json(self.change)
+        self.named.append({**finding, "tried": tried, "round": len(self.named) + 1, "change": change, "base": base})
 
     def _with_repair(self, finding: dict[str, Any], change: Mapping[str, Any], stage: str) -> Result:
         """Run the script with a failure's repair too; note which of the others stay with it."""
@@ -214,8 +212,9 @@ def _key(change: repairs.Change) -> str:
     return json.dumps(repairs.to_json(change), sort_keys=True)
 
 
-def _suspected(finding: dict[str, Any], why: str) -> dict[str, Any]:
-    return {**finding, "why": why, "change": next(iter(finding["changes"]), None)}
+def _suspected(finding: dict[str, Any], why: str, base: repairs.Change) -> dict[str, Any]:
+    """Return a failure that is not named, with its first repair, and the change on top of which that was made."""
+    return {**finding, "why": why, "change": next(iter(finding["changes"]), None), "base": repairs.to_json(base)}
 
 
 def hidden(named: Sequence[Mapping[str, Any]], first: Result) -> list[str]:
