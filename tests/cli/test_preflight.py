@@ -80,6 +80,7 @@ def exact(completions, answer, **kwargs):
 def make(model):
     config = GRPOConfig(
         "out",
+        learning_rate=1e-4,
         num_generations=4,
         per_device_train_batch_size=4,
         gradient_checkpointing=True,

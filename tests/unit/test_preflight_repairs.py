@@ -405,6 +405,8 @@ SIDE_EFFECTS = {
     "subprocess.run(['true'])": "starts true",
     "os.system('true')": "starts true",
     "socket.create_connection(('127.0.0.1', 1), 1)": "connects to 127.0.0.1:1",
+    "shutil.rmtree('{outside}/folder')": "removes {outside}/folder/file",
+    "shutil.rmtree('{inside}/folder')": "",
     "open('{inside}/a.txt', 'w')": "",
     "open('{outside}/there')": "",
     "os.makedirs('{outside}/b')": "",
@@ -420,11 +422,14 @@ def test_what_a_script_does_beside_its_training_is_seen(statement, tmp_path):
     outside.mkdir()
     inside.mkdir()
     (outside / "there").touch()
+    for place in (outside, inside):
+        (place / "folder").mkdir()
+        (place / "folder" / "file").touch()
     (inside / "library.py").write_text("import subprocess\nsubprocess.run(['true'])\n")
     names = {"outside": outside, "inside": inside}
     script = tmp_path / "project" / "train.py"
     script.parent.mkdir()
-    script.write_text(f"import os, subprocess, socket\n{statement.format_map(names)}\n")
+    script.write_text(f"import os, shutil, subprocess, socket\n{statement.format_map(names)}\n")
     code = f"""
 import pathlib, sys
 from failurelab.preflight.intercept import effects, own_code

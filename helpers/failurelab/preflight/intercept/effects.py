@@ -19,9 +19,9 @@ from unittest import mock
 from failurelab.preflight.intercept.own_code import OwnCode
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_PATHS = {  # events, and which of their arguments are paths that change; a folder made twice is one folder
-    "os.remove": (0,), "os.rmdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
-    "os.truncate": (0,), "sqlite3.connect": (0,),
+_PATHS = {  # events; of their arguments, those that are paths which change, each with that of the folder it is below
+    "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.rename": ((0, 2), (1, 3)), "os.link": ((1, 3),),
+    "os.symlink": ((1, 2),), "os.truncate": ((0, None),), "sqlite3.connect": ((0, None),),
 }  # fmt: skip
 _STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn")
 _CACHES = (
@@ -88,7 +88,8 @@ class Effects:
             if isinstance(flags, int) and flags & _WRITES and self._is_outside(path):
                 yield "writes", os.fsdecode(path)
         elif event in _PATHS:
-            for path in (arguments[place] for place in _PATHS[event]):
+            for place, below in _PATHS[event]:
+                path = _whole(arguments[place], -1 if below is None else arguments[below])
                 if self._is_outside(path):
                     yield "removes" if event in ("os.remove", "os.rmdir") else "writes", os.fsdecode(path)
         elif event in _STARTS and self._is_own():
@@ -125,6 +126,16 @@ class Effects:
             self._told.add(line)
             with self._path.open("a") as file:
                 file.write(line + "\n")
+
+
+def _whole(path: Any, folder: int) -> Any:
+    """Return a path, of one that is given below an open folder, as `shutil.rmtree` does, the whole one."""
+    if folder < 0 or isinstance(path, int):
+        return path
+    try:
+        return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fsdecode(path))
+    except OSError:
+        return path
 
 
 def _is_hub(host: Any) -> bool:
