@@ -265,6 +265,37 @@ class AnyKeywords(Repair):
         return [Edit(text.file, last, last, ", **kwargs")]
 
 
+_MATCHING = ("compile", "search", "match", "fullmatch", "findall", "finditer", "sub", "split")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DotAll(Repair):
+    """re.DOTALL for the patterns of a function, also those that its module compiles for it."""
+
+    function: Callable[..., Any]
+
+    def edit(self, script: Script) -> list[Edit]:
+        """Give the flag to each call of `re` that has none; patterns that are compiled elsewhere stay."""
+        text, node = _function(script, self.function)
+        if text is None or node is None:
+            return []
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        compiled = [
+            each.value
+            for each in text.tree.body
+            if isinstance(each, ast.Assign) and names & {getattr(target, "id", None) for target in each.targets}
+        ]
+        calls = [
+            call
+            for root in (node, *compiled)
+            for call in ast.walk(root)
+            if isinstance(call, ast.Call) and ast.unparse(call.func).removeprefix("re.") in _MATCHING
+            and ast.unparse(call.func).startswith("re.") and "flags" not in {each.arg for each in call.keywords}
+            and not any("re." in ast.unparse(each) for each in call.args[1:])
+        ]  # fmt: skip
+        return [edit for call in calls for edit in text.set_keywords(call, {"flags": "re.DOTALL"})]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class WithoutMethod(Repair):
     """A method of a class of the script's own taken out, so that its parent's runs.

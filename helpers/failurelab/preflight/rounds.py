@@ -125,7 +125,12 @@ class _Trials:
             self._name(finding, finding["tried"], None)
             return ""
         reasons = [self._why_not_with(finding, change) for change in finding["changes"]]
-        return "" if "" in reasons else reasons[0]
+        if "" in reasons:
+            return ""
+        if finding["tried"]:  # by the judge itself, which needs no edit
+            self._name({**finding, "changes": []}, finding["tried"], None)
+            return ""
+        return reasons[0]
 
     def _why_not_with(self, finding: dict[str, Any], change: Mapping[str, Any]) -> str:
         """Try one repair of a failure; name it and go on behind it, or return why it is not named."""
@@ -183,7 +188,7 @@ def _why_not_healed(finding: dict[str, Any], before: Result, trial: Result) -> s
         return f"its repair was not tried: with it the script ends in an error: {trial['error']}"
     if _is_accused(finding, trial):
         return "it is still there with its repair"
-    if not _held(finding, trial):
+    if not _held(finding, trial) and not finding["tried"]:
         return f"with its repair nothing was measured{': ' + trial['error'] if trial['error'] else ''}"
     held = {answer["failure"] for answer in before["held"]} - {each["failure"] for each in before["findings"]}
     new = [each["failure"] for each in trial["findings"] if each["failure"] in held]

@@ -298,6 +298,7 @@ class Run:
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.textbook import StepJudge
         from failurelab.preflight.launcher_line import zero_stage
+        from failurelab.preflight.undos import with_undo
 
         if self._is_first_stage(trainer):
             return self._skip(original, trainer)
@@ -344,7 +345,10 @@ class Run:
                 error = describe_error(problem, self.source.path, line=seen.source.line)
         seen.log = list(trainer.state.log_history)
         self._ask((lambda _: watch.answers(), *order.AFTER), seen)
-        self.report.answers = step.outweigh(self.report.answers)
+        self.report.answers = [
+            with_undo(answer, seen) if isinstance(answer, Finding) else answer
+            for answer in step.outweigh(self.report.answers)
+        ]
         self.report.end(error, self._cuts(trainer, seen), trained=True)
 
     def _is_first_stage(self, trainer: Any) -> bool:
