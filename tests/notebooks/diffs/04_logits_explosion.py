@@ -18,4 +18,4 @@ metrics = {"made": max(rows), "asked": options["max_completion_length"] + 1, "ge
 metrics["kl"] = again.state.log_history[-2]["kl"]
 healed = metrics["made"] == metrics["asked"] and metrics["generating"] <= metrics["asked"] and metrics["kl"] > 0
 """
-UPGRADE = {"trl-0.22": []}
+UPGRADE = {"trl-0.22": [("logging_steps=1,", "logging_steps=1, bf16=False,")]}  # a CPU
