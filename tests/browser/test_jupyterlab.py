@@ -12,8 +12,8 @@ ERA = "trl 0.14 (January 2025)"
 MISTAKE = "it does what the symptom says"
 BEFORE = "    config = GRPOConfig("
 REPAIR = "    model.enable_input_require_grads()"
-# What a reader must never scroll through: other libraries' notices, and progress bars.
-NOISE = re.compile(r"Warning:|WARNING|it/s\b|\d+%\|")
+# What a reader must never scroll through: other libraries' notices, and progress bars. One warning is the subject.
+NOISE = re.compile(r"Warning:(?! None of the inputs)|WARNING|it/s\b|\d+%\|")
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 # For each element with text of its own in the outputs: its contrast with what lies behind it.
 CONTRAST = """
