@@ -1,6 +1,7 @@
 """Reward functions asked about made-up completions: what each can never reward, and silence for what is only odd."""
 
 import asyncio
+import copy
 import functools
 import json
 import os
@@ -13,6 +14,7 @@ import types
 from collections.abc import Sequence
 
 import pytest
+from packaging.version import Version
 
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
@@ -30,7 +32,8 @@ CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN
 WORDS = {"prompt": ["Capital of France?", "Of Italy?", "Of Spain?", "Of Peru?"]}
 WORDS["answer"] = ["Paris", "Rome", "Madrid", "Lima"]
 KINDS = PLAIN | {"task": ["math", "coding", "math", "coding"]}
-IN_ORDER = PLAIN["answer"] * 50
+IN_ORDER = PLAIN["answer"] * 100
+MASKED = installed_version("trl") >= Version("0.16")  # None and NaN are left out of the sum
 ANSWER = re.compile(r"<answer>\s*(-?\d+)\s*</answer>")
 R1 = "Think first: <think> reasoning process here </think><answer> answer here </answer>"
 XML = "Respond in this format:\n<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>\n"
@@ -345,7 +348,9 @@ def test_functions_that_are_well_are_silent(function, rows, tokenizer):
     answers = judge(function, rows, tokenizer)
     assert not found(answers) and not [answer for answer in answers if isinstance(answer, NotChecked)]
     assert {answer.failure for answer in answers if isinstance(answer, Held)} == {"F10", "F14"}
-    assert any("the right answer (column answer) got" in answer.evidence for answer in answers if isinstance(answer, Held))
+    assert any(
+        "the right answer (column answer) got" in answer.evidence for answer in answers if isinstance(answer, Held)
+    )
 
 
 @pytest.mark.parametrize(
@@ -400,7 +405,7 @@ def test_a_form_that_nobody_thought_of_is_not_checked(tokenizer):
         (infinite, PLAIN, "F14", "inf", ""),
         (by_place, PLAIN, "F14", "by the place in the batch", ""),
         (by_place_in_a_column, PLAIN, "F14", "by the place in the batch", ""),
-        (code_alone, KINDS, "F14", "'code' is no value", "task='code'"),
+        *([(code_alone, KINDS, "F14", "'code' is no value", "task='code'")] if MASKED else []),
         (json_reward("result"), told('JSON only: {"solution": <number>}'), "F14", "form that the prompts", '"result"'),
         (matches(r"(?!<think>|.*<answer>)"), told(R1), "F14", "the wrong sign", "sign turned"),
     ],
@@ -457,14 +462,15 @@ def test_a_format_that_no_completion_of_several_lines_has(thread, tokenizer):
         assert not dead or ("format_reward" in found(answers)[0].evidence and found(answers)[0].tried)
 
 
-OPENED = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant\n<think>\n"
+OPENED = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>{{ '<think>\n' }}"
 
 
 @pytest.mark.parametrize(("pattern", "dead"), [(r"^<think>.*?</think>", True), (r"^(<think>)?.*?</think>", False)])
 def test_a_template_that_opens_the_tag(pattern, dead, tokenizer):
     """No completion has the tag that the prompt ends with (TRL #6966)."""
-    tokenizer.chat_template = OPENED
-    answers = judge([matches(pattern, re.S), last_number], CHAT, tokenizer)
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = OPENED
+    answers = judge([matches(pattern, re.S), last_number], CHAT, own)
     assert [("'<think>\\n'" in finding.evidence, bool(finding.tried)) for finding in found(answers)] == [
         (True, True)
     ] * dead
@@ -486,23 +492,16 @@ def test_a_dead_function_beside_others_is_named_and_nothing_held_of_it(function,
     answers = judge([last_number, function], KINDS, tokenizer)
     (told,) = [answer for answer in answers if isinstance(answer, (Finding, NotChecked))]
     words = told.evidence if isinstance(told, Finding) else told.why
-    assert f"{function.__name__} gives" in words and "last_number" not in words
-    assert isinstance(told, Finding) is (function is code_alone)
+    assert f"{function.__name__} gives" in words and "last_number" not in words and told.about
+    gives_none = function in (all_none, code_alone)
+    assert isinstance(told, Finding) is (gives_none if not MASKED else function is code_alone)
     assert not any(function.__name__ in answer.evidence for answer in answers if isinstance(answer, Held))
 
 
-def test_none_is_masked_by_the_releases_that_mask_it(tokenizer):
+@pytest.mark.parametrize("function", [nan_for_no_number, all_none, coding_alone])
+def test_none_is_masked_by_the_releases_that_mask_it(function, tokenizer):
     """Releases 0.14 and 0.15 add NaN to the sum, and None is an error there; later ones leave both out."""
-    masked = hasattr(trl.GRPOConfig, "steps_per_generation") or installed_version("trl") >= asking_version()
-    for function in (nan_for_no_number, all_none):
-        assert bool(found(judge(function, tokenizer=tokenizer))) is not masked
-    assert not found(judge([coding_alone, last_number], KINDS, tokenizer)) or not masked
-
-
-def asking_version():
-    from packaging.version import Version
-
-    return Version("0.16")
+    assert bool(found(judge([function, last_number], KINDS, tokenizer))) is not MASKED
 
 
 def test_functions_whose_weights_cancel(tokenizer):
@@ -663,7 +662,8 @@ def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch
     assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] in "ZX"
 
 
-def test_a_function_that_is_well_is_called_once(tokenizer, tmp_path):
+def test_a_function_that_is_well_is_called_in_two_processes(tokenizer):
+    """Once, and once more twice: what it keeps from call to call must not make the next one fail."""
     calls = pathlib.Path(tempfile.mkdtemp()) / "calls"
 
     def paid(completions, answer, **_):
@@ -672,7 +672,7 @@ def test_a_function_that_is_well_is_called_once(tokenizer, tmp_path):
         return exact(completions, answer)
 
     judge(paid, tokenizer=tokenizer)
-    assert calls.read_text() == "1"
+    assert calls.read_text() == "111"
 
 
 # Forms and references.
@@ -694,7 +694,7 @@ def test_forms_are_read_off_a_function():
         (R1, {"<think> W </think><answer> 42 </answer>"}),
         ("Use <think> </think> and <answer> </answer> tags.", {"<think>W</think>\n<answer>42</answer>"}),
         (XML, {"<reasoning>\nW\n</reasoning>\n<answer>\n42\n</answer>\n"}),
-        ("Put the final answer in \\boxed{}.", {"W\nThe answer is \\boxed{42}."}),
+        ("Put the final answer in \\boxed{}.", {"W\n\\boxed{42}", "\\boxed{42}"}),
         ("Think, then end with: Answer: <number>", {"W\nAnswer: 42"}),
         ('Reply with JSON only: {"why": "...", "solution": 0}', {'{"why": "W", "solution": "42"}'}),
         ([{"role": "assistant", "content": "5 and 2 is 7."}, {"role": "user", "content": "?"}], {"5 and 2 is 42."}),

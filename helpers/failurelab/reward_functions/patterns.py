@@ -116,8 +116,9 @@ def _codes(function: Any, depth: int) -> Iterator[tuple[types.CodeType, list[Any
     for code in codes:
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
         values += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
-        methods = (inspect.getattr_static(type(instance), name, None) for name in code.co_names)
-        values += [method for method in methods if isinstance(method, types.FunctionType) and instance is not function]
+        if instance is not function:
+            own = (inspect.getattr_static(type(instance), name, None) for name in code.co_names)
+            values += [value for value in own if isinstance(value, (types.FunctionType, re.Pattern, str))]
     yield codes[0], values
     for code in codes[1:]:
         yield code, []

@@ -31,6 +31,7 @@ from failurelab._text import first_line
 from failurelab.preflight.intercept.processes import Stopped
 from failurelab.reward_functions import source as reward_source
 
+_HEAD = 8  # bytes that say how long an answer is
 LIMIT = 30.0  # seconds for all that one function is asked
 # An error of these types is the function's own. Another one comes from what is not here: a service, a file, a package.
 _OWN = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, NameError, AssertionError)
@@ -115,7 +116,7 @@ def _fork(call: Callable[[], Given], limit: float) -> Given:
             _silence()
             answer = pickle.dumps(call())
             with open(writing, "wb") as pipe:
-                pipe.write(answer)
+                pipe.write(len(answer).to_bytes(_HEAD, "big") + answer)
         finally:
             os._exit(0)
     os.close(writing)
@@ -135,16 +136,20 @@ def _fork(call: Callable[[], Given], limit: float) -> Given:
 
 
 def _read(pipe: Any, deadline: float) -> bytes | None:
-    """Return what is written until the pipe is closed; None if that takes longer than till `deadline`."""
-    parts = []
-    while True:
+    """Return the answer that is written; empty if there is none, and None if it takes longer than till `deadline`.
+
+    Its length stands before it: a process that the function has left behind keeps the pipe open.
+    """
+    received = b""
+    while len(received) < _HEAD or len(received) - _HEAD < int.from_bytes(received[:_HEAD], "big"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([pipe], [], [], left)[0]:
             return None
         part = pipe.read(1 << 16)
         if not part:
-            return b"".join(parts)
-        parts.append(part)
+            return b""
+        received += part
+    return received[_HEAD:]
 
 
 def _silence() -> None:
@@ -213,7 +218,7 @@ def _told(error: BaseException) -> Given:
     text = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
     if isinstance(error, ModuleNotFoundError):
         return Given(unasked=f"it needs {error.name}, which is not installed here")
-    environment = isinstance(error, KeyError) and _last_file(error) == os.__file__
+    environment = isinstance(error, KeyError) and _last_file(error) in (os.__file__, "<frozen os>")
     if environment:
         return Given(unasked=f"it needs the environment variable {error.args[0]}, which is not set here")
     if (

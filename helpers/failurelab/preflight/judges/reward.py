@@ -90,7 +90,16 @@ def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> I
     asked = [name for function in functions for name in reward_source.asked_columns(function)]
     column, opened = reference_column(rows, asked), arguments.opened()
     probes = completions.make(rows, column, functions, opened, _drawn(seen))
-    rewards = [RewardFunction(function, seen, arguments, probes, column, opened) for function in functions]
+    every = seen.trainer.reward_funcs
+    weights = [
+        weight
+        for function, weight in zip(every, reward_weights(seen.trainer, len(every)))
+        if any(function is each for each in functions)
+    ]
+    rewards = [
+        RewardFunction(function, seen, arguments, probes, column, opened, weight)
+        for function, weight in zip(functions, weights)
+    ]
     accused = False
     for reward in rewards:
         problem = reward.examine()

@@ -106,7 +106,8 @@ class Arguments:
         tokenizer = tokenizer_of(self.trainer)
         if not getattr(tokenizer, "chat_template", None):
             return ""
-        return opened_by(tokenizer.decode(prompt_ids(self.trainer, [prompt])[0][-_TAIL:]))
+        (ids,) = prompt_ids(self.trainer, [prompt])
+        return opened_by(tokenizer.decode(ids[-_TAIL:], clean_up_tokenization_spaces=False))
 
     def _ids(self, texts: Sequence[str]) -> list[Any]:
         tokenizer = tokenizer_of(self.trainer)

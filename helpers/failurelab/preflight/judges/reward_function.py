@@ -6,7 +6,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from failurelab.guards.reward import name_of, reward_weights
+from failurelab.guards.reward import name_of
 from failurelab.preflight.answers import Answer, Finding, NotChecked
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges import asking
@@ -34,6 +34,7 @@ class RewardFunction:
         probes: the made-up completions.
         column: with the references; None where the dataset has none.
         opened: what the prompt has written of a completion already.
+        weight: its entry in reward_weights.
         name: for messages.
         asked: the columns that it asks for.
         rewards: for each probe; None where it could not be asked, or gave no numbers.
@@ -48,9 +49,10 @@ class RewardFunction:
         probes: list[Probe],
         column: str | None,
         opened: str,
+        weight: float,
     ):
         self.function, self.seen, self.arguments, self.probes = function, seen, arguments, probes
-        self.column, self.opened = column, opened
+        self.column, self.opened, self.weight = column, opened, weight
         self.name, self.asked = name_of(function), reward_source.asked_columns(function)
         self.rewards: list[float | None] | None = None
         self.penalty = False
@@ -65,12 +67,6 @@ class RewardFunction:
     def varies(self) -> bool:
         """Whether it gives different rewards to completions of one prompt."""
         return self.rewards is not None and not figures.is_flat(self.probes, self.rewards)
-
-    @property
-    def weight(self) -> float:
-        """Its entry in reward_weights."""
-        functions = self.seen.trainer.reward_funcs
-        return reward_weights(self.seen.trainer, len(functions))[functions.index(self.function)]
 
     def ask(self, probes: Sequence[Probe] | None = None, **options: Any) -> Given:
         """Call it once, in a process of its own.
