@@ -36,6 +36,7 @@ trainer = GRPOTrainer(
 )
 trainer.train()
 """
+ONE_THREAD = "import torch\nassert torch.get_num_threads() == 1\n"
 SFT = """\
 model = AutoModelForCausalLM.from_pretrained(PATH)
 sft_trainer = SFTTrainer(
@@ -68,7 +69,7 @@ def notebook():
 def module():
     return {
         "package/__init__.py": "",
-        "package/train.py": head() + "from .options import MORE\n" + grpo(more=", **MORE"),
+        "package/train.py": head() + ONE_THREAD + "from .options import MORE\n" + grpo(more=", **MORE"),
         "package/options.py": "MORE = {'temperature': 1.0}\n",
     }
 

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import sys
+import types
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -14,7 +15,7 @@ from small import qwen2
 from failurelab.preflight import launcher_line, notebook, run, script_text
 from failurelab.preflight.answers import Finding, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Load, Seen, Source
-from failurelab.preflight.intercept import cuts, own_code, processes, ranks, small
+from failurelab.preflight.intercept import cuts, own_code, processes, ranks, small, watched
 from failurelab.preflight.judges import four_bit_placement, zero3
 from failurelab.preflight.repairs import Change
 from failurelab.preflight.report import answer
@@ -258,6 +259,41 @@ LINES = ["accelerate launch", "torchrun -m", "bash run.sh", "torchrun --nnodes x
 def test_a_line_without_a_script_is_refused(line):
     with pytest.raises(launcher_line.LaunchError, match="Next"):
         launcher_line.read_line(line.split())
+
+
+def test_the_repair_of_unused_logits_names_versions(monkeypatch):
+    """Which upgrade ends it and leads into no other failure, with the versions that are here."""
+    here = {"trl": "0.15.2", "transformers": "4.48.3"}
+    monkeypatch.setattr(watched.importlib.metadata, "version", lambda name: here.get(name, "1.0"))
+    text = watched._versions_that_fit("F3a")
+    assert "trl 0.18.0 or later" in text and "transformers 4.49 or later" in text
+    here |= {"transformers": "5.23.0", "trl": "1.16.0"}
+    assert watched._versions_that_fit("F3a") == ""
+
+
+def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
+    """Its reason was an internal error: "ValueError: prompt 1 does not fit"."""
+    rows = Rows({"prompt": "1" * length} for length in (3, 40, 6))
+    rows.column_names = ["prompt"]
+    trainer = types.SimpleNamespace(
+        model=qwen2(vocab_size=300, max_position_embeddings=16),
+        processing_class=tokenizer,
+        train_dataset=rows,
+        args=types.SimpleNamespace(num_generations=None),
+    )
+    assert watched._prompts_of_a_batch(Seen(trainer, {})) == ["111", "111111"]
+
+
+def test_a_large_model_made_from_a_configuration_is_cut():
+    """It was built whole, random numbers for all of it; a small one is made as it is."""
+    loads = []
+    with small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()):
+        large = transformers.AutoModelForCausalLM.from_config(config())
+        few = config(hidden_size=32, intermediate_size=48, vocab_size=50, num_attention_heads=4)
+        own = transformers.Qwen2ForCausalLM._from_config(few)
+    assert large.config.num_hidden_layers == 2 and own.config.num_hidden_layers == 24
+    (load,) = loads
+    assert load.small and load.config.num_hidden_layers == 24 and "Qwen2ForCausalLM" in load.name
 
 
 def test_a_module_is_found_where_it_would_be_run(tmp_path, monkeypatch):
