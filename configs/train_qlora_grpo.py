@@ -22,7 +22,7 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PrinterCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
-from failurelab import gradients, guards, placement
+from failurelab import gradients, guards, placement, updates
 from failurelab_course.experiments import models, observe
 
 HALF = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
@@ -66,8 +66,8 @@ def build_trainer(options: argparse.Namespace, output_dir: str) -> GRPOTrainer:
         temperature=1.0,
         beta=0.0,
         loss_type="grpo",
-        gradient_checkpointing=True,
-        gradient_checkpointing_kwargs=NON_REENTRANT,
+        activation_checkpointing=True,
+        activation_checkpointing_kwargs=NON_REENTRANT,
         bf16=HALF,
         use_cpu=not torch.cuda.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
@@ -83,8 +83,16 @@ def build_trainer(options: argparse.Namespace, output_dir: str) -> GRPOTrainer:
         processing_class=tokenizer,
         train_dataset=models.rows(form=options.form),
         reward_funcs=models.reward,
-        callbacks=[guards.PlacementGuard(), guards.RolloutGuard(), guards.LogitsGuard(), guards.GradientGuard()],
+        callbacks=[
+            guards.PlacementGuard(),
+            guards.RolloutGuard(),
+            guards.LogitsGuard(),
+            guards.GradientGuard(),
+            guards.UpdateGuard(),
+        ],
     )
+    # While it is made, trl casts the adapters of a 4-bit model to bfloat16, where a part of each step rounds away.
+    updates.to_float32(trainer.model)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -131,6 +139,7 @@ def main() -> None:
             "reward_last": round(sum(rewards[-tenth:]) / tenth, 3),
             "four_bit_unchanged": f"{sum(torch.equal(before[n], now[n]) for n in before)} of {len(before)}",
             "adapters_changed": f"{len(adapters.changed(trainer.model))} of {len(adapters)}",
+            "adapters_in": sorted({str(p.dtype) for p in trainer.model.parameters() if p.requires_grad}),
         }
         if trainer.is_world_process_zero():
             print(json.dumps(found), flush=True)

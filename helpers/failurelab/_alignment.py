@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from failurelab._unwrap import input_device, unwrap, vocabulary_size
-from failurelab.handles import keep_modes
+from failurelab.handles import eval_mode
 
 # How far a right answer may be from the truth in any case, in nats; the model's own rounding may allow more.
 _FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -56,8 +56,7 @@ class Alignment:
 @contextlib.contextmanager
 def probing(model: nn.Module) -> Iterator[None]:
     """For a block, no gradients and no dropout; each module's mode is put back after."""
-    with keep_modes(model), torch.no_grad():
-        model.eval()
+    with eval_mode(model), torch.no_grad():
         yield
 
 

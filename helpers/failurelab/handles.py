@@ -116,6 +116,20 @@ def keep_modes(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """For a block, eval mode for all but layers of bitsandbytes; each module's mode is put back after.
+
+    Those have no dropout, and in eval mode they may pack 4-bit weights for inference, for good; no gradient passes
+    packed weights (bitsandbytes 0.50, Linear4bit.forward, on some processors).
+    """
+    with keep_modes(model):
+        for module in model.modules():
+            if not type(module).__module__.startswith("bitsandbytes"):
+                module.training = False
+        yield
+
+
+@contextlib.contextmanager
 def keep_random_state() -> Iterator[None]:
     """After the block, random numbers go on as if none had been drawn: what is asked beside must not change a run."""
     state, numpy = random.getstate(), getattr(sys.modules.get("numpy"), "random", None)

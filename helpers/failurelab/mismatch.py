@@ -9,16 +9,28 @@ tokens are not those that were drawn (text decoded and encoded again). Nothing r
 w = exp(sum of log-ratios) for a whole sequence, and 0 where w is above 3. The log-ratios of a sequence add up, so
 rounding alone takes more sequences, and more of the effective sample size, the longer they are.
 
-Upstream: TRL #3029, #4159 (temperature), #2698, #4571 (weights never synced), #5814, #4772 (one weight for a whole
-sequence), #5224 (encoded again).
+Under `use_vllm` trl logs the mean gap itself; `read_log` tells from a run's log whether the engine is the policy.
+
+Upstream: TRL #3029, #4159 (temperature), #2698, #5312 (weights never synced; kin: verl #4248, #3461), #5814, #4772 (one
+weight for a whole sequence), #5224 (encoded again).
 """
 
 import dataclasses
 import math
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
+from packaging.version import Version
 
 from failurelab.errors import FailureLabError
+
+LARGEST_MEAN = 0.05
+"""Of healthy gaps, in nats a token. Rounding alone makes 0.002 to 0.03 (bfloat16 engines of 0.5 to 4 billion parameters
+in public threads, TRL #5312, #6789), an engine that keeps its first weights 0.8 after ten steps (#5312)."""
+LOGGED = "sampling/sampling_logp_difference/mean"
+"""What trl logs the gap by, from 0.23 on, under `use_vllm` with `vllm_importance_sampling_correction` (the default)."""
 
 MODES = ("sequence_mask", "sequence_truncate", "token_mask", "token_truncate")
 
@@ -141,6 +153,76 @@ def compare(policy_logps: torch.Tensor, engine_logps: torch.Tensor | None, mask:
         tokens=int(counts.sum()),
         masked=float((weights > 3.0).double().mean()),
         effective=effective_sample_size(weights),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LoggedGap:
+    """What a log says of the gap: mean absolute difference of the log-probabilities, in nats a token.
+
+    Attributes:
+        first: the smallest of the first three logged: the engine begins with the policy's weights.
+        last: the mean of the last three.
+        steps: of the first and of the last row.
+    """
+
+    first: float
+    last: float
+    steps: tuple[int, int]
+
+    @property
+    def looks_like(self) -> str:
+        """`stale` where a healthy gap has grown, `unknown` where it was large from the start, empty where it is well.
+
+        Large from the start are another temperature, other tokens and an adapter that is left out: a log does not tell
+        these apart, and `guards.EngineMismatchGuard` does.
+        """
+        if not self.last > LARGEST_MEAN:
+            return ""
+        return "stale" if self.first <= LARGEST_MEAN and self.last >= 2 * self.first else "unknown"
+
+    def __str__(self) -> str:
+        first, last = self.steps
+        return f"{LOGGED} is {self.first:.3g} nats at step {first} and {self.last:.3g} at step {last}"
+
+
+def read_log(rows: Iterable[Mapping[str, Any]]) -> LoggedGap | None:
+    """Tell from a run's log whether the engine that generates is the policy that is trained.
+
+    Args:
+        rows: `trainer.state.log_history`, or `log_history` of a trainer_state.json.
+
+    Returns:
+        None where the log has no such figure: no vLLM, trl before 0.23, or the correction switched off.
+    """
+    found = [(int(row.get("step", 0)), row[LOGGED]) for row in rows if isinstance(row.get(LOGGED), int | float)]
+    found = [(step, float(gap)) for step, gap in found if math.isfinite(gap)]
+    if not found:
+        return None
+    count = min(3, max(1, len(found) // 2))  # a single batch is noisy
+    gaps = [gap for _, gap in found]
+    return LoggedGap(min(gaps[:count]), statistics.fmean(gaps[-count:]), (found[0][0], found[-1][0]))
+
+
+def never_synced(options: Mapping[str, Any], trl: str) -> str:
+    """Return why, with these options, vLLM generates with other weights than are trained; empty if none is known.
+
+    Args:
+        options: of GRPOConfig, by name, such as `vars(args)`.
+        trl: its release.
+    """
+    if not (options.get("use_vllm") and options.get("vllm_enable_sleep_mode")):
+        return ""
+    if options.get("vllm_mode") == "server" or not Version("0.26") <= Version(trl) < Version("1.10"):
+        return ""
+    when = (
+        "whenever it wakes up: after the trained weights were sent to it"
+        if Version(trl) >= Version("0.28")
+        else "for every batch of rollouts but the first after an optimizer step"
+    )
+    return (
+        f"with vllm_enable_sleep_mode=True trl {trl} lets vLLM load the first checkpoint again {when} (TRL #5312, "
+        "mended in 1.10.0). Next: trl 1.10.0 or later, or vllm_enable_sleep_mode=False"
     )
 
 

@@ -30,7 +30,7 @@ from torch import nn
 
 from failurelab import _greedy, gradients
 from failurelab._unwrap import unwrap
-from failurelab.handles import Handle, keep_modes, wrap_method
+from failurelab.handles import Handle, eval_mode, keep_modes, wrap_method
 
 # By how many nats a log-probability may differ between two ways to compute it, by the bytes of the weights' numbers.
 ROUNDING = {2: 0.5, 4: 0.01, 8: 0.01}
@@ -44,14 +44,9 @@ def safe_generation(model: nn.Module) -> Iterator[nn.Module]:
     function and its arguments are never touched, so what comes back is what was there. May be nested. For plain models,
     PEFT's and other wrappers; parameters that are partitioned (ZeRO-3) still have to be gathered by the caller.
     """
-    with keep_modes(model), contextlib.ExitStack() as stack:
+    with eval_mode(model), contextlib.ExitStack() as stack:
         for _, module in list(gradients.checkpointed(model)):
             stack.enter_context(mock.patch.object(module, "gradient_checkpointing", False))
-        for module in model.modules():
-            # Layers of bitsandbytes have no dropout, and in eval mode they may pack 4-bit weights for inference, for
-            # good; no gradient passes packed weights (bitsandbytes 0.50, Linear4bit.forward, on some processors).
-            if not type(module).__module__.startswith("bitsandbytes"):
-                module.training = False
         yield model
 
 

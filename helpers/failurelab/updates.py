@@ -29,6 +29,13 @@ FIRST_STEP = (1.0,)
 LATER_STEPS = tuple(0.23 * statistics.NormalDist().inv_cdf(0.5 + (part + 0.5) / 32) for part in range(16))
 """Sizes of AdamW's later steps, where gradients change their sign at random: m / sqrt(v) is then spread normally, with
 the deviation sqrt((1 - 0.9) / (1 + 0.9)) for beta1 = 0.9. Elements whose gradients agree take larger steps, up to 1."""
+LOST, WHOLE = 0.05, 0.6
+"""Shares of elements that a step changes: below LOST updates are lost, below WHOLE the run is slowed, above it is well.
+
+Measured on the small Qwen2, GRPO, bfloat16 weights against float32 ones at the same rate, three seeds, by the share of
+the first step, as the part of float32's gain in accuracy: 0.9 % none and 3.7 % @SHARE2@ after 600 steps; 7 % @SHARE3@,
+29 % @SHARE4@, 54 % @SHARE5@, 85 % all after 200 (benchmarks/rounding.py). Public runs with 2 to 8 % are known to learn,
+on larger models, which need smaller changes: that is slowed, and no failure by itself."""
 _CHUNK = 1 << 22  # elements at once, so that the pass holds some 50 MB
 
 
@@ -90,6 +97,15 @@ class UpdateReport:
         )
 
 
+def grade(share: float, least: float = LOST) -> str:
+    """Return `lost`, `slowed` or `whole`: what a share of elements that a step changes means for learning.
+
+    An adapter's B begins at zero, where any step changes it: grade it by its other half, A, and with `least` 0, for a
+    LoRA whose A stands still learns by its B.
+    """
+    return "lost" if share < least else "slowed" if share < WHOLE else "whole"
+
+
 def share_that_changes(
     model: nn.Module, learning_rate: float, *, step_sizes: Sequence[float] = FIRST_STEP
 ) -> UpdateReport:
@@ -143,6 +159,25 @@ def shares(
         why = next((f"{name}: {reason}" for name, reason in left_out.items()), "nothing is trainable")
         raise UpdateError(f"no weights to judge ({why}). Next: give the tensors as the optimizer gets them")
     return UpdateReport(learning_rate, tuple(judged), left_out)
+
+
+def to_float32(model: nn.Module) -> list[str]:
+    """Cast trainable tensors that are kept in 16 bits to float32, in place; return their names.
+
+    For QLoRA: from 0.26, trl casts the adapters of a quantized model to bfloat16 while the trainer is made, whatever
+    PEFT made them in. Call it on `trainer.model` after that and before `train()`, which leaves them as they are.
+
+    Raises:
+        UpdateError: ZeRO-3 has partitioned a tensor, so that its numbers are not here.
+    """
+    low = {n: p for n, p in model.named_parameters() if p.requires_grad and p.is_floating_point() and p.itemsize < 4}
+    for name, parameter in low.items():
+        if hasattr(parameter, "ds_id"):
+            raise UpdateError(
+                f"{name} is partitioned by ZeRO-3, whose optimizer steps copies in float32 anyway. Next: leave it"
+            )
+        parameter.data = parameter.data.float()
+    return list(low)
 
 
 def expected_share(tensor: torch.Tensor, step: float, *, dtype: torch.dtype | None = None) -> float:

@@ -40,6 +40,7 @@ def test_it_trains_the_adapters_and_leaves_the_4_bit_weights(name, tmp_path):
     (found,) = lines
     assert (found["processes"], found["steps"]) == (processes, 2)
     assert (found["four_bit_unchanged"], found["adapters_changed"]) == ("14 of 14", "28 of 28")
+    assert found["adapters_in"] == ["torch.float32"]  # trl casts them to bfloat16, and the script back
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
 
 

@@ -1,5 +1,6 @@
 """Two engines, two policies: the gap for each token, trl's importance weights, and the guard that names the cause."""
 
+import copy
 import importlib.metadata
 import inspect
 import logging
@@ -13,7 +14,7 @@ from packaging.version import Version
 from small import lora_config
 
 from failurelab import guards, mismatch
-from failurelab_course.experiments import models, trainers
+from failurelab_course.experiments import models, second_engine, trainers
 from failurelab_course.experiments.second_engine import SecondEngine
 
 TRL = Version(importlib.metadata.version("trl"))
@@ -235,3 +236,101 @@ def test_scores_at_another_temperature_than_the_tokens(tmp_path):
     messages = [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
     assert guard.report.looks_like == ("temperature" if affected else "")
     assert len(messages) == affected and all("drawn at temperature 0.7 and scored at 1.00" in each for each in messages)
+
+
+def log(*gaps):
+    """A log as trl writes it: the figure is in some rows, beside others."""
+    return [{"step": step, "reward": 0.1, mismatch.LOGGED: gap} for step, gap in enumerate(gaps, 1)] + [{"step": 99}]
+
+
+# TRL #5312, by its own figures: 0.017 nats after ten steps where the weights are sent, 0.81 where they are not
+@pytest.mark.parametrize(
+    ("rows", "cause"),
+    [
+        (log(*[0.012, 0.015, 0.011, 0.018, 0.017] * 2), ""),
+        (log(0.012, 0.05, 0.1, 0.2, 0.35, 0.5, 0.6, 0.7, 0.77, 0.81), "stale"),
+        (log(0.012, 0.81), "stale"),
+        (log(0.4, 0.41, 0.39, 0.4), "unknown"),  # from the start: another temperature, other tokens
+        (log(float("nan"), 0.01), ""),
+    ],
+    ids=["sent", "never sent", "two rows", "from the start", "nan"],
+)
+def test_what_a_log_says(rows, cause):
+    assert mismatch.read_log(rows).looks_like == cause
+
+
+def test_a_log_without_the_figure_says_nothing():
+    assert mismatch.read_log([{"step": 1, "reward": 0.4}]) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "trl", "known"),
+    [
+        ({}, "1.9.0", "1.10.0 or later"),
+        ({}, "0.27.2", "but the first after an optimizer step"),
+        ({}, "1.10.0", ""),
+        ({}, "0.25.1", ""),  # vLLM itself kept the weights then, or lost them: not trl's
+        ({"vllm_enable_sleep_mode": False}, "1.9.0", ""),
+        ({"vllm_mode": "server"}, "1.9.0", ""),
+        ({"use_vllm": False}, "1.9.0", ""),
+    ],
+)
+def test_the_option_that_never_syncs_is_known_by_release(options, trl, known):
+    given = {"use_vllm": True, "vllm_enable_sleep_mode": True, "vllm_mode": "colocate"} | options
+    why = mismatch.never_synced(given, trl)
+    assert known in why if known else why == ""
+
+
+@pytest.mark.parametrize(("rows", "told"), [(log(0.01, 0.2, 0.8), True), (log(0.01, 0.02, 0.02), False)])
+def test_the_guard_reads_the_log_where_it_cannot_score(rows, told, monkeypatch):
+    """Under ZeRO-3 no policy can be scored beside the trainer; the log is all there is, and it is told once."""
+    args = types.SimpleNamespace(use_vllm=True, vllm_enable_sleep_mode=True, vllm_mode="colocate", temperature=1.0)
+    model = torch.nn.Linear(1, 1)
+    model.weight.ds_id = 0
+    trainer = torch.nn.Module()  # a weak reference to it is kept
+    trainer.args, trainer.model = args, model
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.9.0")
+    guard = guards.EngineMismatchGuard(trainer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        guard.on_train_begin(args, None, None, model=model)
+        for end in range(1, len(rows) + 1):
+            guard.on_log(args, types.SimpleNamespace(log_history=rows[:end]), None)
+        guard.on_train_end(args, None, None)
+    messages = [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+    assert len(messages) == told
+    if told:
+        assert "It looks like stale" in messages[0] and "1.10.0 or later" in messages[0]
+        assert guard.report.looks_like == "stale" and guard.report.logged.last > 0.05
+
+
+@own_engine
+@pytest.mark.parametrize("when", ["before", "after", "after, mended", "none"])
+def test_a_deep_copy_of_the_trainers_model_is_no_engine(when):
+    """The forward that trl sets holds its model: a copy with all weights at zero draws as the original does."""
+    policy, tokenizer = models.load()
+    engine = SecondEngine(policy, tokenizer, behind=math.inf)
+    trainer = trainers.grpo(policy, tokenizer, steps=1, prompts_per_step=2, num_generations=2)
+    if when.startswith("after"):
+        engine.model = copy.deepcopy(trainer.model).eval()
+        if when == "after, mended":
+            vars(engine.model).pop("forward", None)
+    ids = tokenizer("3+4=", return_tensors="pt").input_ids
+    with torch.no_grad():
+        for parameter in engine.model.parameters() if when != "none" else ():
+            parameter.zero_()
+        same = torch.equal(engine.model(input_ids=ids).logits, trainer.model(input_ids=ids).logits)
+    assert same == (when in ("after", "none"))
+    trainer.rollout_func = engine if when != "none" else lambda prompts, trainer: _own(prompts, trainer, tokenizer)
+    guard = guards.EngineMismatchGuard(trainer)
+    trainer.add_callback(guard)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    assert sum("is no engine of its own" in str(each.message) for each in caught) == (when == "after")
+
+
+def _own(prompts, trainer, tokenizer):
+    """Generate with the trainer's own model, as a rollout function may."""
+    asked, ids, scores, _ = second_engine.draw(trainer.model, tokenizer, prompts, 4, 1.0)
+    return {"prompt_ids": asked, "completion_ids": ids, "logprobs": scores}

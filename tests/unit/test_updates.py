@@ -1,15 +1,17 @@
 """Updates that round to nothing: the share predicted from numbers alone, and the guard on real and made-up runs."""
 
+import importlib.metadata
 import logging
 import types
 import warnings
 
 import pytest
 import torch
+from packaging.version import Version
 from small import alternate, lora, qwen2
 
 from failurelab import guards, updates
-from failurelab_course.experiments import models, trainers
+from failurelab_course.experiments import adapter_paths, models, trainers
 
 
 def stepped(weights, rate, seed=0, steps=1):
@@ -164,21 +166,111 @@ def run(model, rates, *, optimizer=torch.optim.AdamW, action="warn", gradient=la
     return guard, [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
 
 
+def low():
+    """Return a model in bfloat16 whose biases are not zero, as those of a trained one are."""
+    model = qwen2(dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        if not parameter.detach().any():
+            parameter.data.normal_(std=0.02)
+    return model
+
+
 def test_steps_that_round_to_nothing_are_told():
-    guard, messages = run(qwen2(dtype=torch.bfloat16), [1e-6] * 6)
+    guard, messages = run(low(), [1e-6] * 6)
     assert len(messages) == 1 and "in step 3, at learning rate 1e-06" in messages[0]
-    assert "round to nothing. Next: load the weights in float32" in messages[0]
-    assert guard.report.predicted / 2 < guard.report.share < guard.report.predicted < 0.1  # the second step is smaller
+    assert "round to nothing. Next: load the weights in float32" in messages[0] and guard.report.grade == "lost"
+    assert guard.report.predicted / 2 < guard.report.share < guard.report.predicted < 0.05  # the second step is smaller
     assert guard.report.dtypes == ("bfloat16",)
     with pytest.raises(guards.GuardTripped, match="UpdateGuard: in step 3"):
-        run(qwen2(dtype=torch.bfloat16), [1e-6] * 6, action="stop")
+        run(low(), [1e-6] * 6, action="stop")
     for wrong in ({"least": 0}, {"steps": 1}, {"sample": 0}):
         with pytest.raises(ValueError):
             guards.UpdateGuard(**wrong)
 
 
-def adapter():
-    return lora(qwen2(dtype=torch.bfloat16))
+def adapter(dtype=torch.float32):
+    """Return a LoRA on bfloat16, whose adapters PEFT makes in float32, and trl keeps or casts."""
+    model = lora(qwen2(dtype=torch.bfloat16))
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("share", "least", "grade"),
+    [
+        (0.009, updates.LOST, "lost"),
+        (0.037, updates.LOST, "lost"),
+        (0.074, updates.LOST, "slowed"),
+        (0.5, updates.LOST, "slowed"),
+        (0.7, updates.LOST, "whole"),
+        (0.003, 0, "slowed"),
+    ],
+)
+def test_a_share_means_something(share, least, grade):
+    assert updates.grade(share, least) == grade
+
+
+@pytest.mark.parametrize("action", ["warn", "stop"])
+@pytest.mark.parametrize(
+    ("build", "rate", "grade", "told"),
+    [
+        (low, 3e-5, "slowed", "dtype=torch.float32"),
+        (low, 1e-2, "whole", ""),
+        (lambda: adapter(torch.bfloat16), 1e-6, "slowed", "updates.to_float32(trainer.model)"),
+        (lambda: adapter(torch.bfloat16), 2e-4, "slowed", "updates.to_float32(trainer.model)"),
+    ],
+    ids=["a part", "nearly all", "adapters, 1e-6", "adapters, 2e-4"],
+)
+def test_a_part_that_changes_is_a_note_and_stops_nothing(build, rate, grade, told, action):
+    """An adapter's B begins at zero and moves whole, so the other half is what is graded."""
+    guard, messages = run(build(), [rate] * 6, action=action)
+    assert guard.report.grade == grade and len(messages) == bool(told)
+    assert not told or (told in messages[0] and "more slowly than in float32" in messages[0])
+    if "to_float32" in told:
+        assert guard.report.from_zero == 4 and guard.report.rest < guard.report.share
+
+
+def test_adapters_are_cast_back_in_place():
+    """The parameters stay the objects that an optimizer holds; numbers and frozen weights stay, and so does a name."""
+    model = adapter(torch.bfloat16)
+    before = {name: (parameter, parameter.detach().clone()) for name, parameter in model.named_parameters()}
+    cast = updates.to_float32(model)
+    assert len(cast) == 8 and updates.to_float32(model) == []
+    for name, parameter in model.named_parameters():
+        assert parameter is before[name][0] and torch.equal(parameter.detach().bfloat16(), before[name][1].bfloat16())
+        assert parameter.dtype == (torch.float32 if name in cast else torch.bfloat16)
+    model.base_model.model.model.layers[0].self_attn.q_proj.lora_A.default.weight.data = torch.zeros(0).bfloat16()
+    model.base_model.model.model.layers[0].self_attn.q_proj.lora_A.default.weight.ds_id = 0
+    with pytest.raises(updates.UpdateError, match="partitioned by ZeRO-3"):
+        updates.to_float32(model)
+
+
+@pytest.mark.skipif(Version(importlib.metadata.version("transformers")) < Version("5"), reason="4 bit on a CPU: 5 on")
+@pytest.mark.parametrize("cure", [False, True])
+def test_qlora_in_todays_trl(tmp_path, cure):
+    """The adapters of a 4-bit model are cast while the trainer is made; cast back, they stay so through train()."""
+    import peft
+
+    model, tokenizer = adapter_paths.load_four_bit()
+    config = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    guard = guards.UpdateGuard()
+    trainer = trainers.grpo(
+        model, tokenizer, steps=4, prompts_per_step=2, num_generations=2, learning_rate=2e-4, peft_config=config,
+        output_dir=str(tmp_path), reward=alternate, callbacks=[guard],
+    )  # fmt: skip
+    trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    assert {parameter.dtype for parameter in trained} == {torch.bfloat16}
+    if cure:
+        updates.to_float32(trainer.model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+    messages = [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+    assert {parameter.dtype for parameter in trained} == {torch.float32 if cure else torch.bfloat16}
+    assert len(messages) == (not cure)
+    assert cure or ("began at zero aside" in messages[0] and 0.2 < guard.report.rest < 0.6)
 
 
 def frozen():
@@ -210,7 +302,7 @@ def test_no_false_alarm(build, options):
 def test_zero_gradients_first_are_waited_for():
     """A batch whose rewards are all equal gives none; the steps after it are compared."""
     some = lambda step, p: torch.randn_like(p) * (step > 2)  # noqa: E731
-    _, messages = run(qwen2(dtype=torch.bfloat16), [1e-6] * 8, gradient=some)
+    _, messages = run(low(), [1e-6] * 8, gradient=some)
     assert len(messages) == 1 and "in step 6" in messages[0]
 
 

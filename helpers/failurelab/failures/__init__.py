@@ -78,16 +78,16 @@ def affected(failure: Failure | str, versions: Mapping[str, str]) -> Affected:
         RegistryError: an unknown failure, or a version that is none.
     """
     failure = get(failure) if isinstance(failure, str) else failure
-    own_code = ""
+    own_code = []
     for stack in failure.affected:
         if not stack.holds(versions):
             continue
         have = ", ".join(f"{package} {versions[package]}" for package in stack.versions)
         if not stack.only_own_code:
             return Affected(True, f"{have}: {stack.what}")
-        own_code = own_code or f"not by the defaults of trl's trainers here; {have}: {stack.what}"
+        own_code.append(f"{have}: {stack.what}")
     if own_code:
-        return Affected(False, own_code, own_code=True)
+        return Affected(False, f"not by the defaults of trl's trainers here; {'; or '.join(own_code)}", own_code=True)
     needed = dict.fromkeys(package for stack in failure.affected for package in stack.versions)
     have = ", ".join(f"{package} {versions.get(package, 'is not installed')}" for package in needed)
     stacks = dict.fromkeys(str(stack) for stack in failure.affected)

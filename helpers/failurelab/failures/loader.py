@@ -27,6 +27,7 @@ _REPOSITORIES = {
     "bitsandbytes": "bitsandbytes-foundation/bitsandbytes",
     "torch": "pytorch/pytorch",
     "deepspeed": "deepspeedai/DeepSpeed",
+    "verl": "verl-project/verl",
 }
 
 

@@ -6,15 +6,18 @@ It reads the engine's log-probabilities from the trainer's own batch, scores the
 compares (see `failurelab.mismatch`). Where they differ too much it undoes one suspect after another (older weights,
 another temperature, rounded weights, tokens moved by one) and names the one whose undoing takes the gap away.
 
+Under `use_vllm` trl logs the mean gap itself. Where nothing can be scored beside the trainer (ZeRO-3), that is read.
+
 A trainer that generates with its own model has no second engine. There the guard reads from the gradient of the logits
 at which temperature the tokens were scored, and compares it with the temperature of the sampling.
 
-Upstream: TRL #3029, #4159, #2698, #4571, #5814, #5224.
+Upstream: TRL #3029, #4159, #2698, #5312, #5814, #5224.
 """
 
 import collections
 import contextlib
 import dataclasses
+import importlib.metadata
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,8 +26,9 @@ import torch
 from torch import nn
 
 from failurelab import mismatch, zero3
+from failurelab._unwrap import unwrap
 from failurelab.guards.base import Action, Guard
-from failurelab.handles import keep_modes, wrap_method
+from failurelab.handles import eval_mode, wrap_method
 from failurelab.logits import completion_logps
 
 NEXT = {
@@ -39,6 +43,12 @@ NEXT = {
     "unknown": "compare one prompt by hand: the same ids through the engine and through the trainer's model",
 }
 _FAILURES = {"stale": ("F16",), "temperature": ("F15",), "dtype": ("F16", "F17"), "tokens": ("F18",)}
+_COPIED = (
+    "rollout_func generates with a deep copy of trainer.model that computes with the trained weights themselves: from "
+    "1.15 on trl gives a model a forward that holds it, and copy.deepcopy takes that along. So the copy is no engine "
+    "of its own: neither weights that it is sent nor a dtype have an effect. Next: copy the model before GRPOTrainer "
+    "is made, load it again, or vars(copied).pop('forward', None)"
+)
 _TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
 _SEQUENCES = 4  # whose logits are kept until the gradient is there
 _OFF = 0.02  # share by which a temperature that was read may differ
@@ -54,19 +64,22 @@ class EngineMismatchReport:
         gaps: step and `mismatch.Gap` of each batch that was compared.
         looks_like: `stale`, `temperature`, `dtype`, `tokens` or `unknown` where the two are not one policy, else empty.
         undone: suspect to mean gap that is left, in nats a token, when it is undone.
+        logged: what the run's log says of the gap, where nothing could be compared; else None.
         problem: what was wrong with the engine's answer; empty if nothing.
     """
 
     gaps: tuple[tuple[int, mismatch.Gap], ...] = ()
     looks_like: str = ""
     undone: dict[str, float] = dataclasses.field(default_factory=dict)
+    logged: mismatch.LoggedGap | None = None
     problem: str = ""
 
 
 class EngineMismatchGuard(Guard):
     """Warn or stop when the engine that generates is not the policy that is trained; each kind once in a run.
 
-    `report`, an `EngineMismatchReport`, is there from the start of training. With ZeRO-3 nothing is compared.
+    `report`, an `EngineMismatchReport`, is there from the start of training. With ZeRO-3 nothing is compared: what
+    trl logs is read.
 
     Args:
         trainer: the trainer that it is added to; callbacks are not given it.
@@ -86,7 +99,7 @@ class EngineMismatchGuard(Guard):
         trainer: Any,
         action: Action = "warn",
         *,
-        mean: float = 0.05,
+        mean: float = mismatch.LARGEST_MEAN,
         effective: float = 0.5,
         every: int = 1,
         rows: int | None = 32,
@@ -102,6 +115,7 @@ class EngineMismatchGuard(Guard):
     def _forget(self, model: nn.Module | None) -> None:
         self._batches = 0
         self._said: set[str] = set()
+        self._called: set[str] = set()  # `model` and `decoder`, since the rollout function was asked
         self._read: float | None = None
         self._start = _weights(model) if model is not None and self.history else {}
         self._older: collections.deque[tuple[int, dict]] = collections.deque(maxlen=self.history)
@@ -113,7 +127,9 @@ class EngineMismatchGuard(Guard):
         trainer = self._trainer()
         self._temperature = float(getattr(args, "temperature", None) or 1.0)
         if zero3.partitioned(model):
-            self._could_not_check("with ZeRO-3 the policy cannot be scored beside the trainer")
+            self._forget(None)
+            if not getattr(args, "use_vllm", False):
+                self._could_not_check("with ZeRO-3 the policy cannot be scored beside the trainer")
             return
         self._forget(model)
         if callable(getattr(trainer, "rollout_func", None)):
@@ -130,10 +146,27 @@ class EngineMismatchGuard(Guard):
         hook = model.register_forward_hook(lambda _, *called: self._check(self._listen_to_scores, *called))
         self._listening.callback(hook.remove)
 
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Read the gap that trl logs, where none was compared here."""
+        gap = None if self.report.gaps else mismatch.read_log(state.log_history)
+        if gap is None or "gap" in self._said:
+            return
+        self.report = dataclasses.replace(self.report, logged=gap)
+        if gap.last > self.mean:
+            cause = gap.looks_like or "unknown"
+            self.report = dataclasses.replace(self.report, looks_like=cause)
+            self._say(
+                "gap",
+                f"the engine that generates is not the policy that is trained: {gap}. It looks like {cause}. "
+                f"Next: {self._next(cause)}",
+            )
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop listening."""
         if not (self.report.looks_like or self.report.problem):
-            if self.report.gaps:
+            if self.report.logged:
+                self._held(str(self.report.logged))
+            elif self.report.gaps:
                 self._held(f"compared {len(self.report.gaps)} batches: {self.report.gaps[-1][1]}")
             elif self._read is not None:
                 self._held(f"no second engine, and tokens are scored at the sampling's temperature, {self._read:.2f}")
@@ -146,16 +179,30 @@ class EngineMismatchGuard(Guard):
         function = trainer.rollout_func
 
         def listened(*args: Any, **kwargs: Any) -> Any:
+            self._check(self._called.clear)
             try:
                 answer = function(*args, **kwargs)
             except Exception as error:
                 self._check(self._say, "answer", f"the engine does not answer: {type(error).__name__}: {error}")
                 raise
+            self._check(self._look_for_copy)
             self._check(self._look_at_answer, answer)
             return answer
 
         trainer.rollout_func = listened
         self._listening.callback(setattr, trainer, "rollout_func", function)
+        base = unwrap(trainer.model)
+        decoder = getattr(base, getattr(base, "base_model_prefix", ""), None)
+        for name, module in (("model", trainer.model), ("model", base), ("decoder", decoder)):
+            if module is not None:
+                hook = module.register_forward_pre_hook(lambda *_, name=name: self._check(self._called.add, name))
+                self._listening.callback(hook.remove)
+
+    def _look_for_copy(self) -> None:
+        """Tell of an engine whose forward is the policy's: it calls the policy's decoder, and not the policy."""
+        if self._called == {"decoder"} and "copy" not in self._said:
+            self._said.add("copy")
+            self._warn(_COPIED)
 
     def _look_at_answer(self, answer: Any) -> None:
         ids, logps = (answer or {}).get("completion_ids"), (answer or {}).get("logprobs")
@@ -211,8 +258,14 @@ class EngineMismatchGuard(Guard):
         cause = self.report.looks_like
         return (
             f"the engine that generates is not the policy that is trained: {gap}{drift}. It looks like {cause}; mean "
-            f"gap left when undone: {left}. Next: {NEXT[cause]}"
+            f"gap left when undone: {left}. Next: {self._next(cause)}"
         )
+
+    def _next(self, cause: str) -> str:
+        """Return what to do: where this release never sends the weights, that."""
+        trl = importlib.metadata.version("trl")
+        known = mismatch.never_synced(vars(self._trainer().args), trl) if cause == "stale" else ""
+        return known or NEXT[cause]
 
     def _undo(self, batch: Any, policy: Any, engine: Any, mask: Any, gap: mismatch.Gap) -> tuple[dict[str, float], str]:
         """Undo each suspect by itself; return the mean gaps that are left, and the suspect that explains the gap."""
@@ -259,8 +312,7 @@ class EngineMismatchGuard(Guard):
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
         length, size = batch["completion_ids"].shape[1], max(1, trainer.args.per_device_train_batch_size)
-        with torch.random.fork_rng(), keep_modes(trainer.model):
-            trainer.model.eval()
+        with torch.random.fork_rng(), eval_mode(trainer.model):
             parts = [
                 completion_logps(trainer.model, some, those, length, temperature)
                 for some, those in zip(ids.split(size), mask.split(size))

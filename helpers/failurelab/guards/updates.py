@@ -1,10 +1,11 @@
-"""A guard for updates that round to nothing: optimizer steps with gradients that leave the weights as they were.
+"""A guard for optimizer steps with gradients that leave the weights as they were.
 
     trainer = GRPOTrainer(..., callbacks=[UpdateGuard()])
 
-Nothing is raised where a step is lost (see `failurelab.updates`), and grad_norm and loss look healthy. The guard takes
-a sample of each tensor that the optimizer itself steps in less than 32 bits, and compares it before and after the first
-steps at the full learning rate. It changes nothing in the run.
+Nothing is raised where a step is lost, and grad_norm and loss look healthy. The step rounds to nothing (see
+`failurelab.updates`), or the optimizer does not hold what has the gradients. The guard takes a sample of each trainable
+tensor, and compares it before and after the first steps; for tensors in less than 32 bits it counts which share of the
+elements moved, at the full learning rate. It changes nothing in the run.
 """
 
 import dataclasses
@@ -13,9 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from failurelab import updates
+from failurelab import gradients, updates
+from failurelab._text import list_names
 from failurelab.guards.base import Action, Guard
 
+_TRAINABLE = (
+    "load an adapter with PeftModel.from_pretrained(model, adapter, is_trainable=True), and hand an optimizer of your "
+    "own the parameters of the wrapped model"
+)
 _COPIES = ("master", "kahan", "compensation")  # what optimizers call what they keep beside the weights
 
 
@@ -31,6 +37,9 @@ class RoundedReport:
         learning_rate: the highest of these steps.
         dtypes: of the tensors.
         tensors: how many there are.
+        from_zero: how many of these were all zero at first, such as an adapter's B, which any step changes then.
+        rest: share of the other tensors' elements that a step changed; None where there are no others.
+        grade: `lost`, `slowed` or `whole` (see `updates.grade`).
     """
 
     steps: int = 0
@@ -40,6 +49,9 @@ class RoundedReport:
     learning_rate: float = 0.0
     dtypes: tuple[str, ...] = ()
     tensors: int = 0
+    from_zero: int = 0
+    rest: float | None = None
+    grade: str = "whole"
 
     @property
     def share(self) -> float:
@@ -47,38 +59,69 @@ class RoundedReport:
         return self.changed / max(self.elements, 1)
 
 
+@dataclasses.dataclass(frozen=True)
+class MovementReport:
+    """Which tensors the first steps have changed.
+
+    Attributes:
+        steps: that were taken.
+        tensors: trainable ones that had a gradient.
+        held: of these, how many the optimizer holds, or copies of them.
+        unchanged: names of those whose sample is the same, bit for bit.
+    """
+
+    steps: int
+    tensors: int
+    held: int
+    unchanged: tuple[str, ...]
+
+
 class UpdateGuard(Guard):
-    """Warn or stop when optimizer steps leave nearly all elements that have a gradient as they were.
+    """Warn or stop when optimizer steps leave tensors, or nearly all elements that have a gradient, as they were.
+
+    A tensor that had a gradient, and that the first `steps` steps have not changed at all, is told in any dtype where
+    the optimizer does not hold it, or where no other has changed either; `report` is a `MovementReport` then.
 
     Judged once, in the first `steps` optimizer steps in which the learning rate no longer rises. Weights in float32 are
     not judged: a step of a usual size is not lost there. Nor are those whose copies an optimizer steps (DeepSpeed's, or
     one with master weights). Stochastic rounding is no alarm: elements then move that no step could move by rounding
-    to nearest. `report` is a `RoundedReport` once steps were compared.
+    to nearest. Where a part of the elements changes, as in QLoRA's adapters, which trl casts to bfloat16, the run is
+    slowed: that is a note, also where the action is `stop`. `report` is a `RoundedReport` once steps were compared.
 
     Args:
         action: `warn` issues a GuardWarning, `stop` raises GuardTripped.
-        least: share of the elements with a gradient that is to change in a step.
+        least: share of the elements with a gradient below which a step is lost.
         steps: optimizer steps to compare.
         sample: elements of each tensor that are compared.
     """
 
-    def __init__(self, action: Action = "warn", *, least: float = 0.1, steps: int = 3, sample: int = 4096):
+    failures = ("F9", "F23")
+
+    def __init__(self, action: Action = "warn", *, least: float = updates.LOST, steps: int = 3, sample: int = 4096):
         super().__init__(action)
         if not 0 < least <= 1:
             raise ValueError(f"least={least}: a share between 0 and 1 is to change")
         if steps < 2 or sample < 1:
             raise ValueError(f"steps={steps}, sample={sample}: two steps and an element are needed")
         self.least, self.steps, self.sample = least, steps, sample
+        self._begin()
         self._forget()
         self._done = True
+
+    def _begin(self) -> None:
+        self._first: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = {}
+        self._steps_taken, self._last_rate = 0, 0.0
+        self._from_zero: set[int] | None = None  # ids of parameters
 
     def _forget(self) -> None:
         self._before: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]] = []
         self._counts = [0, 0, 0.0, 0.0, 0.0]  # elements, changed, predicted, moved past rounding, expected of these
+        self._rest = [0, 0]  # elements and changed ones of tensors that were not zero at first
         self._steps_seen, self._rate = 0, 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin anew."""
+        self._begin()
         self._forget()
         self.report, self._done = None, False
 
@@ -87,6 +130,8 @@ class UpdateGuard(Guard):
     ) -> None:
         """Take the sample."""
         self._before = []
+        if self._first is not None:
+            self._note_gradients(model)
         if self._done:
             return
         rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
@@ -94,8 +139,12 @@ class UpdateGuard(Guard):
         low = [parameter for parameter in trained if parameter.dtype.itemsize < 4]
         if not low:
             self._done = True
-            self._held("the optimizer steps none of the model's tensors in less than 32 bits, so no step is lost")
+            if trained:
+                self._held("the optimizer steps none of the model's tensors in less than 32 bits, so no step is lost")
             return
+        self._adapters = hasattr(model, "peft_config")
+        if self._from_zero is None:
+            self._from_zero = {id(parameter) for parameter in low if not parameter.detach().any()}
         rate = max(rates.values())
         if rate > self._rate:  # it still warms up: what was compared was at a lower one
             self._forget()
@@ -107,17 +156,67 @@ class UpdateGuard(Guard):
                 moved = gradient.abs() > 1e-6 * gradient.abs().amax()
                 self._before.append((parameter, weights, moved, float(rates[id(parameter)])))
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+    def on_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: nn.Module | None = None, optimizer: Any = None, **_: Any
+    ) -> None:
         """Compare the sample, and judge after the last of the steps."""
         before, self._before = self._before, []
-        if self._done or getattr(optimizer, "step_was_skipped", False) or not any(row[2].any() for row in before):
+        if getattr(optimizer, "step_was_skipped", False):
+            return
+        if self._first is not None:
+            self._judge_movement(model, optimizer, state.global_step + 1)
+        if self._done or not any(row[2].any() for row in before):
             return
         for parameter, weights, moved, rate in before:
-            self._count(weights[moved], self._take(parameter)[moved], rate)
+            self._count(weights[moved], self._take(parameter)[moved], rate, id(parameter) in self._from_zero)
         self._steps_seen += 1
         if self._steps_seen >= self.steps:
             self._done = True
             self._judge([row[0] for row in before], optimizer, state.global_step + 1)
+
+    def _note_gradients(self, model: nn.Module) -> None:
+        """Keep a sample of each trainable tensor as it is first seen, and note which of its elements get a gradient."""
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            self._first = None
+            self.report = MovementReport(0, 0, 0, ())
+            self._trip(f"nothing is trainable, and no step changes anything. Next: {_TRAINABLE}", self.report, ("F23",))
+            return
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.grad is not None and not updates.not_judged(parameter):
+                reached = self._take(parameter.grad) != 0
+                _, weights, before = self._first.get(name) or (None, self._take(parameter), False)
+                self._first[name] = (parameter, weights, reached | before)
+
+    def _judge_movement(self, model: nn.Module, optimizer: Any, step: int) -> None:
+        """Tell of tensors with a gradient that the first steps have not changed at all."""
+        seen = {name: row for name, row in self._first.items() if row[2].any()}
+        rate, last = max((float(group["lr"]) for group in optimizer.param_groups), default=0.0), self._last_rate
+        self._last_rate = rate
+        if not (seen and rate):
+            return
+        left_out = [name for name in gradients.not_optimized(model, optimizer) if name in seen]
+        self._steps_taken += 1
+        if self._steps_taken < self.steps or (rate > last and not left_out):  # it still warms up, from next to nothing
+            return
+        self._first = None
+        still = [
+            name
+            for name, (parameter, weights, reached) in seen.items()
+            if torch.equal(weights[reached], self._take(parameter)[reached])
+        ]
+        # those in less than 32 bits that the optimizer holds are judged by the share of their elements
+        told = [name for name in still if name in left_out or seen[name][0].dtype.itemsize >= 4]
+        if not told or (len(still) < len(seen) and not set(told) & set(left_out)):
+            return
+        self._done = True
+        self.report = MovementReport(self._steps_taken, len(seen), len(seen) - len(left_out), tuple(still))
+        self._trip(
+            f"in step {step}, after {self._steps_taken} steps, {len(seen) - len(still)} of {len(seen)} trainable "
+            f"tensors with a gradient have changed, and the optimizer holds {self.report.held} of them. As they were: "
+            f"{list_names(told)}. Next: {_TRAINABLE if left_out else 'find what the optimizer steps instead'}",
+            self.report,
+            ("F23",),
+        )
 
     def _take(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of at most `sample` elements, evenly spaced."""
@@ -125,7 +224,7 @@ class UpdateGuard(Guard):
         flat = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).reshape(-1)
         return flat[:: max(1, -(-flat.numel() // self.sample))].clone()
 
-    def _count(self, before: torch.Tensor, after: torch.Tensor, rate: float) -> None:
+    def _count(self, before: torch.Tensor, after: torch.Tensor, rate: float, from_zero: bool) -> None:
         if not before.numel():
             return
         changed = before != after
@@ -135,6 +234,9 @@ class UpdateGuard(Guard):
         out_of_reach = (gap > 16 * rate) & (wide != 0)
         self._counts[0] += before.numel()
         self._counts[1] += int(changed.sum())
+        if not from_zero:
+            self._rest[0] += before.numel()
+            self._rest[1] += int(changed.sum())
         self._counts[2] += updates.expected_share(wide, rate, dtype=before.dtype) * before.numel()
         self._counts[3] += int((changed & out_of_reach).sum())
         self._counts[4] += float((rate / gap[out_of_reach]).sum())
@@ -142,25 +244,42 @@ class UpdateGuard(Guard):
     def _judge(self, tensors: list[torch.Tensor], optimizer: Any, step: int) -> None:
         elements, changed, predicted, moved, expected = self._counts
         dtypes = tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
-        self.report = report = RoundedReport(
-            self._steps_seen, elements, changed, predicted / elements, self._rate, dtypes, len(tensors)
-        )
+        zeros = sum(id(tensor) in self._from_zero for tensor in tensors)
+        rest = self._rest[1] / self._rest[0] if self._rest[0] else None
+        # a tensor that begins at zero moves while it is small: it says nothing of later steps, and the run learns by it
+        grade = updates.grade(changed / elements, self.least)
+        if grade == "whole" and rest is not None:
+            grade = updates.grade(rest, 0)
+        numbers = (self._steps_seen, elements, changed, predicted / elements, self._rate, dtypes, len(tensors))
+        self.report = report = RoundedReport(*numbers, zeros, rest, grade)
+        others = f" ({zeros} that began at zero aside, {rest:.2%})" if zeros and rest is not None else ""
         found = (
             f"in step {step}, at learning rate {self._rate:g}, {report.share:.2%} of the elements with a gradient "
-            f"changed ({' and '.join(dtypes)}, {len(tensors)} tensors; {report.predicted:.2%} are predicted)"
+            f"changed{others} ({' and '.join(dtypes)}, {len(tensors)} tensors; {report.predicted:.2%} are predicted)"
         )
-        if report.share >= self.least:
+        if grade == "whole":
             self._held(found)
         elif _keeps_copies(optimizer, tensors):
             self._held(f"{found}; the optimizer keeps beside the weights what rounding loses")
         elif moved > 0.1 * expected:
             self._held(f"{found}; elements move that rounding to nearest would leave: it is rounded stochastically")
+        elif grade == "slowed":
+            where = (
+                "cast the adapters back, updates.to_float32(trainer.model), after the trainer is made"
+                if self._adapters
+                else "load the weights in float32 (dtype=torch.float32) and compute under bf16=True"
+            )
+            self._warn(
+                f"{found}: the other steps round to nothing. The run learns, and more slowly than in float32. "
+                f"Next: {where}"
+            )
         else:
             self._trip(
                 f"{found}: the steps are less than half of the distance between two such numbers, and round to "
                 "nothing. Next: load the weights in float32 (dtype=torch.float32) and compute under bf16=True, use an "
                 "optimizer that keeps float32 copies, or a larger learning rate",
                 report,
+                ("F9",),
             )
 
 

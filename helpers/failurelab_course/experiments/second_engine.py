@@ -49,6 +49,7 @@ class SecondEngine:
         answer: str = "whole",
     ):
         self.model = copy.deepcopy(model).eval().to(dtype or next(model.parameters()).dtype)
+        vars(self.model).pop("forward", None)  # of a model that GRPOTrainer was given: the copy would run the original
         self.tokenizer, self.behind, self.temperature = tokenizer, behind, temperature
         self.scaled, self.shift, self.encode_again, self.answer = scaled, shift, encode_again, answer
         self._sent: collections.deque[dict[str, torch.Tensor]] = collections.deque()
