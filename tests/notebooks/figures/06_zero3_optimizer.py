@@ -1,17 +1,12 @@
-"""Notebook 06: the engine heals; two processes show what the hooks cost, and that rank 0 alone waits."""
+"""Notebook 06: the whole model for each of 24 tokens, and once with the engine; only the engine has an optimizer."""
 
 
 def check(result):
-    engine = result.figures(case="notebook 06: the engine")
-    assert (engine["steps"], engine["hooks"]) == (2, 0)
-    guarded = result.figures(case="notebook 06: trl 0.15 as it is, two processes")
-    bare = result.figures(case="notebook 06: bare generate, two processes")
-    healed = result.figures(case="notebook 06: the engine, two processes")
-    assert guarded["hooks"] == bare["hooks"] > 100 and healed["hooks"] == 0
-    # The whole model is gathered for each of 24 tokens; with the engine handed over once.
-    assert (guarded["gathered"], bare["gathered"], healed["gathered"]) == (24, 24, 1)
+    states = {record["state"]: record["figures"] for record in result.records if record["case"].endswith("processes")}
+    broken, healed = states["broken"], states["right_fix"]
+    assert (round(broken["gathered"]), round(healed["gathered"])) == (24, 1)
+    assert broken["hooks"] > 20 and healed["hooks"] == 0
+    assert broken["texts"] == healed["texts"] and len(set(healed["texts"])) > 6
     # Times are told, not asserted: evidence/ holds those of a run of their own.
-    assert min(way["times"] for way in (guarded, bare, healed)) > 0
-    both = result.figures(case="notebook 06: two processes")
-    assert both["holds"] == [both["whole"] / 2] * 2 and both["same_tokens"]
-    assert both["waits"] == [True, True, False]
+    assert broken["seconds"] > 0 < healed["seconds"]
+    assert result.figures(case="notebook 06: who has one") == {"model": False, "model_wrapped": True}
