@@ -21,6 +21,7 @@ from failurelab.preflight.repairs import (
     WithoutMethod,
 )
 from failurelab.preflight.script_text import Place, Text, apply_edits, encode_source, make_patch, read_source
+from failurelab.preflight.session import Session, TimeIsOver, _with_folder
 
 # A script as people write it; `@kind` marks the call that a repair speaks of.
 SCRIPTS = {
@@ -247,6 +248,38 @@ def test_edits_are_of_the_text_before_them():
     call = text.tree.body[0].value
     edits = [*text.set_keywords(call, {"a": "10", "c": "3"}), *text.without_keyword(call, "b")]
     assert apply_edits({"x": text.text}, edits)["x"].replace(" ", "") == "f(a=10,c=3)\n"
+
+
+@pytest.fixture
+def session(tmp_path):
+    """Return a function that opens a session of a script in a Python without torch: its runs end in one line."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    spec = {"script": str(script), "folder": str(tmp_path), "module": "", "arguments": [], "steps": 1}
+    spec |= {"real_model": False, "memory": None, "world_size": 1, "zero_stage": 0}
+
+    def make(fork, limit=60):
+        folder = tmp_path / f"session-{fork}"
+        folder.mkdir()
+        return Session(folder, sys._base_executable, {}, spec, limit, lambda stage: None, fork)
+
+    return make
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_orders_that_follow_at_once_are_all_run(fork, session):
+    """The next order is there before the last run is buried; nothing of it may be lost, and no process is left."""
+    with session(fork).open() as runs:
+        results = [runs.run(Change()) for _ in range(8)]
+    assert len({result["error"] for result in results}) == 1 and results[0]["error"].startswith("train.py")
+    assert not _with_folder(runs.folder)
+
+
+def test_one_limit_holds_for_all_runs(session):
+    with pytest.raises(TimeIsOver, match="after 1 seconds"), session(True, limit=1).open() as runs:
+        for _ in range(50):
+            runs.run(Change())
+    assert not _with_folder(runs.folder)
 
 
 # The rounds: runs are dictionaries, by the repairs that are made in them.

@@ -20,7 +20,7 @@ import threading
 import time
 
 PACKAGE = pathlib.Path(__file__).parent.parent
-_PAUSE = 0.05  # seconds between two looks at a run
+_PAUSE = 50  # milliseconds between two looks at a run
 
 
 def main() -> None:
@@ -74,13 +74,17 @@ def _run(spec: dict, order: dict) -> None:
 
 
 def _wait(pid: int, status: pathlib.Path) -> None:
-    """Wait until a run has ended and tell how; end it where nobody is there any more who asked for it."""
+    """Wait until a run has ended and tell how; end it where nobody is there any more who asked for it.
+
+    The input is not read meanwhile: the next order may have come.
+    """
+    orders = select.poll()
+    orders.register(sys.stdin, 0)  # which tells of its end alone
     while True:
         done, code = os.waitpid(pid, os.WNOHANG)
         if done:
             break
-        readable, _, _ = select.select([sys.stdin], [], [], _PAUSE)
-        if readable and not os.read(0, 1):  # the command has gone: no order comes while a run is under way
+        if orders.poll(_PAUSE):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
     part = status.with_suffix(".part")

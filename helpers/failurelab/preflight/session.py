@@ -105,6 +105,8 @@ class Session:
             paths[name].touch()
         order = {name: str(path) for name, path in paths.items()}
         order |= {"output": str(folder / "output"), "tmp": str(folder / "tmp"), "change": repairs.to_json(change)}
+        if self._process is not None and self._process.poll() is not None:
+            self._end()
         process = self._process = self._process or self._start()
         try:
             process.stdin.write(json.dumps(order).encode() + b"\n")
