@@ -191,7 +191,7 @@ def guards() -> str:
 
 def names() -> str:
     """What each transformers calls the argument for the last rows of logits, and what it does with the other name."""
-    (figures,) = read_runs("signatures")["figures"]
+    (figures,) = [each for each in read_runs("signatures")["figures"] if "takes" in each]
     lines = zip(*(figures[column] for column in ("transformers", "takes", "other_name")))
     return markdown(["transformers", "Qwen2 takes", "the other name is"], lines)
 
@@ -362,6 +362,55 @@ def qlora() -> str:
     )
 
 
+def paths() -> str:
+    """What holds on each way from a model to a trainer, asked before the trainer is made and after, by era."""
+    runs = read_runs("adapter_paths", r"paths: (?P<question>.+), (?P<path>[^,]+), (?P<when>before|after)")
+    eras = ("trl-0.14", "trl-0.14-tf-4.52", "trl-0.15", "trl-0.22", "today")
+
+    def cell(part: pandas.DataFrame) -> str:
+        holds = part.groupby("path", sort=False)["holds"].all()
+        lost = ", ".join(holds[~holds.astype(bool)].index)
+        text = f"{int(holds.sum())} of {len(holds)}" + (f"; not: {lost}" if lost else "")
+        return text if part["needed"].any() else f"{text} (not needed here)"
+
+    lines = [
+        [f"`{question}`" if "." in question else question, *(cell(part[part["era"] == era]) for era in eras)]
+        for question, part in runs.groupby("question", sort=False)
+    ]
+    return markdown(["paths on which it holds", *version_heads(runs, eras, "trl", "transformers", "peft")], lines)
+
+
+def qlora_adapters() -> str:
+    """QLoRA with adapters in bfloat16, as trl casts them, and cast back to float32: rewards, and what a step moves."""
+    runs = read_runs("qlora_adapters", r"QLoRA: adapters in (?P<dtype>\w+), learning rate (?P<rate>\S+)")
+
+    def at(name: str, look: int) -> Callable[[pandas.DataFrame], str]:
+        return lambda part: _percent(pandas.Series([shares[look] for shares in part[name]]))
+
+    return table(
+        ["learning rate", "adapters in"],
+        runs.groupby(["rate", "dtype"], sort=False),
+        ("reward, first 50 steps", "first"),
+        ("last 50", "last"),
+        ("accuracy before", "accuracy_before"),
+        ("after 600 steps", "accuracy_after", ".3f"),
+        ("of A changed in step 20", at("share_a", 0)),
+        ("in step 600", at("share_a", -1)),
+        ("of B in step 20", at("share_b", 0)),
+        ("in step 600", at("share_b", -1)),
+        ("seeds", lambda part: len(part)),
+    )
+
+
+def one_direction() -> str:
+    """How far AdamW brings a number that begins at zero and is stepped in one direction, in learning rates."""
+    runs = read_runs("qlora_adapters", r"one direction: (?P<dtype>\w+), learning rate (?P<rate>\S+)")
+    runs = runs.drop_duplicates(["dtype", "rate"])  # no seed is in it
+    steps = runs["steps"].iloc[0]
+    lines = [[run["dtype"], run["rate"], *run["reached"]] for _, run in runs.iterrows()]
+    return markdown(["number in", "learning rate", *(f"after {step} steps" for step in steps)], lines)
+
+
 def rounding() -> str:
     """Elements changed, predicted and real, by what is trained, dtype and learning rate, in today's stack."""
     runs = read_runs("rounding", r"(?P<trained>(full|LoRA).*), (?P<dtype>\w+), learning rate (?P<rate>\S+)")
@@ -472,30 +521,40 @@ def lab_thresholds() -> str:
 
 
 def preflight() -> str:
-    """What preflight said of the corpus, by failure: named, first, said falsely; and of healthy scripts."""
+    """What preflight said of the corpus: an outcome for each script, by part; and the chains that it named in order."""
     runs = read_runs("preflight_corpus", "preflight: (?P<name>.+)")
-    expected, found, also = (
-        [set(text.split(", ")) - {"", "none"} for text in runs[column]]
-        for column in ("expected", "found", "also_allowed")
-    )
-    body = []
-    for failure in sorted(set().union(*expected, *found), key=lambda failure: (len(failure), failure)):
-        have = [failure in ids for ids in expected]
-        named = sum(failure in ids for ids, has in zip(found, have) if has)
-        falsely = sum(
-            failure in ids and failure not in may | also_may for ids, may, also_may in zip(found, expected, also)
-        )
-        worst = runs[runs["expected"].str.split(", ").str[0] == failure]
-        body.append([failure, f"{named} of {sum(have)}", count(worst["first"]) if len(worst) else "-", falsely])
-    said_false = ~runs["nothing_false"].astype(bool)
-    healthy = runs["expected"] == "none"
-    for half in sorted(set(runs[~healthy]["half"])):
-        part = ~healthy & (runs["half"] == half)
-        counts = count(runs[part]["named"]), count(runs[part]["first"]), count(said_false[part])
-        body.append([f"broken scripts, {half}", *counts])
-    body.append([f"healthy scripts, {healthy.sum()}", "-", "-", count(said_false[healthy])])
-    body.append(["seconds, median", median(runs["seconds"], ".0f"), "", ""])
-    return markdown(["failure", "named", "named first, where it is the worst", "said falsely"], body)
+    outcomes = ("named right", "named wrong", "suspected", "silent", "not judged")
+    if "outcome" not in runs:
+        return "Not graded with these rules yet."
+    broken, body = runs["expected"] != "none", []
+    for what, scripts in (("broken", runs[broken]), ("healthy", runs[~broken])):
+        for half in sorted(set(scripts["half"])):
+            part = scripts[scripts["half"] == half]
+            counts = [int((part["outcome"] == outcome).sum()) for outcome in outcomes]
+            first = count(part["first"]) if what == "broken" else "-"
+            body.append([f"{what}, {half}", len(part), *counts, first])
+    chains = runs[broken & runs["expected"].str.contains(",")]
+    body.append(["several failures, all named in order", len(chains), count(chains["in_order"]), *["-"] * 5])
+    patched = runs[runs["patched_clean"].notna()]
+    body.append(["patched, nothing is found", len(patched), count(patched["patched_clean"]), *["-"] * 5])
+    body.append(["seconds, median", median(runs["seconds"], ".0f"), *["-"] * 6])
+    return markdown(["part", "scripts", *outcomes, "cause first"], body)
+
+
+def preflight_judges() -> str:
+    """What each judge of preflight said of the corpus' scripts, and how often it was blind."""
+    runs = read_runs("preflight_corpus", "preflight: (?P<name>.+)")
+    if "blind" not in runs:
+        return "Not graded with these rules yet."
+    answers = {}
+    for column in ("named", "suspected", "held", "blind", "not_checked"):
+        given = runs[column].dropna().str.split(", ").explode()
+        answers[column] = given[~given.isin(["", "none"])].value_counts()
+    counts = pandas.DataFrame(answers).fillna(0).astype(int)
+    counts["not_checked"] -= counts["blind"]
+    order = sorted(counts.index, key=lambda failure: (len(failure), failure))
+    heads = ["failure", "named", "suspected", "held", "not checked: blind", "not checked: other reasons"]
+    return markdown(heads, [[failure, *counts.loc[failure]] for failure in order])
 
 
 def preflight_time() -> str:
@@ -511,23 +570,29 @@ def preflight_time() -> str:
 
 
 def textbook_fresh() -> str:
-    """Mistakes and healthy trainers by somebody who had not read the rules: what was found, and what was missed."""
-    runs = read_runs("textbook_fresh", r"(?P<part>mistake|healthy): (?P<name>.+)")
-    mistakes, healthy = (runs[runs["part"] == part] for part in ("mistake", "healthy"))
-    states = mistakes["verdict"].value_counts()
-    missed, named = states.get("held", 0), states.get("named", 0)
+    """Mistakes and healthy trainers by people who had not read the rules: what was found, and what was missed."""
+    runs = read_runs("textbook_fresh", r"(?P<kind>mistake|healthy): (?P<name>.+)")
+    runs["missed"] = runs["verdict"].isin(["held", "not checked"])
+    parts = list(dict.fromkeys(runs["part"]))
+    mistakes, healthy = (
+        [runs[(runs["kind"] == kind) & (runs["part"] == part)] for part in parts] for kind in ("mistake", "healthy")
+    )
     body = [
-        ["mistakes: found", f"{len(mistakes) - missed} of {len(mistakes)}"],
-        ["of these, rightly named", f"{named}"],
-        ["named wrongly", f"{states.get('named wrongly', 0)}"],
-        ["healthy trainers: accused", f"{(healthy['verdict'] != 'held').sum()} of {len(healthy)}"],
+        ["mistakes: found", *(count(~part["missed"].astype(bool)) for part in mistakes)],
+        ["of these, rightly named", *((part["verdict"] == "named").sum() for part in mistakes)],
+        ["named wrongly", *((part["verdict"] == "named wrongly").sum() for part in mistakes)],
+        ["healthy trainers: accused", *(count(~part["missed"].astype(bool)) for part in healthy)],
     ]
-    wrong = mistakes[mistakes["verdict"].isin(["held", "named wrongly"])]
+    heads = [f"{part} part, rules of {runs[runs['part'] == part].iloc[0]['rules']}" for part in parts]
+    wrong = runs[
+        (runs["kind"] == "mistake") & (runs["missed"].astype(bool) | (runs["verdict"] == "named wrongly"))
+        | (runs["kind"] == "healthy") & ~runs["missed"].astype(bool)
+    ]
     lines = [
-        f"- {'not found' if run['verdict'] == 'held' else 'named ' + run['named']}: {run['what']}"
+        f"- {run['part']}, {'not found' if run['missed'] else 'named ' + str(run['named'])}: {run['what']}"
         for run in wrong.to_dict("records")
     ]
-    return "\n".join([markdown(["", ""], body), "", *lines])
+    return "\n".join([markdown(["", *heads], body), "", *lines])
 
 
 def reward_functions() -> str:
@@ -595,11 +660,11 @@ def textbook() -> str:
     body = [[label, *cells(found if part == "planted" else held, part)] for part, label in parts.items()]
     body.append(["float32 without dropout: lowest cosine, size's distance from 1", *cells(least)])
     table = markdown(["", *version_heads(runs, eras, "trl")], body)
-    wrong = runs[runs["verdict"].isin(["found", "named wrongly", "not found"])]
+    wrong = runs[runs["verdict"].isin(["found", "named wrongly", "not found"])].fillna({"named": "nothing"})
+    wrong["release"] = [run["trl"] for run in wrong["versions"]]
     lines = [
-        f"- {run['versions']['trl']}, {run['part']}: {run['name']}: {run['verdict']}"
-        + (f" ({run['named']})" if isinstance(run["named"], str) else "")
-        for run in wrong.to_dict("records")
+        f"- trl {release}, {part}, {verdict}, named {named}: {'; '.join(cases['name'])}"
+        for (release, part, verdict, named), cases in wrong.groupby(["release", "part", "verdict", "named"], sort=False)
     ]
     return "\n".join([table, "", "What did not hold, and what was not named:", "", *lines])
 

@@ -17,27 +17,27 @@ UNIT = eras.root() / "tests" / "unit"
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 TODAY = "budget devices expect observe predicates registry shapes symptoms"
 OLDEST = (
-    "adapters alignment gradients guard_faults guard_script guards logits logits_guard logits_repair measure mismatch "
-    "models no_gpu node placement preflight_batch preflight_controls preflight_more preflight_reward preflight_script "
-    "preflight_step preflight_tokens reward_guard rollouts second_device simulate step_guard textbook trainers updates "
-    "zero3"
+    "adapter_paths adapters alignment gradients guard_faults guard_script guards logits logits_guard logits_repair "
+    "measure mismatch models no_gpu node placement preflight_batch preflight_controls preflight_more "
+    "preflight_reward preflight_script preflight_step preflight_tokens reward_guard rollouts second_device simulate "
+    "step_guard textbook trainers updates zero3"
 )
 RUNS = {
     "trl-0.14": OLDEST,
     # Its transformers and peft are newer: what generates, scores and gets gradients. No DeepSpeed is in it.
     "trl-0.14-tf-4.52": (
-        "adapters alignment gradients guards logits logits_guard logits_repair measure models placement "
+        "adapter_paths adapters alignment gradients guards logits logits_guard logits_repair measure models placement "
         "rollouts trainers"
     ),
     # Its trl alone is newer: what trains, and what is said of that.
     "trl-0.15": (
-        "guard_script guards logits_guard measure mismatch preflight_batch preflight_more preflight_reward "
-        "preflight_step preflight_tokens reward_guard step_guard textbook trainers zero3"
+        "adapter_paths guard_script guards logits_guard measure mismatch preflight_batch preflight_more "
+        "preflight_reward preflight_step preflight_tokens reward_guard step_guard textbook trainers zero3"
     ),
     # What trl 0.22 decides by itself: checkpointing at each generation, and the step.
     "trl-0.22": (
-        "adapters alignment gradients guard_script guards logits_guard logits_repair preflight_step rollouts "
-        "step_guard textbook trainers"
+        "adapter_paths adapters alignment gradients guard_script guards logits_guard logits_repair preflight_step "
+        "rollouts step_guard textbook trainers"
     ),
 }
 
