@@ -11,8 +11,8 @@ Needs: bitsandbytes.
 import recording
 import torch
 
-from failurelab import gradients, guards, placement
-from failurelab_course.experiments import models, observe, trainers
+from failurelab import gradients, guards
+from failurelab_course.experiments import adapter_paths, models, observe, trainers
 
 STEPS, RANK, RATE = 120, 8, 1e-3
 NON_REENTRANT = {"use_reentrant": False}
@@ -22,21 +22,7 @@ def load(four_bit: bool, device: str):
     """Return the small Qwen2, in 4 bit (NF4, double quantization) or in float32, and its tokenizer."""
     if not four_bit:
         return models.load(device=device)
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
-
-    quantization = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.float32,
-    )
-    place = placement.local_device_map()
-    if device == "cpu":
-        place = {"": "cpu"}  # also where there is a GPU
-    options = {"quantization_config": quantization, "device_map": place, models.dtype_key(): torch.float32}
-    path = models.path("tiny")
-    policy = AutoModelForCausalLM.from_pretrained(path, **options)
-    return policy, AutoTokenizer.from_pretrained(path, padding_side="left")
+    return adapter_paths.load_four_bit(device, bnb_4bit_use_double_quant=True)
 
 
 def with_adapter(policy, seed: int = 0):
