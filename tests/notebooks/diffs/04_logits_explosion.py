@@ -5,6 +5,8 @@ Generation still asks for one row, so that the signature is still read; and the 
 
 MEASURE = """
 import torch
+import trl
+from packaging.version import Version
 
 rows, first = [], []
 head = trainer.model.get_output_embeddings()
@@ -13,9 +15,10 @@ hook = head.register_forward_hook(
 )
 trainer.train()
 hook.remove()
-again = train(max_steps=3, beta=0.1)
 metrics = {"made": max(rows), "asked": options["max_completion_length"] + 1, "generating": max(first)}
-metrics["kl"] = again.state.log_history[-2]["kl"]
-healed = metrics["made"] == metrics["asked"] and metrics["generating"] <= metrics["asked"] and metrics["kl"] > 0
+healed = metrics["made"] == metrics["asked"] and metrics["generating"] <= metrics["asked"]
+if Version(trl.__version__) < Version("0.16"):  # later ones load the reference by the model's name, and this has none
+    metrics["kl"] = train(max_steps=3, beta=0.1).state.log_history[-2]["kl"]
+    healed = healed and metrics["kl"] > 0
 """
 UPGRADE = {"trl-0.22": [("logging_steps=1,", "logging_steps=1, bf16=False,")]}  # a CPU
