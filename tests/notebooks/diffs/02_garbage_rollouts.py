@@ -5,15 +5,25 @@ import torch
 
 
 def share_right(policy):
-    batch = tokenizer(prompts * 4, return_tensors="pt", padding=True).to(model.device)
+    batch = tokenizer(prompts * 4, return_tensors="pt", padding=True).to(policy.device)
     torch.manual_seed(0)
-    with torch.no_grad():
-        ids = policy.eval().generate(**batch, max_new_tokens=4, do_sample=True)
-    texts = tokenizer.batch_decode(ids[:, batch.input_ids.shape[1]:], skip_special_tokens=True)
+    ids = policy.eval().generate(**batch, max_new_tokens=4, do_sample=True)
+    texts = tokenizer.batch_decode(ids[:, batch["input_ids"].shape[1]:], skip_special_tokens=True)
     return sum(correct(texts, answers * 4)) / len(texts)
 
 
-before = share_right(AutoModelForCausalLM.from_pretrained(model_path).to(model.device))
-metrics = {"before": before, "first_reward": rewards[0], "after": share_right(model)}
-healed = rewards[0] > before - 0.06 and metrics["after"] > before + 0.08
+before = share_right(AutoModelForCausalLM.from_pretrained(model_path).to(trainer.model.device))
+first = next(row["reward"] for row in trainer.state.log_history if "reward" in row)
+metrics = {"before": before, "first": first, "after": share_right(trainer.model)}
+healed = first > before - 0.05 and metrics["after"] > before + GAIN
+"""
+# An adapter learns less in sixty steps at this rate.
+LORA_MEASURE = MEASURE.replace("GAIN", "0.02")
+MEASURE = MEASURE.replace("GAIN", "0.08")
+BATCH = [("per_device_train_batch_size=16", "per_device_train_batch_size=128")]
+UPGRADE = {"trl-0.22": BATCH, "today": BATCH}
+# The second diff: a callback that samples, in today's stack.
+OWN_MEASURE = """
+metrics = {"share": share}
+healed = share > 0.45
 """
