@@ -136,7 +136,7 @@ def generates(make: Callable[[], Path], before: bool) -> Result:
         model = path.trainer().model
         if repair and not before:
             rollouts.repair(model)
-        unwrap(model).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        gradients.enable_checkpointing(unwrap(model), {"use_reentrant": False})
         return rollouts.check(model, path.tokenizer, prompts, max_new_tokens=4)
 
     without, repaired = report(make(), False), report(make(), True)
