@@ -151,17 +151,6 @@ def depth() -> str:
     )
 
 
-def families() -> str:
-    """For each family of models: tensors with a gradient, and its largest difference from one without checkpointing."""
-    runs, eras = read_runs("peft_memory", "family: (?P<name>.+)"), ("trl-0.14", "today")
-    head = ["non-reentrant", *version_heads(runs, eras, "transformers")]
-
-    def compared(run: Any) -> str:
-        return f"{run['non-reentrant']} of {run['off']}, {run['non-reentrant_error']:.1g}"
-
-    return grid(head, runs, compared, name=sorted(set(runs["name"])), era=eras)
-
-
 def checkpoint_errors() -> str:
     """LoRA under ZeRO-3 with non-reentrant checkpointing, by DeepSpeed's version and with its repair switched off."""
     body = []

@@ -189,7 +189,7 @@ def _slides(view: View) -> Found:
 @_rule
 def _folded(view: View) -> Found:
     if len(view.story()) > STORY:
-        yield 0, f"{len(view.story())} code cells are in view, at most {STORY}: the rest belongs to docs/appendix"
+        yield 0, f"{len(view.story())} code cells are in view, at most {STORY}: the rest goes"
     for place, cell in view.story():
         if match := BOOKKEEPING.search(cell.source):
             yield place, f"`{match.group()}...)` in view is bookkeeping: fold the cell (jupyter.source_hidden)"

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The table of contents: the heading, and the pages as they are called in the site.
 CONTENTS = {
     "Begin": ["path", "prerequisites", "preflight", "diagnose", "symptoms", "repairs", "textbook"],
-    "Notebooks": ["notebooks", "notebooks/*", "appendix/*"],
+    "Notebooks": ["notebooks", "notebooks/*"],
     "Labs": ["labs/index"],
     "Look up": [
         "measured",
@@ -143,8 +143,7 @@ def _contents() -> str:
     text = ""
     for heading, pages in CONTENTS.items():
         numbered = [f"{path.name[:2]} {opening(path)['title']} <notebooks/{path.stem}>" for path in notebooks()]
-        appendices = [f"appendix/{path.stem}" for path in sorted((ROOT / "docs" / "appendix").glob("*.md"))]
-        made = {"notebooks/*": numbered, "appendix/*": appendices}
+        made = {"notebooks/*": numbered}
         listed = [line for page in pages for line in made.get(page, [page])]
         text += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {heading}", "", *listed, "```", ""])
     return text

@@ -167,7 +167,7 @@ def release_evaluation_engine(trainer: Any) -> bool:
 
     `evaluate()` before `train()` makes an engine without an optimizer. `train()` then takes it for its own, though
     accelerate has already released it, and fails in the first backward pass: `'NoneType' object has no attribute
-    'backward'` (trl 1.16, transformers 5.23, accelerate 1.15; the course's notebook 06 shows it). Call this between the
+    'backward'` (trl 1.16, transformers 5.23, accelerate 1.15; lab 39 is it). Call this between the
     two, and `train()` makes its own engine.
     """
     engine = engine_of(trainer)

@@ -24,7 +24,7 @@ def staged(tmp_path_factory):
 
 def test_pages_of_the_contents_exist_and_none_is_left_out(staged):
     """Sphinx would warn of both, in a build that the tests do not make."""
-    named = {page for pages in site_pages.CONTENTS.values() for page in pages} - {"notebooks/*", "appendix/*"}
+    named = {page for pages in site_pages.CONTENTS.values() for page in pages} - {"notebooks/*"}
     for page in named:
         assert f"{page}.md" in staged, page
     top = {name.removesuffix(".md") for name in staged if "/" not in name}
@@ -61,7 +61,7 @@ def test_pictures_have_an_alt_text(staged):
     for name, path in staged.items():
         if name.endswith(".md"):
             for alt in re.findall(r"!\[(.*?)\]\(", path.read_text(encoding="utf-8")):
-                assert len(alt.split()) >= 4, f"{name}: {alt!r}"
+                assert len(alt) >= 20, f"{name}: {alt!r}"
                 seen += 1
     assert seen
     assert "mystnb" in staged["notebooks/02_garbage_rollouts.ipynb"].read_text(encoding="utf-8")

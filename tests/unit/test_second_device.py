@@ -18,15 +18,15 @@ pytestmark = pytest.mark.slow
 CHILD = """
 import torch
 from failurelab import gradients, logits
-from failurelab.simulate import budget
 from failurelab import placement
 from failurelab_course.experiments import shapes
 from failurelab import simulate
 
-net = budget.model(shapes.config("tiny"), "cpu")
+simulate.devices(1)
+net = simulate.place(simulate.model(shapes.config("tiny")), {"": 0}).train()
 net.config.use_cache = False  # a cache makes a real tensor, which a simulation has not
 net.config._attn_implementation = "eager"  # old transformers look into the mask before they call SDPA
-ids = budget.tokens(net, 3, 12)
+ids = simulate.tokens(3, 12)
 with simulate.fake():
     mask = torch.ones_like(ids)
     print(logits.keep_argument(net) in ("logits_to_keep", "num_logits_to_keep"))
