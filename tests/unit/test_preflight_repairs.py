@@ -114,6 +114,13 @@ def test_an_edit_of_a_script(repair, there, gone, kind, newline):
         assert config["temperature"] == 1.0 and config.get("beta", 0.25) == 0.25
 
 
+def test_statements_of_several_lines():
+    """A function before the training, with the script's name of its trainer, in the indent of its place."""
+    given = script("def main():\n    own = f()\n    @train own.train()\n")
+    (text,) = Statement("def g():\n    return {{1: {trainer}}}\ng()").change(given).files.values()
+    assert text == "def main():\n    own = f()\n    def g():\n        return {1: own}\n    g()\n    own.train()\n"
+
+
 def test_what_has_no_place_in_the_text_is_changed_live():
     """A trainer without a name, arguments that a parser makes: the live objects are changed; two changes add up."""
     given = script("@train make(peft_config=1).train()\n")

@@ -8,6 +8,7 @@ That Python may have another failurelab, or none; what else stands in this packa
 """
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -45,6 +46,8 @@ def main() -> None:
         from failurelab.preflight import preload
 
         preload.preload(spec["script"])
+        gc.collect()
+        gc.freeze()  # or the collector of each run would write into all pages that it shares with this process
     for line in iter(sys.stdin.readline, ""):
         order = json.loads(line)
         if not spec["fork"]:

@@ -94,7 +94,7 @@ class Repair:
 
 @dataclasses.dataclass(frozen=True)
 class Statement(Repair):
-    """A statement of one line in front of the training, or in front of the trainer's making.
+    """Statements in front of the training, or in front of the trainer's making.
 
     Attributes:
         text: with the script's own names of things in it: `{trainer}` before the training; `{model}`, `{tokenizer}`,
@@ -115,8 +115,7 @@ class Statement(Repair):
                 line = self.text.format_map(names)
             except KeyError:
                 continue
-            statement = text.statement(call)
-            return [*_imported(text, self.imports), text.before(statement, line)]
+            return [*_imported(text, self.imports), text.before(text.statement(call), *line.splitlines())]
         return []
 
     def live(self, script: Script) -> Change | None:

@@ -152,6 +152,7 @@ class Report:
     def __init__(self, path: pathlib.Path, progress: pathlib.Path):
         self._path, self._progress = path, progress
         self.answers: list[Answer] = []
+        self.measured: list[Held] = []  # also what a judge of the whole gradient takes back, see `StepJudge.outweigh`
         self.notes: list[str] = []
         self.script: repairs.Script | None = None
 
@@ -182,6 +183,7 @@ class Report:
                 entry["changes"] = self._changes(answer)
             answers[kinds[type(answer)]].append(entry)
         told = {**answers, "error": error, "cut": cut or [], "notes": self.notes, "trained": trained}
+        told["measured"] = [dataclasses.asdict(answer) for answer in self.measured]
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(told))
         whole.rename(self._path)
@@ -345,6 +347,7 @@ class Run:
                 error = describe_error(problem, self.source.path, line=seen.source.line)
         seen.log = list(trainer.state.log_history)
         self._ask((lambda _: watch.answers(), *order.AFTER), seen)
+        self.report.measured = [answer for answer in self.report.answers if isinstance(answer, Held)]
         self.report.answers = [
             with_undo(answer, seen) if isinstance(answer, Finding) else answer
             for answer in step.outweigh(self.report.answers)

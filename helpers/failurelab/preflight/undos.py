@@ -21,6 +21,13 @@ from failurelab.preflight.repairs import AnyKeywords, Arguments, DotAll, FirstLi
 from failurelab.reward_functions.source import reference_column
 
 _ROWS = 256
+_ADD_MASK = """\
+def add_mask(model, args, kwargs):
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    mask = {{}} if ids is None else {{"attention_mask": (ids != {trainer}.processing_class.pad_token_id).long()}}
+    return args, mask | kwargs
+for each in filter(None, ({trainer}.model, {trainer}.ref_model)):
+    each.register_forward_pre_hook(add_mask, with_kwargs=True)"""
 _NUMBER = re.compile(r"Set ([a-z_]+)=(\d+)|Set ([a-z_]+) to what the answers need: (\d+)")
 _TOKEN = re.compile(r"Set tokenizer\.(\w+ = (?:'[^']*'|\"[^\"]*\")) before the trainer is made")
 _RENAMED = re.compile(r"Call the dataset's column '([^']+)'")
@@ -60,6 +67,11 @@ def _token(finding: Finding, seen: Seen) -> Repair | None:
     """F13: the tokenizer's token, before the trainer is made."""
     found = _TOKEN.search(finding.repair)
     return Statement(f"{{tokenizer}}.{found[1]}", before="trainer") if found else None
+
+
+def _mask(finding: Finding, seen: Seen) -> Repair | None:
+    """F21 of trl 0.14: the attention mask that it leaves out of its scores (TRL #2708)."""
+    return Statement(_ADD_MASK) if "no attention mask" in finding.evidence else None
 
 
 def _reward(finding: Finding, seen: Seen) -> Repair | None:
@@ -115,4 +127,5 @@ _FINDERS: dict[str, Callable[[Finding, Seen], Repair | None]] = {
     "F13": _token,
     "F14": _reward,
     "F20": _numbers,
+    "F21": _mask,
 }
