@@ -327,7 +327,13 @@ def seen(functions, rows=PLAIN, **attributes):
     functions = functions if isinstance(functions, list) else [functions]
     trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
     args = types.SimpleNamespace(remove_unused_columns=attributes.pop("remove_unused_columns", False))
-    given = {"tools": None, "chat_template": None, "chat_template_kwargs": {}, "_is_vlm": False}
+    given = {
+        "environment_factories": None,
+        "tools": None,
+        "chat_template": None,
+        "chat_template_kwargs": {},
+        "_is_vlm": False,
+    }
     given |= {"reward_funcs": functions, "reward_weights": None, "args": args, "state": None}
     vars(trainer).update(given | attributes)
     return Seen(trainer=trainer, asked={}, dataset=datasets.Dataset.from_dict(rows))

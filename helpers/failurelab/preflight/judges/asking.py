@@ -157,6 +157,7 @@ def _silence() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
+    sys.stdout = sys.stderr = os.fdopen(nowhere, "w")  # which may have been another file than that of the terminal
     torch.set_num_threads(1)  # the threads of the pool were not forked
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     original, temporary = builtins.open, os.path.realpath(tempfile.gettempdir()) + os.sep

@@ -111,6 +111,12 @@ def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> I
         yield from _judge_sum(seen, rewards, accused)
 
 
+def _turned_by_weights(rewards: list[RewardFunction]) -> bool:
+    """Whether a weight, or a function that outweighs another, makes the sign; one function's own was judged before."""
+    tells = any(figures.compare_pairs(reward.probes, reward.rewards)[0] for reward in rewards)
+    return tells or any(reward.weight < 0 for reward in rewards)
+
+
 def _drawn(seen: Seen) -> list[str]:
     """Return completions that this run's small model has drawn: no text is too odd to be judged."""
     given = (seen.handed or {}).get("completions") or []
@@ -168,5 +174,5 @@ def _judge_sum(seen: Seen, rewards: list[RewardFunction], accused: bool) -> Iter
         if nothing and all(value >= best - figures.SAME for value in nothing.values()):
             evidence += ", and so did an empty completion"
         yield Held("F14", evidence, f"a wrong one in the same words got {more[0][1]:g}, the right one {more[0][0]:g}")
-    elif less and rows_less == {probe.row for probe in probes} and not any(reward.penalty for reward in rewards):
+    elif less and rows_less == {probe.row for probe in probes} and _turned_by_weights(rewards):
         yield wrong_sign("the sum of all functions has", column, less)

@@ -38,7 +38,6 @@ class RewardFunction:
         name: for messages.
         asked: the columns that it asks for.
         rewards: for each probe; None where it could not be asked, or gave no numbers.
-        penalty: whether it gives the right answer less, and that may be meant.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class RewardFunction:
         self.column, self.opened, self.weight = column, opened, weight
         self.name, self.asked = name_of(function), reward_source.asked_columns(function)
         self.rewards: list[float | None] | None = None
-        self.penalty = False
         self._asker = Asker(function)
 
     @property

@@ -58,7 +58,6 @@ def _less_for_right(reward: RewardFunction, less: list[tuple[float, float]]) -> 
     in_order = figures.compare_pairs(reward.probes, turned)[0]
     few = len(less) < _FORMS * len(_judged_rows(reward)) and len(reward.seen.trainer.reward_funcs) > 1
     if in_order or few:
-        reward.penalty = True
         yield reward.not_checked(
             f"{reward.name} gives the right answer less than a wrong one for {len(less)} pairs, {less[0][0]:g} and "
             f"{less[0][1]:g}" + (", and more where they stand in another order" if in_order else ": a penalty?")
