@@ -77,11 +77,11 @@ def update_tables(text: str) -> str:
 def make_answer() -> str:
     """Return preflight's answer as a terminal shows it, between its marks.
 
-    The first finding is whole, of the second its first line; what follows is left out, but for the last line.
+    The first accusation is whole, of what follows the first line; the rest is left out, but for the last line.
     """
     ((answer,),) = read_runs("preflight_answer")[["answer"]].to_numpy()
-    found = [number for number, line in enumerate(answer) if line.startswith("FOUND")]
-    shown = answer[: found[1] + 1]
+    told = [number for number, line in enumerate(answer) if line.startswith(("NAMED", "SUSPECTED", "HELD"))]
+    shown = answer[: told[1] + 1]
     rest = f"[... {len(answer) - len(shown) - 1} lines: its figure and repair, what held, what was not checked ...]"
     lines = ["```text", "$ failurelab preflight train.py", *shown, rest, answer[-1], "```"]
     return "\n".join(["<!-- preflight answer: begin -->", *lines, "<!-- preflight answer: end -->"])

@@ -211,7 +211,7 @@ def test_what_scalars_cannot_separate_is_not_named(tmp_path):
 
 def test_a_flat_reward_is_asked_of_preflight(tmp_path):
     """No file tells whether a reward function can tell right from wrong; what preflight saw of the script does."""
-    told = ask(tmp_path, logged(flat), **{"versions.txt": OLD.replace("0.14.0", "1.16.0").replace("4.48.3", "4.56.2")})
+    told = ask(tmp_path, logged(flat), **{"versions.txt": OLD.replace("0.14.0", "0.22.2").replace("4.48.3", "4.56.2")})
     assert told.abstained and told.causes[0].failure == "F14" and "preflight" in told.probe
     told = ask(tmp_path, **{"preflight.json": SEEN})
     assert told.abstained and "preflight SCRIPT" not in told.probe and "pip freeze" not in told.probe

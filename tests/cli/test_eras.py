@@ -9,6 +9,7 @@ import unittest.mock
 
 import pytest
 
+import failurelab
 from failurelab_course import eras
 from failurelab_course.eras import install
 from failurelab_course.notebook import magics
@@ -360,5 +361,5 @@ def test_every_era_of_the_course_is_ready(era):
     code = f"import importlib.metadata as m; print(*(m.version(name) for name in {names}))"
     printed = eras.run(era, ["-c", code], capture_output=True, text=True, check=True).stdout.split()
     wanted = dict(line.partition(" ")[0].split("==") for line in era.lock.read_text().splitlines()[1:])
-    assert printed == [wanted["trl"], wanted["transformers"], "0.1.0", "0.1.0"]
+    assert printed == [wanted["trl"], wanted["transformers"], *[failurelab.__version__] * 2]
     assert pathlib.Path(era.python).is_file()

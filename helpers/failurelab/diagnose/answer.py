@@ -21,6 +21,7 @@ FILES = {  # that tell more, by kind
     "versions": "pip freeze",
     "guards": "a run with guards, which leaves failurelab.json",
 }
+_ASKS_FOR = {"two checkpoints": "weights", "look at logged completions": "rows"}  # how a probe begins, by kind of file
 _SHOWN = 4  # causes on the screen
 
 
@@ -81,11 +82,13 @@ def decide(evidence: Evidence) -> Answer:
 
 def _choose_probe(causes: list[rules.Cause], known: dict[str, Any], kinds: set[str]) -> str:
     """Preflight, which runs the script, where it was not asked; then what else tells and was not handed in."""
+    asked = [begin for begin, kind in _ASKS_FOR.items() if kind in kinds]
+    probes = [cause.probe for cause in causes if not cause.probe.startswith(tuple(asked))]
     if not known["preflight_read"]:
-        return f"{PREFLIGHT}. Or: {causes[0].probe}" if causes else PREFLIGHT
+        return f"{PREFLIGHT}. Or: {probes[0]}" if probes else PREFLIGHT
     more = [what for kind, what in FILES.items() if kind not in kinds]
-    if causes and causes[0].failure not in ("F10", "F14"):
-        return causes[0].probe
+    if probes and causes[0].failure not in ("F10", "F14"):
+        return probes[0]
     if more:
         return f"what preflight cannot see, the run itself tells: {', or '.join(more)}"
     return "a few steps on prompts that the model is known to solve: if the reward rises there, the task is hard"

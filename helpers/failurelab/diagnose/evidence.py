@@ -38,7 +38,7 @@ class Evidence:
 
     Attributes:
         name: as it was given.
-        figures: by name, see docs/diagnose.md.
+        figures: by name, as the rules ask for them.
         history: what the trainer logged; None if nothing was read.
         versions: package to version.
         errors: matches of the registry's texts in logs.

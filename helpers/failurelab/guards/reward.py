@@ -378,7 +378,7 @@ class RewardGuard(Guard):
             self._told.add(kind)
             if kind != "flat":
                 self.report = dataclasses.replace(self.report, problem=message)
-            self._trip(message, self.report)
+            self._trip(message, self.report, ("F10",) if kind == "flat" else ("F14",))
 
 
 def _is_function(function: Any) -> bool:
