@@ -1,29 +1,24 @@
-"""Notebook 01: the warning comes in the harmless run and in the silent one; what changes tells them apart."""
+"""Notebook 01: the same warning with every gradient there and with nearly none; its pass tells them apart."""
 
-REQUESTS = {
-    "trl-0.14": {"nothing": 25, "reentrant": 1, "non-reentrant": 25, "off": 25, "reentrant + method": 25},
-    "trl-0.15": {"nothing": 25, "reentrant": 1, "non-reentrant": 25, "off": 25, "reentrant + method": 25},
-    "trl-0.22": {"nothing": 1, "reentrant": 1, "non-reentrant": 1, "off": 25, "reentrant + method": 25},
-    "today": {"nothing": 25, "reentrant": 25, "non-reentrant": 25, "off": 25, "reentrant + method": 25},
+ALL = {"all weights": "26 of 26", "frozen": "25 of 25", "frozen, non-reentrant": "25 of 25", "LoRA": "28 of 28"}
+OLD = ALL | {"frozen": "1 of 25", "LoRA": "element 0 of tensors"}
+OUTCOMES = {
+    "trl-0.14": OLD,
+    "trl-0.15": OLD,
+    "trl-0.22": ALL | {"frozen": "1 of 25", "frozen, non-reentrant": "1 of 25"},
+    "today": ALL,
 }
+REPAIRS = {"the hook": (25, True), "the method": (25, True), "use_reentrant=False": (25, False), "a filter": (1, False)}
 
 
 def check(result):
-    for trainer in ("GRPO", "Online DPO"):
-        full = result.figures(case=f"notebook 01: {trainer}, full")
-        frozen = result.figures(case=f"notebook 01: {trainer}, embeddings frozen")
-        assert full["warnings"] > 0 and frozen["warnings"] > 0
-        assert (full["changed"], full["trainable"]) == (26, 26)
-        assert (frozen["changed"], frozen["trainable"]) == (1, 25)
-    filtered = result.figures(case="notebook 01: a filter")
-    assert (filtered["warnings"], filtered["changed"]) == (0, 1)
-    repaired = result.figures(case="notebook 01: repaired")
-    assert repaired["warnings"] > 0 and repaired["changed"] == 25
-    memory = result.figures(case="notebook 01: peak MiB")
-    assert memory["off"] > 2 * memory["non-reentrant"]
-    changed = {
-        record["era"]: record["figures"]
-        for record in result.records
-        if record["case"] == "notebook 01: tensors changed, by request"
-    }
-    assert changed == REQUESTS
+    assert result.figures(case="notebook 01: frozen") == {"changed": 1, "lost": 24}
+    assert result.figures(case="notebook 01: all weights")["lost"] == 0
+    for name, trains in (("all weights", True), ("frozen", False), ("frozen, repaired", True)):
+        passes = result.figures(case=f"notebook 01: passes, {name}")
+        assert passes["generation"] > 0 and ("training" in passes) != trains, (name, passes)
+    for name, (gradients, warns) in REPAIRS.items():
+        found = result.figures(case=f"notebook 01: {name}")
+        assert (found["gradients"], found["warnings"] > 0) == (gradients, warns), (name, found)
+    for era, outcomes in OUTCOMES.items():
+        assert result.figures(case=f"notebook 01: in {era}") == outcomes, era
