@@ -354,7 +354,7 @@ def qlora() -> str:
 def paths() -> str:
     """What holds on each way from a model to a trainer, asked before the trainer is made and after, by era."""
     runs = read_runs("adapter_paths", r"paths: (?P<question>.+), (?P<path>[^,]+), (?P<when>before|after)")
-    eras = ("trl-0.14", "trl-0.14-tf-4.52", "trl-0.15", "trl-0.22", "today")
+    eras = tuple(dict.fromkeys(runs["era"]))
 
     def cell(part: pandas.DataFrame) -> str:
         holds = part.groupby("path", sort=False)["holds"].all()
