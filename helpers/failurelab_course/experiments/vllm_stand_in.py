@@ -1,0 +1,142 @@
+"""vLLM's names over transformers' `generate`: what trl calls under `use_vllm`, in colocate mode, where there is no GPU.
+
+    vllm_stand_in.install()      # before a trainer is made
+
+trl's own code runs: it makes the engine, sends it the weights, draws from it, and compares its log-probabilities with
+the policy's. The engine has weights of its own, in bfloat16, and loses them when it sleeps. Nothing of vLLM's speed,
+cache or kernels is here.
+
+`reload_at_each_call` puts two lines back that trl had from 0.28 to 1.9 (#5312), and 1.10 took out (#5313): under
+`vllm_enable_sleep_mode` the engine read its weights from the first checkpoint again, after trl had sent it the new ones.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.machinery
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+@dataclasses.dataclass
+class SamplingParams:
+    """Those of vLLM's that are used here; others are taken and have no effect."""
+
+    temperature: float = 1.0
+    max_tokens: int = 16
+    logprobs: int | None = None
+
+    def __init__(self, temperature: float = 1.0, max_tokens: int = 16, logprobs: int | None = None, **_: Any):
+        self.temperature, self.max_tokens, self.logprobs = temperature, max_tokens, logprobs
+
+
+@dataclasses.dataclass(frozen=True)
+class Logprob:
+    """A token's log-probability, and its rank among those that were asked for."""
+
+    logprob: float
+    rank: int = 1
+
+
+class LLM:
+    """An engine in this process, with a copy of the weights in bfloat16."""
+
+    def __init__(self, model: str, **_: Any):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self._path = model
+        self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+        self._end = AutoTokenizer.from_pretrained(model).eos_token_id
+        runner = types.SimpleNamespace(model=types.SimpleNamespace(load_weights=self._load))
+        worker = types.SimpleNamespace(model_runner=runner)
+        executor = types.SimpleNamespace(driver_worker=worker)
+        self.llm_engine = types.SimpleNamespace(model_executor=executor)
+
+    @torch.no_grad()
+    def _load(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
+        for name, weight in weights:
+            self._model.get_parameter(name).copy_(weight)
+
+    @torch.no_grad()
+    def sleep(self, level: int = 1) -> None:
+        """Give the memory back; at level 2 the weights are lost."""
+        if level == 2:
+            for weight in self._model.parameters():
+                weight.fill_(torch.nan)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take memory again. What the weights were is not known."""
+
+    def reset_prefix_cache(self) -> None:
+        """There is none."""
+
+    def collective_rpc(self, method: str) -> None:
+        """`reload_weights` reads the checkpoint that the engine was made of."""
+        from transformers import AutoModelForCausalLM
+
+        if method != "reload_weights":
+            raise NotImplementedError(method)
+        self._load(list(AutoModelForCausalLM.from_pretrained(self._path, dtype=torch.bfloat16).named_parameters()))
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[dict], sampling_params: SamplingParams, use_tqdm: bool = False) -> list[Any]:
+        """Draw one completion for each prompt, up to its end; log-probabilities are those after the temperature."""
+        rows = [row["prompt_token_ids"] for row in prompts]
+        width = max(map(len, rows))
+        ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
+        attended = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
+        out = self._model.generate(
+            input_ids=ids,
+            attention_mask=attended,
+            max_new_tokens=sampling_params.max_tokens,
+            do_sample=True,
+            temperature=sampling_params.temperature,
+            top_k=0,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
+        drawn = out.sequences[:, width:]  # (rows, tokens)
+        logps = torch.stack(out.scores, 1).float().log_softmax(-1).gather(-1, drawn[..., None])[..., 0]
+        answers = []
+        for row, tokens, values in zip(rows, drawn.tolist(), logps.tolist()):
+            tokens = tokens[: tokens.index(self._end) + 1] if self._end in tokens else tokens
+            numbers = [{token: Logprob(value)} for token, value in zip(tokens, values)]
+            completion = types.SimpleNamespace(token_ids=tokens, logprobs=numbers)
+            answers.append(types.SimpleNamespace(prompt_token_ids=row, outputs=[completion]))
+        return answers
+
+
+def install() -> None:
+    """Let trl find these classes where it looks for vLLM's, in this process."""
+    from trl.generation import vllm_generation  # imported without vLLM
+
+    if "vllm" not in sys.modules:
+        module = sys.modules["vllm"] = types.ModuleType("vllm")
+        module.__spec__, module.__version__ = importlib.machinery.ModuleSpec("vllm", None), "0.29.0"
+        vllm_generation.LLM, vllm_generation.SamplingParams = LLM, SamplingParams
+
+
+@contextlib.contextmanager
+def reload_at_each_call() -> Iterator[None]:
+    """Let trl reload the checkpoint before each generation under sleep mode, as trl 0.28 to 1.9 did, for a block."""
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    generate = VLLMGeneration.generate
+
+    @functools.wraps(generate)
+    def reloading(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.mode == "colocate" and self.enable_sleep_mode:
+            self.llm.wake_up(tags=["weights"])
+            self.llm.collective_rpc("reload_weights")
+            self._llm_weights_sleeping = False  # what 1.10 looks at
+        return generate(self, *args, **kwargs)
+
+    VLLMGeneration.generate = reloading
+    try:
+        yield
+    finally:
+        VLLMGeneration.generate = generate
