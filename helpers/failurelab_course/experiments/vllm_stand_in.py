@@ -7,7 +7,7 @@ the policy's. The engine has weights of its own, in bfloat16, and loses them whe
 cache or kernels is here.
 
 `reload_at_each_call` puts two lines back that trl had from 0.28 to 1.9 (#5312), and 1.10 took out (#5313): under
-`vllm_enable_sleep_mode` the engine read its weights from the first checkpoint again, after trl had sent it the new ones.
+`vllm_enable_sleep_mode` the engine read its weights from the first checkpoint again, after it had got the new ones.
 """
 
 import contextlib
