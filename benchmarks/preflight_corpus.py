@@ -18,6 +18,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -36,6 +37,11 @@ from failurelab_course.notebook_runs import notebooks, stored
 
 HERE = pathlib.Path(__file__).parent
 CORPUS = HERE / "corpus"
+# What a judge says where its control, the failure planted, was not seen either.
+BLIND = re.compile(
+    r"looks? the same|change too little|could not be told from|differ by .* only|the model makes no more|"
+    r"an end whose label could be masked|too few ends to tell"
+)
 OUTCOMES = ("named right", "named wrong", "suspected", "silent", "not judged")
 NO_MASK = "no attention mask"  # trl 0.14 scores prompts of unequal length so (TRL #2708): F21 is true if it names this
 REPOSITORY = "TRL_REPOSITORY"  # a clone of https://github.com/huggingface/trl, for its examples
@@ -209,7 +215,9 @@ def judge(case: Case, patched: bool = False) -> dict:
     return {
         "named": [answer["failure"] for answer in answered.findings],
         "suspected": [answer["failure"] for answer in answered.suspected],
+        "held": [answer["failure"] for answer in answered.held],
         "not_checked": [answer["failure"] for answer in answered.not_checked],
+        "blind": [answer["failure"] for answer in answered.not_checked if BLIND.search(answer["why"])],
         "error": answered.error,
         "left_behind": new,
         "patched_clean": clean,
@@ -297,6 +305,7 @@ def main() -> None:
         metrics = {
             "expected": ", ".join(case.expected) or "none", "named": ", ".join(result["named"]) or "none",
             "suspected": ", ".join(result["suspected"]) or "none", "also_allowed": ", ".join(case.also), **grades,
+            **{name: ", ".join(result[name]) for name in ("held", "blind", "not_checked") if name in result},
             "seconds": result["seconds"], "stack": case.stack, "half": case.half,
             "ended_in_an_error": bool(result["error"]), "rules": result.get("rules", options.rules),
         }  # fmt: skip

@@ -1,20 +1,23 @@
-"""One optimizer step beside the textbook: healthy set-ups, options, planted mistakes, and what StepGuard costs.
+"""One optimizer step beside the textbook: healthy set-ups, options, planted mistakes, and what comparing costs.
 
-    python benchmarks/textbook.py [--parts healthy mixed mistakes cost large]
+    python benchmarks/textbook.py [--parts kinds options combinations mixed mistakes cost large judge]
 
 Each run trains the small Qwen2 by ten steps that move its weights; then four steps are compared, all of which must
 hold. A run of an option counts only if in one of them the textbook without that option is another gradient: cosine
 below 0.99, or a size that differs by 5 %; of iterations, if at least 5 % of the tokens are clipped. Else it is NOT
 TESTED. `mixed` are set-ups drawn at random that are healthy: other families, dropout, bfloat16, adapters, first steps.
-`large` measures a first step at the shape of Qwen2-0.5B. Prompts have one length in trl 0.14, which scores without an
-attention mask.
+`large` measures a first step at the shape of Qwen2-0.5B, `judge` what preflight's first judge computes. Prompts have
+one length in trl 0.14, which scores without an attention mask.
 
 Eras: trl-0.14, trl-0.15, trl-0.22, today.
 """
 
+import contextlib
 import dataclasses
+import os
 import pathlib
 import random
+import resource
 import statistics
 import sys
 import tempfile
@@ -37,7 +40,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "unit"))
 import steps
 
 COMPARED, RATE, COMBINATIONS, MIXED, BETA = (11, 12, 13, 14), 3e-4, 20, 10, 0.2
-PARTS = ("healthy", "mixed", "mistakes", "cost", "large")
+PARTS = ("kinds", "options", "combinations", "mixed", "mistakes", "cost", "large", "judge")
+SCRIPT = "first/lora_hub_name.py"
+NO_JUDGE = """import contextlib
+from failurelab.preflight.judges import textbook
+textbook.StepJudge.listening = lambda self: contextlib.nullcontext()
+"""
 VERSION = packaging.version.Version(trl.__version__)
 KNOWN = trl.GRPOConfig.__dataclass_fields__
 BASE = {"learning_rate": RATE, "max_grad_norm": 0.2, "lr_scheduler_type": "constant"}
@@ -64,6 +72,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "multi_objective_aggregation": {"multi_objective_aggregation": "normalize_then_sum"},
     "top_entropy_quantile": {"top_entropy_quantile": 0.3},
     "entropy_coef": {"entropy_coef": 1.0},
+    "entropy_coef, top_entropy_quantile": {"entropy_coef": 1.0, "top_entropy_quantile": 0.3},
     "off_policy_mask_threshold": {"off_policy_mask_threshold": 0.01},
     "num_iterations": {"num_iterations": 3},
     "steps_per_generation": {"steps_per_generation": 4},
@@ -164,6 +173,7 @@ def record(case: str, reports: list[textbook.Comparison], state: str, device: st
         "steps_judged": sum(report.apart is not None for report in reports),
         "named": worst.named,
         "reading": worst.reading,
+        "backward": max((report.backward.away for report in reports if report.backward), default=None),
         "verdict": state,
         **more,
     }
@@ -193,13 +203,17 @@ def judge_healthy(reports: list[textbook.Comparison], asked: dict[str, Any]) -> 
     return "held"
 
 
-def healthy(device: str) -> None:
-    """Kinds of training, one option at a time, and combinations."""
+def kinds(device: str) -> None:
+    """Train all weights, adapters, with checkpointing, and in 4-bit."""
     for kind in ["full", "lora", "checkpointing"] + (["qlora"] if VERSION.major else []):
         asked = {"beta": BETA} | ({"learning_rate": 1e-2} if "lora" in kind else {})
         made = make(device, kind, **asked)
         reports = compare(made, variants=without(made, asked))
         record(f"kind: {kind}", reports, judge_healthy(reports, asked), device)
+
+
+def options(device: str) -> None:
+    """Vary one option at a time."""
     for name, asked in OPTIONS.items():
         if is_known(asked):
             made = make(device, **asked)
@@ -211,6 +225,10 @@ def healthy(device: str) -> None:
     else:
         reports = compare(make(device, rewards=(steps.right, sometimes)))
         record("option: None as a reward", reports, judge_healthy(reports, {}), device)
+
+
+def combinations(device: str) -> None:
+    """Vary two to four options, drawn at random."""
     draw = random.Random(0)
     names = [name for name, asked in OPTIONS.items() if is_known(asked) and "luspo" not in name and "cispo" not in name]
     if before("0.16"):
@@ -227,7 +245,7 @@ def healthy(device: str) -> None:
 
 def mixed(device: str) -> None:
     """Healthy set-ups drawn at random; each is judged at its first step, or at a later one."""
-    draw = random.Random(1)
+    draw = random.Random(trl.__version__)
     for number in range(MIXED):
         family, numbers = draw.choice(("Qwen2", "Llama")), draw.choice(("float32", "bf16 autocast", "bf16 weights"))
         kind, dropout = draw.choice(("full", "full", "lora", "checkpointing")), draw.choice((0.0, 0.0, 0.1))
@@ -426,6 +444,32 @@ def large(device: str) -> None:
     keep_cost("Qwen2-0.5B, random weights", *([run[part] for run in runs] for part in (0, 1)), device)
 
 
+def judge(device: str) -> None:
+    """Measure the processor's seconds of preflight on one script, without its first judge and with it, as a whole."""
+    import preflight_corpus  # which needs what only today's stack has
+
+    from failurelab.preflight import command, launcher_line
+
+    with tempfile.TemporaryDirectory(prefix="corpus-") as name, contextlib.chdir(name):
+        folder = pathlib.Path(name)
+        preflight_corpus.make_folder(folder)
+        text = (folder / SCRIPT).read_text()
+        os.environ |= {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+        rounds: list[list[float]] = []
+        for _ in range(3):
+            rounds.append([])
+            for head in (NO_JUDGE, ""):
+                (folder / SCRIPT).write_text(head + text)
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                command.ask(launcher_line.Launch(SCRIPT), python=sys.executable, again=False)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                rounds[-1].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    without, compared = (statistics.median(each) for each in zip(*rounds))
+    figures = {"step_seconds": without, "guarded_seconds": compared}
+    observe.record("ground", "measured", figures, case="cost: preflight, one script, whole", device=device)
+    print("cost: preflight", figures, flush=True)
+
+
 def keep_cost(case: str, seconds: Sequence[float], peaks: Sequence[float], device: str) -> None:
     """Record the cost of a step: without the guard, and with it."""
     figures = {"step_seconds": seconds[0], "guarded_seconds": seconds[1], "peak_mib": peaks[0], "guarded_mib": peaks[1]}
@@ -438,7 +482,7 @@ def main() -> None:
     options = recording.begin(__doc__, parts={"nargs": "+", "choices": PARTS, "default": PARTS, "help": "all without"})
     torch.set_num_threads(1)
     for part in options.parts:
-        if part != "large" or VERSION.major:
+        if part not in ("large", "judge") or VERSION.major:
             globals()[part](options.device)
 
 

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""One step beside the textbook, graded: twenty mistakes and ten healthy trainers by somebody who knew no rule.
+"""One step beside the textbook, graded: mistakes and healthy trainers by people who knew no rule, each part once.
 
-    python benchmarks/textbook_fresh.py [--names NAME ...]
+    python benchmarks/textbook_fresh.py PART [--names NAME ...] [--rules COMMIT] [--out FOLDER]
+    python benchmarks/textbook_fresh.py --out FOLDER
 
-`corpus/trainers.tar.xz` has them: written after the rules of commit 682e297, and graded once, as they are. A record for
-each: the verdict of every step that its author names, and what is named. Whether a name is the author's mistake is
-decided by hand, in the table `SAME`, after the grading.
+`first` are corpus/trainers.tar.xz, graded by the rules of commit 682e297, `second` corpus/trainers_second.tar.xz: each
+has a `cases.py` with `load`, `BUGS` and `HEALTHY`. The file keeps the other part's records. Whether a name is the
+author's mistake is decided by hand, in the table `SAME`, after the grading: the command without a part applies it.
 
 Eras: today.
 """
 
+import argparse
 import contextlib
 import importlib.util
 import io
@@ -22,9 +24,10 @@ import recording
 
 from failurelab import textbook
 from failurelab_course import eras
-from failurelab_course.experiments import observe
+from failurelab_course.experiments import devices, observe
 
-CASES = pathlib.Path(__file__).with_name("corpus") / "trainers.tar.xz"
+CORPUS = pathlib.Path(__file__).with_name("corpus")
+ARCHIVES = {"first": "trainers", "second": "trainers_second"}
 # What may be named, by the author's own words; whatever else is named of a case is named wrongly.
 SAME = {
     "logps_without_temperature": "temperature",
@@ -41,6 +44,18 @@ SAME = {
 }
 
 
+def read_cases(part: str) -> list[dict]:
+    """Return the cases of a part, each with `load`, and with `kind`: mistake or healthy."""
+    sys.path.insert(0, str(eras.root() / "tests" / "unit"))  # `steps`, which the cases make their trainers with
+    with tempfile.TemporaryDirectory(prefix="cases-") as folder, contextlib.chdir(eras.root()):
+        path = archives.unpack(CORPUS / f"{ARCHIVES[part]}.tar.xz", pathlib.Path(folder)) / "cases.py"
+        spec = importlib.util.spec_from_file_location("cases", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    kinds = (("mistake", module.BUGS), ("healthy", module.HEALTHY))
+    return [case | {"kind": kind, "load": module.load} for kind, group in kinds for case in group]
+
+
 def judge(case: dict) -> dict:
     """Return the figures of one case, in a trainer of its own."""
     with tempfile.TemporaryDirectory(prefix="fresh-") as folder, contextlib.redirect_stdout(io.StringIO()):
@@ -48,39 +63,52 @@ def judge(case: dict) -> dict:
         with textbook.compare(trainer, case["steps"]) as comparison:
             trainer.train()
     reports = comparison.reports
-    named = next((report.named for report in reports if report.named), None)
-    found = any(report.verdict == "FOUND" for report in reports)
-    verdict = "found" if found else "held"
-    if named:
-        verdict = "named" if named == SAME.get(case["name"]) else "named wrongly"
     worst = min((report.apart for report in reports if report.apart), key=lambda apart: apart.cosine, default=None)
     return {
-        "verdict": verdict,
         "verdicts": [report.verdict for report in reports],
-        "named": named,
+        "named": next((report.named for report in reports if report.named), None),
+        "reasons": [report.reason for report in reports if report.verdict != "HELD"],
+        "texts": any(report.texts for report in reports),
         "what": case["what"],
         "cosine": worst.cosine if worst else None,
         "size": worst.size if worst else None,
     }
 
 
+def grade(name: str, figures: dict) -> str:
+    """Return what became of a case: named, named wrongly, found, held, or not checked."""
+    if figures["named"]:
+        return "named" if figures["named"] == SAME.get(name) else "named wrongly"
+    verdicts = set(figures["verdicts"])
+    found = "FOUND" in verdicts or figures.get("texts")  # texts are a finding of the report's own
+    return "found" if found else "held" if "HELD" in verdicts else "not checked"
+
+
 def main() -> None:
-    """Grade and record."""
-    options = recording.begin(__doc__, names={"nargs": "*", "help": "names of cases; all without"})
-    sys.path.insert(0, str(eras.root() / "tests" / "unit"))  # `steps`, which the cases make their trainers with
-    with tempfile.TemporaryDirectory(prefix="cases-") as folder, contextlib.chdir(eras.root()):
-        spec = importlib.util.spec_from_file_location(
-            "cases", archives.unpack(CASES, pathlib.Path(folder)) / "cases.py"
-        )
-        cases = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(cases)
-    for part, group in (("mistake", cases.BUGS), ("healthy", cases.HEALTHY)):
-        for case in group:
-            if options.names and case["name"] not in options.names:
-                continue
-            figures = judge(case | {"load": cases.load})
-            print(f"{part} {case['name']}: {figures['verdict']} {figures['named'] or ''}", flush=True)
-            observe.record("F21", "measured", figures, case=f"{part}: {case['name']}", device=options.device)
+    """Grade a part, and write both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", nargs="?", choices=ARCHIVES, help="to grade; none: only name anew")
+    parser.add_argument("--names", nargs="*", help="names of cases; all without")
+    parser.add_argument("--rules", default="", help="the commit of the rules, for the records")
+    parser.add_argument("--device", type=devices.argument, default="cpu")
+    parser.add_argument("--out", type=pathlib.Path, help="folder of textbook_fresh.json; other cases in it are kept")
+    options = parser.parse_args()
+    observe.quiet()
+    records = []
+    for case in read_cases(options.part) if options.part else []:
+        if options.names and case["name"] not in options.names:
+            continue
+        figures = judge(case) | {"part": options.part, "rules": options.rules}
+        print(f"{case['kind']} {case['name']}: {grade(case['name'], figures)} {figures['named'] or ''}", flush=True)
+        named = f"{case['kind']}: {case['name']}"
+        records.append(observe.record("F21", "measured", figures, case=named, device=options.device))
+    if options.out:
+        path, judged = options.out / "textbook_fresh.json", {record["case"] for record in records}
+        before = recording.read_file(path) if path.exists() else []
+        records = [record for record in before if record["case"] not in judged] + records
+        for record in records:
+            record["figures"]["verdict"] = grade(record["case"].partition(": ")[2], record["figures"])
+        recording.write_file(path, records)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 
 from failurelab.textbook import fields
 from failurelab.textbook.advantages import advantages, rounding
+from failurelab.textbook.backward import WRONG, Backward, measure_backward
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import (
     Change,
@@ -26,6 +26,7 @@ from failurelab.textbook.recorder import Evidence
 from failurelab.textbook.scores import without_adapters
 from failurelab.textbook.suspects import Finding, Search, Suspicion
 
+BACKWARD = "backward pass of the model"
 EQUAL = "all completions of each prompt get the same reward: every advantage is 0, and so is the gradient (F10)"
 
 
@@ -48,8 +49,11 @@ class Comparison:
         not_shown: what this step cannot show, a line each.
         texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
         again: what asking the reward functions again has shown; "" if they were not asked.
+        clipped: share of the tokens whose ratio a bound holds.
+        kl: largest estimate of the KL divergence of a token.
         variants: the trainer's gradient beside other options' that were asked for, by name.
         controls: mistakes that were planted in the textbook, beside the textbook, by name; empty unless asked for.
+        backward: the textbook's gradient beside finite differences, where the trainer's is the textbook's.
     """
 
     verdict: str
@@ -70,6 +74,7 @@ class Comparison:
     kl: float = 0.0
     variants: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
     controls: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
+    backward: Backward | None = None
 
     def sees(self, mistake: str) -> bool:
         """Whether this measurement tells a planted mistake from the definition."""
@@ -135,14 +140,24 @@ def compare_step(
         variants: other options to compare with too, by name.
         rows_at_once: rows of one forward pass; None: as many as fit.
     """
-    step = trainer.state.global_step + 1
-    problems = [problem for problem in [not_grpo(trainer)] if problem] or why_not_here(trainer) or evidence.problems
+    elsewhere = not_grpo(trainer)
+    problems = [elsewhere] if elsewhere else why_not_here(trainer)
+    wrong = [] if problems else evidence.wrong
+    problems = problems or list(dict.fromkeys(evidence.problems))
     if problems:
-        return Comparison("NOT CHECKED", "; ".join(dict.fromkeys(problems)), step)
-    try:
-        return _Comparer(trainer, evidence, rows_at_once).compare(step, with_suspects, with_controls, variants or {})
-    except OutOfMemory as error:
-        return Comparison("NOT CHECKED", f"out of memory: not even one row fits ({error})", step)
+        report = Comparison("NOT CHECKED", "; ".join(problems))
+    else:
+        try:
+            report = _Comparer(trainer, evidence, rows_at_once).compare(with_suspects, with_controls, variants or {})
+        except OutOfMemory as error:
+            report = Comparison("NOT CHECKED", f"out of memory: not even one row fits ({error})")
+        except ValueError as error:  # what the definition needs is not there
+            report = Comparison("NOT CHECKED", str(error))
+    if wrong:
+        names, lines = zip(*wrong)
+        reason = f"{'; '.join(lines)}. Beside that: {report.verdict}, {report.reason}"
+        report = dataclasses.replace(report, verdict="FOUND", named=names[0], reason=reason)
+    return dataclasses.replace(report, step=trainer.state.global_step + 1, texts=evidence.texts)
 
 
 class _Comparer:
@@ -170,20 +185,14 @@ class _Comparer:
         readings = dict(self.options.readings())
         if len(self.trained) == len(self.rows):  # the step's tokens are the generation's
             readings = {name: options for name, options in readings.items() if not options.generation_tokens}
-        if any(all(value is None or math.isnan(value) for value in row.rewards) for row in self.rows):
-            for name, options in list(readings.items()):
-                line = "a completion without any reward counts as 0"
-                readings[f"{name}; {line}".strip("; ")] = dataclasses.replace(options, unscored_are_zero=True)
         return readings
 
-    def compare(
-        self, step: int, with_suspects: bool, with_controls: bool, variants: Mapping[str, Options]
-    ) -> Comparison:
+    def compare(self, with_suspects: bool, with_controls: bool, variants: Mapping[str, Options]) -> Comparison:
         worth = advantages(self.rows, self.options)
         chosen = torch.tensor([row.micro is not None for row in self.rows])
         equal = float(worth[chosen].abs().max()) < 1e-6
         if equal and not self.options.beta and not self.options.entropy_coef:
-            return self._no_gradient(step)
+            return self._no_gradient()
         readings = self.readings()
         tallies = {name: Tally() for name in readings}
         passes = {name: self.gradient(options, tally=tallies[name]) for name, options in readings.items()}
@@ -192,33 +201,36 @@ class _Comparer:
         ours, options, tally = passes[reading], readings[reading], tallies[reading]
         floor = self.floor(options, ours)
         verdict = "HELD" if floor.holds(apart[reading]) else "FOUND"
-        found = Finding()
+        found, backward = Finding(), None
         if norm(ours) == 0 and equal:  # and the policy is still its reference
-            return self._no_gradient(step)
+            return self._no_gradient()
         if norm(ours) == 0:
-            return Comparison("NOT CHECKED", "the textbook gives no gradient for these completions", step)
+            return Comparison("NOT CHECKED", "the textbook gives no gradient for these completions")
         search = Search(self.trainer, self.model, self.rows, options, self.theirs, floor, self.gradient)
         if verdict == "FOUND" and with_suspects:
             found = search.explain(ours, apart[reading], self.evidence.without)
+        planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
+        if verdict == "HELD":
+            backward = measure_backward(self.model, self.rows, options, ours, tally)
+            if backward.wrong:
+                verdict, found = "FOUND", Finding((), BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
         return Comparison(
             verdict,
             self._reason(verdict, apart[reading], floor, tally, found, reading),
-            step,
-            apart[reading],
-            {name: measure_apart({"": self.theirs[name]}, {"": ours[name]}) for name in ours if ours[name].any()},
-            floor,
-            len(self.trained),
-            tally.tokens,
-            found.suspicions,
-            found.named,
-            reading,
-            tuple(self._not_shown(ours, tally, options)),
-            self._texts(),
-            "",
-            tally.clipped / max(tally.tokens, 1),
-            tally.kl,
-            {name: measure_apart(self.theirs, self.gradient(given)) for name, given in variants.items()},
-            search.plant(ours) if with_controls and verdict == "HELD" else {},
+            apart=apart[reading],
+            tensors={n: measure_apart({"": self.theirs[n]}, {"": grad}) for n, grad in ours.items() if grad.any()},
+            floor=floor,
+            completions=len(self.trained),
+            tokens=tally.tokens,
+            suspects=found.suspicions,
+            named=found.named,
+            reading=reading,
+            not_shown=tuple(self._not_shown(ours, tally, options, backward)),
+            clipped=tally.clipped / max(tally.tokens, 1),
+            kl=tally.kl,
+            variants={name: measure_apart(self.theirs, self.gradient(given)) for name, given in variants.items()},
+            controls=planted,
+            backward=backward,
         )
 
     def floor(self, options: Options, ours: Gradient) -> Floor:
@@ -237,20 +249,14 @@ class _Comparer:
             max(pair.distance for pair in pairs),
         )
 
-    def _no_gradient(self, step: int) -> Comparison:
+    def _no_gradient(self) -> Comparison:
         """Say that no gradient is expected; the size of one that is there is judged by that of unit advantages."""
         change = Change(advantages=lambda rows, options, worth: torch.ones_like(worth))
-        unit = norm(self.gradient(self.options, change=change))
-        theirs = norm(self.theirs)
+        unit, theirs = norm(self.gradient(self.options, change=change)), norm(self.theirs)
         if theirs <= max(COSINE, rounding(self.rows, self.options)) * unit:
-            return Comparison("NO GRADIENT", EQUAL, step, completions=len(self.trained), texts=self._texts())
-        return Comparison(
-            "FOUND",
-            f"{EQUAL}, but the trainer has one, of norm {theirs:.3g}",
-            step,
-            completions=len(self.trained),
-            texts=self._texts(),
-        )
+            return Comparison("NO GRADIENT", EQUAL, completions=len(self.trained))
+        reason = f"{EQUAL}, but the trainer has one, of norm {theirs:.3g}"
+        return Comparison("FOUND", reason, completions=len(self.trained))
 
     def _reason(self, verdict: str, apart: Apart, floor: Floor, tally: Tally, found: Finding, reading: str) -> str:
         cosine, size = floor.band
@@ -262,7 +268,7 @@ class _Comparer:
             return f"{said}; {reading}" if reading else said
         return f"the trainer's gradient is not its algorithm's: {said}. {found.text}".strip()
 
-    def _not_shown(self, ours: Gradient, tally: Tally, options: Options) -> Iterator[str]:
+    def _not_shown(self, ours: Gradient, tally: Tally, options: Options, backward: Backward | None) -> Iterator[str]:
         """Yield what this step could not have shown."""
         empty = [name for name, grad in ours.items() if not grad.any()]
         if empty:
@@ -280,29 +286,29 @@ class _Comparer:
             len(row.prompt) == row.padded[0] for row in self.trained
         ):
             yield "padding of the prompts: all have the same length"
+        if backward is not None and backward.error > WRONG and not backward.wrong:
+            yield "backward pass of the model: too coarse numbers, or too little memory, for finite differences"
 
-    def _texts(self) -> str:
-        other, of = self.evidence.other_texts
-        if not other:
-            return ""
-        drawn, given = self.evidence.example or ("", "")
-        return (
-            f"the reward functions were given other texts than were drawn, for {other} of {of} completions: "
-            f"drawn {drawn[:60]!r}, given {given[:60]!r}"
-        )
+
+def _say_backward(backward: Backward) -> str:
+    return (
+        "The trainer's gradient is the textbook's, and neither is the derivative of what the model computes: along "
+        f"random directions the scores change otherwise, by {backward.away:.2g} of the gradient's norm. Look for "
+        "no_grad, detach and hooks in the model's layers"
+    )
 
 
 def reference_of(trainer: Any) -> Reference:
-    """Return what gives the reference model for a block: the trainer's, else the policy without its adapters."""
+    """Return what gives the reference model for a block: the policy without its adapters, else the trainer's."""
     model = trainer.accelerator.unwrap_model(trainer.model)
 
     @contextlib.contextmanager
     def reference() -> Iterator[nn.Module]:
-        if getattr(trainer, "ref_model", None) is not None:
-            yield trainer.accelerator.unwrap_model(trainer.ref_model)
-        elif getattr(model, "peft_config", None):
+        if getattr(model, "peft_config", None):
             with without_adapters(model):
                 yield model
+        elif getattr(trainer, "ref_model", None) is not None:
+            yield trainer.accelerator.unwrap_model(trainer.ref_model)
         else:
             raise ValueError("beta is not 0, and the trainer has no reference model")
 

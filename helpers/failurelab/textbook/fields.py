@@ -115,7 +115,7 @@ class Options:
             on, and not the step's own tokens. "The global accumulated batch" leaves it open.
         truncated_count: whether those left out still count where the loss is divided. The help text leaves it open.
         reward_weights: one for each reward function; None: all 1.
-        unscored_are_zero: whether a completion that no function scores has reward 0, or is left out. Open as well.
+        unscored_are_zero: whether a completion that no function scores has reward 0; it is left out (TRL #5902).
         multi_objective_aggregation: how the rewards of several functions become one.
         max_completion_length: `dr_grpo` divides by it.
         top_entropy_quantile: share of a micro-batch's tokens, those of the highest entropy, that the policy trains on.
@@ -198,6 +198,10 @@ def why_not(args: Any) -> list[str]:
         field = type(args).__dataclass_fields__[name]
         if getattr(args, name, None) != _default(field):
             lines.append(f"{name}={getattr(args, name)!r}: the textbook does not know this option")
+    optim = getattr(args, "optim", "")
+    optim = getattr(optim, "value", optim)
+    if "layerwise" in optim:
+        lines.append(f"optim={optim!r}: it takes each gradient during the backward pass, and drops it")
     loss = getattr(args, "loss_type", "grpo")
     if loss not in LOSSES:
         lines.append(f"loss_type={loss!r}: the textbook has {', '.join(LOSSES)}")

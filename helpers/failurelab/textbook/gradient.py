@@ -50,7 +50,8 @@ class Change:
         advantages: takes rows, options, and the advantages (rows,) of the definition; returns those that are used.
         weights: takes the rows of the step and their weights (rows,); returns those that are used.
         lengths: takes a row; returns how many tokens it counts where the loss is divided.
-        ratio: `right`, `one` (old log-probabilities are not used), or `inverted`.
+        ratio: `right`, `one` (old log-probabilities are not used), `inverted`, or `summed` (that of a sequence is not
+            divided by its length).
         kl: `k3`, `k1`, `k2`, or `reversed` (policy and reference swapped).
         probabilities: tokens count by their probability in place of its logarithm.
         no_minimum: the clipped ratio is always taken, and not the smaller of both products.
@@ -85,6 +86,15 @@ DEFINITION, EXACT = Change(), Precision()
 
 
 @dataclasses.dataclass
+class Slopes:
+    """Scores of some rows, and the derivatives of the loss by them: by log-probabilities, and by entropies if used."""
+
+    part: range
+    scores: tuple[torch.Tensor, ...]
+    slopes: tuple[torch.Tensor, ...]
+
+
+@dataclasses.dataclass
 class Tally:
     """What a pass saw, for what it can say of the options.
 
@@ -93,12 +103,14 @@ class Tally:
         clipped: of these, where the clipped product was the smaller one.
         kl: largest KL estimate of a token.
         drift: largest distance of a ratio from 1.
+        slopes: of the loss, of each part of the rows.
     """
 
     tokens: int = 0
     clipped: int = 0
     kl: float = 0.0
     drift: float = 0.0
+    slopes: list[Slopes] = dataclasses.field(default_factory=list)
 
 
 def expected_gradient(
@@ -146,8 +158,8 @@ def expected_gradient(
         while start < len(step.rows):
             part = range(start, min(start + size, len(step.rows)))
             try:
-                loss = step.loss(forward, part, reference, precision, tally)
-                grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+                loss, scores = step.loss(forward, part, reference, precision, tally)
+                grads = torch.autograd.grad(loss, [*leaves.values(), *scores], allow_unused=True)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -161,6 +173,11 @@ def expected_gradient(
             for name, grad in zip(leaves, grads):
                 if grad is not None:
                     gradient[name] += grad.to(gradient[name].dtype)
+            if tally is not None:
+                slopes = [
+                    torch.zeros_like(each) if grad is None else grad for each, grad in zip(scores, grads[len(leaves) :])
+                ]
+                tally.slopes.append(Slopes(part, tuple(each.detach() for each in scores), tuple(slopes)))
             start = part.stop
     return gradient
 
@@ -168,7 +185,7 @@ def expected_gradient(
 class Step:
     """The rows that the step trains on, with advantages and weights."""
 
-    def __init__(self, rows: Sequence[Row], options: Options, change: Change):
+    def __init__(self, rows: Sequence[Row], options: Options, change: Change = DEFINITION):
         self.options, self.change = options, change
         worth = advantages(rows, options)
         if change.advantages is not None:
@@ -185,6 +202,9 @@ class Step:
             self.weights = change.weights(self.rows, self.weights)
         self.scoring = change.scoring or Scoring(options.temperature)
         self.thresholds: dict[int | None, float] = {}
+        self.kept = dict.fromkeys((row.micro for row in self.rows), 0)  # tokens that the entropy term is the mean of
+        for row in self.rows:
+            self.kept[row.micro] += 0 if self.left_out(row) else len(row.completion)
 
     def score_rows(self, forward: Callable[..., torch.Tensor], part: range, *, entropy: bool = False) -> Scores:
         """Score some of the rows."""
@@ -204,9 +224,10 @@ class Step:
                 if not self.left_out(row):
                     entropies.setdefault(row.micro, []).append(score_part(range(number, number + 1)).entropies[0])
         share = 1 - self.options.top_entropy_quantile
-        self.thresholds = {
-            micro: torch.quantile(torch.cat(parts).float(), share).item() for micro, parts in entropies.items()
-        }
+        for micro, parts in entropies.items():
+            values = torch.cat(parts).float()
+            self.thresholds[micro] = torch.quantile(values, share).item()
+            self.kept[micro] = int((values >= self.thresholds[micro]).sum())
 
     def left_out(self, row: Row) -> bool:
         """Whether a completion is left out because it was cut."""
@@ -219,8 +240,8 @@ class Step:
         reference: Reference | None,
         precision: Precision,
         tally: Tally | None,
-    ) -> torch.Tensor:
-        """Return the loss of some rows; those of all rows add up to the step's."""
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Return the loss of some rows, those of all rows add up to the step's; and the scores that it depends on."""
         options, change = self.options, self.change
         entropy = bool(options.entropy_coef) or options.top_entropy_quantile < 1
         now = self.score_rows(forward, part, entropy=entropy)
@@ -232,7 +253,8 @@ class Step:
         if change.ratio == "inverted":
             log_ratio = -log_ratio
         if options.importance_sampling_level == "sequence":
-            log_ratio = ((log_ratio * mask).sum(1) / mask.sum(1).clamp(min=1))[:, None]
+            lengths = 1 if change.ratio == "summed" else mask.sum(1).clamp(min=1)
+            log_ratio = ((log_ratio * mask).sum(1) / lengths)[:, None]
         ratio = log_ratio.exp()  # (rows, tokens) or (rows, 1)
         policy, clipped = self._policy_term(ratio, worth, logps)
         keep = mask
@@ -253,11 +275,12 @@ class Step:
         weights = self.weights[list(part)].to(logps)[:, None]
         loss = (token_loss * mask * weights).sum()
         if options.entropy_coef:
-            shares = self._entropy_shares(part, keep)
-            loss = loss - options.entropy_coef * (now.entropies * keep * shares).sum()
+            counts = torch.tensor([max(self.kept[self.rows[number].micro], 1) for number in part]).to(keep)
+            mean = (now.entropies * keep * (weights > 0) / counts[:, None]).sum() / len(self.kept)
+            loss = loss - options.entropy_coef * mean
         if tally is not None:
             self._count(tally, mask, weights, clipped, kl, ratio)
-        return loss
+        return loss, (logps, *([now.entropies] if entropy else []))
 
     def _policy_term(
         self, ratio: torch.Tensor, worth: torch.Tensor, logps: torch.Tensor
@@ -309,15 +332,6 @@ class Step:
         with reference() as model, plain(model), torch.no_grad():
             forward, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
             return self.score_rows(forward, part).logps
-
-    def _entropy_shares(self, part: range, keep: torch.Tensor) -> torch.Tensor:
-        """Return 1 / (tokens of the row's micro-batch x micro-batches) for each row, (rows, 1)."""
-        micros = {row.micro for row in self.rows}
-        counts = dict.fromkeys(micros, 0)
-        for row in self.rows:
-            counts[row.micro] += 0 if self.left_out(row) else len(row.completion)
-        kept = [0.0 if self.left_out(self.rows[n]) else 1 / max(counts[self.rows[n].micro], 1) for n in part]
-        return torch.tensor(kept, device=keep.device)[:, None] / len(micros)
 
     def _count(
         self,
@@ -390,9 +404,15 @@ def score_old(
 
 
 def forward_of(
-    model: nn.Module, trained: Mapping[str, nn.Parameter], precision: Precision
+    model: nn.Module,
+    trained: Mapping[str, nn.Parameter],
+    precision: Precision,
+    moved: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Callable[..., torch.Tensor], dict[str, torch.Tensor]]:
-    """Return a function of ids, mask and last places that gives logits; and tensors to ask for a gradient, by name."""
+    """Return a function of ids, mask and last places that gives logits; and tensors to ask for a gradient, by name.
+
+    `moved` has values that trained parameters are given, by name.
+    """
     inner, device = unwrap(model), input_device(model)
     leaves: dict[str, torch.Tensor] = dict(trained)
     replaced: dict[str, torch.Tensor] = {}
@@ -403,6 +423,8 @@ def forward_of(
             continue
         # also where nothing is widened: a hook on the parameter is not the definition's
         leaf = parameter.detach().float() if narrow else parameter.detach()
+        if moved and id(parameter) in names:
+            leaf = moved[names[id(parameter)]]
         replaced[name] = leaf.requires_grad_(parameter.requires_grad)
         if id(parameter) in names:
             leaves[names[id(parameter)]] = replaced[name]

@@ -8,14 +8,15 @@ Listened to, on this one trainer, and given back afterwards:
 - `accelerator.clip_grad_norm_`: the gradient before it is clipped.
 
 The trainer's own advantages, masks and log-probabilities are not read. A subclass may override any method: each of
-these is called on the object at hand.
+these is called on the object at hand. Evidence is looked at too: completions that are trained on twice, a reference
+model that changes, and a gradient that the optimizer is not given are wrong whatever the gradient is.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,36 +26,23 @@ from torch import nn
 
 from failurelab.handles import wrap_method
 from failurelab.textbook.gradient import Gradient, score_old
+from failurelab.textbook.measure import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.rows import Row, cut_at_end
 
 Ids = tuple[int, ...]
-
-
-@dataclasses.dataclass
-class Drawn:
-    """A completion as generation returned it.
-
-    Attributes:
-        prompt: ids that the model was given, without padding.
-        completion: ids that came back, up to the end.
-        ended: whether there was one.
-        padded: lengths of prompt and completion as they were padded.
-    """
-
-    prompt: Ids
-    completion: Ids
-    ended: bool
-    padded: tuple[int, int]
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclasses.dataclass
 class Asked:
-    """One call of the reward functions: what they were given, and what each returned."""
+    """One call of the reward functions: what each was given, and what it returned."""
 
-    texts: list[Any]
-    prompts: list[Any]
-    kwargs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]]
-    rewards: dict[int, list[float | None]]
+    kwargs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = dataclasses.field(default_factory=dict)
+    rewards: dict[int, list[float | None]] = dataclasses.field(default_factory=dict)
+
+    def given(self, name: str) -> Sequence[Any]:
+        """Return an argument that they were called with; nothing where there is none."""
+        return next((kwargs[name] for _, kwargs in self.kwargs.values() if name in kwargs), ())
 
 
 @dataclasses.dataclass
@@ -66,32 +54,43 @@ class Evidence:
         gradient: the trainer's, before it was clipped, in float32; zeros where a parameter got none.
         without: names of the parameters that got none.
         problems: why nothing can be judged, if so.
-        other_texts: completions whose text was not what the reward functions were given, and of how many.
-        example: one of them: what was drawn, and what was given.
+        wrong: what is not the algorithm's, whatever the gradient is: a name and a line for each.
+        texts: what reward functions were given that was not drawn; "" if nothing.
         asked: calls of the reward functions that the rows come from.
-        in_order: whether the micro-batches' own rows could not be told by their ids, and were taken in order.
     """
 
     rows: list[Row]
     gradient: Gradient
     without: list[str]
     problems: list[str]
-    other_texts: tuple[int, int] = (0, 0)
-    example: tuple[str, str] | None = None
+    wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    texts: str = ""
     asked: list[Asked] = dataclasses.field(default_factory=list)
-    in_order: bool = False
 
 
 @dataclasses.dataclass
 class _Batch:
-    """One generation with its rewards."""
+    """One generation with its rewards.
+
+    Attributes:
+        rows: its completions.
+        asked: of the reward functions.
+        step: optimizer steps that were done before it.
+        problems: why it cannot be judged.
+        texts: pairs of what was drawn and what reward functions were given instead.
+        slices: micro-batches that have trained on it.
+        used: places of the rows that have been trained on in this iteration.
+        trained: places of the rows that this optimizer step trains on, with their micro-batches.
+    """
 
     rows: list[Row]
     asked: Asked
     step: int
     problems: list[str]
-    other_texts: int
-    example: tuple[str, str] | None
+    texts: list[tuple[str, str]]
+    slices: int = 0
+    used: set[int] = dataclasses.field(default_factory=set)
+    trained: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 class Recorder:
@@ -109,10 +108,16 @@ class Recorder:
 
     def _forget(self) -> None:
         self._inside = False
-        self._drawn: list[Drawn] = []
+        self._drawn: list[Row] = []
         self._asked: Asked | None = None
         self._batches: list[_Batch] = []
-        self._micros: list[tuple[list[tuple[Ids, Ids]] | None, range]] = []  # rows by their ids, new batches
+        self._reference = self._fingerprint()
+        self._forget_step()
+
+    def _forget_step(self) -> None:
+        self._micros = 0
+        self._open: list[int] = []  # micro-batches, once for each of their rows that is none of a generation's next
+        self._again = self._unknown = self._left = 0
         self._gradient: tuple[Gradient, list[str]] | None = None
         self._problems: list[str] = []
 
@@ -194,12 +199,10 @@ class Recorder:
             return
         values = [None if value is None else float(value) for value in rewards]
         if self._asked is None:
-            self._asked = Asked([], [], {}, {})
+            self._asked = Asked()
         asked = self._asked
         asked.rewards[index] = values
         asked.kwargs[index] = (args, kwargs)
-        asked.texts = list(kwargs.get("completions", asked.texts))
-        asked.prompts = list(kwargs.get("prompts", asked.prompts))
         if len(asked.rewards) == len(self.functions):
             self._asked = None
             self._close_batch(asked)
@@ -223,7 +226,7 @@ class Recorder:
         for prompt, completion in zip(prompts, completions, strict=True):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
             ended = bool(ids) and ids[-1] in ends
-            self._drawn.append(Drawn(tuple(int(token) for token in prompt), ids, ended, width))
+            self._drawn.append(Row(tuple(int(token) for token in prompt), ids, ended, padded=width))
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = method(*args, **kwargs)
@@ -244,7 +247,8 @@ class Recorder:
         prompts = [tuple(row[kept.bool()].tolist()) for row, kept in zip(given, attended)]
         for number, row in enumerate(sequences.tolist()):
             completion, ended = cut_at_end(row[width:], ends)
-            self._drawn.append(Drawn(prompts[number // copies], completion, ended, (width, len(row) - width)))
+            padded = (width, len(row) - width)
+            self._drawn.append(Row(prompts[number // copies], completion, ended, padded=padded))
 
     def _ends(self, config: Any) -> frozenset[int]:
         """Return the ids that end a completion: of the call, else of the model, else of the tokenizer."""
@@ -268,12 +272,52 @@ class Recorder:
     def _compute_loss(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         known = len(self._batches)
         result = method(*args, **kwargs)
-        if self._inside:
+        if self._inside and torch.is_grad_enabled():
             self._safely(self._record_micro, kwargs.get("inputs", args[1] if len(args) > 1 else None), known)
         return result
 
     def _record_micro(self, inputs: Any, known: int) -> None:
-        self._micros.append((_ids_of(inputs), range(known, len(self._batches))))
+        """Find the rows that a micro-batch trains on, by the ids that compute_loss was given.
+
+        Each row of a generation is used once before any is used again. What is no such row leaves a place open.
+        """
+        micro, self._micros = self._micros, self._micros + 1
+        ids = _ids_of(inputs)
+        if ids is None:  # trl 0.14 generates in compute_loss: the micro-batch is what came of it
+            for batch in self._batches[known:]:
+                batch.trained = dict.fromkeys(range(len(batch.rows)), micro)
+            return
+        where: dict[tuple[Ids, Ids], list[tuple[_Batch, int]]] = {}
+        for batch in reversed(self._batches):
+            for place, row in enumerate(batch.rows):
+                where.setdefault((row.prompt, row.completion), []).append((batch, place))
+        for prompt, completion in ids:
+            lengths = range(len(completion), -1, -1)  # it may be padded behind its end
+            places = next(filter(None, (where.get((prompt, completion[:length])) for length in lengths)), [])
+            unused = [(batch, place) for batch, place in places if place not in batch.used]
+            fresh = next(((batch, place) for batch, place in unused if place not in batch.trained), None)
+            if fresh:
+                batch, place = fresh
+                batch.used.add(place)
+                batch.trained[place] = micro
+            elif unused:
+                self._problems.append("the step trains on a generation in more than one iteration")
+            else:
+                self._open.append(micro)
+                self._again += bool(places)
+                self._unknown += not places
+        if self._batches:
+            batch = self._batches[-1]
+            batch.slices += 1
+            if batch.slices % self._slices == 0:  # an iteration is over
+                self._left += len(batch.rows) - len(batch.used)
+                if batch.slices < self._slices * getattr(self.trainer.args, "num_iterations", 1):
+                    batch.used.clear()
+
+    @property
+    def _slices(self) -> int:
+        """How many micro-batches a generation is cut into."""
+        return getattr(self.trainer.args, "steps_per_generation", None) or 1
 
     def _clip(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self.wanted(self.trainer.state.global_step + 1):
@@ -283,7 +327,7 @@ class Recorder:
     def _keep_gradient(self) -> None:
         self._gradient = self._take_gradient()
 
-    def _take_gradient(self) -> tuple[Gradient, list[str]]:
+    def _take_gradient(self, copy: bool = True) -> tuple[Gradient, list[str]]:
         gradient, without = {}, []
         for name, parameter in self.trainer.model.named_parameters():
             if parameter.requires_grad:
@@ -291,7 +335,7 @@ class Recorder:
                 if grad is None:
                     without.append(name)
                     grad = torch.zeros_like(parameter)
-                gradient[name] = grad.detach().to(torch.float32, copy=True)
+                gradient[name] = grad.detach().to(torch.float32, copy=copy)
         return gradient, without
 
     # what is made of it
@@ -308,33 +352,31 @@ class Recorder:
             if len(drawn) != count:
                 problems.append("the completions that reward functions were given are not those that were drawn")
         if problems:
-            self._batches.append(_Batch([], asked, self.trainer.state.global_step, problems, 0, None))
+            self._batches.append(_Batch([], asked, self.trainer.state.global_step, problems, []))
             return
-        groups, problem = _groups(drawn, asked.prompts, int(self.trainer.num_generations))
-        rows = []
-        for place, each in enumerate(drawn):
-            given = tuple(asked.rewards[index][place] for index in range(len(self.functions)))
-            rows.append(Row(each.prompt, each.completion, each.ended, given, groups[place], number, None, each.padded))
-        other, example = self._compare_texts(rows, asked.texts)
-        problems = [problem] if problem else []
-        self._batches.append(_Batch(rows, asked, self.trainer.state.global_step, problems, other, example))
+        groups, problem = _groups(drawn, asked.given("prompts"), int(self.trainer.num_generations))
+        rows = [
+            dataclasses.replace(row, rewards=rewards, group=group, batch=number, micro=None)
+            for row, rewards, group in zip(
+                drawn, zip(*(asked.rewards[index] for index in range(len(self.functions)))), groups
+            )
+        ]
+        problems, texts = [problem] if problem else [], self._other_texts(rows, asked.given("completions"))
+        self._batches.append(_Batch(rows, asked, self.trainer.state.global_step, problems, texts))
 
-    def _find_drawn(self, drawn: list[Drawn], asked: Asked, count: int) -> list[Drawn]:
+    def _find_drawn(self, drawn: list[Row], asked: Asked, count: int) -> list[Row]:
         """Return the draws that the reward functions were asked about, by the ids that they were given."""
-        wanted = next(
-            (kwargs["completion_ids"] for _, kwargs in asked.kwargs.values() if "completion_ids" in kwargs), ()
-        )
         left, found = list(drawn), []
-        for ids in wanted:
-            match = next((each for each in left if each.completion == tuple(ids)), None)
+        for ids in asked.given("completion_ids"):
+            match = next((row for row in left if row.completion == tuple(ids)), None)
             if match is not None:
                 left.remove(match)
                 found.append(match)
         return found if len(found) == count else []
 
-    def _compare_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> tuple[int, tuple[str, str] | None]:
-        """Return how many texts were not what was drawn, and one of them."""
-        tokenizer, other, example = _tokenizer(self.trainer), 0, None
+    def _other_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> list[tuple[str, str]]:
+        """Return pairs of what was drawn and what was given, where these differ."""
+        tokenizer, other = _tokenizer(self.trainer), []
         for row, given in zip(rows, texts):
             text = _plain_text(given)
             if text is None:
@@ -345,9 +387,8 @@ class Recorder:
                 continue
             whole, padding = _without_spaces(_decode(tokenizer, row.completion, special=True)), tokenizer.pad_token
             if not bare.startswith(whole) or (padding and bare[len(whole) :].replace(padding, "")):
-                other += 1
-                example = example or (drawn, text)
-        return other, example
+                other.append((drawn, text))
+        return other
 
     def _keep_old(self, known: int) -> None:
         """Keep the log-probabilities of new rows where a later step that is to be compared trains on them again."""
@@ -363,100 +404,99 @@ class Recorder:
 
     def evidence(self) -> Evidence:
         """Return what is known of the step that ends now; to be asked before the optimizer steps."""
-        gradient, without = self._gradient or self._take_gradient()
+        wrong = []
+        if self._gradient:
+            gradient, without = self._gradient
+            wrong += self._compare_given(gradient)
+        else:
+            gradient, without = self._take_gradient()
         problems = list(self._problems)
         if not self._batches:
             problems.append("no reward function was asked, or no tokens were drawn")
         if not self._micros:
             problems.append("the trainer's training_step did not call compute_loss")
-        rows, in_order = self._match(problems)
-        used = {row.batch for row in rows if row.micro is not None}
-        rows = [row for row in rows if row.batch in used]
-        if not problems:
-            now = self.trainer.state.global_step
-            stale = any(self._batches[n].step != now for n in used)
-            if stale and any(row.old_logps is None for row in rows if self._batches[row.batch].step != now):
-                problems.append("the completions are of an earlier step, whose policy was not recorded")
-        batches = [self._batches[number] for number in sorted(used)]
-        for batch in batches:
-            problems += batch.problems
-        other = sum(batch.other_texts for batch in batches), sum(len(batch.rows) for batch in batches)
-        example = next((batch.example for batch in batches if batch.example), None)
-        asked = [batch.asked for batch in batches]
-        return Evidence(rows, gradient, without, problems, other, example, asked, in_order)
+        self._fill_open(problems, wrong)
+        batches = [batch for batch in self._batches if batch.trained]
+        rows = [
+            dataclasses.replace(row, micro=batch.trained.get(place))
+            for batch in batches
+            for place, row in enumerate(batch.rows)
+        ]
+        if _ambiguous(rows):
+            problems.append("rows of the same tokens got different rewards, and the step trains on a part of them")
+        now = self.trainer.state.global_step
+        if any(row.old_logps is None for batch in batches if batch.step != now for row in batch.rows):
+            problems.append("the completions are of an earlier step, whose policy was not recorded")
+        problems += [problem for batch in batches for problem in batch.problems]
+        if self._reference != self._fingerprint():
+            wrong.append(("reference model", "the reference model's weights are no longer those of the start"))
+        texts = [pair for batch in batches for pair in batch.texts]
+        said = ""
+        if texts:
+            said = (
+                f"the reward functions were given other texts than were drawn, for {len(texts)} of {len(rows)} "
+                f"completions: drawn {texts[0][0][:60]!r}, given {texts[0][1][:60]!r}"
+            )
+        return Evidence(rows, gradient, without, problems, wrong, said, [batch.asked for batch in batches])
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""
-        self._micros, self._gradient, self._problems = [], None, []
-        if self._batches:
-            last = self._batches[-1].step
-            for batch in self._batches:
-                if batch.step < last:
-                    batch.rows, batch.asked = [], Asked([], [], {}, {})
+        self._forget_step()
+        for batch in self._batches:
+            batch.trained = {}
+            if batch.step < self._batches[-1].step:
+                batch.rows, batch.asked = [], Asked()
 
-    def _match(self, problems: list[str]) -> tuple[list[Row], bool]:
-        """Return the rows of the generations, each with the number of the micro-batch that trains on it.
+    def _fill_open(self, problems: list[str], wrong: list[tuple[str, str]]) -> None:
+        """Give rows of a generation that this step should have trained on to the micro-batches that had others.
 
-        By the ids that compute_loss was given. Where these are not what was drawn, and the step trains on as many rows
-        as were drawn for it, in order.
+        Which those are is known where all of the generation belongs to this step.
         """
-        rows = [list(batch.rows) for batch in self._batches]
-        where: dict[tuple[Ids, Ids], collections.deque[tuple[int, int]]] = {}
-        for number, batch in enumerate(rows):
-            for place, row in enumerate(batch):
-                where.setdefault((row.prompt, row.completion), collections.deque()).append((number, place))
-        lost = False
-        for micro, (ids, new) in enumerate(self._micros):
-            if ids is None:  # trl 0.14 generates in compute_loss: the micro-batch is what came of it
-                for number in new:
-                    rows[number] = [dataclasses.replace(row, micro=micro) for row in rows[number]]
-                continue
-            for prompt, completion in ids:
-                place = _find(where, prompt, completion)
-                if place is None:
-                    lost = True
-                    break
-                number, index = place
-                rows[number][index] = dataclasses.replace(rows[number][index], micro=micro)
-        if lost:
-            return self._in_order(problems), True
-        if self._ambiguous(rows):
-            problems.append("rows of the same tokens got different rewards, and the step trains on a part of them")
-        return [row for batch in rows for row in batch], False
-
-    def _in_order(self, problems: list[str]) -> list[Row]:
-        """Return the rows drawn in this step, dealt to its micro-batches in order."""
         now = self.trainer.state.global_step
-        fresh = [row for batch in self._batches if batch.step == now for row in batch.rows]
-        sizes = [len(ids) for ids, _ in self._micros if ids is not None]
-        if sum(sizes) != len(fresh):
+        batches = [batch for batch in self._batches if batch.trained or batch.step == now] or self._batches[-1:]
+        left = [(batch, place) for batch in batches for place in range(len(batch.rows)) if place not in batch.trained]
+        if self._micros == self._slices * len(batches) and len(left) >= len(self._open):
+            for (batch, place), micro in itertools.zip_longest(left, self._open, fillvalue=0):
+                batch.trained[place] = micro
+        elif self._again:
+            said = f"{self._again} completions are trained on again before others of their generation are trained on"
+            wrong.append(("completions trained on twice", said))
+        elif self._unknown:
             problems.append("the trainer trains on tokens that are not those that were drawn, on a part of them")
-            return fresh
-        micros = [micro for micro, size in enumerate(sizes) for _ in range(size)]
-        return [dataclasses.replace(row, micro=micro) for row, micro in zip(fresh, micros)]
+        elif self._left:
+            wrong.append(("completions left out", f"{self._left} completions of a generation are never trained on"))
 
-    def _ambiguous(self, rows: list[list[Row]]) -> bool:
-        """Whether a row that is trained on has the tokens of one that is not, and another reward."""
-        seen: dict[tuple[Ids, Ids], list[Row]] = {}
-        for batch in rows:
-            for row in batch:
-                seen.setdefault((row.prompt, row.completion), []).append(row)
-        return any(
-            len({row.micro is None for row in same}) > 1
-            and len({(row.batch, row.group, row.rewards) for row in same}) > 1
-            for same in seen.values()
-        )
+    def _compare_given(self, gradient: Gradient) -> list[tuple[str, str]]:
+        """Return what is wrong with the gradient that the optimizer is given, beside that before it was clipped."""
+        most, size = self.trainer.args.max_grad_norm, norm(gradient)
+        if not most or not size or not math.isfinite(size):
+            return []
+        apart, right = measure_apart(self._take_gradient(copy=False)[0], gradient), min(1.0, most / size)
+        if apart.cosine > 1 - COSINE and abs(apart.size / right - 1) < SIZE:
+            return []
+        said = f"the optimizer is given another gradient than the clipped one: {apart} where {right:.3g} is right"
+        return [("gradient after clipping", said)]
+
+    def _fingerprint(self) -> list[int]:
+        """Return a number for each tensor of the reference model: the sum of its bits."""
+        trainer = self.trainer
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if getattr(model, "peft_config", None):
+            tensors = [parameter for name, parameter in model.named_parameters() if ".ref." in name]
+        else:
+            tensors = list(trainer.ref_model.parameters()) if getattr(trainer, "ref_model", None) else []
+        return [int(each.detach().view(_INTEGERS[each.element_size()]).sum(dtype=torch.int64)) for each in tensors]
 
 
-def _find(
-    where: dict[tuple[Ids, Ids], "collections.deque[tuple[int, int]]"], prompt: Ids, completion: Ids
-) -> tuple[int, int] | None:
-    """Return the place of a row, and take it away; the completion may be padded behind its end."""
-    for length in range(len(completion), -1, -1):
-        places = where.get((prompt, completion[:length]))
-        if places:
-            return places.popleft()
-    return None
+def _ambiguous(rows: Sequence[Row]) -> bool:
+    """Whether a row that is trained on has the tokens of one that is not, and another reward."""
+    seen: dict[tuple[Ids, Ids], list[Row]] = {}
+    for row in rows:
+        seen.setdefault((row.prompt, row.completion), []).append(row)
+    return any(
+        len({row.micro is None for row in same}) > 1 and len({(row.batch, row.group, row.rewards) for row in same}) > 1
+        for same in seen.values()
+    )
 
 
 def _ids_of(inputs: Any) -> list[tuple[Ids, Ids]] | None:
@@ -469,9 +509,9 @@ def _ids_of(inputs: Any) -> list[tuple[Ids, Ids]] | None:
     return list(zip(prompts, (tuple(row) for row in inputs["completion_ids"].tolist())))
 
 
-def _groups(drawn: Sequence[Drawn], prompts: Sequence[Any], size: int) -> tuple[list[int], str | None]:
+def _groups(drawn: Sequence[Row], prompts: Sequence[Any], size: int) -> tuple[list[int], str | None]:
     """Return each row's group: `size` completions, one after another, of one prompt; and what speaks against it."""
-    keys: Sequence[Any] = prompts if len(prompts) == len(drawn) else [each.prompt for each in drawn]
+    keys: Sequence[Any] = prompts if len(prompts) == len(drawn) else [row.prompt for row in drawn]
     groups = [place // size for place in range(len(drawn))]
     for place in range(len(drawn)):
         if keys[place] != keys[place - place % size]:

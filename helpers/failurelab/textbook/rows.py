@@ -26,7 +26,7 @@ class Row:
     prompt: tuple[int, ...]
     completion: tuple[int, ...]
     ended: bool
-    rewards: tuple[float | None, ...]
+    rewards: tuple[float | None, ...] = ()
     group: int = 0
     batch: int = 0
     micro: int | None = 0

@@ -424,6 +424,10 @@ def _of_rewards(rows: Sequence[Row], options: Options) -> Iterator[Suspect]:
         else:
             other = dataclasses.replace(options, multi_objective_aggregation="normalize_then_sum")
         yield Suspect("how rewards become one", other.multi_objective_aggregation, other)
+    if any(all(value is None or math.isnan(value) for value in row.rewards) for row in rows):
+        yield Suspect(
+            "completions without any reward", "count as 0", dataclasses.replace(options, unscored_are_zero=True)
+        )
     for name, function in {
         "cut to between 0 and 1": lambda v: min(max(v, 0.0), 1.0),
         "rounded": round,
@@ -504,6 +508,9 @@ def _of_policy(rows: Sequence[Row], options: Options) -> Iterator[Suspect]:
         yield Suspect("entropy", "opposite sign", dataclasses.replace(options, entropy_coef=-options.entropy_coef))
     if options.top_entropy_quantile < 1:
         yield Suspect("top_entropy_quantile", "left out", dataclasses.replace(options, top_entropy_quantile=1.0))
+    if options.importance_sampling_level == "sequence":
+        detail = "the log-ratio of a sequence is not divided by its length"
+        yield Suspect("importance_sampling_level", detail, options, Change(ratio="summed"))
     if all(row.old_logps is None for row in rows):
         return
     yield Suspect("ratio", "always 1", options, Change(ratio="one"))

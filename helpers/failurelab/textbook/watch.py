@@ -73,6 +73,4 @@ class Watch(TrainerCallback):
         self._recorder.next_step()
 
 
-def compare(trainer: Any, steps: Sequence[int] = (1,), **options: Any) -> Watch:
-    """Return a Watch to train under: `with textbook.compare(trainer) as comparison: trainer.train()`."""
-    return Watch(trainer, steps, **options)
+compare = Watch  # `with textbook.compare(trainer) as comparison: trainer.train()`

@@ -1,0 +1,95 @@
+"""Whether the model's backward pass is the derivative of its forward pass.
+
+A layer that computes without a graph, detaches too much, or has a hook on its gradient gives the right loss and a wrong
+gradient; and the textbook's own pass goes through the same layers. Finite differences need no graph: the weights are
+moved a little, both ways, along a few random directions, and what the scores change by is compared with the gradient.
+The loss's slopes by the scores are those of the textbook's pass, so clipping, which is not smooth, takes no part.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from failurelab.textbook.fields import Options
+from failurelab.textbook.gradient import EXACT, Gradient, Step, Tally, forward_of, is_out_of_memory
+from failurelab.textbook.measure import norm
+from failurelab.textbook.rows import Row
+from failurelab.textbook.scores import plain
+
+DIRECTIONS, FAR = 3, 1e-3  # how many, and how far, in root mean squares of the weights
+WRONG, TIMES = 0.1, 10  # of the gradient's norm; or so many times the error, where that is more
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """How far a gradient lies from what the scores change by.
+
+    Attributes:
+        away: root mean square over the directions, by the norm of the gradient.
+        error: how far the changes to both sides differ, by the same: rounding, or a step that is too large.
+    """
+
+    away: float
+    error: float
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the gradient is not the derivative of what the model computes."""
+        return self.away > max(WRONG, TIMES * self.error)
+
+
+@torch.no_grad()
+def measure_backward(
+    model: nn.Module, rows: Sequence[Row], options: Options, gradient: Gradient, tally: Tally
+) -> Backward:
+    """Compare a gradient of the textbook with finite differences of the scores that its pass left in `tally`."""
+    step, size = Step(rows, options), norm(gradient)
+    trained = {name: parameter for name, parameter in model.named_parameters() if name in gradient}
+    far = FAR * norm(trained) / math.sqrt(sum(parameter.numel() for parameter in trained.values()))
+    away, error = 0.0, 0.0
+    try:
+        for number in range(DIRECTIONS):
+            moved = _move(trained, far, number)
+            expected = sum(float(((moved[name] - trained[name]) * gradient[name]).sum()) for name in trained)
+            up = _change(model, trained, moved, step, tally)
+            for name, parameter in trained.items():
+                moved[name] = 2 * parameter - moved[name]
+            down = _change(model, trained, moved, step, tally)
+            away += ((up - down) / 2 - expected) ** 2 / DIRECTIONS
+            error += ((up + down) / 2) ** 2 / DIRECTIONS
+    except RuntimeError as problem:
+        if not is_out_of_memory(problem):
+            raise
+        return Backward(0.0, math.inf)
+    return Backward(math.sqrt(away) / (far * size), math.sqrt(error) / (far * size))
+
+
+def _move(trained: Mapping[str, nn.Parameter], far: float, seed: int) -> dict[str, torch.Tensor]:
+    device = next(iter(trained.values())).device
+    generator = torch.Generator(device).manual_seed(seed)
+    return {
+        name: parameter.float()
+        + far * torch.randn(parameter.shape, generator=generator, device=device).to(parameter.device)
+        for name, parameter in trained.items()
+    }
+
+
+def _change(
+    model: nn.Module,
+    trained: Mapping[str, nn.Parameter],
+    moved: Mapping[str, torch.Tensor],
+    step: Step,
+    tally: Tally,
+) -> float:
+    """Return what the loss changes by where the weights are moved, by its slopes where they were not."""
+    total = 0.0
+    with plain(model):
+        forward, _ = forward_of(model, trained, EXACT, moved)
+        for part in tally.slopes:
+            now = step.score_rows(forward, part.part, entropy=len(part.scores) > 1)
+            for score, before, slope in zip((now.logps, now.entropies), part.scores, part.slopes):
+                total += float(((score - before).double() * slope).sum())
+    return total
