@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 import trl
-from small import lora_config, qwen2
+from small import alternate, lora_config, qwen2
 from steps import before, has, planted, right, trainer
 
 from failurelab import textbook
@@ -208,6 +208,14 @@ def test_equal_rewards_leave_no_gradient_to_expect(model, tokenizer, tmp_path, b
     """With a KL term as well, while the policy is its reference."""
     report = compare(trainer(model, tokenizer, tmp_path, rewards=[equal], beta=beta))
     assert report.verdict == "NO GRADIENT" and "F10" in report.reason
+
+
+@pytest.mark.skipif(not has("top_k"), reason="this release draws from all tokens")
+@pytest.mark.parametrize("bf16", [False, True])
+def test_completions_that_are_the_same_cancel(model, tokenizer, tmp_path, bf16):
+    """Greedy completions with rewards by place: the true gradient is 0, and what is left of it is rounding."""
+    report = compare(trainer(model, tokenizer, tmp_path, rewards=[alternate], top_k=1, bf16=bf16))
+    assert report.verdict == "NOT CHECKED" and "cancel" in report.reason, str(report)
 
 
 def test_a_gradient_that_equal_rewards_do_not_give_is_found(model, tokenizer, tmp_path):

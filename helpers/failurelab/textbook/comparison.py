@@ -27,6 +27,11 @@ from failurelab.textbook.scores import without_adapters
 from failurelab.textbook.suspects import Finding, Search, Suspicion
 
 BACKWARD = "backward pass of the model"
+BLIND = 0.5  # a floor from which on a direction cannot be told from another
+CANCELS = (
+    "completions that were rewarded differently are the same, or nearly, so that their gradients cancel, and rounding "
+    "is all that is left to compare"
+)
 EQUAL = "all completions of each prompt get the same reward: every advantage is 0, and so is the gradient (F10)"
 
 
@@ -206,6 +211,8 @@ class _Comparer:
             return self._no_gradient()
         if norm(ours) == 0:
             return Comparison("NOT CHECKED", "the textbook gives no gradient for these completions")
+        if self._cancels(ours, options, floor, verdict):
+            return Comparison("NOT CHECKED", CANCELS, floor=floor, completions=len(self.trained))
         search = Search(self.trainer, self.model, self.rows, options, self.theirs, floor, self.gradient)
         if verdict == "FOUND" and with_suspects:
             found = search.explain(ours, apart[reading], self.evidence.without)
@@ -249,10 +256,20 @@ class _Comparer:
             max(pair.distance for pair in pairs),
         )
 
+    def _unit(self, options: Options) -> float:
+        """Return the norm of the gradient with all advantages 1: the scale of what rounding leaves."""
+        change = Change(advantages=lambda rows, options, worth: torch.ones_like(worth))
+        return norm(self.gradient(options, change=change))
+
+    def _cancels(self, ours: Gradient, options: Options, floor: Floor, verdict: str) -> bool:
+        """Whether completions of opposite advantage are so alike that rounding alone is left of both gradients."""
+        if verdict == "HELD" and floor.band[0] < BLIND:
+            return False
+        return max(norm(ours), norm(self.theirs)) <= COSINE * self._unit(options) or floor.band[0] >= BLIND
+
     def _no_gradient(self) -> Comparison:
         """Say that no gradient is expected; the size of one that is there is judged by that of unit advantages."""
-        change = Change(advantages=lambda rows, options, worth: torch.ones_like(worth))
-        unit, theirs = norm(self.gradient(self.options, change=change)), norm(self.theirs)
+        unit, theirs = self._unit(self.options), norm(self.theirs)
         if theirs <= max(COSINE, rounding(self.rows, self.options)) * unit:
             return Comparison("NO GRADIENT", EQUAL, completions=len(self.trained))
         reason = f"{EQUAL}, but the trainer has one, of norm {theirs:.3g}"
