@@ -21,8 +21,9 @@ from failurelab.preflight.judges.first_rewards import judge_first_rewards  # noq
 from failurelab.preflight.judges.order import AFTER, BEFORE  # noqa: E402
 from failurelab.preflight.judges.reference import judge_reference  # noqa: E402
 from failurelab.preflight.judges.rollout_engine import judge_rollout_engine  # noqa: E402
-from failurelab.preflight.judges.scores import judge_scores, plant_temperature, read_temperature  # noqa: E402
+from failurelab.preflight.judges.scores import judge_scores  # noqa: E402
 from failurelab.preflight.judges.updates import judge_updates  # noqa: E402
+from failurelab.preflight.temperature import plant_temperature, read_temperature  # noqa: E402
 
 GIB = 2**30
 SAMPLED = {"do_sample": True, "top_k": 0, "max_new_tokens": 6}

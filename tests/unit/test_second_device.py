@@ -60,6 +60,13 @@ MOVED_LATER = {
     "suspects._only",
     "suspects._spread_in_groups",
     "suspects._totals",
+    # On the CPU for good: stand-ins of parameters, a made-up batch, an engine that is not here.
+    "adapter_paths._moved",
+    "adapter_paths.asks_for_rows",
+    "adapter_paths.hook_runs",
+    "plan._copy",
+    "plan._make",
+    "vllm_stand_in.LLM",
 }
 FACTORIES = {"tensor", "zeros", "ones", "arange", "randint", "rand", "randn", "full", "empty", "linspace", "randperm"}
 

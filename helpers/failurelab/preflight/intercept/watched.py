@@ -16,11 +16,11 @@ from failurelab import _greedy, failures, gradients, guards, logits
 from failurelab._text import list_names
 from failurelab.failures import loader
 from failurelab.handles import wrap_method
+from failurelab.preflight import temperature
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import controls, cuts, small
 from failurelab.preflight.intercept.cuts import NEW_TOKENS
-from failurelab.preflight.judges import scores
 from failurelab.preflight.repairs import Keyword, Statement
 
 _LOGITS_REPAIRED = Statement(
@@ -118,9 +118,9 @@ class Watch:
     def _read_gradient(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
         """Read the temperature of the scores; both are (batch, rows, vocabulary)."""
         if self.seen.scored_at is None and gradient.shape == rows.shape:
-            self.seen.scored_at = scores.read_temperature(rows, gradient)
+            self.seen.scored_at = temperature.read_temperature(rows, gradient)
             if self.seen.scored_at is not None:
-                self.seen.scored_planted = scores.plant_temperature(rows)
+                self.seen.scored_planted = temperature.plant_temperature(rows)
 
     def _stand_in(self, function: Any, number: int) -> Any:
         """Return a reward function that notes what it is handed, and gives rewards that differ.

@@ -13,17 +13,13 @@ Upstream: TRL #3029.
 
 from collections.abc import Iterator
 
-import torch
-
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.repairs import Arguments
+from failurelab.preflight.temperature import PLANTED as _PLANTED
 
 _NOTEBOOK = "10_two_policies"
 _OFF = 0.02  # of the temperatures; less changes no log-probability that training would notice
-_ROWS = 8  # of logits that are read, those with the largest gradient
-_STRAIGHT = 0.99  # correlation from which on the logarithms lie on a line
-_PLANTED = 0.7  # a temperature for the control
 
 
 def judge_scores(seen: Seen) -> Iterator[Answer]:
@@ -65,36 +61,3 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
         yield NotChecked(
             "F15", f"drawn at temperature {drawn:g}; the step against the textbook tells whether the scores have it"
         )
-
-
-def read_temperature(rows: torch.Tensor, gradient: torch.Tensor) -> float | None:
-    """Return the temperature at which tokens were scored; None where the gradient is not that of such scores.
-
-    `rows` are logits and `gradient` is theirs, both (batch, rows, vocabulary).
-    """
-    rows, gradient = (each.detach().float().flatten(0, 1) for each in (rows, gradient))  # (all rows, vocabulary)
-    size = gradient.abs()
-    largest, scored = size.max(-1)  # the scored token's entry is minus the sum of all others
-    read = []
-    for row in largest.argsort(descending=True)[:_ROWS].tolist():
-        others = size[row] > 0
-        others[scored[row]] = False
-        if largest[row] == 0 or others.sum() < 3:
-            continue
-        z, log = rows[row, others].double(), size[row, others].double().log()
-        z, log = z - z.mean(), log - log.mean()
-        spread = (z * z).sum() * (log * log).sum()
-        if spread > 0 and (z * log).sum() / spread.sqrt() >= _STRAIGHT:
-            read.append(((z * z).sum() / (z * log).sum()).item())
-    if not read or max(read) - min(read) > 2 * _OFF * min(read):
-        return None
-    return sorted(read)[len(read) // 2]
-
-
-def plant_temperature(rows: torch.Tensor) -> float | None:
-    """Score the likeliest token of each row at another temperature, and return the one that is read."""
-    with torch.enable_grad():
-        planted = rows.detach()[:, :_ROWS].float().requires_grad_()
-        scores = (planted / _PLANTED).log_softmax(-1).max(-1).values
-        (gradient,) = torch.autograd.grad(scores.sum(), planted)
-    return read_temperature(planted, gradient)
