@@ -400,6 +400,24 @@ def one_direction() -> str:
     return markdown(["number in", "learning rate", *(f"after {step} steps" for step in steps)], lines)
 
 
+def rounding_shares() -> str:
+    """What a share of elements that a step changes means for learning: bfloat16 against float32 at the same rate."""
+    runs = read_runs("rounding", r"share: (?P<dtype>\w+), learning rate (?P<rate>\S+)")
+    lines = []
+    for (rate, steps), part in runs.groupby(["rate", "steps"], sort=False):
+        low, whole = (part[part["dtype"] == dtype] for dtype in ("bfloat16", "float32"))
+        gains = [
+            statistics.fmean(each["accuracy_after"]) - statistics.fmean(each["accuracy_before"])
+            for each in (low, whole)
+        ]
+        lines.append(
+            [rate, steps, _percent(low["first_step"]), spread(low["accuracy_after"], ".3f"),
+             spread(whole["accuracy_after"], ".3f"), f"{gains[0] / gains[1]:.0%}", len(low)]
+        )  # fmt: skip
+    head = ["learning rate", "steps", "changed by the first step, bfloat16", "accuracy after, bfloat16", "float32"]
+    return markdown([*head, "of float32's gain", "seeds"], lines)
+
+
 def rounding() -> str:
     """Elements changed, predicted and real, by what is trained, dtype and learning rate, in today's stack."""
     runs = read_runs("rounding", r"(?P<trained>(full|LoRA).*), (?P<dtype>\w+), learning rate (?P<rate>\S+)")
@@ -440,7 +458,7 @@ def rounding_cures() -> str:
 
 def update_guard() -> str:
     """Runs with the failure and without, and what the guard said of them."""
-    runs = read_runs("rounding", "(?!gap).*").astype({"lost": bool, "alarm": bool})
+    runs = read_runs("rounding", "(?!gap|share).*").astype({"lost": bool, "alarm": bool})
     lines = [
         [era, count(part[part["lost"]]["alarm"]), count(part[~part["lost"]]["alarm"])]
         for era, part in runs.groupby("era")

@@ -33,8 +33,8 @@ LOST, WHOLE = 0.05, 0.6
 """Shares of elements that a step changes: below LOST updates are lost, below WHOLE the run is slowed, above it is well.
 
 Measured on the small Qwen2, GRPO, bfloat16 weights against float32 ones at the same rate, one seed, by the share of the
-first step, as the part of float32's gain in accuracy: 0.9 % none and 3.7 % a twentieth after 600 steps; 7 % a fifth, 29
-% under a half, 54 % four fifths, 85 % all after 200 (benchmarks/rounding.py). Public runs at 5e-6, some 8 % by their
+first step, as the part of float32's gain in accuracy: 0.9 % and 3.7 % a twentieth after 600 steps; 7 % a sixth, 29 % a
+half, 54 % four fifths, 85 % all after 200 (benchmarks/rounding.py). Public runs at 5e-6, some 8 % by their
 initializer_range, are known to learn: larger models need smaller changes. That is slowed, and no failure by itself."""
 _CHUNK = 1 << 22  # elements at once, so that the pass holds some 50 MB
 
