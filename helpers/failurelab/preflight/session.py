@@ -176,7 +176,8 @@ class Session:
         """End the process that has the libraries, and all that was started."""
         if self._process is not None:
             _kill_group(self._process.pid)
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
             self._process.wait()
             self._process = None
         while others := _with_folder(self.folder):
