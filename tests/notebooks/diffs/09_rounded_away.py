@@ -1,6 +1,7 @@
 """Notebook 09: nearly all weights change, and the model is better than before training.
 
-The checkpoint of the notebook is in bfloat16, as those of a hub are.
+The checkpoint of the notebook is in bfloat16, as those of a hub are. With LoRA nothing is broken before: PEFT makes the
+adapters in float32, which the notebook shows.
 """
 
 BEFORE = """
@@ -16,9 +17,11 @@ model_path = hub.name
 MEASURE = """
 import torch
 
+prompts, answers = map(list, zip(*sums))
 
-def share_right(policy):
-    batch = tokenizer(prompts * 3, return_tensors="pt", padding=True).to(model.device)
+
+def by_hand(policy):
+    batch = tokenizer(prompts * 3, return_tensors="pt", padding=True).to(policy.device)
     torch.manual_seed(0)
     with torch.no_grad():
         ids = policy.eval().generate(**batch, max_new_tokens=4, do_sample=True)
@@ -26,12 +29,11 @@ def share_right(policy):
     return sum(correct(texts, answers * 3)) / len(texts)
 
 
-start = AutoModelForCausalLM.from_pretrained(model_path).float().to(model.device)
+start, trained = (AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32) for _ in range(2))
+trained.load_state_dict(trainer.model.state_dict())
 then = dict(start.named_parameters())
-changed = sum(int((weight.float() != then[name]).sum()) for name, weight in model.named_parameters())
-share = changed / sum(weight.numel() for weight in then.values())
-trained = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).to(model.device)
-trained.load_state_dict(model.state_dict())
-metrics = {"share": share, "before": share_right(start), "after": share_right(trained)}
-healed = share > 0.9 and metrics["after"] > metrics["before"] + 0.03
+changed = sum(int((weight != then[name]).sum()) for name, weight in trained.named_parameters())
+metrics = {"share": changed / start.num_parameters(), "before": by_hand(start), "after": by_hand(trained)}
+healed = metrics["share"] > 0.9 and metrics["after"] > metrics["before"] + 0.03
 """
+LORA = None
