@@ -1,36 +1,18 @@
-"""Notebook 08: four failures at once, each found before step one and healed in turn; a 4-bit run that learns."""
+"""Notebook 08: the step of trl 0.14 is not the textbook's where prompts are padded; one pair sees it, and others."""
 
 
 def check(result):
-    states = {name: result.figures(case=f"notebook 08: {name}") for name in STATES}
-    for name, wanted in STATES.items():
-        found = states[name]
-        placed, gradients, sane, rows = (
-            found["refused"] == 0,
-            found["without"] == 0,
-            found["sane"],
-            found["made"] <= found["needed"],
-        )
-        assert (placed, gradients, sane, rows) == wanted, (name, found)
-        assert ("element 0 of tensors" in found["error"]) == (not gradients), (name, found)
-    assert states["broken"]["without"] == states["broken"]["trainable"] == 28
-    garbage, waste, healed = (states[name] for name in ("+ gradients", "+ rollouts", "+ logits"))
-    assert garbage["first"] < garbage["able"] - 0.08 and garbage["last"] < garbage["able"]
-    assert waste["after"] > waste["able"] + 0.05 and waste["last"] > waste["able"]
-    assert waste["after"] > garbage["after"]
-    # the last repair saves memory, and changes no number but by rounding
-    assert abs(healed["after"] - waste["after"]) < 0.05 and abs(healed["last"] - waste["last"]) < 0.05
-    found = result.figures(case="notebook 08: QLoRA")
-    assert found["after"] > found["before"] + 0.05 and found["last"] > found["first"]
-    assert found["unchanged"] == found["quantized"] == 14 and found["require_grad"] == found["with_grad"] == 0
-    assert found["changed"] == found["adapters"] == 28
-    assert found["to_dequantized"] < 1e-4 < 1e-2 < found["to_original"]
-
-
-STATES = {  # name: placement, gradients, rollouts and logits are right
-    "broken": (False, False, False, False),
-    "+ placement": (True, False, False, False),
-    "+ gradients": (True, True, False, False),
-    "+ rollouts": (True, True, True, False),
-    "+ logits": (True, True, True, True),
-}
+    found, alone, newer = (
+        result.figures(case=f"notebook 08: {name}") for name in ("trl 0.14", "one prompt a batch", "trl 0.15")
+    )
+    assert found["cosine"] < 0.97
+    for pair in (alone, newer):
+        assert pair["cosine"] > 0.9999 and abs(pair["size"] - 1) < 0.001
+    frozen, garbage, temperature, tokens = (
+        result.figures(case=f"notebook 08: {name}")
+        for name in ("01, the frozen embeddings", "02, the garbage rollouts", "the temperature", "05, the other tokens")
+    )
+    assert frozen["cosine"] < 0.2 and tokens["cosine"] < 0.5
+    assert garbage["cosine"] > 0.999 and temperature["cosine"] > 0.99 and 0.4 < temperature["size"] < 0.6
+    rounded = result.figures(case="notebook 08: weights in bfloat16")
+    assert rounded["verdict"] == "HELD" and rounded["changed"] < 0.05
