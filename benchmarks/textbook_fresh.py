@@ -41,6 +41,17 @@ SAME = {
     "dapo_normalized_per_micro_batch": "loss_type",
     "last_window_of_the_epoch": "accumulation",
     "clip_without_the_minimum": "clipping",
+    "logits_not_shifted": "scores shifted by one",
+    "kl_ratio_upside_down": "KL divergence",
+    "clip_bounds_exchanged": "clipping",
+    "advantages_whitened_in_each_micro_batch": "advantages, each times another factor",
+    "accumulation_divided_twice": "accumulation",
+    "first_token_left_out": "first token left out",
+    "rewards_one_batch_late": "other rows' advantages",
+    "old_policy_taken_anew": "ratio",
+    "gradients_zeroed_between_micro_batches": "accumulation",
+    "entropy_bonus_with_the_wrong_sign": "entropy",
+    "dr_grpo_divided_by_the_longest": "constant factor",
 }
 
 
