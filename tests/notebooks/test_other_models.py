@@ -37,9 +37,7 @@ def test_counts_are_the_models_own(folders, tmp_path):
     """Notebook 01 with three layers instead of two: the same story, in other numbers, learning included."""
     (result,) = course.run(["01"], model=str(folders["deeper"]), out=tmp_path, time_limit=1800, progress=False)
     assert result.status == "PASS", f"{result.reason} (see {result.html})"
-    full = result.figures(case="notebook 01: GRPO, full")
-    assert full["changed"] == full["trainable"] == 38
-    frozen = result.figures(case="notebook 01: GRPO, embeddings frozen")
-    assert (frozen["changed"], frozen["trainable"]) == (1, 37)
-    repaired = result.figures(case="notebook 01: repaired")
-    assert repaired["changed"] == repaired["trainable"] == 37
+    assert result.figures(case="notebook 01: all weights")["lost"] == 0
+    frozen = result.figures(case="notebook 01: frozen")
+    assert (frozen["changed"], frozen["lost"], frozen["trainable"]) == (1, 36, 37)
+    assert result.figures(case="notebook 01: the method")["gradients"] == 37

@@ -12,7 +12,7 @@ REPAIRS = {"the hook": (25, True), "the method": (25, True), "use_reentrant=Fals
 
 
 def check(result):
-    assert result.figures(case="notebook 01: frozen") == {"changed": 1, "lost": 24}
+    assert result.figures(case="notebook 01: frozen") == {"changed": 1, "lost": 24, "trainable": 25}
     assert result.figures(case="notebook 01: all weights")["lost"] == 0
     for name, trains in (("all weights", True), ("frozen", False), ("frozen, repaired", True)):
         passes = result.figures(case=f"notebook 01: passes, {name}")
