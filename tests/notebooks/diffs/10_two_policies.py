@@ -1,20 +1,25 @@
-"""Notebook 10: the engine has the weights that are trained, so that the reward climbs, and the model is better."""
+"""Notebook 10: the engine has the weights that are trained, so that the reward climbs.
+
+vLLM is a stand-in, and trl has the lines of 0.28 to 1.9 again, which read the checkpoint after a sleep.
+"""
 
 BEFORE = """
-import atexit
-from failurelab_course.experiments import engine_process
+from failurelab_course.experiments import vllm_stand_in
 
-engine = engine_process.running(model_path)
-engine_url = engine.__enter__()
-atexit.register(engine.__exit__, None, None, None)
+vllm_stand_in.install()
+trl_1_9 = vllm_stand_in.reload_at_each_call()  # kept: it ends where it is collected
+trl_1_9.__enter__()
 """
 MEASURE = """
-drawn = rollout(prompts[:32], trainer)
-gaps = []
-for prompt, ids, logps in zip(drawn["prompt_ids"], drawn["completion_ids"], drawn["logprobs"]):
-    with torch.no_grad():
-        rows = model.eval()(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-    gaps += [abs(rows[place, token].item() - logp) for place, (token, logp) in enumerate(zip(ids, logps))]
-metrics = {"first": rewards[0], "last": rewards[-1], "gap": sum(gaps) / len(gaps)}
-healed = metrics["last"] > metrics["first"] + 0.08 and metrics["gap"] < 0.05
+rows = [row for row in trainer.state.log_history if "reward" in row]
+metrics = {"first": rows[0]["reward"], "last": rows[-1]["reward"],
+           "gap": rows[-1]["sampling/sampling_logp_difference/mean"]}
+healed = metrics["last"] > metrics["first"] + 0.08 and metrics["gap"] < 0.02
+"""
+LORA_MEASURE = """
+trainer = train(learning_rate=3e-3)
+rows = [row for row in trainer.state.log_history if "reward" in row]
+metrics = {"first": rows[0]["reward"], "last": rows[-1]["reward"],
+           "gap": rows[-1]["sampling/sampling_logp_difference/mean"]}
+healed = metrics["last"] > metrics["first"] + 0.08 and metrics["gap"] < 0.02
 """
