@@ -29,7 +29,15 @@ def main() -> None:
         folder = pathlib.Path(name)
         preflight_corpus.make_folder(folder)
         shutil.copy(folder / SCRIPT, folder / "train.py")
-        words = [sys.executable, "-m", "failurelab.preflight", "--python", str(eras.find(STACK).python), "train.py"]
+        words = [
+            sys.executable,
+            "-m",
+            "failurelab.preflight",
+            "--try",
+            "--python",
+            str(eras.find(STACK).python),
+            "train.py",
+        ]
         variables = os.environ | {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
         done = subprocess.run(words, cwd=folder, env=variables, stdout=subprocess.PIPE, text=True)
     text = done.stdout.replace(f"{folder}/", "").rstrip()

@@ -171,11 +171,12 @@ def write_example(case: Case, folder: pathlib.Path) -> str:
     return name
 
 
-def judge(case: Case, patched: bool = False) -> dict:
+def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
     """Run preflight on a case; return what it named and suspected, its error, and its seconds.
 
     Args:
         case: to be judged.
+        tries: as `again` of preflight's command.
         patched: apply the patch that healed, and say what is accused then.
     """
     started = time.perf_counter()
@@ -199,7 +200,7 @@ def judge(case: Case, patched: bool = False) -> dict:
                 script = write_notebook_script(case, folder)
             words = [*case.launch.split(), script, *case.arguments]
             line = launcher_line.read_line(words) if case.launch else launcher_line.Launch(script, case.arguments)
-            answered = command.ask(line, python=str(python), memory=case.memory, time_limit=300)
+            answered = command.ask(line, python=str(python), memory=case.memory, time_limit=300, again=tries)
             seconds = time.perf_counter() - started
             new = sorted({path.name for path in folder.iterdir()} - left - {"cache", script})
             clean = None

@@ -101,7 +101,7 @@ def try_wheel(wheel: pathlib.Path, era: eras.Era) -> str:
         subprocess.run([UV, "pip", "install", "-q", "--no-deps", "--python", python, wheel], check=True)
         script = folder / "train.py"
         script.write_text(SCRIPT.replace("MODEL", repr(str(ROOT / "models" / "tiny-qwen2"))))
-        command = [python.with_name("failurelab"), "preflight", "--json", folder / "answer.json", "--no-try", script]
+        command = [python.with_name("failurelab"), "preflight", "--json", folder / "answer.json", script]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode != 1 or not (folder / "answer.json").is_file():
             raise ReleaseError(f"preflight ended with {done.returncode} in {era.name}: {done.stdout}{done.stderr}")

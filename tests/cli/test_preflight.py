@@ -36,7 +36,7 @@ ONE_OF_EACH = [
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_script_of_each_family_is_named(name):
     """As it is, in its own stack; the worst failure comes first, and nothing is left in its folder."""
-    result = CORPUS.judge(CASES[name])
+    result = CORPUS.judge(CASES[name], tries=False)
     assert CORPUS.right(CASES[name], result), result["text"]
     assert result["left_behind"] == []
 
@@ -99,11 +99,12 @@ def write_two_files(newline):
         path.write_bytes(text.replace("\n", newline).encode())
 
 
+@pytest.mark.nightly
 def test_three_failures_behind_each_other_in_two_files(folder):
     """F2 ends the run, F7 and F15 are there too: named in turn. The patch of both files heals; CRLF and a BOM stay."""
     write_two_files("\r\n")
     before = {name: pathlib.Path(name).read_bytes() for name in TWO_FILES}
-    words = ["--python", str(eras.find("trl-0.14").python), "--json", "answer.json", "--diff", "fix.diff"]
+    words = ["--try", "--python", str(eras.find("trl-0.14").python), "--json", "answer.json", "--diff", "fix.diff"]
     words += ["train.py", "--model", "Qwen/Qwen2-0.5B"]
     assert command.main(words) == 1
     told = json.loads(pathlib.Path("answer.json").read_text())
@@ -121,11 +122,14 @@ def test_three_failures_behind_each_other_in_two_files(folder):
     assert not pathlib.Path("again.diff").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stack", ["trl-0.14", "today"])
 def test_a_fresh_process_answers_as_a_fork_does(stack, folder):
     """Runs are forked from a process that has the script's libraries: each answer is that of a process of its own."""
     script = launcher_line.Launch("first/lora_hub_name.py")
-    answers = [command.ask(script, python=str(eras.find(stack).python), fork=fork) for fork in (True, False)]
+    answers = [
+        command.ask(script, python=str(eras.find(stack).python), again=None, fork=fork) for fork in (True, False)
+    ]
     forked, fresh = (answer.to_json(each) for each in answers)
     assert forked == fresh and bool(forked["findings"]) is (stack == "trl-0.14")
 
@@ -138,20 +142,22 @@ count.write_text(str(runs))
 """
 
 
+@pytest.mark.nightly
 def test_a_script_that_does_more_than_train_is_not_run_again(folder):
-    """It counts its runs in a file of its own: it is run once, and again with --try alone."""
+    """It counts its runs in a file of its own: it is run once, and again with --try-anyway alone."""
     script = pathlib.Path("first/lora_hub_name.py").read_text()
     pathlib.Path("train.py").write_text(WRITES + script)
     line, python = launcher_line.Launch("train.py"), str(eras.find("trl-0.14").python)
-    told = command.ask(line, python=python)
+    told = command.ask(line, python=python, again=None)
     assert failures_of(told.suspected) == ["F2", "F7"] and not told.findings
     assert "count.txt" in " ".join(told.notes) and pathlib.Path("count.txt").read_text() == "1"
     told = command.ask(line, python=python, again=True)
     assert failures_of(told.findings) == ["F2", "F7"] and int(pathlib.Path("count.txt").read_text()) > 4
     told = command.ask(line, python=python, again=False)
-    assert failures_of(told.suspected) == ["F2", "F7"] and "--no-try" in told.suspected[0]["why"]
+    assert failures_of(told.suspected) == ["F2", "F7"] and "--try" in told.suspected[0]["why"]
 
 
+@pytest.mark.nightly
 def test_a_script_that_does_not_do_the_same_twice(folder):
     """Checkpointing in its first run alone: what was seen is suspected, and the answer tells why."""
     script = pathlib.Path("first/lora_hub_name.py").read_text().replace("checkpointing=True", "checkpointing=runs == 1")
@@ -190,7 +196,7 @@ def test_an_adapter_that_nothing_trains(beta, stack, tmp_path, monkeypatch):
     for trainable, found in (("", True), (", is_trainable=True", False)):
         pathlib.Path("train.py").write_text(FROZEN.format(trainable=trainable, beta=beta))
         told = command.ask(launcher_line.Launch("train.py"), python=python)
-        assert ("F23" in failures_of(told.findings)) is found, told
+        assert ("F23" in failures_of(told.accusations)) is found, told
         assert found or "F23" in failures_of(told.held)
 
 

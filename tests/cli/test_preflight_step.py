@@ -113,7 +113,7 @@ def ask(request, tmp_path, monkeypatch):
     def judge(*parts):
         pathlib.Path("train.py").write_text(SCRIPT + "".join(parts))
         told = command.ask(launcher_line.Launch("train.py"), python=python)
-        return told, {answer["failure"]: answer for answer in (*told.findings, *told.held, *told.not_checked)}
+        return told, {answer["failure"]: answer for answer in (*told.accusations, *told.held, *told.not_checked)}
 
     return judge
 
@@ -129,21 +129,21 @@ def ask(request, tmp_path, monkeypatch):
 def test_a_planted_mistake_is_found_and_named(mistake, failure, said, ask):
     """The first of them had F3b held: the rows that are scored are the right ones."""
     told, _ = ask(mistake, PLAIN, GRPO)
-    assert [found["failure"] for found in told.findings if found["failure"] != "F3a"] == [failure], told.findings
-    assert said in told.findings[0]["evidence"]
+    assert [found["failure"] for found in told.accusations if found["failure"] != "F3a"] == [failure], told.accusations
+    assert said in told.accusations[0]["evidence"]
     assert failure != "F21" or "F3b" not in [answer["failure"] for answer in told.held]
 
 
 @pytest.mark.parametrize("options", [PLAIN, LORA, MORE])
 def test_a_healthy_script_holds(options, ask):
     told, answers = ask(options, GRPO)
-    assert told.findings == [] and "F21" in [answer["failure"] for answer in told.held], answers["F21"]
+    assert told.accusations == [] and "F21" in [answer["failure"] for answer in told.held], answers["F21"]
     assert "cosine +1.0000" in answers["F21"]["evidence"] and "opposite sign" in answers["F21"]["control"]
 
 
 def test_equal_rewards_are_f10_and_the_step_is_compared_with_others(ask):
     told, answers = ask(EQUAL, PLAIN, GRPO)
-    assert {"F10", "F14"} & {found["failure"] for found in told.findings}
+    assert {"F10", "F14"} & {found["failure"] for found in told.accusations}
     assert answers["F21"] in told.held
 
 

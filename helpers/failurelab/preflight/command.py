@@ -16,7 +16,7 @@ from failurelab.preflight import launcher_line, repairs, rounds
 from failurelab.preflight.intercept.effects import cache_folders
 from failurelab.preflight.report import answer
 from failurelab.preflight.script_text import encode_source, make_patch, read_source
-from failurelab.preflight.session import Session, TimeIsOver, can_fork
+from failurelab.preflight.session import Session, TimeIsOver
 
 
 class PreflightError(FailureLabError):
@@ -40,8 +40,10 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
     parser.add_argument("--memory", type=float, metavar="GIB", help="of one device: hold the peak at full size to it")
     parser.add_argument("--world-size", type=_positive, metavar="N", help="processes of the run; else as launched")
     parser.add_argument("--time-limit", type=_positive, default=600, metavar="S", help="seconds in all (600)")
-    parser.add_argument("--try", action="store_true", dest="again", help="run the script again whatever it does beside")
-    parser.add_argument("--no-try", action="store_true", help="run it once: no repair is tried, and nothing is named")
+    parser.add_argument(
+        "--try", action="store_true", dest="tries", help="run the script again with repairs, and name what they undo"
+    )
+    parser.add_argument("--try-anyway", action="store_true", help="the same, whatever the script does beside training")
     parser.add_argument("--diff", type=pathlib.Path, metavar="FILE", help="write the patch that was tried, a new FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the answer as JSON too")
     parser.add_argument("--junit", type=pathlib.Path, metavar="FILE", help="write it as JUnit XML too")
@@ -81,7 +83,7 @@ def main(arguments: list[str]) -> int:
             memory=options.memory,
             world_size=options.world_size,
             time_limit=options.time_limit,
-            again=False if options.no_try else True if options.again else None,
+            again=True if options.try_anyway else None if options.tries else False,
             say=_progress,
         )
     except FailureLabError as error:
@@ -121,7 +123,7 @@ def ask(
     memory: float | None = None,
     world_size: int | None = None,
     time_limit: float = 600,
-    again: bool | None = None,
+    again: bool | None = False,
     fork: bool | None = None,
     say: Any = lambda stage: None,
 ) -> answer.Told:
@@ -135,9 +137,9 @@ def ask(
         memory: GiB of one device, to hold the peak at full size to.
         world_size: processes of the run; by default as launched.
         time_limit: seconds, for all runs of the script.
-        again: whether the script may be run more than once, to try repairs; by default if its first run has done
-            nothing beside its training (see `intercept.effects`).
-        fork: whether its runs are forked from one process; by default where that is safe.
+        again: whether the script may be run more than once, to try repairs; None: if its first run has done nothing
+            beside its training (see `intercept.effects`).
+        fork: whether its runs are forked from one process that has the libraries; else each is a process of its own.
         say: called with each stage.
 
     Raises:
@@ -173,7 +175,7 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="failurelab-preflight-", ignore_cleanup_errors=True) as folder:
         session = Session(
             pathlib.Path(folder), python, dict(started.environment), spec, time_limit, say,
-            can_fork() if fork is None else fork,
+            bool(fork),
         )  # fmt: skip
         with session.open():
             _judge(told, session, script, again)
@@ -196,12 +198,12 @@ def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: boo
             if not any(os.path.realpath(path[0]) == os.path.realpath(each["what"]) for each in first["effects"]):
                 effects.append(f"writes {path[0]}")
     if again is False:
-        outcome = rounds.suspect_all(first, "no repair was tried (--no-try)")
+        outcome = rounds.suspect_all(first, "no repair was tried (--try tries them)")
     elif again is None and effects and first["findings"]:
         outcome = rounds.suspect_all(first, f"the script was not run again, for it {effects[0]}")
         outcome.notes.append(
             f"beside its training the script {'; '.join(effects)}. It was not run again, so nothing is named. "
-            "Next: --try, if it may do all that once more for each repair"
+            "Next: --try-anyway, if it may do all that once more for each repair"
         )
     else:
         try:

@@ -11,7 +11,6 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -199,11 +198,6 @@ def _with_folder(folder: pathlib.Path) -> list[int]:
             if any(variable.startswith(mark) for variable in path.read_bytes().split(b"\0")):
                 found.append(int(path.parent.name))
     return found
-
-
-def can_fork() -> bool:
-    """Return whether runs may be forked: on Linux, and where no GPU's driver may be awake in the process."""
-    return sys.platform == "linux" and not any(pathlib.Path("/dev").glob("nvidia[0-9]*"))
 
 
 def _too_long(script: str, limit: float, stage: str) -> str:
