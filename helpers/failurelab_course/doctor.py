@@ -1,8 +1,8 @@
 """Look at a machine before a course; `failurelab doctor`. (Another Python's libraries: `failurelab.failures.versions`.)
 
 Who runs this the day before a course wants one answer: am I ready? So the first line is a verdict, each thing to do is
-a command, and a check that breaks is a failed check and no traceback. Nothing heavy is imported here (versions are asked
-of the packages' metadata) but for the GPU's sake where there is one; most of the time goes into one real kernel.
+a command, and a check that breaks is a failed check and no traceback. Nothing heavy is imported here (versions are
+asked of the packages' metadata) but for the GPU's sake where there is one; most of the time goes into one real kernel.
 """
 
 import errno
