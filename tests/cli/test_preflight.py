@@ -248,9 +248,8 @@ def test_a_script_for_a_gpu_is_judged_without_one(load, then, cut, stack, tmp_pa
     assert command.main(arguments) in (0, 1)
     told = json.loads(pathlib.Path("answer.json").read_text())
     assert set(cut) <= set(told["cut"])
-    assert len([text for text in told["cut"] if text.endswith(("-> cpu", "-> sdpa"))]) == len(
-        {*cut, "device cuda -> cpu"}
-    )
+    # What a reward function puts on a GPU is mapped in the process that asks it, and not told.
+    assert {text for text in told["cut"] if text.endswith(("-> cpu", "-> sdpa"))} == set(cut)
 
 
 def test_every_case_of_the_corpus_can_be_run():

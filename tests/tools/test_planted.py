@@ -50,7 +50,7 @@ def test_a_stale_defect_is_one_line(tmp_path, change, message):
 )
 def test_what_make_evidence_takes_is_its_own(target, command):
     """Its defaults once stood in ONLY and OUT, which other targets read: `make planted` looked for benchmarks."""
-    commands = ["make", "--dry-run", "-o", "setup", "-o", "here", target]
+    commands = ["make", "--no-print-directory", "--dry-run", "-o", "setup", "-o", "here", target]
     environment = {name: value for name, value in os.environ.items() if name not in ("ONLY", "OUT", "MAKEFLAGS")}
     done = subprocess.run(commands, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.rstrip("\n").endswith(f"tools/{command}")

@@ -12,6 +12,7 @@ trl = pytest.importorskip("trl")
 
 import small  # noqa: E402
 
+from failurelab.preflight import repairs  # noqa: E402
 from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected  # noqa: E402
 from failurelab.preflight.inputs import Load, Seen  # noqa: E402
 from failurelab.preflight.intercept import cuts  # noqa: E402
@@ -160,7 +161,8 @@ def test_without_a_penalty_no_reference_is_needed():
 
 def updates(dtype, rate, model=None, **options):
     model = model or small.qwen2()
-    load = Load(options.pop("name", "Qwen/Qwen2-0.5B"), {}, model.config, by_trainer=False, dtype=dtype)
+    by_trainer = options.pop("by_trainer", False)
+    load = Load(options.pop("name", "Qwen/Qwen2-0.5B"), {}, model.config, by_trainer=by_trainer, dtype=dtype)
     load.small = options.pop("cut", True)
     asked = {"learning_rate": rate, "optim": options.pop("optim", "adamw_torch_fused")}
     return one(judge_updates(seen(types.SimpleNamespace(model=model), asked=asked, loads=[load], **options)))
@@ -170,7 +172,8 @@ def updates(dtype, rate, model=None, **options):
     ("dtype", "rate", "kind"),
     [
         ("bfloat16", 1e-6, Finding),
-        ("float32", 1e-6, NotApplicable),
+        ("float32", 1e-6, Held),
+        ("float32", 1e-3, NotApplicable),
         ("bfloat16", 5e-6, Suspected),
         ("bfloat16", 1e-3, Held),
         ("float16", 1e-6, Suspected),
@@ -182,6 +185,14 @@ def test_steps_that_are_rounded_away(dtype, rate, kind):
     assert type(answer) is kind and answer.failure == "F9"
     if isinstance(answer, Finding | Suspected):
         assert "initializer_range" in answer.evidence and answer.notebook == "09_rounded_away"
+
+
+def test_a_load_in_16_bits_is_undone_where_it_was_made():
+    """By the script, by the trainer, and by a cast after it."""
+    name = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
+    assert updates("bfloat16", 1e-6).undo == repairs.Keyword("load", name, '"float32"', index=0)
+    assert updates("bfloat16", 1e-6, by_trainer=True).undo.values == {"model_init_kwargs": {name: "float32"}}
+    assert updates("float32", 1e-6, small.qwen2().bfloat16()).undo.text == "{trainer}.model.float()"
 
 
 @pytest.mark.parametrize(
@@ -371,11 +382,12 @@ def test_every_judge_takes_a_whole_healthy_trainer(grpo, model, tokenizer):
     assert not [answer for answer in answers if isinstance(answer, Finding)]
     assert {answer.failure for answer in answers if isinstance(answer, Held)} >= {
         "F22",
+        "F9",
         "F10",
         "F14",
         "F19",
     }
-    assert {answer.failure for answer in answers if isinstance(answer, NotApplicable)} >= {"F9", "F15", "F16"}
+    assert {answer.failure for answer in answers if isinstance(answer, NotApplicable)} >= {"F15", "F16"}
     assert all(answer.control for answer in answers if isinstance(answer, Held))
 
 

@@ -19,6 +19,7 @@ from packaging.version import Version
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 
+from failurelab.preflight import repairs  # noqa: E402
 from failurelab.preflight.answers import Finding, Held, NotChecked  # noqa: E402
 from failurelab.preflight.inputs import Seen  # noqa: E402
 from failurelab.preflight.judges import asking  # noqa: E402
@@ -423,6 +424,21 @@ def test_what_a_function_can_never_reward(function, rows, failure, words, tried,
     assert tried in finding.tried and bool(finding.tried) is bool(tried)
 
 
+@pytest.mark.parametrize(
+    ("function", "rows", "kind"),
+    [
+        (no_kwargs, PLAIN, repairs.AnyKeywords),
+        (matches(r"<think>.*?</think>\s*<answer>.*?</answer>", 0, re.fullmatch), CHAT, repairs.DotAll),
+        (messages_as_text, CHAT, repairs.FirstLine),
+        (another_key, PLAIN, repairs.Keyword),
+        (infinite, PLAIN, type(None)),
+    ],
+)
+def test_what_can_be_edited_has_an_undo(function, rows, kind, tokenizer):
+    (finding,) = found(judge([function], rows, tokenizer))
+    assert type(finding.undo) is kind
+
+
 FORMATS = {  # pattern, flags and call that are blind; those that are not; what the prompts show
     "open-r1 #237": (
         (r"^<think>.*?</think><answer>.*?</answer>$",),
@@ -482,12 +498,13 @@ def test_a_template_that_opens_the_tag(pattern, dead, tokenizer):
     ] * dead
 
 
-@pytest.mark.parametrize("read", [last_number_bare, last_number])
-@pytest.mark.parametrize("write", ["${}$", "\\({}\\)", "\\boxed{{{}}}", "{} cm", "{}"])
+@pytest.mark.parametrize(
+    ("read", "write"),
+    [(last_number_bare, write) for write in ("${}$", "\\({}\\)", "\\boxed{{{}}}", "{} cm", "{}")]
+    + [(last_number, "{}")],
+)
 def test_a_reference_that_is_read_bare_is_well(write, read, tokenizer):
     """The twins of those above: no form of a reference makes a function that strips it look dead."""
-    if read is last_number and write != "{}":
-        pytest.skip("the broken twin, tested above")
     answers = judge(read, answers_as(write.format), tokenizer)
     assert not found(answers) and any(isinstance(answer, Held) and answer.failure == "F14" for answer in answers)
 
@@ -648,23 +665,26 @@ def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.chdir(tmp_path)
     left = tmp_path / "temporary" / "left"
+    left.mkdir()
 
     def busy(completions, answer, **_):
         print("scoring")
         with open("rewards.log", "a") as log:
             log.write("scored")
-        if not os.fork():
-            left.write_text(str(os.getpid()))
+        child = os.fork()
+        if not child:
+            (left / str(os.getpid())).touch()
             while True:
                 time.sleep(60)
-        while not left.exists() or not left.read_text():
+        while not (left / str(child)).exists():
             time.sleep(0.01)
         return last_number(completions, answer)
 
     answers = judge(busy, CHAT, tokenizer)
     assert any(isinstance(answer, Held) and answer.failure == "F14" for answer in answers)
     assert "scoring" not in "".join(capfd.readouterr()) and not (tmp_path / "rewards.log").exists()
-    assert gone([int(left.read_text())]) == []
+    children = [int(path.name) for path in left.iterdir()]
+    assert children and gone(children) == []
 
 
 def test_a_function_that_is_well_is_called_in_two_processes(tokenizer):

@@ -155,6 +155,7 @@ def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
     given.trainer.eos_token_ids = None  # as in releases that look for the tokenizer's alone
     answer = only(judge_ends(given), "F13")
     assert type(answer) is kind and (kind is NotApplicable or "generation config says '<|im_end|>'" in answer.evidence)
+    assert kind is NotApplicable or answer.undo.text == "{tokenizer}.eos_token = '<|im_end|>'"
 
 
 @pytest.mark.parametrize(("masked", "kind"), [(True, Finding), (False, NotChecked)])
@@ -234,6 +235,7 @@ def test_answers_longer_than_a_completion_may_be(limit, kind, model, tokenizer):
     rows = {"solution": ["First one adds, then one is done: 7"] * 4}
     answers = list(judge_lengths(seen(model, tokenizer, TEXTS, columns=rows, limits={"max_completion_length": limit})))
     assert [type(answer) for answer in answers] == [kind]
+    assert kind is NotChecked or answers[0].undo.values["max_completion_length"] > limit
 
 
 HARD = (

@@ -347,18 +347,8 @@ class Run:
         seen.log = list(trainer.state.log_history)
         self._ask((lambda _: watch.answers(), *order.AFTER), seen)
         self.report.measured = [answer for answer in self.report.answers if isinstance(answer, Held)]
-        self.report.answers = [self._with_undo(answer, seen) for answer in step.outweigh(self.report.answers)]
+        self.report.answers = step.outweigh(self.report.answers)
         self.report.end(error, self._cuts(trainer, seen), trained=True)
-
-    def _with_undo(self, answer: Answer, seen: Any) -> Answer:
-        """Return a finding with its undo; one whose undo cannot be looked up is not tried, and told all the same."""
-        from failurelab.preflight.undos import with_undo
-
-        try:
-            return with_undo(answer, seen) if isinstance(answer, Finding) else answer
-        except Exception as error:
-            self.report.traceback(error)
-            return answer
 
     def _is_first_stage(self, trainer: Any) -> bool:
         """Whether another training comes later in the script, of a trainer that draws completions, and this one not."""

@@ -18,6 +18,7 @@ from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import cuts
 from failurelab.preflight.judges.rows import installed_version
+from failurelab.preflight.repairs import Arguments
 
 _REFUSALS = re.compile(
     r"divisible by (the )?(num_generations|number of generations|global batch size)|at least 2 generations per prompt"
@@ -150,6 +151,7 @@ def _accumulation(seen: Seen, steps: int, accumulated: int) -> Iterator[Answer]:
         f"loss_type {loss}: the loss is divided by the tokens of {steps} steps, and {accumulated} are accumulated into "
         f"one: every gradient is {accumulated / steps:g} times as large as it should be",
         f"Set steps_per_generation={accumulated}, the same as gradient_accumulation_steps, or upgrade trl.",
+        undo=Arguments({"steps_per_generation": accumulated}),
     )
 
 

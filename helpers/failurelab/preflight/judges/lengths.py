@@ -16,6 +16,7 @@ from typing import Any
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, prompted, tokenizer_of
+from failurelab.preflight.repairs import Arguments
 from failurelab.reward_functions.completions import is_conversation
 from failurelab.reward_functions.source import reference_column
 
@@ -59,6 +60,7 @@ def _prompts(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]:
             "F11",
             f"{evidence}: they lose their beginning",
             f"Set max_prompt_length={max(lengths)}, or leave out the longest prompts.",
+            undo=Arguments({"max_prompt_length": max(lengths)}),
         )
     else:
         yield Held("F11", evidence, f"with a limit of 1 it would be {sum(length > 1 for length in lengths)}")
@@ -66,8 +68,9 @@ def _prompts(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]:
 
 def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]:
     own = (seen.asked.get("generation_kwargs") or {}).get("max_new_tokens")  # which trl hands on after its own
-    name = "max_new_tokens of generation_kwargs" if own else "max_completion_length"
-    limit = own or seen.asked.get("max_completion_length") or seen.asked.get("max_new_tokens")
+    name = "max_completion_length" if "max_completion_length" in seen.asked else "max_new_tokens"
+    name = "max_new_tokens of generation_kwargs" if own else name
+    limit = own or seen.asked.get(name)
     if not limit:
         return
     column = reference_column(rows)
@@ -85,7 +88,9 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]
             yield Finding(
                 "F11",
                 f"{evidence}: a completion that long is cut before its end",
-                f"Set {name} to what the answers need: {max(lengths)} for the longest.",
+                f"Set {name} to what the answers need: {max(lengths) + room} for the longest.",
+                undo=None if own else Arguments({name: max(lengths) + room}),
+                tried=f"0 of {len(texts)} are longer than {max(lengths) + room}",
             )
             return
         if longer:

@@ -14,6 +14,7 @@ from failurelab.preflight.answers import Answer, Finding
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.reward_function import RewardFunction
 from failurelab.preflight.judges.rows import prompted
+from failurelab.preflight.repairs import DotAll
 from failurelab.reward_functions import completions, patterns
 from failurelab.reward_functions import source as reward_source
 
@@ -51,6 +52,7 @@ def _form(reward: RewardFunction, given: str) -> Finding | None:
         "F14",
         f"{given}: it reads a completion as {other[0]}, and each is {reward.arguments.form} here",
         reward.read_repair,
+        undo=reward.read_undo,
         tried=other[1],
     )
 
@@ -71,6 +73,7 @@ def find_missing_column(reward: RewardFunction, given: str) -> Finding | None:
                 "F14",
                 f"{given}: it asks for the column {name!r}, which never arrives",
                 reward.column_repair(name),
+                undo=reward.column_undo(name, reward.column),
                 tried=f"with {name}={value!r} it tells right from wrong",
             )
     return None
@@ -111,7 +114,13 @@ def _line_breaks(reward: RewardFunction, given: str) -> Finding | str:
     told = reward.tells(prepare=functools.partial(match_line_breaks, reward.function))
     evidence = f"{given}: in its patterns '.' matches no line break"
     return (
-        reward.finding("F14", evidence, "Give the pattern re.DOTALL.", tried=f"with re.DOTALL it gives {told}")
+        reward.finding(
+            "F14",
+            evidence,
+            "Give the pattern re.DOTALL.",
+            undo=DotAll(reward.function),
+            tried=f"with re.DOTALL it gives {told}",
+        )
         if told
         else None
     )

@@ -14,6 +14,8 @@ from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.asking import Asker, Given
 from failurelab.preflight.judges.reward_arguments import FORMS, Arguments
 from failurelab.preflight.judges.rows import installed_version
+from failurelab.preflight.repairs import AnyKeywords, FirstLine, Keyword, Repair
+from failurelab.preflight.repairs import Arguments as TrainingArguments
 from failurelab.reward_functions import source as reward_source
 from failurelab.reward_functions.completions import Probe
 
@@ -112,14 +114,31 @@ class RewardFunction:
         """How to read a completion of this dataset."""
         return _READ[self.arguments.form]
 
+    @property
+    def read_undo(self) -> Repair | None:
+        """Let it read a completion of this dataset, where that is one line of its own."""
+        line = "completions = [completion[-1]['content'] for completion in completions]"
+        return FirstLine(self.function, line) if self.arguments.form == "a list of messages" else None
+
+    def column_undo(self, name: str, source: str | None) -> Repair | None:
+        """Let a column arrive under the name that the function asks for."""
+        if self._is_dropped(name):
+            return TrainingArguments({"remove_unused_columns": False})
+        if source is None or source == name:
+            return None
+        return Keyword("trainer", "train_dataset", f"{{}}.rename_column({source!r}, {name!r})")
+
+    def _is_dropped(self, name: str) -> bool:
+        there = name in self.arguments.rows[0] and name not in ("prompt", "completion")
+        return there and name not in self.arguments.columns
+
     def column_repair(self, name: str) -> str:
         """Return what to do about a column that never arrives."""
-        have = self.arguments.columns
-        if name in self.arguments.rows[0] and name not in have and name not in ("prompt", "completion"):
+        if self._is_dropped(name):
             return "Set remove_unused_columns=False: the trainer drops the columns that the model does not take."
         return (
             f"Call the dataset's column {name!r} (dataset.rename_column), or the argument as the column: "
-            f"{', '.join(have) or 'none besides prompt'}."
+            f"{', '.join(self.arguments.columns) or 'none besides prompt'}."
         )
 
     def one_at_a_time(self) -> str:
@@ -146,6 +165,7 @@ class RewardFunction:
                 f"{self.name} asks for {', '.join(missing)}, which never arrives: it is given "
                 f"{', '.join(self.arguments.names())}. A TypeError ends the run",
                 self.column_repair(missing[0]),
+                undo=self.column_undo(missing[0], source),
                 tried=self._under_name(missing[0], source) if len(missing) == 1 else "",
                 ends=True,
             )
@@ -155,6 +175,7 @@ class RewardFunction:
                 "F14",
                 f"{self.name} takes no {', '.join(extra)}, which this trainer hands to it: a TypeError ends the run",
                 "Add **kwargs to the function's arguments.",
+                undo=AnyKeywords(self.function),
                 tried=f"called without, it gives {figures.span(given)}" if given else "",
                 ends=True,
             )
@@ -176,18 +197,21 @@ class RewardFunction:
                 "F14",
                 f"{self.name} reads the column {given.key!r}, which never arrives: a KeyError ends the run",
                 self.column_repair(given.key),
+                undo=self.column_undo(given.key, self.column),
                 tried=self._under_name(given.key, self.column),
                 ends=True,
             )
-        what, repair, tried = "completions in plain words", "Let it give its lowest reward to what it cannot read.", ""
+        what, tried, undo = "completions in plain words", "", None
+        repair = "Let it give its lowest reward to what it cannot read."
         filled = [probe for probe in self.probes if probe.text]
         if values := self.ask(filled).values:
             what = "an empty completion, which a model makes when it ends at once"
             tried = f"without those it gives {figures.span(values)}"
         elif other := self.other_form():
             what = f"this dataset's completions, each of which is {self.arguments.form}"
-            repair, tried = self.read_repair, other[1]
-        return self.finding("F14", f"{self.name} raises {given.error}, for {what}", repair, tried=tried, ends=True)
+            repair, tried, undo = self.read_repair, other[1], self.read_undo
+        evidence = f"{self.name} raises {given.error}, for {what}"
+        return self.finding("F14", evidence, repair, tried=tried, undo=undo, ends=True)
 
     def _no_numbers(self, given: Given) -> Answer | None:
         """Keep the rewards; return what is wrong with them as numbers."""

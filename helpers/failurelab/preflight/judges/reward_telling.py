@@ -13,6 +13,7 @@ from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.reward_causes import find_missing_column, match_line_breaks
 from failurelab.preflight.judges.reward_figures import SAME
 from failurelab.preflight.judges.reward_function import RewardFunction
+from failurelab.preflight.repairs import DotAll
 from failurelab.reward_functions import patterns
 from failurelab.reward_functions import source as reward_source
 from failurelab.reward_functions.completions import OTHERS, Probe
@@ -155,6 +156,7 @@ def _line_breaks(reward: RewardFunction) -> Answer | None:
         "F14",
         f"{evidence}: in its patterns '.' matches no line break",
         "Give the pattern re.DOTALL.",
+        undo=DotAll(reward.function),
         tried=f"with re.DOTALL completions of several lines get {then[row]:g} too",
     )
 

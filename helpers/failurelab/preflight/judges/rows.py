@@ -1,10 +1,7 @@
 """What judges read of a script: rows of its dataset, prompts as its trainer makes ids of them, its libraries."""
 
-import functools
 import importlib.metadata
-import inspect
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,22 +71,6 @@ def prompt_ids(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
 def _continuation(prompt: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     assistant = prompt[-1]["role"] == "assistant"
     return {"continue_final_message": True} if assistant else {"add_generation_prompt": True}
-
-
-def trl_source(trainer: Any) -> str:
-    """Return the source of the trl classes that a trainer is derived from; empty where there is none to read.
-
-    What a release does is asked of its source where no signature tells: a version says nothing of a fork or a nightly.
-    """
-    return "\n".join(_source(cls) for cls in type(trainer).__mro__ if cls.__module__.partition(".")[0] == "trl")
-
-
-@functools.cache
-def _source(cls: type) -> str:
-    try:
-        return inspect.getsource(sys.modules[cls.__module__])
-    except (OSError, TypeError, KeyError):
-        return ""
 
 
 def installed_version(package: str) -> Version:

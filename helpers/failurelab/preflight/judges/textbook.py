@@ -24,6 +24,7 @@ from failurelab.handles import keep_random_state, wrap_method
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import tokenizer_of
+from failurelab.preflight.repairs import Arguments, Repair, Statement
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
 _MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
@@ -42,6 +43,14 @@ _REPAIRS = {
     "F15": "Set temperature=1.0, or upgrade to trl 0.16 or later.",
     "no attention mask": "trl 0.15 or later; or prompts of one length in a batch (TRL #2708).",
 }
+_WITH_MASK = """\
+def add_mask(model, args, kwargs):
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    mask = {{}} if ids is None else {{"attention_mask": (ids != {trainer}.processing_class.pad_token_id).long()}}
+    return args, mask | kwargs
+for each in filter(None, ({trainer}.model, {trainer}.ref_model)):
+    each.register_forward_pre_hook(add_mask, with_kwargs=True)"""
+_UNDOS: dict[str, Repair] = {"F15": Arguments({"temperature": 1.0}), "no attention mask": Statement(_WITH_MASK)}
 _OTHERWISE = "Look there in what is overridden or patched; failurelab.guards.StepGuard(trainer) checks the repair."
 
 
@@ -182,7 +191,8 @@ class StepJudge(TrainerCallback):
         own = _overridden(self.trainer)
         where = f" Overridden by the script: {', '.join(own)}." if own else ""
         repair = _REPAIRS.get(failure) or _REPAIRS.get(report.named or "", _OTHERWISE)
-        return Finding(failure, f"step {report.step}: {report.reason}{where}", repair)
+        undo = _UNDOS.get(failure) or _UNDOS.get(report.named or "")
+        return Finding(failure, f"step {report.step}: {report.reason}{where}", repair, undo=undo)
 
     def _held(self, reports: Sequence[textbook.Comparison]) -> Answer:
         first, last = reports[0], reports[-1]

@@ -20,6 +20,7 @@ import torch
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, sample, tokenizer_of
+from failurelab.preflight.repairs import Statement
 from failurelab.reward_functions.completions import is_conversation
 
 ROWS = 32
@@ -211,11 +212,13 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
             "Leave eos_token_id out of generation_kwargs, or give the tokenizer that token as eos_token.",
         )
     if config and not config & known:
+        token = tokenizer.convert_ids_to_tokens(min(config))
         return Finding(
             "F13",
             f"{ends}, and the model's generation config says {_names(tokenizer, config)}: what the model ends with is "
             "not seen, and what follows counts as the completion",
-            f"Set tokenizer.eos_token = {tokenizer.convert_ids_to_tokens(min(config))!r} before the trainer is made.",
+            f"Set tokenizer.eos_token = {token!r} before the trainer is made.",
+            undo=_set_end(token),
         )
     rows = sample(seen, 1)
     turn = _turn_end(tokenizer)
@@ -231,14 +234,19 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
         )
     name = seen.loads[0].name if seen.loads else ""
     found = f"{ends}, and a turn of the chat template ends with {_names(tokenizer, {turn})}"
-    repair = f"Set tokenizer.eos_token = {tokenizer.convert_ids_to_tokens(turn)!r} before the trainer is made."
+    token = tokenizer.convert_ids_to_tokens(turn)
+    repair = f"Set tokenizer.eos_token = {token!r} before the trainer is made."
     if turn in config:
         evidence = f"{found}, which the model's generation config has too: after it, padding counts as the completion"
-        return Finding("F13", evidence, repair)
+        return Finding("F13", evidence, repair, undo=_set_end(token))
     if _is_chat(name):
         why = f"{name} is a chat model by its name alone; whether it ends so, only the real model tells (--real-model)"
         return Suspected("F13", f"{found}: nothing stops the model there", why, repair)
     return NotChecked("F13", f"{found}; whether this model ends its turns so, only the real model tells (--real-model)")
+
+
+def _set_end(token: str) -> Statement:
+    return Statement(f"{{tokenizer}}.eos_token = {token!r}", before="trainer")
 
 
 def _turn_end(tokenizer: Any) -> int | None:

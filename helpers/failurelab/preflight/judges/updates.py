@@ -17,6 +17,7 @@ from packaging.version import Version
 from failurelab import updates
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Load, Seen
+from failurelab.preflight.repairs import Arguments, Keyword, Repair, Statement
 
 _NOTEBOOK = "09_rounded_away"
 _LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -42,7 +43,7 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
     if load.dtype not in _LOW and cast is not None:
         load = dataclasses.replace(load, dtype=str(cast).removeprefix("torch."))
     if load.dtype not in _LOW:
-        yield NotApplicable("F9", f"{load.name} is loaded in {load.dtype}: a step of {rate:g} is not lost")
+        yield _judge_wide(seen, load, float(rate))
         return
     optimizer = str(getattr(seen.asked.get("optim"), "value", seen.asked.get("optim") or "adamw_torch"))
     if seen.given.get("optimizers", (None,))[0] is not None or seen.given.get("optimizer_cls_and_kwargs"):
@@ -70,7 +71,17 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
         why = "slowed, not lost: runs of large models with shares of 2 to 8 % are known to learn; how much, a run tells"
         yield Suspected("F9", evidence, why, _repair(load), _NOTEBOOK)
     else:
-        yield Finding("F9", evidence, _repair(load), _NOTEBOOK)
+        yield Finding("F9", evidence, _repair(load), _NOTEBOOK, undo=_undo(seen, load))
+
+
+def _judge_wide(seen: Seen, load: Load, rate: float) -> Answer:
+    """Tell of weights in float32 what the same step changes, there and in bfloat16."""
+    share, of = _share(seen, load, rate, torch.float32)
+    planted, _ = _share(seen, load, rate, torch.bfloat16)
+    evidence = f"{load.name} is loaded in {load.dtype}, where a step of {rate:g} changes {share:.1%} of {of}"
+    if updates.grade(share) == updates.grade(planted):
+        return NotApplicable("F9", f"{evidence}; in bfloat16 it would change {planted:.1%}")
+    return Held("F9", evidence, f"in bfloat16 it would change {planted:.1%}")
 
 
 def _judge_adapter(load: Load, rate: float, dtype: torch.dtype) -> Answer:
@@ -135,11 +146,26 @@ def _parts(named: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, part
 
 
-def _repair(load: Load) -> str:
+def _argument(load: Load) -> str:
     import transformers
 
     new = Version(transformers.__version__) >= Version("4.56") and "torch_dtype" not in load.options
-    argument = "dtype" if new else "torch_dtype"
+    return "dtype" if new else "torch_dtype"
+
+
+def _undo(seen: Seen, load: Load) -> Repair:
+    """Return the load in float32; a cast that came after the load is undone before training."""
+    name = _argument(load)
+    at = next((index for index, each in enumerate(seen.loads) if each is load), None)
+    if at is None:
+        return Statement("{trainer}.model.float()")
+    if load.by_trainer:
+        return Arguments({"model_init_kwargs": {**(seen.asked.get("model_init_kwargs") or {}), name: "float32"}})
+    return Keyword("load", name, '"float32"', index=at)
+
+
+def _repair(load: Load) -> str:
+    argument = _argument(load)
     if load.by_trainer:
         return f'Set model_init_kwargs={{"{argument}": "float32"}}; bf16=True computes in bfloat16 all the same.'
     return f"Load the model with {argument}=torch.float32; bf16=True computes in bfloat16 all the same."
