@@ -30,6 +30,9 @@ _SILENT = {  # services that a script may report to; nothing of a preflight goes
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "OMP_NUM_THREADS": "1",  # for so small a model more threads cost time, above all on a machine that has other work
     "MKL_NUM_THREADS": "1",
+    # Logits over a whole vocabulary are large: glibc maps each anew and gives it back, and the kernel clears it each time.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
 }
 _OF_A_LAUNCH = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED",
