@@ -7,7 +7,6 @@ its case are columns, NaN where a run lacks one.
 
 import itertools
 import json
-import math
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -137,13 +136,3 @@ def version_heads(runs: pandas.DataFrame, eras: Iterable[str], *libraries: str) 
     """Return for each era the versions of these libraries, as heads of columns."""
     versions = dict(zip(runs["era"], runs["versions"]))
     return [", ".join(f"{library} {versions[era][library]}" for library in libraries) for era in eras]
-
-
-def wilson(right: int, total: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson's score)."""
-    if not total:
-        return 0.0, 1.0
-    z, share = 1.96, right / total
-    middle, scale = share + z * z / (2 * total), 1 + z * z / total
-    half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

@@ -20,7 +20,6 @@ from evidence import (
     spread,
     table,
     version_heads,
-    wilson,
 )
 
 CURVES = ("checkpointing off", "broken", "gradients repaired", "rollouts repaired", "both repaired")
@@ -121,34 +120,19 @@ def suspects() -> str:
 
 
 def cures() -> str:
-    """Every cure of "element 0": gradients, rewards alone and with the rollouts repaired, memory of a step."""
-    steps = read_runs("peft_cures", "one step: (?P<name>.+)")
+    """Every cure of "element 0": gradients, rewards alone and with the rollouts repaired."""
     body = []
     runs = read_runs("peft_cures", "cure: (?P<name>.+?)(?P<repair>, rollouts repaired)?")
     for name, group in runs.groupby("name"):
         alone, both = group[group["repair"].isna()], group[group["repair"].notna()]
         best = alone if both.empty else both
         ends = (spread(part[end], missing="-") for part in (alone, both) for end in ("first", "last"))
-        peak = median(steps[steps["name"] == name]["peak_mib"], ".0f", missing="-")
         gradients = f"{alone['reached'].min()} of {alone['trainable'].iloc[0]}"
         accuracy = spread(best["accuracy_after"], missing="-")
-        body.append([name, gradients, *ends, accuracy, peak, f"{best['seconds'].min():.1f}"])
+        body.append([name, gradients, *ends, accuracy, f"{best['seconds'].min():.1f}"])
     head = ["cure", "tensors with a gradient", "reward, first 10 steps", "last 10"]
-    more = ["rollouts repaired too: first 10", "last 10", "accuracy after", "peak MiB of a step", "seconds, fastest"]
+    more = ["rollouts repaired too: first 10", "last 10", "accuracy after", "seconds, fastest"]
     return markdown([*head, *more], body)
-
-
-def depth() -> str:
-    """Peak memory and seconds of a training step with LoRA, over the model's depth."""
-    head = ["layers", "checkpointing off", "reentrant", "non-reentrant"]
-    runs = read_runs("peft_memory", r"memory: (?P<layers>\d+) layers, (?P<kind>.+)", "today")
-    return grid(
-        head,
-        runs,
-        lambda run: f"{run['peak_mib']:.0f} MiB, {run['seconds']:.2f} s",
-        layers=("2", "4", "8", "16"),
-        kind=KINDS,
-    )
 
 
 def checkpoint_errors() -> str:
@@ -242,25 +226,6 @@ def predicted() -> str:
     return "\n\n".join([*map(make_part, [CPU, *cards]), *([] if cards else [NO_CARD])])
 
 
-def simulated() -> str:
-    """Peak memory of one step of known shapes on simulated devices, beside what can be worked out by hand."""
-    shapes = ["Qwen2-0.5B, bf16", "Qwen2-7B, bf16", "Qwen2-7B, 4 bit and LoRA", "Qwen2.5-72B, bf16"]
-    runs = read_runs("simulated_memory", "simulated step: (?P<name>.+)", "today").set_index("name", drop=False)
-    sizes = ["peak_bytes", "weights_bytes", "weights_by_hand", "activations_bytes", "decomposed_bytes"]
-    runs["scores"] = (runs["decomposed_bytes"] - runs["peak_bytes"]) / runs["scores_by_hand"]
-    runs[sizes] = runs[sizes].astype(float) / 2**30
-    return table(
-        ["GiB at the peak"],
-        list_runs(runs.loc[shapes], "name"),
-        ("all", "peak_bytes", ".1f"),
-        ("weights", "weights_bytes", ".1f"),
-        ("weights by hand", "weights_by_hand", ".1f"),
-        ("activations", "activations_bytes", ".1f"),
-        ("attention decomposed", "decomposed_bytes", ".1f"),
-        ("difference / one score matrix a layer", "scores", ".1f"),
-    )
-
-
 def zero3_generation() -> str:
     """How long generation takes under ZeRO-3, as a multiple of what it takes with the engine handed over."""
     ways = ("without DeepSpeed", "engine handed over, hooks off", "bare model handed over, hooks on")
@@ -270,85 +235,7 @@ def zero3_generation() -> str:
     return table(["generation"], group_runs(runs, [*ways, "model.generate by itself"], "way").items(), hooks, *ratios)
 
 
-def zero3_parity() -> str:
-    """How far gathered parameters end from those of the run without DeepSpeed, on fixed completions."""
-    head = ["largest difference of a parameter", *OLD_AND_TODAY]
-    runs = read_runs("zero3_parity", "parity: (?P<stage>stage .)")
-    stages = [f"stage {stage}" for stage in range(4)]
-    lines = grid(head, runs, lambda run: f"{run['largest_difference']:.0e}", stage=stages, era=OLD_AND_TODAY)
-    moved = f" {runs['largest_change'].max():.0e} |" * len(OLD_AND_TODAY)
-    return f"{lines}\n| for scale: the largest change |{moved}"
-
-
-def zero3_shards() -> str:
-    """What one of two processes holds at each stage."""
-    return table(
-        ["elements held by one of two"],
-        list_runs(read_runs("zero3_sharding", "held by one of two: (?P<stage>stage .)"), "stage"),
-        ("parameters", "parameters", ","),
-        ("gradients", "gradients", ","),
-        ("optimizer state", "state", ","),
-    )
-
-
-# Several failures at once, dtypes, two policies
-
-
-def four() -> str:
-    """Four failures at once: what is measured before the first step, and the reward, after each repair."""
-    labels = {
-        "broken": "broken",
-        "placement": "+ a map that each rank makes",
-        "gradients": "+ gradients",
-        "rollouts": "+ rollouts",
-        "logits": "+ logits",
-    }
-    runs = read_runs("four_at_once", "four at once: (?P<name>[a-z]+)")
-    maps = read_runs("four_at_once", "four at once: placement as (?P<maker>.+) makes it").set_index("maker")
-
-    def refused(runs: pandas.DataFrame) -> str:
-        run = maps.loc["the script" if (runs["name"] == "broken").all() else "each rank"]
-        return f"{run['refused']} of {run['ranks']}"
-
-    def without(runs: pandas.DataFrame) -> str:
-        ((missing, trainable),) = set(zip(runs["without_gradient"], runs["trainable"]))
-        return f"{missing} of {trainable}"
-
-    def rows(runs: pandas.DataFrame) -> str:
-        times = runs["rows_made"] / runs["rows_needed"]
-        return spread(times if times.any() else [], ".1f", "none kept")
-
-    before = median(runs["accuracy_before"])
-    return table(
-        ["run"],
-        ((labels[name], of_name) for name, of_name in group_runs(runs, labels, "name").items()),
-        ("ranks refused (simulated)", refused),
-        ("without gradient", without),
-        ("seeds with sane rollouts", lambda runs: count(runs["rollouts_agree"])),
-        ("rows of logits, times needed", rows),
-        ("reward, last 10 steps", lambda runs: spread(runs["last"], missing="an error in step 1")),
-        (f"accuracy after ({before} before)", lambda runs: spread(runs["accuracy_after"], missing="-")),
-    )
-
-
-def qlora() -> str:
-    """GRPO on 4-bit weights: what they and the adapters are after training, and whether it learns."""
-    runs = read_runs("qlora", "QLoRA: (?P<name>.+)")
-
-    def unchanged(runs: pandas.DataFrame) -> str:
-        total = runs["quantized"].sum()
-        return f"{runs['quantized_unchanged'].sum()} of {total}" if total else "-"
-
-    return table(
-        ["weights"],
-        group_runs(runs, ("4 bit", "float32", "4 bit, learning rate 0"), "name").items(),
-        ("greedy accuracy before", "greedy_before"),
-        ("sampled before", "sampled_before"),
-        ("sampled after", "sampled_after"),
-        ("gain of 0.15 or more", lambda runs: count(runs["sampled_after"] >= runs["sampled_before"] + 0.15)),
-        ("4-bit weights unchanged, bit for bit", unchanged),
-        ("adapter tensors changed", lambda runs: f"{runs['adapters_changed'].sum()} of {runs['adapters'].sum()}"),
-    )
+# Dtypes, two policies
 
 
 def paths() -> str:
@@ -730,16 +617,6 @@ def faults() -> str:
         shown.setdefault((line, "" if _not_run(run) else run["status"]), []).append(run["what"])
     body = [["; ".join(faults), line, status] for (line, status), faults in shown.items()]
     return markdown(["fault", "what is shown", "exit status"], body)
-
-
-def _shares(of: str, columns: dict[str, str]) -> list[tuple]:
-    """Return columns of `k of n` with a 95 % interval, n being the figure `of`."""
-
-    def share(run: dict, figure: str) -> str:
-        low, high = wilson(run[figure], run[of])
-        return f"{run[figure]} of {run[of]} ({low:.0%} to {high:.0%})" if run[of] else "-"
-
-    return [(head, lambda run, figure=figure: share(run, figure)) for head, figure in columns.items()]
 
 
 def _reached(run: Any) -> str:

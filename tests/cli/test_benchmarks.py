@@ -98,16 +98,3 @@ def test_a_benchmark_says_its_eras_and_takes_a_device_and_never_another(name, mo
             script.main()
         said = capsys.readouterr()
         assert ended.value.code == status and line in said.err and bool(said.out) == (status == 0)
-
-
-def test_two_processes_are_not_put_on_one_gpu(monkeypatch, capsys):
-    """NCCL refuses it; `--out` is told that it was not run, by the status that means so."""
-    sharding = load("zero3_sharding")
-    monkeypatch.setattr(devices, "resolve", lambda device: device)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(sys, "argv", ["zero3_sharding.py", "--device", "cuda"])
-    with pytest.raises(SystemExit) as ended:
-        sharding.main()
-    said = capsys.readouterr().out
-    reason = load("recording").explain_not_run(said, ended.value.code)
-    assert reason == "2 processes need a GPU each, and 1 is there"
