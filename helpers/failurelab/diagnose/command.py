@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 
+from failurelab import _issue
 from failurelab.diagnose import answer, evidence, rules
 from failurelab.diagnose.evidence import RunError
 from failurelab.errors import FailureLabError
@@ -31,6 +32,7 @@ def parser(prog: str = "failurelab diagnose") -> argparse.ArgumentParser:
         "--preflight", action="store_true", help="run the script in each run's folder, cut to seconds, by preflight"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--report", type=pathlib.Path, metavar="FILE", help="write it for an issue, a new FILE")
     parser.add_argument("--explain", action="store_true", help="print the rules")
     parser.add_argument("runs", nargs="*", metavar="RUN", type=pathlib.Path, help="a folder; or the files of one run")
     return parser
@@ -44,6 +46,9 @@ def main(arguments: list[str]) -> int:
         return 0
     if not options.runs:
         print("ERROR diagnose needs a run. Next: failurelab diagnose FOLDER", file=sys.stderr)
+        return 3
+    if refused := _issue.refuse(options.report, "--report"):
+        print(refused, file=sys.stderr)
         return 3
     installed: dict[str, str] = {}
     if options.python:
@@ -72,6 +77,8 @@ def main(arguments: list[str]) -> int:
         for each in answers:
             print(answer.text(each))
             print() if len(answers) > 1 else None
+    if options.report and answers:
+        options.report.write_text("\n".join(answer.report(each, arguments) for each in answers), encoding="utf-8")
     for _, error in errors:
         print(f"ERROR {error}", file=sys.stderr)
     statuses = [each.exit_status for each in answers] + [3] * len(errors)

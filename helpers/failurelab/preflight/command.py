@@ -1,6 +1,7 @@
 """`failurelab preflight`: runs the script in the Python that trains, tries repairs, and tells what was found."""
 
 import argparse
+import functools
 import hashlib
 import json
 import os
@@ -10,11 +11,12 @@ import sys
 import tempfile
 from typing import Any
 
+from failurelab import _issue
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
 from failurelab.preflight import launcher_line, repairs, rounds
 from failurelab.preflight.intercept.effects import cache_folders
-from failurelab.preflight.report import answer
+from failurelab.preflight.report import answer, issue
 from failurelab.preflight.script_text import encode_source, make_patch, read_source
 from failurelab.preflight.session import Session, TimeIsOver
 
@@ -47,6 +49,7 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
     parser.add_argument("--diff", type=pathlib.Path, metavar="FILE", help="write the patch that was tried, a new FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the answer as JSON too")
     parser.add_argument("--junit", type=pathlib.Path, metavar="FILE", help="write it as JUnit XML too")
+    parser.add_argument("--report", type=pathlib.Path, metavar="FILE", help="write it for an issue, a new FILE")
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS...]")
     return parser
 
@@ -65,9 +68,8 @@ def main(arguments: list[str]) -> int:
     if not line:
         print("ERROR preflight needs a script. Next: failurelab preflight train.py", file=sys.stderr)
         return 3
-    if options.diff and (options.diff.exists() or not options.diff.parent.is_dir()):
-        what = "is there already" if options.diff.exists() else "would lie in a folder that is not there"
-        print(f"ERROR {options.diff} {what}. Next: --diff with the name of a new file", file=sys.stderr)
+    if refused := _issue.refuse(options.diff, "--diff") or _issue.refuse(options.report, "--report"):
+        print(refused, file=sys.stderr)
         return 3
     try:
         started = (
@@ -100,7 +102,8 @@ def main(arguments: list[str]) -> int:
         print(f"{options.diff}: the patch that was tried. Next, {apply}")
     elif options.diff:
         print(f"{options.diff}: not written, for no edit of the script was tried that heals")
-    for path, content in ((options.json, _json), (options.junit, answer.junit)):
+    report = functools.partial(issue.markdown, options=arguments)
+    for path, content in ((options.json, _json), (options.junit, answer.junit), (options.report, report)):
         if path:
             path.write_text(content(told), encoding="utf-8")
     return told.exit_status

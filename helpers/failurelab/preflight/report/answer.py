@@ -145,10 +145,10 @@ def text(told: Told) -> str:
     width = max(70, min(110, shutil.get_terminal_size().columns))
     lines = []
     for answer in told.findings:
-        lines += [f"NAMED  {answer['failure']} {_title(answer['failure'])}", *_wrap(_figures(answer), width)]
+        lines += [f"NAMED  {answer['failure']} {title(answer['failure'])}", *_wrap(_figures(answer), width)]
         lines += [*_repair(answer, "repair (tried)", width), ""]
     for answer in told.suspected:
-        lines += [f"SUSPECTED  {answer['failure']} {_title(answer['failure'])}", *_wrap(answer["evidence"], width)]
+        lines += [f"SUSPECTED  {answer['failure']} {title(answer['failure'])}", *_wrap(answer["evidence"], width)]
         lines += [*_wrap(f"not named: {answer['why']}", width), *_repair(answer, "repair", width), ""]
     if told.held:
         lines.append("HELD (in brackets: what the same measurement said with the failure planted)")
@@ -220,8 +220,9 @@ def _repair(answer: dict[str, Any], what: str, width: int) -> list[str]:
     return lines
 
 
-def _title(failure: str) -> str:
-    titles = {each.id: each.title for each in failures.all()} | {}
+def title(failure: str) -> str:
+    """Return what a failure is called; empty where it has no title."""
+    titles = {each.id: each.title for each in failures.all()}
     return titles.get(failure, TITLES.get(failure, ""))
 
 
