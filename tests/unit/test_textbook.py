@@ -199,6 +199,46 @@ def test_numbers_of_the_launcher_have_a_floor(model, tokenizer, tmp_path, monkey
     assert report.verdict == "HELD" and report.floor.cosine > 0
 
 
+def two_turns(prompts, trainer):
+    """Let the model answer, reply as the environment, and let it answer again."""
+    tokenizer, ends = trainer.processing_class, set(trainer.eos_token_ids)
+    asked, reply = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompts, " sure? 1+1="))
+    first, _ = trainer._generate_single_turn(asked, None, {}, trainer.num_generations)
+    first = [[token for token in ids if token not in ends] for ids in first]
+    again = [prompt + ids + reply for prompt, ids in zip(asked, first)]
+    second, _ = trainer._generate_single_turn(again, None, {}, trainer.num_generations)
+    return {
+        "prompt_ids": asked,
+        "completion_ids": [one + reply + other for one, other in zip(first, second)],
+        "logprobs": None,
+        "env_mask": [[1] * len(one) + [0] * len(reply) + [1] * len(other) for one, other in zip(first, second)],
+    }
+
+
+class TwoTurns(trl.GRPOTrainer):
+    def __init__(self, *given, **options):
+        super().__init__(*given, rollout_func=two_turns, **options)
+
+
+@pytest.mark.skipif(before("1.10"), reason="this release has no environment's mask")
+@pytest.mark.parametrize("asked", [{}, {"loss_type": "grpo", "top_entropy_quantile": 0.5, "entropy_coef": 1.0}])
+def test_tokens_that_an_environment_gave_are_read_and_not_trained_on(asked, model, tokenizer, tmp_path):
+    """Also where the generation is used a second time."""
+    options = {"num_iterations": 2, "max_steps": 2, "learning_rate": 1e-3, **asked}
+    with textbook.compare(made := trainer(model, tokenizer, tmp_path, kind=TwoTurns, **options), (1, 2)) as watched:
+        made.train()
+    assert [report.verdict for report in watched.reports] == ["HELD", "HELD"]
+
+
+@pytest.mark.skipif(before("1.10"), reason="this release has no environment's mask")
+def test_an_environment_s_mask_that_the_loss_does_not_know(model, tokenizer, tmp_path):
+    class Ignores(TwoTurns, planted(inputs=lambda given: given.pop("tool_mask") is None or given)):
+        pass
+
+    made = trainer(model, tokenizer, tmp_path, kind=Ignores, per_device_train_batch_size=4, max_completion_length=3)
+    assert compare(made).named == "the environment's tokens are trained on"
+
+
 def equal(completions, **_):
     return [1.0] * len(completions)
 

@@ -36,11 +36,6 @@ class OutOfMemory(RuntimeError):
     """One row alone does not fit into memory."""
 
 
-def completion_length(row: Row) -> int:
-    """Return how many tokens of a row are trained on."""
-    return len(row.completion)
-
-
 @dataclasses.dataclass(frozen=True)
 class Change:
     """What a suspect does otherwise than the definition.
@@ -60,7 +55,7 @@ class Change:
     scoring: Scoring | None = None
     advantages: Callable[[Sequence[Row], Options, torch.Tensor], torch.Tensor] | None = None
     weights: Callable[[Sequence[Row], torch.Tensor], torch.Tensor] | None = None
-    lengths: Callable[[Row], int] = completion_length
+    lengths: Callable[[Row], int] = Row.length
     ratio: str = "right"
     kl: str = "k3"
     probabilities: bool = False
@@ -204,7 +199,7 @@ class Step:
         self.thresholds: dict[int | None, float] = {}
         self.kept = dict.fromkeys((row.micro for row in self.rows), 0)  # tokens that the entropy term is the mean of
         for row in self.rows:
-            self.kept[row.micro] += 0 if self.left_out(row) else len(row.completion)
+            self.kept[row.micro] += 0 if self.left_out(row) else row.length()
 
     def score_rows(self, forward: Callable[..., torch.Tensor], part: range, *, entropy: bool = False) -> Scores:
         """Score some of the rows."""
@@ -222,7 +217,8 @@ class Step:
         with torch.no_grad():
             for number, row in enumerate(self.rows):
                 if not self.left_out(row):
-                    entropies.setdefault(row.micro, []).append(score_part(range(number, number + 1)).entropies[0])
+                    scores = score_part(range(number, number + 1))
+                    entropies.setdefault(row.micro, []).append(scores.entropies[scores.mask.bool()])
         share = 1 - self.options.top_entropy_quantile
         for micro, parts in entropies.items():
             values = torch.cat(parts).float()
@@ -350,9 +346,7 @@ class Step:
             tally.kl = max(tally.kl, float((kl.detach().abs() * trained).max()))
 
 
-def row_weights(
-    rows: Sequence[Row], options: Options, length_of: Callable[[Row], int] = completion_length
-) -> torch.Tensor:
+def row_weights(rows: Sequence[Row], options: Options, length_of: Callable[[Row], int] = Row.length) -> torch.Tensor:
     """Return the weight that each token of a row has in the loss, (rows,)."""
     out = [options.mask_truncated_completions and not row.ended for row in rows]
     lengths = [length_of(row) for row in rows]
@@ -380,7 +374,7 @@ def row_weights(
 
 def _share_of_tokens(rows: Sequence[Row], options: Options) -> float:
     """Return the tokens of this step by those that its share of the completions would have on average."""
-    counts = [0 if options.mask_truncated_completions and not row.ended else len(row.completion) for row in rows]
+    counts = [0 if options.mask_truncated_completions and not row.ended else row.length() for row in rows]
     trained = [count for row, count in zip(rows, counts) if row.micro is not None]
     return sum(trained) / max(1.0, sum(counts) * len(trained) / len(rows))
 

@@ -218,15 +218,15 @@ class Recorder:
         return output
 
     def _record_rollouts(self, output: dict[str, Any]) -> None:
-        if "env_mask" in output:
-            self._problems.append("rollout_func returns env_mask: tokens that are not the policy's own")
         prompts, completions = output["prompt_ids"], output["completion_ids"]
         width = max(map(len, prompts), default=0), max(map(len, completions), default=0)
         ends = self._ends(None)
-        for prompt, completion in zip(prompts, completions, strict=True):
+        masks = output.get("env_mask") or [()] * len(prompts)  # 1: the policy's own token, 0: the environment's
+        for prompt, completion, mask in zip(prompts, completions, masks, strict=True):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
             ended = bool(ids) and ids[-1] in ends
-            self._drawn.append(Row(tuple(int(token) for token in prompt), ids, ended, padded=width))
+            given = frozenset(place for place, own in enumerate(mask) if not own)
+            self._drawn.append(Row(tuple(int(token) for token in prompt), ids, ended, padded=width, given=given))
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = method(*args, **kwargs)

@@ -21,6 +21,7 @@ class Row:
         padded: lengths of prompt and completion as generation padded them, prompts on the left.
         old_logps: log-probabilities (tokens,) of the completion, then of its padding, under the policy that drew it;
             None: under this one, so that every ratio is 1.
+        given: places in the completion of tokens that an environment gave: they are read, and not trained on.
     """
 
     prompt: tuple[int, ...]
@@ -32,6 +33,11 @@ class Row:
     micro: int | None = 0
     padded: tuple[int, int] = (0, 0)
     old_logps: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
+    given: frozenset[int] = frozenset()
+
+    def length(self) -> int:
+        """Return how many tokens are trained on."""
+        return len(self.completion) - len(self.given)
 
 
 def rows_of(

@@ -29,6 +29,7 @@ class Scoring:
         tokens: which tokens are scored: `completion`, or `no first`, `no last`, `rolled`, `rolled back`, `padding`,
             `prompt`.
         mask_attends: only the tokens of the completion that are scored are attended to.
+        environment: tokens that an environment gave are trained on too.
         pad: token id of the padding, which matters where it is attended to or scored.
     """
 
@@ -39,6 +40,7 @@ class Scoring:
     from_prompt: bool = False
     tokens: str = "completion"
     mask_attends: bool = False
+    environment: bool = False
     pad: int = 0
 
 
@@ -95,7 +97,7 @@ class Scores:
     Attributes:
         logps: log-probabilities of the scored tokens, (rows, tokens).
         entropies: of the distributions that they were drawn from, (rows, tokens), or None.
-        mask: where there is a token, (rows, tokens).
+        mask: where there is a token that is trained on, (rows, tokens).
     """
 
     logps: torch.Tensor
@@ -133,7 +135,8 @@ def score(
         logps.append(nn.functional.pad(distribution.gather(-1, wanted[:, None])[:, 0], (0, rest)))
         if entropy:
             entropies.append(nn.functional.pad(-(distribution.exp() * distribution).sum(-1), (0, rest)))
-        mask.append([1.0] * len(layout.places) + [0.0] * rest)
+        given = () if scoring.environment else rows[number].given
+        mask.append([float(place - layout.start not in given) for place in layout.places] + [0.0] * rest)
     return Scores(
         torch.stack(logps),
         torch.stack(entropies) if entropy else None,

@@ -296,13 +296,17 @@ def _of_scores(rows: Sequence[Row], options: Options, pad: int) -> Iterator[Susp
 def _of_masks(rows: Sequence[Row], options: Options, pad: int) -> Iterator[Suspect]:
     at = Scoring(options.temperature, pad=pad)
     masks = {
-        "rolled": ("mask shifted", "by one to the right", lambda row: len(row.completion)),
-        "rolled back": ("mask shifted", "by one to the left", lambda row: len(row.completion)),
-        "no first": ("first token left out", "", lambda row: len(row.completion) - 1),
-        "no last": ("last token left out", "", lambda row: len(row.completion) - 1),
-        "padding": ("padding is trained on", "", lambda row: max(row.padded[1], len(row.completion))),
-        "prompt": ("the prompt is trained on", "", lambda row: len(row.prompt) + len(row.completion) - 1),
+        "rolled": ("mask shifted", "by one to the right", lambda row: row.length()),
+        "rolled back": ("mask shifted", "by one to the left", lambda row: row.length()),
+        "no first": ("first token left out", "", lambda row: row.length() - 1),
+        "no last": ("last token left out", "", lambda row: row.length() - 1),
+        "padding": ("padding is trained on", "", lambda row: max(row.padded[1], len(row.completion)) - len(row.given)),
+        "prompt": ("the prompt is trained on", "", lambda row: len(row.prompt) + row.length() - 1),
     }
+    if any(row.given for row in rows):
+        scoring, name = dataclasses.replace(at, environment=True), "the environment's tokens are trained on"
+        yield Suspect(name, "", options, Change(scoring))
+        yield Suspect(name, "divided by its tokens", options, Change(scoring, lengths=lambda row: len(row.completion)))
     for tokens, (name, detail, length) in masks.items():
         for attends in (False, True) if tokens != "prompt" else (False,):
             scoring = dataclasses.replace(at, tokens=tokens, mask_attends=attends)
@@ -457,10 +461,10 @@ def _of_loss(rows: Sequence[Row], options: Options, accumulated: int) -> Iterato
         yield Suspect("mask_truncated_completions", detail, toggled)
     micros = sorted({row.micro for row in rows if row.micro is not None})
     count = len(micros)
-    waiting = sum(len(row.completion) for row in rows if row.micro is None)
+    waiting = sum(row.length() for row in rows if row.micro is None)
     of_generation = waiting and options.loss_type in ("dapo", "cispo")
     if of_generation:
-        trained = sum(len(row.completion) for row in rows if row.micro is not None)
+        trained = sum(row.length() for row in rows if row.micro is not None)
         share = trained / (trained + waiting)
         own = dataclasses.replace(options, generation_tokens=False)
         yield _weighed(own, "divided by the tokens of the generation", "", lambda rows, weights: weights * share)
