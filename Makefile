@@ -12,27 +12,26 @@ BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l 'recording\.begin' ben
 DEVICE ?= cpu
 EVIDENCE = $(or $(OUT),evidence/cpu)
 .DEFAULT_GOAL := help
-.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus runs-corpus planted site site-lock site-test pack-test faults pack release
+.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus runs-corpus planted site site-lock pack-test faults pack release
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
 	@echo "make test      set up what is missing, then run all tests"
 	@echo "make test-fast while you change something: without what runs notebooks, labs, trainings or other eras"
 	@echo "make nightly   run the notebooks again: with another seed, with other models, and by nbval"
-	@echo "make faults    make forty faults happen: killed processes, full disks, bad networks, hostile scripts (root for all)"
+	@echo "make faults    make faults happen for real: killed processes, full disks, bad networks (root for all)"
 	@echo "make planted   plant known defects, one at a time: does its test find each? (ONLY=ID for one)"
 	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
 	@echo "make lab       set up what the first notebook needs, then open JupyterLab; the rest is made meanwhile"
 	@echo "make setup     set up only: .venv and the eras"
 	@echo "make outputs   run the notebooks and store their outputs in them; NAME=02 for one"
 	@echo "make evidence  run the benchmarks into evidence/cpu (ONLY=names, DEVICE=cuda, OUT=folder), and the tables from it"
-	@echo "make runs-corpus  diagnose runs whose cause is known (a minute; BASELINES=--baselines for other tools too)"
+	@echo "make runs-corpus  diagnose runs whose cause is known (a minute; BASELINES=--baseline for rldoctor too)"
 	@echo "make corpus    judge a corpus of training scripts by failurelab preflight (half an hour)"
 	@echo "make tables    write the tables of README and pages, and the pictures, from evidence/"
 	@echo "make pack OUT=DIR  pack the course and its wheels for a room without a network (docs/offline.md)"
 	@echo "make pack-test pack the course for a room without a network, install it with the network cut, use it"
 	@echo "make site      build the course's pages from the stored outputs into .site/html; runs nothing"
-	@echo "make site-test open them in a browser: links, search, narrow screens, without JavaScript"
 	@echo "make slides    make slides from the notebooks' stored outputs into .slides; runs nothing; NAME=02 for one"
 	@echo "make release   build both distributions, check them, and try the take-home wheel in each era; uploads nothing"
 	@echo "make lint      ruff, the contracts of imports, what is imported against what is asked for, and the notebooks"
@@ -155,10 +154,6 @@ site: .site/env/lock
 
 .site/env/lock: docs/requirements.txt
 	@rm -rf .site/env && $(PYTHON) -m venv .site/env && .site/env/bin/pip install -q -r $< && cp $< $@
-
-site-test: .site/env/lock
-	@test -f .site/html/index.html || $(MAKE) site
-	@.site/env/bin/python tools/check_site.py
 
 SLIDES ?= .slides
 slides: setup

@@ -11,13 +11,13 @@ Needs: bitsandbytes.
 import itertools
 import statistics
 
-import qlora
+import peft
 import recording
 import torch
 import transformers
 
-from failurelab import updates
-from failurelab_course.experiments import models, observe, trainers
+from failurelab import gradients, updates
+from failurelab_course.experiments import adapter_paths, models, observe, trainers
 
 STEPS, WINDOW = 600, 50
 RATES = (2e-4, 5e-5)
@@ -54,8 +54,10 @@ class Halves(transformers.TrainerCallback):
 
 def train(dtype: torch.dtype, rate: float, seed: int, device: str) -> dict:
     """Train once; return what was measured."""
-    policy, tokenizer = qlora.load(True, device)
-    policy = qlora.with_adapter(policy, seed)
+    policy, tokenizer = adapter_paths.load_four_bit(device, bnb_4bit_use_double_quant=True)
+    torch.manual_seed(seed)
+    lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    policy = gradients.prepare_peft(policy, lora, {"use_reentrant": False})
     before = statistics.fmean(models.accuracy(policy, tokenizer, sampled=True, seed=draw) for draw in range(3))
     halves = Halves(rate)
     trainer = trainers.grpo(policy, tokenizer, steps=STEPS, seed=seed, learning_rate=rate, callbacks=[halves])

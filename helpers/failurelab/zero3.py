@@ -17,7 +17,6 @@ repaired the cause (#2871, trl 0.16). Here:
 """
 
 import contextlib
-import dataclasses
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -183,44 +182,3 @@ def release_evaluation_engine(trainer: Any) -> bool:
 def _trains(engine: Any) -> bool:
     """Whether an engine has an optimizer; one for inference has ZeRO-3's offload object in its place, or nothing."""
     return callable(getattr(getattr(engine, "optimizer", None), "step", None))
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """One object that a trainer holds.
-
-    Attributes:
-        name: how it is reached, such as `trainer.model_wrapped.module`.
-        kind: name of its class.
-        number: objects with the same number are one object.
-        has_optimizer: whether it has an attribute `optimizer`.
-        elements: of its parameters, as this process holds them now; None if it is no module.
-    """
-
-    name: str
-    kind: str
-    number: int
-    has_optimizer: bool
-    elements: int | None
-
-
-def who_is_who(trainer: Any) -> list[Link]:
-    """Return what a trainer holds around its model, from the live objects: the model, the engine, its optimizer."""
-    engine = engine_of(trainer)
-    objects = {
-        "trainer.model": trainer.model,
-        "trainer.model_wrapped": trainer.model_wrapped,
-        "trainer.deepspeed": getattr(trainer, "deepspeed", None),
-        "trainer.model_wrapped.module": getattr(engine, "module", None),
-        "trainer.model_wrapped.optimizer": getattr(engine, "optimizer", None),
-        "trainer.optimizer": getattr(trainer, "optimizer", None),
-    }
-    numbers: dict[int, int] = {}
-    links = []
-    for name, value in objects.items():
-        if value is None:
-            continue
-        number = numbers.setdefault(id(value), len(numbers) + 1)
-        elements = sum(parameter.numel() for parameter in value.parameters()) if isinstance(value, nn.Module) else None
-        links.append(Link(name, type(value).__name__, number, hasattr(value, "optimizer"), elements))
-    return links

@@ -14,37 +14,6 @@ BEFORE = "    config = GRPOConfig("
 REPAIR = "    model.enable_input_require_grads()"
 # What a reader must never scroll through: other libraries' notices, and progress bars. One warning is the subject.
 NOISE = re.compile(r"Warning:(?! None of the inputs)|WARNING|it/s\b|\d+%\|")
-THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-# For each element with text of its own in the outputs: its contrast with what lies behind it.
-CONTRAST = """
-root => {
-  const numbers = colour => (colour.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
-    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = node => {
-    for (; node; node = node.parentElement) {
-      const colour = numbers(getComputedStyle(node).backgroundColor);
-      if (colour.length < 4 || colour[3] > 0.5) return colour;
-    }
-    return [255, 255, 255];
-  };
-  const found = [];
-  for (const node of root.querySelectorAll('.jp-OutputArea-output *, .jp-RenderedMarkdown *')) {
-    const own = [...node.childNodes].filter(n => n.nodeType === 3 && n.textContent.trim());
-    if (!own.length || !node.getClientRects().length) continue;
-    const [a, b] = [light(numbers(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x);
-    found.push([(a + 0.05) / (b + 0.05), own[0].textContent.trim().slice(0, 60)]);
-  }
-  return found;
-}
-"""
-# Tables that stick out of their output, with no way to scroll to the rest, or that do scroll: both hide a column.
-CLIPPED = """
-root => [...root.querySelectorAll('.jp-OutputArea-output table')]
-  .map(table => [table.scrollWidth - table.closest('.jp-OutputArea-output').clientWidth, table.innerText.slice(0, 60)])
-  .filter(([over]) => over > 1)
-"""
 
 
 def choose(page, *names):
@@ -72,41 +41,6 @@ def text_of(output):
     if output["output_type"] == "error":
         return "\n".join(output["traceback"])
     return "".join(output.get("text") or output.get("data", {}).get("text/plain", ""))
-
-
-def photograph(page, pictures, name):
-    """Take pictures of the whole notebook in both themes, a screen at a time; return what was measured on each.
-
-    JupyterLab draws only the cells near the screen, so it is scrolled as a reader does.
-    """
-    measured = {}
-    for theme, entry in THEMES.items():
-        choose(page, "Settings", "Theme", entry)
-        page.wait_for_selector(f"body[data-jp-theme-light='{str(theme == 'light').lower()}']", state="attached")
-        panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer")
-        panel.evaluate("panel => panel.scrollTo(0, 0)")
-        contrasts, clipped, number = [], [], 0
-        while True:
-            page.wait_for_timeout(300)  # what comes into view is drawn
-            page.screenshot(path=pictures / f"{name}-{theme}-{number:02}.png")
-            contrasts += panel.evaluate(CONTRAST)
-            clipped += panel.evaluate(CLIPPED)
-            number += 1
-            before = panel.evaluate("panel => panel.scrollTop")
-            panel.evaluate("panel => panel.scrollBy(0, panel.clientHeight - 60)")
-            if panel.evaluate("panel => panel.scrollTop") <= before or number > 60:
-                break
-        measured[theme] = (contrasts, clipped)
-    return measured
-
-
-def hold_readable(measured):
-    """WCAG asks for a contrast of 4.5; the themes' own grey of a faint hint has 4, and that of a diff's @@ less."""
-    for theme, (contrasts, clipped) in measured.items():
-        assert not clipped, f"{theme}: tables wider than their cell: {clipped}"
-        assert contrasts, f"{theme}: no text was seen"
-        faint = sorted({(round(value, 1), text) for value, text in contrasts if value < 4 and text[:2] != "@@"})
-        assert not faint, f"{theme}: hard to read: {faint}"
 
 
 def test_notebook_01_from_open_to_the_verdict(page, lab, wait, pictures):
@@ -141,7 +75,6 @@ def test_notebook_01_from_open_to_the_verdict(page, lab, wait, pictures):
 
     page.keyboard.press("Control+s")
     wait(lambda: read_notebook(lab, NOTEBOOK)["cells"][-1].get("execution_count"), "it is not saved")
-    measured = photograph(page, pictures, "01")
     saved = [cell for cell in read_notebook(lab, NOTEBOOK)["cells"] if cell["cell_type"] == "code"]
     outputs = [output for cell in saved for output in cell["outputs"]]
     assert all(cell["execution_count"] for cell in saved), "a cell did not run"
@@ -151,7 +84,6 @@ def test_notebook_01_from_open_to_the_verdict(page, lab, wait, pictures):
     assert sum("image/png" in each.get("data", {}) for each in outputs) >= 2
     assert sum("<table" in "".join(each.get("data", {}).get("text/html", "")) for each in outputs) >= 3
     assert any("✗ red flag" in text_of(each) for each in outputs)
-    hold_readable(measured)
 
 
 def add_cell(page, text):
@@ -211,12 +143,10 @@ def test_a_lab_from_its_mistake_to_the_repair(page, lab, wait, pictures, kernel,
     wait(lambda: "PASS lab 01" in outputs.nth(2).inner_text(), "the repair does not pass")
     shown = outputs.nth(2).inner_text()
     assert "all 25 trainable tensors have a gradient" in shown and not NOISE.search(shown)
-    measured = photograph(page, pictures, name)
-    hold_readable(measured)
 
 
-def test_a_prediction_is_chosen(page, lab, wait, pictures):
-    """Notebook 01 up to its first question: by mouse and by keyboard, and legible in both themes."""
+def test_a_prediction_is_chosen(page, lab, wait):
+    """Notebook 01 up to its first question: by mouse and by keyboard."""
     copy = "notebooks/a_copy.ipynb"
     (lab.folder / copy).write_text((lab.folder / NOTEBOOK).read_text())
     open_file(page, lab, copy)
@@ -241,13 +171,3 @@ def test_a_prediction_is_chosen(page, lab, wait, pictures):
     page.keyboard.press("Tab")
     page.keyboard.press("Space")
     wait(lambda: chosen.all_inner_texts() == ["about half"], "the keyboard chose nothing")
-    for theme, entry in THEMES.items():
-        choose(page, "Settings", "Theme", entry)
-        page.wait_for_selector(f"body[data-jp-theme-light='{str(theme == 'light').lower()}']", state="attached")
-        page.wait_for_timeout(300)
-        page.screenshot(path=pictures / f"01-question-{theme}.png")
-        found = asks.evaluate(CONTRAST)
-        assert {"one", "about half", "all 25"} <= {text for _, text in found}
-        assert [(value, text) for value, text in found if value < 4] == [], theme
-        ground = "node => getComputedStyle(node).backgroundColor"
-        assert buttons.nth(1).evaluate(ground) != buttons.nth(0).evaluate(ground), f"{theme}: which one is chosen?"

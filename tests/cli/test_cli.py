@@ -7,9 +7,7 @@ import sys
 
 import pytest
 
-from failurelab import checks as checking
 from failurelab import failures as registry
-from failurelab_course import eras
 
 
 def failurelab(*arguments, **options):
@@ -52,25 +50,6 @@ def test_doctor_passes_here():
     done = failurelab("doctor")
     assert done.returncode == 0, done.stdout
     assert "PASS     Era trl-0.14" in done.stdout
-
-
-def test_doctor_of_another_python_names_its_failures():
-    """The old stack is told which failures its versions have, and the exit status says so."""
-    old = eras.find("trl-0.14")
-    done = failurelab("doctor", "--python", str(old.python))
-    assert done.returncode == 1
-    assert "trl 0.14.0" in done.stdout
-    for failure in ("F1", "F7"):
-        assert f"EXPOSED  {failure}" in done.stdout
-        assert registry.get(failure).title in done.stdout
-    assert "Next:" in done.stdout and "FAIL" not in done.stdout
-
-
-@pytest.mark.parametrize("status", [checking.PASS, checking.FAIL, checking.NOT_RUN])
-def test_only_a_failed_check_fails_the_doctor(status):
-    """What is not there to be run, such as a GPU, is no failure, and is not called a pass."""
-    checks = [checking.Check("Python", checking.PASS, "3.11"), checking.Check("GPU", status, "none", "buy one")]
-    assert checking.exit_status(checks) == int(status == checking.FAIL)
 
 
 PLANTED = {

@@ -6,7 +6,6 @@ work. Whatever breaks, the other checks are asked, and nothing is a traceback.
 
 import ast
 import collections
-import errno
 import json
 import os
 import pathlib
@@ -82,19 +81,6 @@ def test_a_full_disk(quick):
     disk = by_name(checks)["Disk"]
     assert disk.status == checking.FAIL and "0.0 GB free in" in disk.detail and "free 1 GB in" in disk.next_step
     assert checking.text(checks).splitlines()[0].startswith("NOT READY: 1 thing to do")
-
-
-def test_a_disk_so_full_that_no_kernel_starts(quick):
-    """The kernel's files cannot be written: said as what it is, and the other checks are asked."""
-
-    def full(era):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/connection.json")
-
-    quick.setattr(kernels, "EraKernel", full)
-    found = by_name(doctor.check_course())
-    kernel = found["Kernel of trl-0.14"]
-    assert kernel.status == checking.FAIL and "No space left" in kernel.detail and "disk space" in kernel.next_step
-    assert found["Small Qwen2"].status == checking.PASS
 
 
 @pytest.mark.parametrize(

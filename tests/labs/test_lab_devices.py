@@ -12,7 +12,6 @@ import torch
 
 from failurelab_course import eras
 from failurelab_course.experiments import machine
-from failurelab_course.labs import magic as lab_magics
 from failurelab_course.labs import metrics
 from failurelab_course.labs import verify as labs
 from failurelab_course.labs.checker import client as check_client
@@ -181,21 +180,3 @@ def test_a_device_that_cannot_be_used_is_one_line(words, status, told):
     found, out, errors = failurelab(*words)
     assert (found, out, len(errors)) == (status, "", 1)
     assert errors[0].startswith(told) and "Next: " in errors[0]
-
-
-def test_a_notebook_gets_the_same_line(monkeypatch, capsys):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    lab_magics.lab_magic("check 01 --device cuda")
-    out = capsys.readouterr().out
-    assert out.startswith("ERROR device cuda is asked for, and ") and len(out.splitlines()) == 1
-
-
-def test_scripts_take_the_gpu_that_they_are_shown():
-    """A learner's own run uses the GPU at hand; the labs that are for the CPU alone stay there."""
-    for lab in labs.find():
-        for script in (lab.broken, lab.solution, *lab.wrong_fixes):
-            text = script.text()
-            if lab.kind == "zero3":
-                assert "use_cpu=True," in text, script
-            elif "use_cpu" in text:
-                assert "use_cpu=not torch.cuda.is_available()," in text, script

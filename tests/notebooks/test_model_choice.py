@@ -48,16 +48,3 @@ def test_a_model_that_can_all_is_not_run(ignorant, monkeypatch):
     monkeypatch.setattr(models, "accuracy", lambda *_, **__: 0.97)
     with pytest.raises(notebook.NotRun, match=r"97% .* something to gain"):
         model_choice.model_path(ignorant)
-
-
-def test_another_family_is_not_run_where_a_qwen2_is_needed(tmp_path, ignorant):
-    """Notebook 03 puts a Qwen2's weights into Llama's class; of another model there is nothing to put."""
-    assert model_choice.require_qwen2("tiny") == model_choice.require_qwen2("random-0.5b") == "tiny"
-    assert model_choice.require_qwen2(ignorant) == ignorant
-    for name, shape in (("llama", shapes.small("Llama").config), ("windows", shapes.config("tiny"))):
-        shape.use_sliding_window = True
-        shape.save_pretrained(tmp_path / name)
-    with pytest.raises(notebook.NotRun, match="llama is a llama model, and a plain Qwen2 is compared"):
-        model_choice.require_qwen2(str(tmp_path / "llama"))
-    with pytest.raises(notebook.NotRun, match="windows is a Qwen2 with sliding-window attention"):
-        model_choice.require_qwen2(str(tmp_path / "windows"))

@@ -11,7 +11,7 @@ import tempfile
 import torch
 import transformers
 
-from failurelab import gradients, guards, handles, zero3
+from failurelab import guards, handles, zero3
 from failurelab.rollouts import safe_generation
 from failurelab_course.experiments import deepspeed, models, observe, trainers
 
@@ -268,24 +268,6 @@ def parity():
             stage: max(float((alone[name] - end[name]).abs().max()) for name in start) for stage, end in ends.items()
         },
     }
-
-
-def links():
-    """who_is_who before and in training; the environment after the block; accelerate without DeepSpeed after it."""
-    import os
-
-    before = dict(os.environ)
-    with trainer_at(3) as trainer:
-        trainer.train()
-        found = [
-            [link.name, link.kind, link.number, link.has_optimizer, link.elements] for link in zero3.who_is_who(trainer)
-        ]
-        report = gradients.snapshot(trainer.model)
-    with trainer_at(None) as plain:
-        plain.train()
-        engine = zero3.engine_of(plain)
-    changed = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
-    return {"links": found, "changed": sorted(changed), "tensors": len(report), "engine": engine is None}
 
 
 def main():

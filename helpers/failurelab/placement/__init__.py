@@ -1,6 +1,5 @@
 """Where a model's tensors lie, where they should, and how to load them there."""
 
-from failurelab.placement.device_map import DeviceMapError, check_map
 from failurelab.placement.report import KINDS, Placed, PlacementReport, check, local_device_map
 
-__all__ = ["KINDS", "DeviceMapError", "Placed", "PlacementReport", "check", "check_map", "local_device_map"]
+__all__ = ["KINDS", "Placed", "PlacementReport", "check", "local_device_map"]

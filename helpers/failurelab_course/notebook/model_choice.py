@@ -6,7 +6,7 @@ trained, and a notebook does not pass by curves of a model that could not have l
 
 import pathlib
 
-from failurelab_course.experiments import devices, models, shapes
+from failurelab_course.experiments import devices, models
 from failurelab_course.notebook import display as notebook
 
 _LEARNS = (0.05, 0.9)  # sampled accuracy on the sums; below, most groups of eight completions have no reward at all
@@ -46,18 +46,3 @@ def model_path(model: str, *, device: str = "cpu", seed: int = 0, fall_back: boo
         )
     print(f"{reason}: learning is shown with the small model, tiny")
     return models.source("tiny")
-
-
-def require_qwen2(model: str) -> str:
-    """Return the model that is trained where nothing need be learned, for a notebook that needs a Qwen2's own layers.
-
-    Raises:
-        ModelError: the model is unknown or cannot be read.
-        NotRun: it is of another family, or has sliding-window attention, which the Llama beside it has not.
-    """
-    trained = devices.learner(model)
-    config = shapes.config(trained)
-    if config.model_type != "qwen2" or getattr(config, "use_sliding_window", False):
-        kind = f"{config.model_type} model" if config.model_type != "qwen2" else "Qwen2 with sliding-window attention"
-        notebook.not_run(f"{pathlib.Path(model).name} is a {kind}, and a plain Qwen2 is compared with a Llama here")
-    return trained
