@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """What `failurelab preflight` says of a corpus of scripts, broken and healthy, against what each of them has.
 
-    python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--kept] [--patched] [--rules COMMIT] [--out FOLDER]
+    python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--once] [--kept] [--patched] [--rules COMMIT]
+        [--out FOLDER]
 
 The corpus and its expected causes stand in `benchmarks/corpus`. Each case runs in a fresh copy of a folder with a model
 of Qwen2-0.5B's sizes (configuration and tokenizer, no weights), the tiny Qwen2, an adapter and four small datasets.
@@ -66,7 +67,7 @@ class Case:
 
     Attributes:
         name: of the case.
-        half: `first`, `fresh`, `trl`, `course` or `chains`: who wrote it.
+        half: `first`, `fresh`, `trl`, `course`, `chains` or `threads`: who wrote it.
         script: its path in the corpus, `trl:` and the path in the stack's own trl, `examples:` and the name of an
             example in trl's repository, or `notebook:` and the name of the notebook that begins with it.
         stack: the era that it runs in.
@@ -78,6 +79,9 @@ class Case:
         odd: why a healthy script looks broken.
         memory: of one device, in GiB, that the peak is held to.
         model: what a notebook's script finds in `model_path`.
+        thread: where somebody had this.
+        says: a regular expression: what the first accusation, or the whole answer where nothing is accused, must say to
+            end that thread.
     """
 
     name: str
@@ -92,6 +96,8 @@ class Case:
     odd: str = ""
     memory: float | None = None
     model: str = "models/tiny-qwen2"
+    thread: str = ""
+    says: str = ""
 
 
 def read_corpus() -> list[Case]:
@@ -213,7 +219,9 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
             os.chdir(here)
             os.environ.clear()
             os.environ.update(before)
+    first = next(iter(answered.accusations), None)
     return {
+        "first": f"{first['evidence']}. {first['repair']}" if first else "",
         "named": [answer["failure"] for answer in answered.findings],
         "suspected": [answer["failure"] for answer in answered.suspected],
         "held": [answer["failure"] for answer in answered.held],
@@ -233,15 +241,17 @@ def grade(case: Case, result: dict) -> dict[str, Any]:
     known = {"F21"} if case.stack == "trl-0.14" and NO_MASK in " ".join(result.get("text", "").split()) else set()
     true = {*case.expected, *case.also, *known}
     accused = [*named, *suspected]
+    ends = bool(re.search(case.says, " ".join((result.get("first") or result.get("text", "")).split())))
     return {
         "outcome": _outcome(case, named, suspected, true, result["error"]),
-        "ran": bool(case.expected) or not result["error"],
+        "ran": bool(case.expected) or not result["error"] or bool(case.says and ends),
         "all": set(case.expected) <= set(accused),
         "first": not case.expected or accused[:1] == [case.expected[0]],
         "in_order": [failure for failure in named if failure in case.expected] == list(case.expected),
         "named_wrong": sorted(set(named) - true),
         "accused_wrong": sorted(set(accused) - true),
         "patched_clean": result.get("patched_clean"),
+        **({"ends_the_thread": ends} if case.says else {}),
     }
 
 
@@ -273,6 +283,7 @@ def main() -> None:
     parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--again", action="store_true", help="judge also what was judged before")
+    parser.add_argument("--once", action="store_true", help="run a script once, as preflight does without --try")
     parser.add_argument("--patched", action="store_true", help="apply the patch that healed, and ask again")
     parser.add_argument("--kept", action="store_true", help="judge nothing; record what was judged before")
     parser.add_argument("--rules", default="", help="the commit of the rules, for the records")
@@ -292,7 +303,7 @@ def main() -> None:
         if kept.exists() and not options.again:
             result = json.loads(kept.read_text())
         else:
-            result = judge(case, options.patched) | {"rules": options.rules}
+            result = judge(case, options.patched, tries=False if options.once else None) | {"rules": options.rules}
             kept.write_text(json.dumps(result))
         grades = grade(case, result)
         word = "right" if right(case, result) else "WRONG"
@@ -307,6 +318,7 @@ def main() -> None:
             "expected": ", ".join(case.expected) or "none", "named": ", ".join(result["named"]) or "none",
             "suspected": ", ".join(result["suspected"]) or "none", "also_allowed": ", ".join(case.also), **grades,
             **{name: ", ".join(result[name]) for name in ("held", "blind", "not_checked") if name in result},
+            **({"thread": case.thread, "says": result["first"]} if case.thread else {}),
             "seconds": result["seconds"], "stack": case.stack, "half": case.half,
             "ended_in_an_error": bool(result["error"]), "rules": result.get("rules", options.rules),
         }  # fmt: skip
