@@ -12,7 +12,7 @@ BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l 'recording\.begin' ben
 DEVICE ?= cpu
 EVIDENCE = $(or $(OUT),evidence/cpu)
 .DEFAULT_GOAL := help
-.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables corpus runs-corpus planted site site-lock pack-test faults pack release
+.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables gpu corpus runs-corpus planted site site-lock pack-test faults pack release
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
@@ -28,6 +28,7 @@ help:
 	@echo "make evidence  run the benchmarks into evidence/cpu (ONLY=names, DEVICE=cuda, OUT=folder), and the tables from it"
 	@echo "make runs-corpus  diagnose runs whose cause is known (a minute; BASELINES=--baseline for rldoctor too)"
 	@echo "make corpus    judge a corpus of training scripts by failurelab preflight (half an hour)"
+	@echo "make gpu       all that has a GPU tier, on this card, into evidence/NAME (NAME=h100, PART=3, PYTHON=one with torch)"
 	@echo "make tables    write the tables of README and pages, and the pictures, from evidence/"
 	@echo "make pack OUT=DIR  pack the course and its wheels for a room without a network (docs/offline.md)"
 	@echo "make pack-test pack the course for a room without a network, install it with the network cut, use it"
@@ -144,6 +145,10 @@ evidence: setup
 
 tables:
 	@$(BIN)/python tools/tables.py
+
+# Resumable, in parts of nine minutes. With PYTHON= nothing is installed, and what that Python lacks is NOT RUN.
+gpu: $(if $(findstring command,$(origin PYTHON)),here,setup)
+	@$(PYTHON) tools/gpu.py $(addprefix --name ,$(NAME)) $(addprefix --part ,$(PART))
 
 # The site has an environment of its own, .site/env: neither .venv nor an era is needed, or changed. A warning of Sphinx,
 # such as a link that leads nowhere, is an error. Nothing is kept from an earlier build.

@@ -1,0 +1,85 @@
+"""`make gpu`: what cannot be used is one line, a part resumes, and its page stands beside the CPU's figures."""
+
+import json
+import re
+import sys
+
+import pytest
+import torch
+from tools import gpu
+
+from failurelab_course.experiments import devices
+
+PYTHON = sys.executable
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ({}, r"build for CPUs. Next: install a CUDA build"),
+        ({"cuda": "13.0", "warns": "The NVIDIA driver on your system is too old"}, r"driver \(470.1\) is too old"),
+        ({"cuda": "13.0", "memory": 4}, r"has 4.0 GiB, 3.0 of them free, and make gpu needs 8.0. Next: a larger card"),
+    ],
+)
+def test_no_card_is_one_line_and_status_3(answers, says, monkeypatch, capsys, tmp_path):
+    """With a stand-in for torch's answers; nothing is written."""
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setattr(torch.version, "cuda", answers.get("cuda"))
+    if "warns" in answers:
+        monkeypatch.setattr(devices, "driver", lambda: "470.1")
+        monkeypatch.setattr(devices, "gpu_problem", lambda: devices._why_unavailable(answers["warns"]))
+    elif answers:
+        monkeypatch.setattr(devices, "gpu_problem", str)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * 2**30, 4 * 2**30))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Pretended")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu.main(["--part", "1"]) == 3
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and list(tmp_path.iterdir()) == []
+    assert re.search(says, said)
+
+
+@pytest.mark.slow
+def test_a_part_ends_in_time_and_resumes(tmp_path, monkeypatch):
+    """A step that does not fit is left, with all that it started ended; one that has ended is not run again."""
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    steps = [
+        ("-c", "open('runs', 'a').write('1'); print('fine')"),
+        ("-c", "import signal; open('runs', 'a').write('2'); signal.pause()"),
+        ("-c", "import sys; print('no two cards'); sys.exit(4)"),
+        ("-c", "import nothing_of_that_name"),
+        ("-c", "1 / 0"),
+    ]
+    file = tmp_path / "part_1.json"
+    assert not gpu.run_part(steps, file, PYTHON, limit=3)
+    assert [step["outcome"] for step in json.loads(file.read_text()).values()] == ["PASS"]
+    assert not gpu.run_part(steps, file, PYTHON, limit=3)  # too long for a whole part: said, and not begun again
+    assert gpu.run_part(steps, file, PYTHON)
+    done = list(json.loads(file.read_text()).values())
+    assert [step["outcome"] for step in done] == ["PASS", "NOT RUN", "NOT RUN", "NOT RUN", "FAIL"]
+    assert [done[1]["said"], done[2]["said"]] == ["longer than 3 s", "no two cards"]
+    assert (tmp_path / "runs").read_text() == "122"
+
+
+def test_figures_stand_beside_the_cpu_s(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    for name, value in (("cpu", 1.5), ("h100", 0.25)):
+        (tmp_path / "evidence" / name).mkdir(parents=True)
+        record = {"era": "today", "case": "a step", "figures": {"seconds": value, "shape": [2]}}
+        (tmp_path / "evidence" / name / "learning.json").write_text(json.dumps({"records": [record]}))
+    (tmp_path / "evidence/h100/part_2.json").write_text('{"x": {"outcome": "NOT RUN", "seconds": 2, "said": "a|b"}}')
+    lines = gpu.page(tmp_path / "evidence" / "h100").splitlines()
+    assert (
+        "| learning | today | a step | seconds | 1.5 | 0.25 |" in lines and "| 2 | `x` | NOT RUN | 2 | a/b |" in lines
+    )
+
+
+def test_every_notebook_lab_and_benchmark_is_in_a_part(tmp_path):
+    words = [" ".join(step) for part in gpu.parts(tmp_path / "h100") for step in part]
+    assert len(words) == len(set(words))
+    for room, form in (("notebooks", "run {} "), ("labs", " {} ")):
+        for path in (gpu.ROOT / room).glob("[0-9][0-9]_*"):
+            assert any(form.format(path.name[:2]) in line for line in words)
+    for path in (gpu.ROOT / "benchmarks").glob("*.py"):
+        if "recording.begin(" in path.read_text():
+            assert any(line.startswith(f"benchmarks/{path.name} ") for line in words)

@@ -1,0 +1,184 @@
+"""All that has a GPU tier, on this machine's card, in parts of nine minutes that resume: `make gpu`, `make gpu PART=3`.
+
+    make gpu NAME=h100 PYTHON=/path/to/python   into evidence/h100; in a Python with a CUDA torch it needs no network
+
+What a step came to is written to part_N.json as soon as it ends: PASS, FAIL, or NOT RUN where this machine or Python
+lacks something. The benchmarks write their own files, and README.md shows their figures beside the CPU's.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LIMIT = 540  # seconds of one part
+GIB = 8  # that a card must have free
+OUTCOMES = {0: "PASS", 3: "NOT RUN", 4: "NOT RUN"}
+Step = tuple[str, ...]
+
+
+def parts(out: pathlib.Path) -> list[list[Step]]:
+    """Return the steps of each part, as words after the Python; the notebooks' pages go to .course/gpu."""
+    names, labs = (
+        sorted(path.name[:2] for path in (ROOT / room).glob("[0-9][0-9]_*")) for room in ("notebooks", "labs")
+    )
+    scripts = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "recording.begin" in path.read_text())
+
+    def course(*words: str) -> Step:
+        return ("-m", "failurelab", *words, "--device", "cuda")
+
+    def notebook(name: str, model: str = "tiny") -> Step:
+        pages = f".course/gpu/{out.name}/{name}-{model}"
+        return course("run", name, "--model", model, "--jobs", "1", "--out", pages)
+
+    def benchmark(name: str, *words: str) -> Step:
+        return (f"benchmarks/{name}.py", "--device", "cuda", "--out", str(out), *words)
+
+    costs = [benchmark("guards"), benchmark("textbook", "--parts", "cost", "large"), benchmark("preflight_time")]
+    chosen = ("predicted", "guards", "preflight_time", "textbook")
+    return [
+        [("-m", "failurelab", "doctor"), *map(notebook, names[:6])],
+        [notebook(name) for name in names[6:]],
+        [course("verify", *labs[at : at + 6]) for at in range(0, len(labs), 6)],
+        [benchmark("predicted"), notebook("01", "random-0.5b"), notebook("03", "random-0.5b")],  # four bits too
+        [("tools/gpu.py", "--ranks"), *costs],
+        [benchmark(path.stem) for path in scripts if path.stem not in chosen],
+    ]
+
+
+def own_python() -> pathlib.Path:
+    """Return a Python that has this one's libraries and the course; nothing is installed."""
+    folder = ROOT / ".course" / "gpu" / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "paths.pth").write_text(f"{ROOT / 'helpers'}\n{sysconfig.get_paths()['purelib']}\n")
+    course = site / "grpo_failurelab_course-0.dist-info"  # so that the command finds the course, and the course itself
+    course.mkdir(exist_ok=True)
+    (course / "METADATA").write_text("Metadata-Version: 2.1\nName: grpo-failurelab-course\nVersion: 0\n")
+    (course / "entry_points.txt").write_text("[failurelab.commands]\ncourse = failurelab_course.cli:run\n")
+    return folder / "bin" / "python"
+
+
+def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit: float = LIMIT) -> bool:
+    """Run the steps that have not ended yet, until the time is over; return whether all have ended."""
+    done = json.loads(file.read_text()) if file.is_file() else {}
+    end, fresh = time.monotonic() + limit, True
+    for step in steps:
+        name = " ".join(step).replace(f"{ROOT}{os.sep}", "")
+        if name in done:
+            continue
+        print(f"{file.stem}: {name}", flush=True)
+        started = time.monotonic()
+        process = subprocess.Popen(
+            [python, *step], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True, env=os.environ | {"FAILURELAB_ERA": "today"},
+        )  # fmt: skip
+        try:
+            output = process.communicate(timeout=max(0.1, end - started))[0]
+            outcome, said = OUTCOMES.get(process.returncode, "FAIL"), (output.strip().splitlines() or [""])[-1][:300]
+            outcome = "NOT RUN" if outcome == "FAIL" and "No module named" in said else outcome
+        except subprocess.TimeoutExpired:
+            if not fresh:
+                return False
+            outcome, said = "NOT RUN", f"longer than {limit:g} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # and what it started
+        fresh = False
+        done[name] = {"outcome": outcome, "seconds": round(time.monotonic() - started, 1), "said": said}
+        file.with_suffix(".new").write_text(json.dumps(done, indent=1) + "\n")
+        file.with_suffix(".new").replace(file)
+        print(outcome if outcome == "PASS" else f"{outcome} {said}", flush=True)
+    return True
+
+
+def page(out: pathlib.Path) -> str:
+    """Return the page of a card: what became of each step, and each figure beside the CPU's."""
+    lines = [f"# Measured: {out.name}", "", "| part | step | | seconds | |", "| --- | --- | --- | --- | --- |"]
+    results = sorted(out.glob("part_*.json"))
+    for file in results:
+        for name, step in json.loads(file.read_text()).items():
+            said = step["said"].replace("|", "/") if step["outcome"] != "PASS" else ""
+            lines.append(f"| {file.stem[5:]} | `{name}` | {step['outcome']} | {step['seconds']} | {said} |")
+    lines += ["", "| benchmark | era | case | figure | CPU | here |", "| --- | --- | --- | --- | --- | --- |"]
+    for file in sorted(set(out.glob("*.json")) - set(results)):
+        cpu, here = (_figures(folder / file.name) for folder in (ROOT / "evidence" / "cpu", out))
+        lines += [f"| {file.stem} | {' | '.join(key)} | {cpu.get(key, '')} | {here[key]} |" for key in here]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(file: pathlib.Path) -> dict[Step, str]:
+    return {
+        (record["era"], str(record.get("case", "")).replace("|", "/"), name): f"{value:.4g}"
+        for record in (json.loads(file.read_text())["records"] if file.is_file() else [])
+        for name, value in record["figures"].items()
+        if isinstance(value, int | float)
+    }
+
+
+def ask_ranks() -> int:
+    """Start two processes on two cards, each of which says its GPU before and after accelerate knows its rank."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        print("two processes need two cards, and one is here")
+        return 4
+    if "RANK" not in os.environ:
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", __file__, "--ranks"]
+        return subprocess.run(launch).returncode
+    from accelerate import PartialState
+
+    before, state = torch.cuda.current_device(), PartialState()
+    total = torch.ones(1, device=state.device)
+    torch.distributed.all_reduce(total)
+    print(f"rank {state.process_index}: GPU {before}, then {state.device}; {total.item():g} processes add up")
+    return 0 if total.item() == 2 else 1
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the command; return its exit status: 1 where steps are left, 3 where no card can be used."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", type=int)
+    parser.add_argument("--name", default="gpu")
+    parser.add_argument("--ranks", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    sys.path.insert(0, str(ROOT / "helpers"))
+    try:
+        from failurelab_course.experiments import devices
+
+        devices.require_memory(GIB, devices.resolve("cuda"), "make gpu")
+    except ImportError as error:
+        print(f"ERROR {sys.executable}: {error}. Next: make gpu PYTHON=one that has torch", file=sys.stderr)
+        return 3
+    except devices.TierError as error:
+        print(
+            f"ERROR {str(error).replace(', or run with --device cpu', '').replace('--model tiny, or ', '')}",
+            file=sys.stderr,
+        )
+        return 3
+    if options.ranks:
+        return ask_ranks()
+    ours = ROOT / ".venv"
+    if ours.exists() and pathlib.Path(sys.prefix) != ours:
+        print("ERROR .venv is here, and the course runs in that one. Next: make gpu without PYTHON=", file=sys.stderr)
+        return 3
+    out = ROOT / "evidence" / options.name
+    out.mkdir(parents=True, exist_ok=True)
+    python = pathlib.Path(sys.executable) if ours.exists() else own_python()
+    left = []
+    for number, steps in enumerate(parts(out), 1):
+        if options.part in (None, number) and not run_part(steps, out / f"part_{number}.json", python):
+            left.append(f"make gpu NAME={options.name} PART={number}")
+    (out / "README.md").write_text(page(out))
+    print(f"{out / 'README.md'} is written. Next: {', then '.join(left) or 'read it'}")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
