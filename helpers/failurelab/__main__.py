@@ -9,6 +9,7 @@ for this package imports nothing of the course.
 import argparse
 import importlib.metadata
 import json
+import os
 import pathlib
 import sys
 
@@ -44,6 +45,19 @@ def main(arguments=None) -> int:
     except FailureLabError as error:
         print(f"ERROR {error}", file=sys.stderr)
         return error.exit_status
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        if missing not in ("packaging", "tomli"):
+            raise
+        print(
+            f"ERROR {sys.executable} has no {missing}, which transformers brings. Next: install failurelab for the "
+            f"Python that you train with, or pip install {missing} here and give --python",
+            file=sys.stderr,
+        )
+        return 3
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -100,6 +100,14 @@ def test_the_core_imports_torch_and_transformers_only(path):
     assert found <= allowed
 
 
+def test_an_empty_environment_is_told_what_it_lacks():
+    """A wheel installed with --no-deps beside nothing: one line, and no traceback."""
+    code = "import sys, importlib.metadata as m; m.entry_points = lambda **_: []; sys.modules['packaging'] = None; "
+    code += "from failurelab.__main__ import main; sys.exit(main(['preflight', 'train.py']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 3 and done.stderr.count("\n") == 1 and "has no packaging" in done.stderr
+
+
 def test_the_core_installs_alone(tmp_path):
     """With only torch, transformers and what these bring, helpers import and the command works.
 
