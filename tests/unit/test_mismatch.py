@@ -183,6 +183,15 @@ def test_an_adapter_that_is_never_sent():
 
 
 @own_engine
+@pytest.mark.parametrize(("behind", "told"), [(math.inf, True), (0, False)])
+def test_an_adapter_moves_the_policy_too_slowly_for_the_bound(behind, told):
+    """Below the bound the growth of the gap tells, for weights of before training take it away."""
+    watch, messages = run(steps=8, rate=6e-4, peft_config=lora_config(), behind=behind)
+    assert watch.report.gaps[-1][1].mean < watch.mean and watch.report.looks_like == ("stale" if told else "")
+    assert len(messages) == told
+
+
+@own_engine
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

@@ -84,7 +84,8 @@ class EngineMismatchGuard(Guard):
     Args:
         trainer: the trainer that it is added to; callbacks are not given it.
         action: `warn` issues a GuardWarning, `stop` raises GuardTripped before anything is trained on the batch.
-        mean: the largest mean gap that is healthy, in nats a token.
+        mean: the largest mean gap that is healthy, in nats a token. A smaller one that has grown to three times the
+            first batch's is told too, if older weights take it away (and `history` is not 0).
         effective: the smallest healthy effective sample size of the sequences' weights, as a share.
         every: compare every so many batches of rollouts; each costs a forward pass over `rows` completions.
         rows: so many completions of a batch are compared; None for all.
@@ -244,7 +245,11 @@ class EngineMismatchGuard(Guard):
             self._say("answer", str(error))
             return
         self.report = dataclasses.replace(self.report, gaps=(*self.report.gaps, (step, gap)))
-        if (gap.mean > self.mean or gap.effective < self.effective) and "gap" not in self._said:
+        off = gap.mean > self.mean or gap.effective < self.effective
+        if not off and _LEFT * gap.mean > self.report.gaps[0][1].mean and self._start:
+            # adapters and small rates move the policy slowly: below the bound only old weights can explain the growth
+            off = min(self._with_older(batch, engine, mask)) <= _LEFT * gap.mean
+        if off and "gap" not in self._said:
             undone, cause = self._undo(batch, policy, engine, mask, gap)
             self.report = dataclasses.replace(self.report, undone=undone, looks_like=cause)
             self._say("gap", self._describe(gap))
@@ -276,13 +281,8 @@ class EngineMismatchGuard(Guard):
 
         temperatures = {other: left(self._score(batch, other)) for other in _TEMPERATURES if other != self._temperature}
         undone = {"temperature": min(temperatures.values())}
-        older = [self._start, *(weights for _, weights in self._older)] if self._start else []
-        gaps = []
-        for weights in older:
-            with _other_weights(model, weights):
-                gaps.append(left(self._score(batch, self._temperature)))
-        if gaps:
-            undone["stale"] = min(gaps)
+        if self._start:
+            undone["stale"] = min(self._with_older(batch, engine, mask))
         with _other_weights(model, {name: w.bfloat16().to(w.dtype) for name, w in _weights(model, False).items()}):
             rounded = self._score(batch, self._temperature)
         undone["dtype"] = left(rounded)
@@ -304,6 +304,15 @@ class EngineMismatchGuard(Guard):
             return undone, "tokens"
         grew = self.report.gaps[0][1].mean < self.mean / 2
         return undone, "stale" if grew else "unknown"
+
+    def _with_older(self, batch: Any, engine: Any, mask: Any) -> list[float]:
+        """Return the mean gap that each set of older weights leaves."""
+        gaps = []
+        for weights in (self._start, *(weights for _, weights in self._older)):
+            with _other_weights(self._trainer().model, weights):
+                scores = self._score(batch, self._temperature)
+            gaps.append(float((scores - engine).abs()[mask.bool()].mean()))
+        return gaps
 
     @torch.no_grad()
     def _score(self, batch: dict[str, torch.Tensor], temperature: float) -> torch.Tensor:
