@@ -371,6 +371,18 @@ def test_a_reward_without_a_reference_shows_its_direction(function, low, high, t
     assert not found(answers) and high in most and low in least + " characters)"
 
 
+@pytest.mark.parametrize(
+    ("function", "best"),
+    [(exact, "7"), (tagged, "<reasoning>"), (lambda completions, **_: [float(len(text(c))) for c in completions], "")],
+    ids=["exact", "tagged", "length"],
+)
+def test_the_best_completion_is_an_answer(function, best, tokenizer):
+    """F11 asks whether it fits: the longest text, which a reward of length likes best, answers nothing (TRL #2771)."""
+    given = seen(function, processing_class=tokenizer)
+    list(judge_rewards(given))
+    assert given.best.startswith(best) and bool(given.best) is bool(best)
+
+
 def test_a_form_that_nobody_thought_of_is_not_checked(tokenizer):
     """The function is right, and only a completion of a form of its own would show it: no failure."""
     (answer,) = judge(unknown_form, tokenizer=tokenizer)
@@ -422,6 +434,8 @@ def test_what_a_function_can_never_reward(function, rows, failure, words, tried,
     (finding,) = found(judge(function, rows, tokenizer))
     assert finding.failure == failure and words in finding.evidence and finding.repair.endswith(".")
     assert tried in finding.tried and bool(finding.tried) is bool(tried)
+    if "bare answer" in tried:  # the repair says it too, for an answer without --try has no other line for it
+        assert tried in finding.repair.replace(":", ",")
 
 
 @pytest.mark.parametrize(
@@ -527,6 +541,15 @@ def test_none_is_masked_by_the_releases_that_mask_it(function, tokenizer):
     assert bool(found(judge([function, last_number], KINDS, tokenizer))) is not MASKED
 
 
+@pytest.mark.skipif(not MASKED, reason="None is an error in this release")
+@pytest.mark.parametrize(("function", "dead"), [(code_alone, True), (coding_alone, False)])
+def test_kinds_of_rows_that_alternate_are_all_seen(function, dead, tokenizer):
+    """Every second row is of one kind: rows that are looked at in even steps would all be of the other."""
+    findings = found(judge([last_number, function], {name: 48 * values for name, values in KINDS.items()}, tokenizer))
+    assert [finding.failure for finding in findings] == ["F14"] * dead
+    assert not dead or "'coding', 'math'" in findings[0].evidence
+
+
 def test_functions_whose_weights_cancel(tokenizer):
     findings = found(judge([exact, exact], tokenizer=tokenizer, reward_weights=[1.0, -1.0]))
     assert [finding.failure for finding in findings] == ["F10"] and "the sum is the same" in findings[0].evidence
@@ -581,7 +604,7 @@ def test_what_the_trainer_handed_over_is_what_a_function_is_asked_with(tokenizer
     given = seen(by_ids, processing_class=tokenizer)
     given.handed = {"prompts": [], "completions": ["~~~"], "completion_ids": [[5]], "trainer_state": None}
     answers = list(judge_rewards(given))
-    assert not found(answers) and given.best
+    assert not found(answers) and any(isinstance(answer, Held) and answer.failure == "F10" for answer in answers)
     given.handed = {"prompts": [], "completions": []}
     (finding,) = found(judge_rewards(given))
     assert "asks for completion_ids, trainer_state" in finding.evidence and finding.ends

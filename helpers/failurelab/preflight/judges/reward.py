@@ -144,8 +144,10 @@ def _judge_sum(seen: Seen, rewards: list[RewardFunction], accused: bool) -> Iter
         return
     whole = len(rewards) == len(functions)
     if whole:
-        best = [probe.text for probe, total in zip(probes, totals) if total > totals[high] - figures.SAME]
-        seen.best = min(best, key=len)
+        best = [probe for probe, total in zip(probes, totals) if total > totals[high] - figures.SAME]
+        shortest = min(best, key=lambda probe: len(probe.text))
+        # A text that answers nothing is best for a reward of its length: what fits then gets less, and not nothing.
+        seen.best = shortest.text if shortest.form >= 0 else ""
     planted = "equal" if figures.is_flat(probes, [totals[0]] * len(totals)) else "different"
     yield Held("F10", evidence, f"one number in place of them all is seen as {planted} rewards")
     asking = [reward for reward in rewards if reward.asks_reference]

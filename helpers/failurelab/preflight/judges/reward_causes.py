@@ -20,6 +20,7 @@ from failurelab.reward_functions import source as reward_source
 
 ROWS = 24  # looked at before it is said that a reference is one that cannot be read
 _FEW = 8  # values of a column that says which kind a row is
+_MANY = 500  # rows whose kinds are looked at
 _PLAIN = ("7", 7, 7.0)  # references that are as easy to read as any
 
 
@@ -81,7 +82,7 @@ def find_missing_column(reward: RewardFunction, given: str) -> Finding | None:
 
 def _kind(reward: RewardFunction, given: str) -> Finding | None:
     """A text of its own that no row has in a column: `code` where the rows say `coding`."""
-    rows = prompted(reward.seen, ROWS)
+    rows = prompted(reward.seen, _MANY)
     words = [text for text in patterns.texts(reward.function) if re.fullmatch(r"[\w -]{1,30}", text)]
     for name in reward.asked:
         values = {row[name] for row in rows if isinstance(row.get(name), str)}
@@ -160,7 +161,7 @@ def _reference(reward: RewardFunction, given: str) -> Answer | None:
             return reward.finding(
                 "F14",
                 f"{shown}, which it cannot equal",
-                f"Compare with what {name} holds.",
+                f"Compare with {name} as {what}: {change(real)!r}.",
                 tried=f"as {what}, {change(real)!r}, a right answer gets {more[0][0]:g} and a wrong one {more[0][1]:g}",
             )
     value = _find_readable(reward, name)

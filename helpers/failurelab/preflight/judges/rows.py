@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import itertools
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from failurelab.preflight.inputs import Seen
 
 
 def sample(seen: Seen, count: int, prepared: bool = False) -> list[dict[str, Any]]:
-    """Return at most `count` rows of the script's dataset: spread over it, or the first ones of a stream.
+    """Return at most `count` rows of the script's dataset: the same ones of it each time, or the first of a stream.
+
+    They are drawn, for kinds of rows that alternate would be left out by every second one.
 
     Args:
         seen: the script.
@@ -24,7 +27,7 @@ def sample(seen: Seen, count: int, prepared: bool = False) -> list[dict[str, Any
         return []
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         size = len(dataset)
-        places = [size * number // count for number in range(count)] if size > count else range(size)
+        places = sorted(random.Random(0).sample(range(size), count)) if size > count else range(size)
         rows = [dataset[place] for place in places]
     else:
         rows = list(itertools.islice(iter(dataset), count))
