@@ -4,9 +4,8 @@
     python benchmarks/logps.py [--rounds N] [--shapes NAME ...]
 
 Every way is first given the known-answer probe: only right functions are compared. Rounds go through all ways in turn,
-so that other work on the machine meets all of them; a ratio is the median of each round's own, or that of the fastest,
-which other work disturbs least (the machine's load is in the record). A way that runs out of memory is NOT RUN, and
-the record says why.
+so that other work on the machine meets all of them; a ratio is the median of each round's own. A way that runs out of
+memory is NOT RUN, and the record says why.
 
 Memory is what torch allocated at its peak over the start, on a CPU counted from every allocation. *Beyond gradients* is
 that peak less the gradients that any way must leave behind: the head's, vocabulary x width x bytes, and as much again
@@ -21,7 +20,6 @@ Eras: today.
 
 import copy
 import dataclasses
-import os
 import statistics
 from collections.abc import Callable
 
@@ -205,13 +203,8 @@ def measure(shape: Shape, ways: dict[str, Callable], rounds: int, device: str) -
         rows[name] = {
             "seconds": statistics.median(each[name] for each in times),
             "time_to_kept": statistics.median(each[name] / each[KEPT] for each in times),
-            "fastest_seconds": min(each[name] for each in times),
-            "fastest_to_kept": min(each[name] for each in times) / min(each[KEPT] for each in times),
-            "peak_mib": peak / MIB,
             "gradients_mib": gradients / MIB,
             "beyond_gradients_mib": (peak - gradients) / MIB,
-            "rounds": len(times),
-            "load": os.getloadavg()[0],
             **wrong[name],
         }
     for row in rows.values():
@@ -221,23 +214,11 @@ def measure(shape: Shape, ways: dict[str, Callable], rounds: int, device: str) -
 
 
 def show(shape: Shape, rows: dict[str, dict | str], device: str) -> None:
-    """Print the table of one shape, and write its records."""
-    print(f"\n{shape}; {observe.device_name(device)}\n")
-    print("| way | median, ms | to kept | fastest, ms | to kept | peak, MiB | beyond gradients | to kept | error |")
-    print("|" + "---|" * 9)
+    """Print what was measured of one shape, and write its records."""
     for name, row in rows.items():
-        case = f"log-probs: {name}, {shape}"
-        if isinstance(row, str):
-            print(f"| {name} | NOT RUN: {row} | | | | | | | |")
-            observe.record("F3a", "measured", {"not_run": row}, case=case, device=device)
-            continue
-        print(
-            f"| {name} | {1000 * row['seconds']:.1f} | {row['time_to_kept']:.2f} | {1000 * row['fastest_seconds']:.1f} "
-            f"| {row['fastest_to_kept']:.2f} | {row['peak_mib']:.0f} | "
-            f"{row['beyond_gradients_mib']:.0f} | {row['memory_to_kept']:.2f} | "
-            f"{', '.join(f'{row[key]:.1e}' if key in row else '-' for key in ('score_error', 'gradient_error'))} |"
-        )
-        observe.record("F3a", "measured", row, case=case, device=device)
+        figures = {"not_run": row} if isinstance(row, str) else row
+        print(f"{name}, {shape}: {figures}", flush=True)
+        observe.record("F3a", "measured", figures, case=f"log-probs: {name}, {shape}", device=device)
 
 
 def main() -> None:

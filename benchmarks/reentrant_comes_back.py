@@ -5,9 +5,13 @@ From trl 0.22 generation runs with checkpointing switched off. Up to 0.25 it is 
 Eras: trl-0.14, trl-0.15, trl-0.22, today.
 """
 
+import tempfile
+
 import recording
+import trl
 
 from failurelab import gradients
+from failurelab._checkpointing import option_name
 from failurelab_course.experiments import models, observe, trainers
 
 WARNING = "None of the inputs have requires_grad"
@@ -15,10 +19,10 @@ WARNING = "None of the inputs have requires_grad"
 
 def asked_for() -> dict[str, dict]:
     """Return the ways to ask for checkpointing; `default` is what GRPOConfig of this release chooses by itself."""
-    default = {"gradient_checkpointing": bool(trainers.differing_defaults()["gradient_checkpointing"])}
-    return {"default": default} | {
-        kind: recording.checkpointing(kind) for kind in ("reentrant", "non-reentrant", "off")
-    }
+    with tempfile.TemporaryDirectory() as folder:
+        default = getattr(trl.GRPOConfig(folder, use_cpu=True), option_name())
+    kinds = {kind: recording.checkpointing(kind) for kind in ("reentrant", "non-reentrant", "off")}
+    return {"default": {"gradient_checkpointing": default}} | kinds
 
 
 def run(options: dict, prepare, device: str) -> dict:

@@ -164,18 +164,6 @@ def engine(folder, device):
         return train(folder, BF16, RATE, 20, 0, device=device, deepspeed=config, bf16=True)
 
 
-def gap(folder, dtype, device):
-    """Return the mean distance of the log-probabilities of right answers in this dtype from those in float32."""
-    rows = []
-    for each in (dtype, F32):
-        policy, tokenizer = models.load(folder, dtype=each, device=device)
-        texts = [f"{prompt}{answer}" for prompt, answer in models.sums() if len(f"{prompt}{answer}") == 7]
-        ids = tokenizer(texts, return_tensors="pt")["input_ids"].to(device)
-        with torch.no_grad():
-            rows.append(policy(input_ids=ids).logits[:, -3:-1].float().log_softmax(-1).gather(2, ids[:, -2:, None]))
-    return float((rows[0] - rows[1]).abs().mean())
-
-
 def main() -> None:
     """Run the parts that are asked for, record and print."""
     parts = {"nargs": "+", "default": ["grid", "shares", "cures"], "choices": ["grid", "shares", "cures"]}
@@ -199,8 +187,6 @@ def main() -> None:
             record(f"cure: {cure}", seed, device, run(seed))
         record("cure: DeepSpeed's bf16", 0, device, engine(folder, device))
         record("cure: float16 weights", 0, device, train(folder, torch.float16, RATE, 20, 0, device=device))
-        for dtype in (BF16, torch.float16):
-            observe.record("F9", "measured", {"gap": gap(folder, dtype, device)}, case=f"gap to float32: {name(dtype)}")
 
 
 def name(dtype: torch.dtype) -> str:

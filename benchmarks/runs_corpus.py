@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Generate runs whose cause is known: what each leaves behind, small enough for a repository.
 
-    python benchmarks/runs_corpus.py first [--only TEXT] [--stack NAME] [--again] [--write] [--preflight]
+    python benchmarks/runs_corpus.py first [--only TEXT] [--again] [--write] [--preflight]
 
 `benchmarks/training_runs/HALF_variants.toml` says what is run: a script of `training_runs/scripts`, what is changed
 in it, the stack, the seeds, the expected causes, and the clean twin. A run's artefacts go to the archive
@@ -120,17 +120,11 @@ def is_made(half: str, variant: dict, seed: int) -> bool:
     return made and (CACHE / name / "result.json").exists()
 
 
-def jobs_of(
-    half: str, variants: list[dict], again: bool, only_seed: int | None, needed: bool = False
-) -> dict[str, list[dict]]:
+def jobs_of(half: str, variants: list[dict], again: bool) -> dict[str, list[dict]]:
     """Return what is to be run, by stack."""
     jobs: dict[str, list[dict]] = {}
     for variant in sorted(variants, key=lambda variant: not (variant["expected"] or variant["is_twin"])):
         for seed in variant["measured_seeds"]:
-            if only_seed not in (None, seed):
-                continue
-            if needed and variant["seeds"] == variant["measured_seeds"] and not (variant["expected"] and seed == 0):
-                continue
             if is_made(half, variant, seed) and not again:
                 continue
             name, script = name_of(variant["name"], seed), script_of(variant, seed)
@@ -190,7 +184,7 @@ def rounded(values: list) -> list:
     return [value if value is None else float(f"{value:.4g}") for value in values]
 
 
-def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
+def write_toml(half: str, variants: list[dict]) -> None:
     """Write the list of runs, and what of each variant was reproduced; a variant that was not leaves no runs."""
     by_name = {variant["name"]: variant for variant in variants}
     lines = ["# Written by benchmarks/runs_corpus.py: the runs of this half, and what each is.",
@@ -209,8 +203,7 @@ def write_toml(half: str, variants: list[dict], unjudged: bool) -> None:
             row["why"] = variant.get("why", "")
         else:
             continue
-        if row["counts"] or not (unjudged and row.get("difference") is None):
-            (compared if row["counts"] else dropped).append(row)
+        (compared if row["counts"] else dropped).append(row)
     gone = {row["variant"] for row in dropped}
     for variant in variants:
         for seed in variant["seeds"]:
@@ -263,23 +256,14 @@ def short(answer: dict) -> dict:
     return kept
 
 
-def ask_preflight(
-    half: str, chosen: list[str] | None, again: bool, corpus: pathlib.Path = RUNS, models: pathlib.Path | None = None
-) -> None:
+def ask_preflight(half: str, chosen: list[str], again: bool) -> None:
     """Write `preflight.json` beside each run of a half: what preflight says of its script, in its stack.
 
     The seeds of a variant have one script: it is asked once, and each gets the answer.
-
-    Args:
-        half: of the corpus.
-        chosen: names of variants; None for all.
-        again: ask also where an answer is there.
-        corpus: the folder of the halves.
-        models: the folder that a script finds as `models`.
     """
     variants: dict[str, list[dict]] = {}
-    for run in sorted(tomllib.loads((corpus / f"{half}.toml").read_text())["run"], key=lambda run: not run["expected"]):
-        if chosen is None or run["variant"] in chosen:
+    for run in sorted(tomllib.loads((RUNS / f"{half}.toml").read_text())["run"], key=lambda run: not run["expected"]):
+        if run["variant"] in chosen:
             variants.setdefault(run["variant"], []).append(run)
     for variant, runs in variants.items():
         folders = [part(half) / run["name"] for run in runs]
@@ -287,7 +271,7 @@ def ask_preflight(
             continue
         with tempfile.TemporaryDirectory() as name:
             place = pathlib.Path(name)
-            (place / "models").symlink_to(models or CACHE / "models")
+            (place / "models").symlink_to(CACHE / "models")
             shutil.copy(folders[0] / "train.py", place)
             command = [sys.executable, "-m", "failurelab.preflight", "--python", python_of(runs[0]["stack"])]
             asked = subprocess.run([*command, "--json", "answer.json", "train.py"], cwd=place, capture_output=True)
@@ -304,12 +288,7 @@ def main() -> None:
     parser.add_argument("--device", type=devices.argument, default="cpu", help="not used: the runs are on the CPU")
     parser.add_argument("half", nargs="?", default="first")
     parser.add_argument("--only", default="", help="variants whose name this pattern finds")
-    parser.add_argument("--stack", default="", help="this stack alone")
     parser.add_argument("--again", action="store_true", help="make also what is there")
-    parser.add_argument("--seed", type=int, help="this seed alone")
-    parser.add_argument("--broken", action="store_true", help="broken runs alone")
-    parser.add_argument("--needed", action="store_true", help="clean twins, and one seed of each broken variant")
-    parser.add_argument("--unjudged", action="store_true", help="list also what has not been compared with its twin")
     parser.add_argument("--write", action="store_true", help="run nothing; write the list of what is there")
     parser.add_argument("--preflight", action="store_true", help="ask preflight about each listed run's script")
     options = parser.parse_args()
@@ -323,12 +302,10 @@ def main() -> None:
             if (RUNS / script).exists():
                 subprocess.run([python_of("today"), str(RUNS / script)], check=True)
         chosen = [variant for variant in variants if re.search(options.only, variant["name"])]
-        chosen = [variant for variant in chosen if variant["expected"] or not options.broken]
-        for stack, jobs in jobs_of(options.half, chosen, options.again, options.seed, options.needed).items():
-            if options.stack in ("", stack):
-                work(stack, jobs)
-    if not (options.only or options.stack):
-        write_toml(options.half, variants, options.unjudged)
+        for stack, jobs in jobs_of(options.half, chosen, options.again).items():
+            work(stack, jobs)
+    if not options.only:
+        write_toml(options.half, variants)
 
 
 if __name__ == "__main__":

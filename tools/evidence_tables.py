@@ -28,7 +28,6 @@ KINDS = ("off", "reentrant", "non-reentrant")
 LOG_PROBS = r"log-probs: (?P<way>.+?), (?P<shape>\d+ x \(.+)"
 MAIN_SHAPE = "4 x (256+64), width 256, tied, float32"
 NO_CARD = "No evidence of a GPU yet: on a card this is NOT RUN."
-OLD_AND_TODAY = ("trl-0.14", "trl-0.15", "today")
 
 
 # Gradients, rollouts and learning: F1, F2, F7 and the healthy ground
@@ -164,7 +163,7 @@ def guards() -> str:
 
 def names() -> str:
     """What each transformers calls the argument for the last rows of logits, and what it does with the other name."""
-    (figures,) = [each for each in read_runs("signatures")["figures"] if "takes" in each]
+    (figures,) = read_runs("signatures")["figures"]
     lines = zip(*(figures[column] for column in ("transformers", "takes", "other_name")))
     return markdown(["transformers", "Qwen2 takes", "the other name is"], lines)
 
@@ -224,15 +223,6 @@ def predicted() -> str:
 
     cards = find_cards("predicted")
     return "\n\n".join([*map(make_part, [CPU, *cards]), *([] if cards else [NO_CARD])])
-
-
-def zero3_generation() -> str:
-    """How long generation takes under ZeRO-3, as a multiple of what it takes with the engine handed over."""
-    ways = ("without DeepSpeed", "engine handed over, hooks off", "bare model handed over, hooks on")
-    runs = read_runs("zero3_generation", "generation: (?P<way>.+)")
-    ratios = ((era, lambda runs, era=era: median(runs[runs["era"] == era]["ratio"], ".1f")) for era in OLD_AND_TODAY)
-    hooks = ("hooks meanwhile", lambda runs: runs["hooks"].iloc[0])
-    return table(["generation"], group_runs(runs, [*ways, "model.generate by itself"], "way").items(), hooks, *ratios)
 
 
 # Dtypes, two policies
@@ -345,7 +335,7 @@ def rounding_cures() -> str:
 
 def update_guard() -> str:
     """Runs with the failure and without, and what the guard said of them."""
-    runs = read_runs("rounding", "(?!gap|share).*").astype({"lost": bool, "alarm": bool})
+    runs = read_runs("rounding", "(?!share).*").astype({"lost": bool, "alarm": bool})
     lines = [
         [era, count(part[part["lost"]]["alarm"]), count(part[~part["lost"]]["alarm"])]
         for era, part in runs.groupby("era")

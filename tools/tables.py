@@ -1,9 +1,9 @@
 """The tables and pictures of README.md and of pages in docs/, made from the files under evidence/: `make tables`.
 
 A block between `<!-- table: NAME -->` and `<!-- end table -->` is the table that the public function of that name in
-`evidence_tables` makes. A block between `<!-- preflight answer: begin -->` and `<!-- preflight answer: end -->` is what
-preflight has answered (`benchmarks/preflight_answer.py`). The pictures are learning curves: the median over seeds, and
-all seeds as a band.
+`evidence_tables` makes, or one of `timetables`. A block between `<!-- preflight answer: begin -->` and
+`<!-- preflight answer: end -->` is what preflight has answered (`benchmarks/preflight_answer.py`). The pictures are
+learning curves: the median over seeds, and all seeds as a band.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import evidence_tables
 import pandas
+import timetables
 from evidence import EVIDENCE, ROOT, EvidenceError, group_runs, read_runs
 
 MARK = re.compile(r"<!-- table: ([\w-]+) -->\n.*?<!-- end table -->", re.DOTALL)
@@ -23,7 +24,7 @@ TABLES: dict[str, Callable[[], str]] = {
     name.replace("_", "-"): function
     for name, function in vars(evidence_tables).items()
     if inspect.isfunction(function) and function.__module__ == evidence_tables.__name__ and not name.startswith("_")
-}
+} | {"timetables": timetables.timetables, "parts": timetables.parts}
 # Of each picture: the benchmark, the pattern of its cases, a line for each label, what makes a run's label; its look.
 PICTURES = {
     "silent.png": {

@@ -5,7 +5,6 @@ must not.
 """
 
 import dataclasses
-import types
 
 import pytest
 from tests.cli.benchmark_scripts import load
@@ -56,15 +55,6 @@ def test_predicted_is_measured_within_a_twentieth(compared):
     assert {name: len(rows) for name, rows in compared.items() if len(rows) > 1} == {"LoRA": 2, "4 bit": 2}
 
 
-def test_the_ways_and_kinds_differ_as_they_are_said_to(compared):
-    """Full above kept above chunked; checkpointing saves; 4 bit are a quarter of float32 or less, ends included."""
-    step = {name: rows[-1]["measured_mib"] for name, rows in compared.items()}
-    assert step["full"] > 1.3 * step["kept"] > 1.3 * step["chunked"]
-    assert step["off"] > 1.5 * step["reentrant"] and step["off"] > 1.5 * step["non-reentrant"]
-    four, full = (compared[name][0]["measured_mib"] for name in ("4 bit", "LoRA"))
-    assert four < full / 4
-
-
 def test_what_does_not_fit_or_misses_a_library_is_recorded_with_its_reason(predicted, monkeypatch):
     """A card with too little memory, as the simulation says; and 4 bit without the native library."""
     case = predicted.Case(SHAPE, 1, 8, 4)
@@ -78,24 +68,3 @@ def test_what_does_not_fit_or_misses_a_library_is_recorded_with_its_reason(predi
     monkeypatch.setattr(predicted.problems, "find_native_problem", lambda device: "no native library")
     rows = predicted.compare(dataclasses.replace(case, adapters=True, bits=4), {"weights": 1, "step": 1}, "cpu")
     assert [each["not_run"] for each in rows] == ["no native library"] * 2
-
-
-def test_a_torch_that_cannot_simulate_is_not_run(predicted, monkeypatch, capsys):
-    """The line and the status by which `--out` is told; and the process that predicts passes both on."""
-
-    def cannot(count):
-        raise predicted.simulate.SimulationError("this torch has no Python backend. Next: another")
-
-    monkeypatch.setattr(predicted.simulate, "devices", cannot)
-    monkeypatch.setattr("sys.argv", ["predicted.py", "--predict", "1"])
-    with pytest.raises(SystemExit) as ended:
-        predicted.main()
-    said = capsys.readouterr().out
-    assert (
-        load("recording").explain_not_run(said, ended.value.code) == "this torch has no Python backend. Next: another"
-    )
-    done = types.SimpleNamespace(returncode=4, stdout=said)
-    monkeypatch.setattr(predicted.subprocess, "run", lambda *_, **__: done)
-    with pytest.raises(SystemExit) as ended:
-        predicted.predictions([], "cpu")
-    assert (capsys.readouterr().out, ended.value.code) == (said, 4)

@@ -8,11 +8,11 @@ import sys
 
 import psutil
 import pytest
-from tests.faults.conftest import LAB, notebook
+from tests.faults.conftest import notebook
 
 fault = pytest.mark.fault
 CHILD = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
-CHECK, RUN, PREFLIGHT = ("lab", "check", "01"), ("run", "01", "--out", "results"), ("preflight", "train.py")
+CHECK, RUN = ("lab", "check", "01"), ("run", "01", "--out", "results")
 INTERRUPT, KILL = signal.SIGINT, signal.SIGKILL
 
 
@@ -26,7 +26,6 @@ def begun(path):
     [
         pytest.param(CHECK, INTERRUPT, "^interrupted: ", marks=fault("Ctrl-C during a check")),
         pytest.param(RUN, INTERRUPT, "^01_mine: interrupted", marks=fault("Ctrl-C during a run")),
-        pytest.param(PREFLIGHT, INTERRUPT, "^preflight was interrupted: ", marks=fault("Ctrl-C during preflight")),
         pytest.param(CHECK, KILL, "", marks=fault("`failurelab lab check` is killed")),
         pytest.param(RUN, KILL, "", marks=fault("`failurelab run` is killed")),
     ],
@@ -37,7 +36,6 @@ def test_a_command_that_is_ended(case, room, tmp_path, pipe, words, number, line
     code = begun(tmp_path / "pipe")
     room.notebook.write_text(notebook(code))
     room.script.write_text(code)
-    (room.folder / "train.py").write_text(code)
     case.kept = room.kept()
     running = case.start(*words)
     assert read() == "begun"
@@ -99,21 +97,10 @@ def test_killed_while_a_file_is_written(case, room, verb):
         path.unlink()  # of the killed: hidden, and the next run does not read them
 
 
-@fault("two `lab check`s at once")
-def test_two_checks_at_once(case, room):
-    room.script.write_text(room.script.read_text().replace("+ 1).logits", "+ 1).logits.float() * 2"))
-    case.kept = room.kept()
-    commands = [case.start("lab", "check", "01") for _ in range(2)]
-    for command in commands:
-        case.shows(case.end(command), "^FAIL lab 01: scores are wrong", 1)
-    assert json.loads(room.state.read_text())["labs"][LAB]["checks"] == 2
-
-
 # Plays the notebook's kernel: it holds an era's, as `%%era` does, and runs the cells that it is given.
 PLAY = """
 import sys
 from failurelab_course.notebook import kernel
-kernel.INTERRUPT_SECONDS = 3.0
 era = kernel.EraKernel("today")
 for cell in sys.argv[1:]:
     try:
@@ -122,40 +109,6 @@ for cell in sys.argv[1:]:
         print(f"{type(error).__name__}: {error}", flush=True)
 era.stop()
 """
-
-
-def kernel_of(process):
-    """Return the era's kernel below the notebook's."""
-    children = psutil.Process(process.pid).children()
-    return next(child for child in children if "ipykernel_launcher" in " ".join(child.cmdline()))
-
-
-@pytest.mark.parametrize(
-    ("number", "line", "goes_on"),
-    [
-        pytest.param(KILL, "^EraKernelDied: ", True, marks=fault("an era's kernel is killed in a cell"), id="killed"),
-        pytest.param(
-            signal.SIGSTOP,
-            "^EraInterrupted: .*still runs .* s after the interrupt. Next: %era_stop",
-            False,
-            marks=fault("an era's kernel is stopped in a cell, then Ctrl-C"),
-            id="stopped",
-        ),
-        pytest.param(0, "^EraInterrupted: ", True, marks=fault("an era's cell hangs, then Ctrl-C"), id="hangs"),
-    ],
-)
-def test_an_era_s_kernel(case, tmp_path, pipe, number, line, goes_on):
-    read = pipe(tmp_path / "pipe")
-    running = case.start(
-        sys.executable, "-c", PLAY, begun(tmp_path / "pipe"), *(["print('and', 'on')"] if goes_on else [])
-    )
-    assert read() == "begun"
-    kernel_of(running).send_signal(number)
-    if number != KILL:
-        running.send_signal(INTERRUPT)
-    done = case.end(running)
-    case.shows(done, line, None)
-    assert not goes_on or done.line("^and on$")
 
 
 @fault("a disk without room for an era's kernel")

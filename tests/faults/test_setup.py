@@ -215,43 +215,6 @@ def test_a_full_disk(case, room, setup, mount):
     case.look()
 
 
-# Counts the lines that the set-up's own code runs, and ends the process, or interrupts it, at one of them.
-COUNTED = """
-import os, sys
-from failurelab_course.eras import install
-at, number, log, count = {at}, {number}, {log!r}, 0
-def trace(frame, event, argument):
-    global count
-    if "failurelab_course" + os.sep + "eras" not in frame.f_code.co_filename: return None
-    if event == "line":
-        count += 1
-        if count == at: os.kill(os.getpid(), number)
-    return trace
-sys.settrace(trace)
-status = install.main(sys.argv[1:])
-sys.settrace(None)
-open(log, "w").write(str(count))
-sys.exit(status)
-"""
-
-
-@fault("a set-up is ended, at 12 points chosen by seed")
-def test_ended_at_random_points(case, room, setup, tmp_path):
-    """By SIGKILL or Ctrl-C, at a line of its own code; the same command goes on, and ends with a whole era."""
-    log = tmp_path / "lines"
-    assert setup.run(code=COUNTED.format(at=0, number=0, log=str(log))).status == 0
-    lines, statuses = int(log.read_text()), []
-    for seed in range(12):
-        shutil.rmtree(room.folder / ".eras" / "old")
-        at, number = random.Random(seed).randrange(1, lines), (signal.SIGKILL, signal.SIGINT)[seed % 2]
-        done = setup.run(code=COUNTED.format(at=at, number=int(number), log=str(log)))
-        statuses.append(done.status)
-        if done.status == 130:
-            case.shows(done, "set-up interrupted: what is done already is kept; run the same command again", 130)
-        ready(room, setup.run())
-    assert statuses.count(-signal.SIGKILL) == 6
-
-
 @pytest.mark.parametrize(
     "number",
     [

@@ -7,9 +7,9 @@ import shutil
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as kinds
-from transformers import Qwen2Config
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from failurelab_course.experiments import models, shapes
+from failurelab_course.experiments import models
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -17,10 +17,18 @@ TEMPLATE = (
 )
 
 
+def with_three_layers() -> Qwen2ForCausalLM:
+    """Return a model of the small one's shape with a third layer, and random weights."""
+    small, _ = models.load()
+    shape = {key: value for key, value in small.config.to_dict().items() if key != "layer_types"}  # one entry a layer
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**shape | {"num_hidden_layers": 3}))
+
+
 def deeper(folder: pathlib.Path) -> pathlib.Path:
     """Make the small model with a third layer that changes little: another shape, and it can still do the sums."""
     small, _ = models.load()
-    made = shapes.build(shapes.config("tiny", 3))
+    made = with_three_layers()
     made.load_state_dict(small.state_dict(), strict=False)
     with torch.no_grad():
         last = made.model.layers[2]
@@ -57,7 +65,8 @@ def stranger(folder: pathlib.Path) -> pathlib.Path:
         pad_token_id=0,
         eos_token_id=2,
     )
-    shapes.build(shape).save_pretrained(folder)
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(shape).save_pretrained(folder)
     words.save(str(folder / "tokenizer.json"))
     said = {  # as transformers 4 writes it: what transformers 5 writes, older ones cannot read
         "tokenizer_class": "PreTrainedTokenizerFast",

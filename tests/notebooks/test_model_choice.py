@@ -1,8 +1,9 @@
 """Which model learning is shown with: the one that is asked for, if it can learn; else that is said."""
 
 import pytest
+from made_models import with_three_layers
 
-from failurelab_course.experiments import models, shapes
+from failurelab_course.experiments import models
 from failurelab_course.notebook import display as notebook
 from failurelab_course.notebook import model_choice
 
@@ -11,7 +12,7 @@ from failurelab_course.notebook import model_choice
 def ignorant(tmp_path_factory):
     """A folder in the hub's format, with weights that know nothing."""
     folder = tmp_path_factory.mktemp("models") / "ignorant"
-    shapes.build(shapes.config("tiny", 3)).save_pretrained(folder)
+    with_three_layers().save_pretrained(folder)
     models.load()[1].save_pretrained(folder)
     return str(folder)
 

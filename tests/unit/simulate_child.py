@@ -70,7 +70,7 @@ def by_torch(model):
     tracker = MemTracker()
     with simulate.fake():
         tracker.track_external(model)
-        with tracker:
+        with simulate.fused_attention(), tracker:
             step_of(model)()
     return tracker.get_tracker_snapshot("peak")[torch.device("sim", 0)]["Total"]
 
@@ -138,16 +138,14 @@ def main():
 
     found["after"] = dict(PartialState._shared_state) == {} and torch.sim.current_device() == 0
     plain = simulate.place(shape(), {"": 0})
-    found["peak"] = {
-        name: simulate.peak_memory(step_of(plain), plain, attention=name).total for name in ("decomposed",)
-    }
+    found["total"] = simulate.peak_memory(step_of(plain), plain).total
     plain.zero_grad()
     found["torch"] = by_torch(plain)
+    found["peak"] = {}
     for length in (32, 256):
-        for attention in ("fused", "decomposed"):
-            model = simulate.place(shape(), {"": 0})
-            peak = simulate.peak_memory(step_of(model, length), model, attention=attention)
-            found["peak"][f"{attention} {length}"] = dict(peak.kinds) | {"total": peak.total}
+        model = simulate.place(shape(), {"": 0})
+        peak = simulate.peak_memory(step_of(model, length), model)
+        found["peak"][length] = dict(peak.kinds) | {"total": peak.total}
     found["kernels"] = [
         dict(simulate.peak_memory(each, **options).kinds)
         for each, options in (

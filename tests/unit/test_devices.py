@@ -106,11 +106,7 @@ def test_a_card_too_small_is_told_from_a_full_one(card, total, step):
     devices.require_memory(10**6, "cpu", "this step")
 
 
-def test_what_is_learned_with_and_in_which_dtype(card):
-    """A random model has nothing to learn from; the small model is float32 everywhere."""
-    card.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+def test_what_is_learned_with():
+    """A random model has nothing to learn from."""
     assert devices.learner("random-0.5b") == "tiny"
     assert devices.learner("Qwen/Qwen2-0.5B-Instruct") == "Qwen/Qwen2-0.5B-Instruct"
-    assert devices.dtype("cuda", "random-0.5b") == torch.bfloat16
-    assert devices.dtype("cuda", "tiny") == torch.float32
-    assert devices.dtype("cpu", "random-0.5b") == torch.float32

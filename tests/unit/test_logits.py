@@ -15,7 +15,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
-from small import lora, other_keep_argument, qwen2
+from small import lora, qwen2
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -71,20 +71,6 @@ def worst(found: dict, truth: dict) -> float:
 def test_name_of_the_argument_is_read_from_this_model_and_never_from_a_version():
     """Transformers 4.49 renamed it; the answer is what this model does."""
     assert logits.keep_argument(small()) == ("num_logits_to_keep" if OLD_NAME else "logits_to_keep")
-
-
-def test_the_argument_cuts_the_sequence_and_not_the_vocabulary():
-    """Kept are rows of logits, each as wide as the vocabulary."""
-    model = small()
-    rows = model(torch.arange(10)[None], **{logits.keep_argument(model): 4}).logits
-    assert rows.shape == (1, 4, VOCABULARY)
-
-
-@pytest.mark.skipif(Version("4.49") <= installed < Version("4.52"), reason="both names work in 4.49 to 4.51")
-def test_the_other_name_is_swallowed_without_a_word():
-    """The cause of both harms: **kwargs takes the name and drops it, and all rows come back."""
-    model = small()
-    assert model(torch.arange(10)[None], **{other_keep_argument(model): 4}).logits.shape == (1, 10, VOCABULARY)
 
 
 def test_a_name_in_the_signature_that_does_nothing_is_not_believed():

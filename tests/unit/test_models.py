@@ -44,11 +44,6 @@ def test_the_weights_that_ship_have_the_accuracy_the_card_states(tiny, stated):
         assert sum(draws) / 10 == pytest.approx(sampled, abs=0.02)
 
 
-def test_it_can_do_part_of_its_task(stated):
-    """There is something to lose and something to gain, or no run would show that it is broken."""
-    assert 0.3 < stated["sampled"] < 0.5 < stated["greedy"] < 0.75
-
-
 def test_every_era_computes_the_same_logits(tiny, stated):
     """Transformers 4.48 and 5.x read the same config: rotary base, dtype, tied embeddings."""
     model, tokenizer = tiny
@@ -90,13 +85,6 @@ def test_the_chat_template_renders_chatml(tiny):
     assert text == "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n3+4=<|im_end|>\n<|im_start|>assistant\n"
     assert not tokenizer.apply_chat_template(chat, tokenize=False).endswith("assistant\n")
     assert tokenizer("<|im_end|>")["input_ids"] == [tokenizer.eos_token_id]
-
-
-def test_there_are_400_sums_and_they_are_right():
-    """Prompts are unique, answers add up."""
-    pairs = models.sums()
-    assert len(dict(pairs)) == 400 and pairs[0] == ("0+0=", "0") and pairs[-1] == ("19+19=", "38")
-    assert all(sum(map(int, prompt.rstrip("=").split("+"))) == int(answer) for prompt, answer in pairs)
 
 
 def test_rows_are_a_dataset():
@@ -163,16 +151,6 @@ def test_accuracy_can_generate_as_a_trainer_does(tiny, monkeypatch):
     with pytest.raises(RuntimeError, match="stop"):
         models.accuracy(model, tokenizer, train_mode=True, use_cache=False, max_new_tokens=2)
     assert seen == [(True, False, 2)] and not model.training
-
-
-def test_a_model_without_knowledge_scores_nothing(tiny):
-    """Accuracy measures the model: with its embeddings zeroed nothing is right."""
-    _, tokenizer = tiny
-    model, _ = models.load()
-    with torch.no_grad():
-        model.get_input_embeddings().weight.zero_()
-    assert models.accuracy(model, tokenizer) == 0.0
-    assert models.accuracy(model, tokenizer, prompts=[("3+4=", "7")]) == 0.0
 
 
 def test_random_weights_have_the_shape_of_qwen2_and_a_seed(monkeypatch):
@@ -280,15 +258,14 @@ def test_outside_the_repository_it_says_where_to_go(tmp_path, monkeypatch):
 
 CLOSED = "http://127.0.0.1:9"  # the port of `discard`: nothing listens there
 BY_HUB_NAME = """
-from failurelab_course.experiments import models, shapes
+from failurelab_course.experiments import models
 name = "Lab/Tiny-Qwen2"
 model, tokenizer = models.load(name)
-print(model.num_parameters(), tokenizer.padding_side, shapes.config(name).vocab_size, models.located(name)[-8:])
-for ask in (models.load, shapes.config):
-    try:
-        ask("Qwen/Qwen2-0.5B-Instruct")
-    except models.ModelError as error:
-        print(error)
+print(model.num_parameters(), tokenizer.padding_side, models.source(name)[-8:])
+try:
+    models.load("Qwen/Qwen2-0.5B-Instruct")
+except models.ModelError as error:
+    print(error)
 """
 
 
@@ -315,8 +292,8 @@ def test_a_hub_id_is_loaded_from_the_cache(tmp_path, variables, why):
     )
     assert done.returncode == 0, done.stderr
     loaded, *refused = done.stdout.strip().splitlines()
-    assert loaded == "329216 left 259 0123abcd"
-    assert len(refused) == 2
+    assert loaded == "329216 left 0123abcd"
+    assert len(refused) == 1
     for line in refused:
         assert line.startswith("Qwen/Qwen2-0.5B-Instruct is no folder here and could not be fetched from the hub: ")
         assert why in line

@@ -19,11 +19,11 @@ CHILD = """
 import torch
 from failurelab import gradients, logits
 from failurelab import placement
-from failurelab_course.experiments import shapes
+from failurelab_course.experiments import models
 from failurelab import simulate
 
 simulate.devices(1)
-net = simulate.place(simulate.model(shapes.config("tiny")), {"": 0}).train()
+net = simulate.place(simulate.model(models.path("tiny")), {"": 0}).train()
 net.config.use_cache = False  # a cache makes a real tensor, which a simulation has not
 net.config._attn_implementation = "eager"  # old transformers look into the mask before they call SDPA
 ids = simulate.tokens(3, 12)

@@ -112,7 +112,6 @@ def test_bf16_of_an_earlier_config_does_not_stay(monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     trainer = trainers.grpo(*models.load(), steps=1)
     assert trainer.accelerator.mixed_precision == "no"
-    trainers.differing_defaults()
     assert os.environ.get("ACCELERATE_MIXED_PRECISION", "no") == "no"
 
 
@@ -159,29 +158,6 @@ def test_prompts_may_be_messages(form):
     assert 0.3 < first < 0.6
 
 
-def test_a_model_may_be_named():
-    """TRL then loads it itself, as its examples do."""
-    _, tokenizer = models.load()
-    trainer = trainers.grpo(str(models.path("tiny")), tokenizer, steps=1)
-    trainer.train()
-    assert trainers.rewards(trainer) == trainers.rewards(trained(steps=1))
-
-
-def test_callbacks_are_told():
-    """More callbacks than the two that seed and score."""
-    import transformers
-
-    class Count(transformers.TrainerCallback):
-        steps = 0
-
-        def on_step_end(self, *_, **__):
-            self.steps += 1
-
-    count = Count()
-    trained(callbacks=[count])
-    assert count.steps == 3
-
-
 @pytest.mark.skipif(NO_ONLINE_DPO, reason="OnlineDPOTrainer cannot train in this stack at all")
 @pytest.mark.parametrize(("form", "adapter"), [("plain", False), ("chat", False), ("plain", True)])
 def test_online_dpo_trains_in_every_release(form, adapter):
@@ -198,16 +174,6 @@ def test_online_dpo_trains_in_every_release(form, adapter):
     assert [row["loss"] for row in again.state.log_history if "loss" in row] == losses
 
 
-def test_the_judge_can_add():
-    """The second is better only if it alone is right; messages come rendered by the trainer's plain template."""
-    scores = trainers._Scores()
-    judge = trainers._SumJudge(scores)
-    prompts = ["3+4=", "User: 13+14=\n\n", "1+1=", "1+1="]
-    pairs = [("8", "7"), ("Assistant: 27\n\n", "Assistant: 7\n\n"), ("2", "2"), ("3", "3")]
-    assert judge.judge(prompts, pairs) == [1, 0, 0, 0]
-    assert scores.seen == [0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
-
-
 def test_rewards_and_curve_read_the_log():
     """Rows without a reward, such as the summary at the end, do not count; a last incomplete window does."""
     history = [{"step": step, "reward": step / 10} for step in range(1, 6)] + [{"step": 5, "train_runtime": 1.0}]
@@ -215,17 +181,3 @@ def test_rewards_and_curve_read_the_log():
     assert trainers.rewards(trainer) == [0.1, 0.2, 0.3, 0.4, 0.5]
     steps, means = trainers.curve(trainer, window=2)
     assert steps == [2, 4, 5] and means == pytest.approx([0.15, 0.35, 0.5])
-
-
-def test_defaults_are_those_of_the_release():
-    """What the first release and today's would do by themselves; the work for a step follows from it."""
-    found = trainers.differing_defaults()
-    with tempfile.TemporaryDirectory() as folder:
-        config = trl.GRPOConfig(output_dir=folder, use_cpu=True)
-    assert found["beta"] == config.beta and found["bf16"] == config.bf16
-    first = VERSIONS["trl"] < Version("0.15")
-    assert (found["batch counts"], found["completions per optimizer step"]) == (
-        ("prompts", 64) if first else ("completions", 8)
-    )
-    assert (found["loss_type"] == "-") == (not hasattr(config, "loss_type"))
-    assert all(isinstance(value, int | float | str | None) for value in found.values())

@@ -36,11 +36,6 @@ class Precisions:
     autocast: str
     mixed: tuple[str, ...]
 
-    @property
-    def one(self) -> bool:
-        """Whether 4-bit layers, adapters and autocast agree on one dtype."""
-        return len({*self.compute, *self.adapters, self.autocast} - {_UNSETTLED, ""}) <= 1
-
     def __str__(self) -> str:
         groups = {
             "other weights": self.weights,

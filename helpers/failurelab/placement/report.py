@@ -39,13 +39,11 @@ class Placed:
         name: such as `model.layers.0.mlp.up_proj.weight.quant_state.absmax`.
         kind: one of KINDS.
         device: such as `cuda:0`.
-        layer: the module that holds it.
     """
 
     name: str
     kind: str
     device: str
-    layer: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +73,6 @@ class PlacementReport:
     def local(self) -> bool:
         """Whether every tensor is on the device and nothing else is wrong."""
         return not (self.elsewhere or self.problems)
-
-    def checklist(self) -> list[tuple[str, bool, str]]:
-        """Return the popular checklist's first two points: what is asked, whether it holds, what was found."""
-        return [
-            ("everything on one explicit device", self.local, str(self).splitlines()[0]),
-            ("one precision", self.precisions.one and not self.precisions.mixed, str(self.precisions)),
-        ]
 
     def __str__(self) -> str:
         total = sum(self.tensors.values())
@@ -249,12 +240,12 @@ def _own_tensors(name: str, module: nn.Module, adapters: set[str]) -> Iterator[t
             continue
         full = prefix + part
         kind = "adapter weight" if full in adapters else "parameter"
-        yield Placed(full, kind, str(parameter.device), name), parameter
+        yield Placed(full, kind, str(parameter.device)), parameter
         for path, tensor in _state_tensors(module, parameter):
-            yield Placed(f"{full}.{path}", "quantization state", str(tensor.device), name), tensor
+            yield Placed(f"{full}.{path}", "quantization state", str(tensor.device)), tensor
     for part, buffer in module._buffers.items():
         if buffer is not None:
-            yield Placed(prefix + part, "buffer", str(buffer.device), name), buffer
+            yield Placed(prefix + part, "buffer", str(buffer.device)), buffer
 
 
 def _state_tensors(module: nn.Module, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

@@ -4,7 +4,7 @@ from failurelab.simulate.backend import NAME, SimulationError, devices, model, p
 from failurelab.simulate.four_bit import four_bit
 from failurelab.simulate.gpu_workspace import fused_attention
 from failurelab.simulate.memory import Peak, peak_memory
-from failurelab.simulate.mode import fake, is_fake
+from failurelab.simulate.mode import fake
 
 __all__ = [
     "NAME",
@@ -14,7 +14,6 @@ __all__ = [
     "fake",
     "four_bit",
     "fused_attention",
-    "is_fake",
     "model",
     "peak_memory",
     "place",

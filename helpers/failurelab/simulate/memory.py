@@ -3,8 +3,7 @@
 Out of memory shows late and costs much. A step on fake tensors allocates nothing and shows every allocation that a
 real one would make. The kernels differ from a GPU's. There attention is one fused kernel that keeps its output and a
 row sum; a simulated device has the decomposed one, whose backward keeps matrices of `(rows, heads, length, length)`. So
-attention is replaced, for the time of a step, by a stand-in that keeps what the fused kernel keeps; the decomposed
-figure can be asked for too, and the ratio of both grows with the length.
+attention is replaced, for the time of a step, by a stand-in that keeps what the fused kernel keeps.
 
 Kernels also allocate for the time of a call: copies of what is not contiguous, sums of attention's backward pass.
 `gpu_workspace` knows those that a training step meets. Not in the figure: fragmentation of the allocator's blocks (one
@@ -13,7 +12,6 @@ hundred MiB), and temporary casts inside fused kernels.
 """
 
 import collections
-import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -35,19 +33,16 @@ class Peak:
 
     Attributes:
         total: bytes.
-        kinds: bytes by kind: `Parameter` (scales of 4-bit weights too), `Buffer`, `Gradient`, `Optstate` (made in the
-            optimizer's step), `Activation` (made in a forward pass), `Temp` (made in a backward pass, where layers
-            under checkpointing are computed again) and `Workspace` (held by a kernel while it runs).
+        kinds: bytes by kind: `Parameter` (scales of 4-bit weights too), `Buffer`, `Gradient`, `Activation` (made in a
+            forward pass), `Temp` (made in a backward pass, where layers under checkpointing are computed again) and
+            `Workspace` (held by a kernel while it runs).
         device: such as `sim:0`.
-        attention: `fused` or `decomposed`.
-        before: bytes of the total that were held when the step began: weights, buffers, and what there was of gradients
-            and optimizer states.
+        before: bytes of the total that were held when the step began: weights, buffers, gradients that were there.
     """
 
     total: int
     kinds: Mapping[str, int]
     device: str
-    attention: str
     before: int = 0
 
     @property
@@ -56,34 +51,24 @@ class Peak:
         return self.total - self.before
 
 
-def peak_memory(
-    step: Callable[[], Any],
-    *modules: Any,
-    attention: str = "fused",
-    optimizer: torch.optim.Optimizer | None = None,
-    block: int = 1,
-) -> Peak:
+def peak_memory(step: Callable[[], Any], *modules: Any, block: int = 1) -> Peak:
     """Return the peak memory of `step()` on the simulated device that used most, weights included.
 
     Args:
         step: forward and backward passes on fake tensors; called once, in the fake tensor mode.
         modules: whose parameters and buffers count as held before; the model.
-        attention: `fused` (as on a GPU) or `decomposed` (as a simulated device really does it).
-        optimizer: its states count as their own kind.
         block: what the size of each allocation is rounded up to, in bytes: 512 on a CUDA device.
 
     Raises:
-        ValueError: another `attention`, a block below 1, or no memory was seen on any device.
+        ValueError: a block below 1, or no memory was seen on any device.
     """
-    if attention not in ("fused", "decomposed"):
-        raise ValueError(f"attention={attention!r}: a step is simulated with 'fused' or 'decomposed' attention")
     if block < 1:
         raise ValueError(f"block={block}: allocations are rounded up to whole blocks of at least 1 byte")
     with fake():
-        tracker = _Tracker(modules, optimizer, block)
+        tracker = _Tracker(modules, block)
         before = dict(tracker.totals)
         try:
-            with fused_attention() if attention == "fused" else contextlib.nullcontext(), tracker:
+            with fused_attention(), tracker:
                 step()
         finally:
             tracker.stop()
@@ -93,7 +78,7 @@ def peak_memory(
             "the step used no memory on a simulated device: it must compute with tensors of the simulation"
         )
     device, kinds = max(peaks.items(), key=lambda peak: sum(peak[1].values()))
-    return Peak(sum(kinds.values()), dict(kinds), str(device), attention, before.get(device, 0))
+    return Peak(sum(kinds.values()), dict(kinds), str(device), before.get(device, 0))
 
 
 class _Tracker(TorchDispatchMode):
@@ -102,14 +87,14 @@ class _Tracker(TorchDispatchMode):
     torch's own MemTracker gives the same totals; it keeps a record for each module and takes minutes for 80 layers.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None, block: int) -> None:
+    def __init__(self, modules: Iterable[nn.Module], block: int) -> None:
         super().__init__()
         self.block = block
         self.held: dict[torch.device, collections.Counter] = collections.defaultdict(collections.Counter)
         self.totals: collections.Counter = collections.Counter()
         self.peaks: dict[torch.device, dict[str, int]] = {}
         self.kinds = WeakIdKeyDictionary()
-        self.hooks, self.in_optimizer = [], False
+        self.hooks = []
         for module in modules:
             for parameter in module.parameters():
                 self._count(parameter, "Parameter")
@@ -119,13 +104,6 @@ class _Tracker(TorchDispatchMode):
                     self.hooks.append(parameter.register_post_accumulate_grad_hook(self._gradient))
             for buffer in module.buffers():
                 self._count(buffer, "Buffer")
-        if optimizer is not None:
-            tree_map_only(torch.Tensor, lambda tensor: self._count(tensor, "Optstate"), dict(optimizer.state))
-            self.hooks.append(optimizer.register_step_pre_hook(lambda *_: self._in_optimizer(True)))
-            self.hooks.append(optimizer.register_step_post_hook(lambda *_: self._in_optimizer(False)))
-
-    def _in_optimizer(self, inside: bool) -> None:
-        self.in_optimizer = inside
 
     def _count_state(self, state: Any) -> None:
         """Count the scales of a quantized weight as part of the weight."""
@@ -144,7 +122,7 @@ class _Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = function(*args, **(kwargs or {}))
         in_backward = torch._C._current_graph_task_id() != -1
-        kind = "Optstate" if self.in_optimizer else "Temp" if in_backward else "Activation"
+        kind = "Temp" if in_backward else "Activation"
         tree_map_only(torch.Tensor, lambda tensor: self._count(tensor, kind), out)
         for device, size in workspace(function, args).items():
             self._compare(device, self._rounded(size))

@@ -178,12 +178,3 @@ def require_memory(gib: float, device: str | torch.device, what: str) -> None:
 def learner(model: str) -> str:
     """Return the model that learning is shown with: `tiny` in the place of `random-0.5b`, which knows nothing."""
     return "tiny" if model == "random-0.5b" else model
-
-
-def dtype(device: str | torch.device, model: str = "tiny") -> torch.dtype:
-    """Return the dtype that a question of memory, time or placement uses: bfloat16 for large models on a GPU.
-
-    The small model, and everything on a CPU, is float32; so are cards before Ampere, which compute bfloat16 slowly.
-    """
-    large = model != "tiny" and torch.device(device).type == "cuda"
-    return torch.bfloat16 if large and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32

@@ -149,22 +149,13 @@ def source(name: str) -> str:
     """Return what `from_pretrained` reads a model from: a folder, or a hub name where the hub answers.
 
     Raises:
-        ModelError: the model is unknown, `random-0.5b`, which lies nowhere, or incomplete; or the hub does not answer.
-    """
-    where = located(name)
-    if not is_hub_name(name):
-        _check_folder(pathlib.Path(where))
-    return where
-
-
-def located(name: str) -> str:
-    """Return where a model's files are, which are not looked at: the folder, or as `source` says.
-
-    Raises:
-        ModelError: the model is unknown; or the hub does not answer, and the cache has nothing of that name.
+        ModelError: the model is unknown, `random-0.5b`, which lies nowhere, or incomplete; or the hub does not answer,
+            and the cache has nothing of that name.
     """
     if not is_hub_name(name):
-        return str(path(name))
+        where = path(name)
+        _check_folder(where)
+        return str(where)
     if not hub_problem():
         return name
     from huggingface_hub import snapshot_download

@@ -3,7 +3,7 @@
 Between trl 0.14.0 and 1.16.0 the defaults of GRPO changed nearly all: accumulated steps, beta, temperature, the loss,
 gradient checkpointing, bf16; and `per_device_train_batch_size` counted prompts in 0.14.0 but counts completions since
 0.15.0. One and the same script did eight times the work, or optimised something else. So every option that matters
-is spelled out here, in the words of the release at hand; `differing_defaults` shows what a release would have chosen.
+is spelled out here, in the words of the release at hand.
 
     trainer = grpo(*models.load(), steps=200)
     trainer.train()
@@ -23,12 +23,11 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 import transformers
 
-from failurelab_course.experiments import models, observe, shapes
+from failurelab_course.experiments import models, observe
 
 # Options that a release may not have yet, or no longer, and the value it works by then. To ask for another value where
 # the option is unknown is an error; to ask for this one is not.
@@ -48,24 +47,8 @@ IMPLIED: dict[str, Any] = {
     "disable_dropout": False,
     "gradient_checkpointing_kwargs": None,
 }
-# Options worth comparing between eras; those of IMPLIED that changed are among them.
-COMPARED = (
-    "learning_rate",
-    "beta",
-    "temperature",
-    "loss_type",
-    "scale_rewards",
-    "num_iterations",
-    "max_prompt_length",
-    "max_completion_length",
-    "num_generations",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "gradient_checkpointing",
-    "bf16",
-    "optim",
-    "logging_steps",
-)
+
+
 # What transformers 5.23 calls the options that other releases, and this course, call by the older name.
 _RENAMED = {
     "gradient_checkpointing": "activation_checkpointing",
@@ -79,7 +62,7 @@ class OptionError(ValueError):
 
 
 def grpo(
-    model: transformers.PreTrainedModel | str,
+    model: transformers.PreTrainedModel,
     tokenizer: transformers.PreTrainedTokenizerBase,
     *,
     steps: int,
@@ -105,7 +88,7 @@ def grpo(
     is well: nothing holds the policy near the reference model, and the term has no weight in the loss.
 
     Args:
-        model: the policy, or a folder or hub id, which TRL then loads itself.
+        model: the policy.
         tokenizer: pads on the left.
         steps: optimizer steps.
         seed: of sampling, of the order of prompts, and of an adapter's first weights.
@@ -215,11 +198,10 @@ def rate(model: Any, small: float) -> float:
     what GRPO recipes take for models of 0.5 to 7 billion; it is a beginning, not tuned.
 
     Args:
-        model: the policy, also with adapters; or its folder or hub name.
+        model: the policy, also with adapters.
         small: the rate for the small model.
     """
-    size = shapes.parameters(shapes.config(model)) if isinstance(model, str) else model.num_parameters()
-    return small if size < _LARGE else small / 100
+    return small if model.num_parameters() < _LARGE else small / 100
 
 
 def rewards(trainer: Any) -> list[float]:
@@ -234,34 +216,13 @@ def curve(trainer: Any, window: int = 10) -> tuple[list[int], list[float]]:
     return [group[-1][0] for group in groups], [sum(reward for _, reward in group) / len(group) for group in groups]
 
 
-def differing_defaults() -> dict[str, Any]:
-    """Return what GRPOConfig of this era chooses by itself, for options that changed since the first release.
-
-    An option that the release does not have is `"-"`. Two entries are no options but follow from them:
-    `batch counts` (`prompts` or `completions`) and `completions per optimizer step`.
-    """
-    from trl import GRPOConfig, GRPOTrainer
-
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):  # see _make_config
-        config = GRPOConfig(output_dir=folder, use_cpu=not torch.cuda.is_available())
-    values = {name: getattr(config, name, "-") for name in COMPARED}
-    defaults = {
-        name: value if isinstance(value, int | float | type(None)) else str(value) for name, value in values.items()
-    }
-    prompts = _counts_prompts(GRPOTrainer)
-    batch = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    defaults["batch counts"] = "prompts" if prompts else "completions"
-    defaults["completions per optimizer step"] = batch * config.num_generations if prompts else batch
-    return defaults
-
-
 def _counts_prompts(trainer_class: type) -> bool:
     """Whether a batch counts prompts: so before the trainer had a sampler of its own, which repeats each prompt."""
     return "_get_train_sampler" not in vars(trainer_class)
 
 
 def _common(model: Any, steps: int, seed: int, learning_rate: float) -> dict[str, Any]:
-    device = torch.device(getattr(model, "device", "cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device(model.device)
     return {
         "max_steps": steps,
         "seed": seed,
