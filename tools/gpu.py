@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -77,12 +78,16 @@ def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit:
         started = time.monotonic()
         process = subprocess.Popen(
             [python, *step], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True, env=os.environ | {"FAILURELAB_ERA": "today"},
+            start_new_session=True,
+            env=os.environ | {"FAILURELAB_ERA": "today", "JUPYTER_PATH": f"{sys.prefix}/share/jupyter"},
         )  # fmt: skip
         try:
-            output = process.communicate(timeout=max(0.1, end - started))[0]
-            outcome, said = OUTCOMES.get(process.returncode, "FAIL"), (output.strip().splitlines() or [""])[-1][:300]
-            outcome = "NOT RUN" if outcome == "FAIL" and "No module named" in said else outcome
+            lines = process.communicate(timeout=max(0.1, end - started))[0].strip().splitlines() or [""]
+            outcome = OUTCOMES.get(process.returncode, "FAIL")
+            reasons = [line for line in lines if re.search(r"^\d\d_\w+: (?!started)|NOT RUN|^ERROR", line)]
+            said = (reasons[0] if reasons and outcome != "PASS" else lines[-1])[:300]
+            lacks = "No module named" in said or "eras create" in said
+            outcome = "NOT RUN" if outcome == "FAIL" and lacks else outcome
         except subprocess.TimeoutExpired:
             if not fresh:
                 return False
