@@ -2,6 +2,7 @@
 
 RIGHT = {  # era: the trainer's rollouts, a generate of one's own
     "trl-0.14": (False, False),
+    "trl-0.15": (False, False),
     "trl-0.14-tf-4.52": (True, True),
     "trl-0.22": (True, False),
     "today": (True, False),
