@@ -2,12 +2,16 @@
 """Which name do released versions of transformers know for "only the last rows of logits", and what of the other name?
 
 Downloads the wheels into a temporary folder (10 to 12 MB each), reads `Qwen2ForCausalLM.forward` in them without
-importing anything, and prints a table. It needs a package index, and is the only benchmark that does.
+importing anything, and prints a table. Then one step of GRPO is run with trl 0.14.0 and with trl 0.15.2 in each release
+of RUN, put before the era's own on the path: how many rows of logits are made and needed, and how far on the token
+stands that a row was scored against (0 is the next one, which is right). It needs a package index, and is the only
+benchmark that does.
 
 Eras: today.
 """
 
 import ast
+import json
 import subprocess
 import sys
 import tempfile
@@ -17,12 +21,15 @@ from pathlib import Path
 import recording
 from packaging.version import Version
 
+from failurelab_course import eras
 from failurelab_course.eras import install
 from failurelab_course.experiments import observe
 
 VERSIONS = ("4.45.2", "4.46.3", "4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4", "4.57.6", "5.23.0")
-
-
+RUN = {  # TRL 0.15.2 does not train with 4.52: a TypeError of its sampler
+    "trl-0.14": ("4.48.3", "4.49.0", "4.50.3", "4.51.3", "4.52.4"),
+    "trl-0.15": ("4.48.3", "4.49.0", "4.50.3", "4.51.3"),
+}
 NAMES = ("num_logits_to_keep", "logits_to_keep")
 SOURCE = "transformers/models/qwen2/modeling_qwen2.py"
 
@@ -62,14 +69,47 @@ def judge(version: str, forward: ast.FunctionDef) -> tuple[str, str]:
     return taken[0], "swallowed" if forward.args.kwarg else "TypeError"
 
 
+def step() -> None:
+    """Train one step in this process's stack, and print what LogitsGuard saw of it as JSON."""
+    from failurelab import guards
+    from failurelab_course.experiments import models, trainers
+
+    observe.quiet()
+    guard = guards.LogitsGuard(action="warn")
+    rows = models.equal_length_rows(models.rows(), 4)
+    trainers.grpo(*models.load(), steps=1, rows=rows, callbacks=[guard]).train()
+    print(json.dumps([guard.report.made, guard.report.needed, guard.report.shift]))
+
+
+def run(era: str, package: Path) -> list[int]:
+    """Run `step` in an era, with the transformers of a folder in the place of the era's own."""
+    paths = [str(package), str(Path(__file__).parent)]
+    code = f"import sys; sys.path[:0] = {paths}; import signatures; signatures.step()"
+    done = eras.run(eras.find(era), ["-W", "ignore", "-c", code], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{era} with {package.name} failed: {done.stderr.strip().splitlines()[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
-    """Read the versions of the story."""
+    """Read the versions of the story, and run those that it turns on."""
     recording.begin(__doc__)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for version in VERSIONS:
             with zipfile.ZipFile(download(version, folder)) as wheel:
                 rows.append((version, *judge(version, forward_of(wheel.read(SOURCE).decode()))))
+                if any(version in versions for versions in RUN.values()):
+                    wheel.extractall(Path(folder, version))
+        for era, versions in RUN.items():
+            made, needed, shift = zip(*(run(era, Path(folder, version)) for version in versions))
+            print(f"\n{era}: rows made {made}, needed {needed}, scored against the token further on by {shift}")
+            observe.record(
+                "F3b",
+                "measured",
+                {"transformers": versions, "made": made, "needed": needed, "shift": shift},
+                case=f"a step of {era}",
+            )
     print("| transformers | Qwen2 takes | the other name |\n|---|---|---|")
     for row in rows:
         print("| " + " | ".join(row) + " |")
