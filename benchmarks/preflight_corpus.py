@@ -287,14 +287,18 @@ def main() -> None:
     parser.add_argument("--patched", action="store_true", help="apply the patch that healed, and ask again")
     parser.add_argument("--kept", action="store_true", help="judge nothing; record what was judged before")
     parser.add_argument("--rules", default="", help="the commit of the rules, for the records")
-    parser.add_argument("--out", type=pathlib.Path, help="folder of preflight_corpus.json; other cases in it are kept")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        help="folder of preflight_corpus.json, with --once of preflight_once.json; other cases in it are kept",
+    )
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
     records, tallies = [], collections.defaultdict(list)
     for case in read_corpus():
         if options.only not in case.name:
             continue
-        kept = CACHE / f"{case.name}.json"
+        kept = CACHE / f"{case.name}{'.once' * options.once}.json"
         if options.kept and not kept.exists():
             continue
         if case.script.startswith("examples:") and REPOSITORY not in os.environ and not kept.exists():
@@ -329,7 +333,8 @@ def main() -> None:
         first = f"; cause first {sum(each['first'] for each in grades)}" * broken
         print(f"{half}, {'broken' if broken else 'healthy'}, {len(grades)} scripts: {shown}{first}")
     if options.out and records:
-        path, judged = options.out / "preflight_corpus.json", {record["case"] for record in records}
+        name = "preflight_once.json" if options.once else "preflight_corpus.json"  # what is not tried is not named
+        path, judged = options.out / name, {record["case"] for record in records}
         before = recording.read_file(path) if path.exists() else []
         recording.write_file(path, [record for record in before if record["case"] not in judged] + records)
 

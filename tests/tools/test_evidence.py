@@ -21,8 +21,9 @@ import tables  # noqa: E402
 recording = load("recording")
 FILES = sorted((ROOT / "evidence").glob("*/*.json"))
 PAGES = tables.find_pages()
-# Written by something else than a benchmark of that name: tests of faults and of bundles, a class on one server.
-OTHERS = {"faults", "offline", "class_server"}
+# Written by something else than a benchmark of that name: tests of faults and of bundles, a class on one server, and
+# preflight_corpus.py --once.
+OTHERS = {"faults", "offline", "class_server", "preflight_once"}
 
 
 @pytest.fixture
