@@ -225,6 +225,8 @@ def options(device: str) -> None:
     else:
         reports = compare(make(device, rewards=(steps.right, sometimes)))
         record("option: None as a reward", reports, judge_healthy(reports, {}), device)
+        reports = compare(make(device, steps_per_generation=1, gradient_accumulation_steps=4, **once()))
+        record("option: four generations in a step", reports, judge_healthy(reports, {}), device)
 
 
 def combinations(device: str) -> None:
@@ -257,6 +259,7 @@ def mixed(device: str) -> None:
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = dropout
         policy = policy.to(torch.bfloat16) if numbers == "bf16 weights" else policy
+        os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # transformers 4 leaves the last trainer's there
         asked: dict[str, Any] = {"beta": draw.choice((0.0, 0.04)), "max_completion_length": draw.choice((3, 6, 12))}
         asked |= {"num_generations": generations, "gradient_accumulation_steps": accumulated, "rewards": rewards}
         asked |= {"bf16": numbers == "bf16 autocast", "max_steps": step, "seed": number}

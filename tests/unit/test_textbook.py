@@ -199,6 +199,22 @@ def test_numbers_of_the_launcher_have_a_floor(model, tokenizer, tmp_path, monkey
     assert report.verdict == "HELD" and report.floor.cosine > 0
 
 
+@pytest.mark.parametrize("rate", [0.005, 0.01, 0.5])
+def test_a_healthy_trainer_with_dropout_is_not_accused(rate, model, tokenizer, tmp_path):
+    """The trainer's draw is often far from the first draws of the textbook; too much dropout hides any mistake."""
+    for module in model.modules():
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = rate
+    report = compare(trainer(model, tokenizer, tmp_path))
+    assert report.verdict == ("NOT CHECKED" if rate == 0.5 else "HELD") and report.floor.cosine > 0
+    assert rate != 0.5 or report.reason.startswith("dropout: ")
+
+
+def test_dropout_of_adapters_hides_no_sign(model, tokenizer, tmp_path):
+    made = trainer(model, tokenizer, tmp_path, kind=planted(loss=torch.neg), config=lora_config(lora_dropout=0.05))
+    assert compare(made).named == "opposite sign"
+
+
 def two_turns(prompts, trainer):
     """Let the model answer, reply as the environment, and let it answer again."""
     tokenizer, ends = trainer.processing_class, set(trainer.eos_token_ids)

@@ -348,28 +348,23 @@ class Step:
 
 def row_weights(rows: Sequence[Row], options: Options, length_of: Callable[[Row], int] = Row.length) -> torch.Tensor:
     """Return the weight that each token of a row has in the loss, (rows,)."""
-    out = [options.mask_truncated_completions and not row.ended for row in rows]
-    lengths = [length_of(row) for row in rows]
+    left = torch.tensor([options.mask_truncated_completions and not row.ended for row in rows])
+    counted = torch.ones_like(left) if options.truncated_count else ~left
+    lengths = torch.tensor([length_of(row) for row in rows], dtype=torch.float64)
     micros = sorted({row.micro for row in rows})
-    weights = torch.zeros(len(rows), dtype=torch.float64)
-    counted = [options.truncated_count or not left for left in out]
-    for micro in micros:
-        members = [number for number, row in enumerate(rows) if row.micro == micro]
-        completions = max(1, sum(counted[number] for number in members)) * len(micros)
-        tokens = max(1, sum(lengths[number] for number in members if not out[number])) * len(micros)
-        for number in members:
-            if not out[number]:
-                weights[number] = {
-                    "grpo": 1 / (completions * max(1, lengths[number])),
-                    "sapo": 1 / (completions * max(1, lengths[number])),
-                    "bnpo": 1 / tokens,
-                    "dr_grpo": 1 / (completions * (options.max_completion_length or 1)),
-                    "luspo": 1 / completions,
-                }.get(options.loss_type, 0.0)
-    if options.loss_type in ("dapo", "cispo"):
-        tokens = max(1, sum(length for length, counts in zip(lengths, counted) if counts))
-        weights = torch.tensor([0.0 if left else 1 / tokens for left in out], dtype=torch.float64)
-    return weights
+    micro = torch.tensor([micros.index(row.micro) for row in rows])
+    same = (micro[:, None] == micro).double()  # (rows, rows)
+    completions = (same @ counted.double()).clamp(min=1) * len(micros)
+    divisor = {
+        "grpo": completions * lengths.clamp(min=1),
+        "sapo": completions * lengths.clamp(min=1),
+        "bnpo": (same @ (lengths * ~left)).clamp(min=1) * len(micros),
+        "dr_grpo": completions * (options.max_completion_length or 1),
+        "luspo": completions,
+        "dapo": (lengths * counted).sum().clamp(min=1).expand_as(lengths),
+        "cispo": (lengths * counted).sum().clamp(min=1).expand_as(lengths),
+    }[options.loss_type]
+    return (1 / divisor).masked_fill(left, 0.0)
 
 
 def _share_of_tokens(rows: Sequence[Row], options: Options) -> float:

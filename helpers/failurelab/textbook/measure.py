@@ -31,7 +31,7 @@ class Apart:
 
 @dataclasses.dataclass(frozen=True)
 class Floor:
-    """How far two passes of the textbook lie apart: other dropout, float32 against the numbers at hand.
+    """How far passes of the textbook in the numbers at hand, and with dropout, lie from the exact one.
 
     Attributes:
         cosine: how far the cosine between them lies below 1.
@@ -52,6 +52,14 @@ class Floor:
     def near(self) -> float:
         """How far a suspect's gradient may lie from the trainer's, and how much farther its rivals' must."""
         return max(NEAR, TIMES * self.distance)
+
+    def widened(self, apart: Apart) -> "Floor":
+        """Return the floor that allows for another pass too."""
+        return Floor(
+            max(self.cosine, 1 - apart.cosine),
+            max(self.size, abs(apart.size - 1)),
+            max(self.distance, apart.distance),
+        )
 
     def holds(self, apart: Apart) -> bool:
         """Whether a trainer's gradient is the textbook's."""

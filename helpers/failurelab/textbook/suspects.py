@@ -10,6 +10,7 @@ later one only where the one before found nothing:
 4. the right scores of the right tokens, with other weights of the completions.
 """
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -178,39 +179,19 @@ class Search:
         best = tried[0]
         if best.apart.distance > near or nothing - best.apart.distance <= near:
             return None
-        fits = [each for each in tried if each.apart.distance - best.apart.distance <= near]
-        names = list(dict.fromkeys(each.name for each in fits))
-        if len(names) == 1:
-            return Finding(tuple(fits), best.name, f"Named: {best}, whose gradient is the trainer's: {best.apart}.")
-        listed = "; ".join(str(each) for each in fits)
-        return Finding(
-            tuple(fits), None, f"{len(fits)} suspects have the trainer's gradient, so none is named: {listed}."
-        )
+        return _say([each for each in tried if each.apart.distance - best.apart.distance <= near], "gradient")
 
     def _with_factor(self, nothing: Apart, tried: Sequence[Suspicion]) -> Finding | None:
         """Return the finding that a suspect's gradient, or the definition's, is multiplied by a constant."""
         near = self.floor.near
-        first = Suspicion("constant factor", "", nothing)
-        simple = [first] + [each for each in tried if each.name == "opposite sign"]
-        for suspicion in simple:
-            if _beside(suspicion.apart) <= near and suspicion.apart.cosine > 0:
-                return self._say_factor([suspicion])
-        aligned = sorted((each for each in tried if each.apart.cosine > 0), key=lambda each: _beside(each.apart))
-        if not aligned or _beside(aligned[0].apart) > near:
-            return None
-        return self._say_factor(
-            [each for each in aligned if _beside(each.apart) - _beside(aligned[0].apart) <= near],
-        )
-
-    def _say_factor(self, fits: Sequence[Suspicion]) -> Finding:
-        fits = [dataclasses.replace(each, factor=each.apart.size) for each in fits]
-        names = list(dict.fromkeys(each.name for each in fits))
-        listed = "; ".join(str(each) for each in fits)
-        if len(names) == 1:
-            return Finding(tuple(fits), names[0], f"Named: {fits[0]}.")
-        return Finding(
-            tuple(fits), None, f"{len(fits)} suspects have the trainer's direction, so none is named: {listed}."
-        )
+        tried = sorted((each for each in tried if each.apart.cosine > 0), key=lambda each: _beside(each.apart))
+        simple = [each for each in tried if each.name == "opposite sign"]
+        if nothing.cosine > 0:
+            simple.insert(0, Suspicion("constant factor", "", nothing))
+        fits = [each for each in simple if _beside(each.apart) <= near][:1]
+        if not fits and tried and _beside(tried[0].apart) <= near:
+            fits = [each for each in tried if _beside(each.apart) - _beside(tried[0].apart) <= near]
+        return _say([dataclasses.replace(each, factor=each.apart.size) for each in fits], "direction") if fits else None
 
     def _other_weights(self) -> Finding | None:
         """Return the finding that the right scores have other weights: the weights are solved for.
@@ -254,6 +235,14 @@ class Search:
             Apart(math.sqrt(max(0.0, 1 - rest**2)), 1.0, rest),
         )
         return Finding((suspicion,), suspicion.name, f"Named: {suspicion}; the rest is {rest:.2g} of the gradient.")
+
+
+def _say(fits: Sequence[Suspicion], same: str) -> Finding:
+    """Return the finding that some suspects fit, the best first: it is named where all are of its kind."""
+    if len({each.name for each in fits}) == 1:
+        return Finding(tuple(fits), fits[0].name, f"Named: {fits[0]}, whose {same} is the trainer's: {fits[0].apart}.")
+    listed = "; ".join(map(str, fits))
+    return Finding(tuple(fits), None, f"{len(fits)} suspects have the trainer's {same}, so none is named: {listed}.")
 
 
 def _others(rows: Sequence[Row], options: Options, pad: int, accumulated: int) -> Iterator[Suspect]:
@@ -387,9 +376,7 @@ def _spread_in_groups(rows: Sequence[Row], values: torch.Tensor) -> torch.Tensor
 
 
 def _biased(rows: Sequence[Row], options: Options, worth: torch.Tensor) -> torch.Tensor:
-    sizes: dict[tuple[int, int], int] = {}
-    for row in rows:
-        sizes[row.batch, row.group] = sizes.get((row.batch, row.group), 0) + 1
+    sizes = collections.Counter((row.batch, row.group) for row in rows)
     counts = torch.tensor([sizes[row.batch, row.group] for row in rows], dtype=worth.dtype)
     if options.scale_rewards == "batch":
         counts = torch.full_like(counts, len(rows))
@@ -423,11 +410,9 @@ def _of_rewards(rows: Sequence[Row], options: Options) -> Iterator[Suspect]:
             yield weighted("one reward function ignored", f"number {index + 1}", _with(given, index, 0.0))
             if any(_with(tells, index, False)):  # alone, it is the opposite sign of all
                 yield weighted("sign of one reward function", f"number {index + 1}", _with(given, index, -given[index]))
-        if options.multi_objective_aggregation == "normalize_then_sum":
-            other = dataclasses.replace(options, multi_objective_aggregation="sum_then_normalize")
-        else:
-            other = dataclasses.replace(options, multi_objective_aggregation="normalize_then_sum")
-        yield Suspect("how rewards become one", other.multi_objective_aggregation, other)
+        (other,) = {"normalize_then_sum", "sum_then_normalize"} - {options.multi_objective_aggregation}
+        changed = dataclasses.replace(options, multi_objective_aggregation=other)
+        yield Suspect("how rewards become one", other, changed)
     if any(all(value is None or math.isnan(value) for value in row.rewards) for row in rows):
         yield Suspect(
             "completions without any reward", "count as 0", dataclasses.replace(options, unscored_are_zero=True)
