@@ -93,7 +93,8 @@ def test_equal_rewards_and_which_of_the_causes_it_is(function, completions, caus
 def test_a_run_with_some_flat_groups_is_left_alone(batches, caplog):
     with caplog.at_level(logging.INFO, logger="failurelab.guards"):
         guard, messages = run(right, batches, groups=3)
-    assert messages == [] and guard.report.cause == "" and "groups had equal rewards" in caplog.text
+    assert messages == [] and guard.report.cause == ""
+    assert "groups had equal rewards" in caplog.text and "right answers get more than wrong ones was not" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@ class RewardGuard(Guard):
     It listens to the trainer's reward functions during training. Runs in which a part of the groups is flat are
     healthy: only `groups` flat ones in a row are told, once. Then each function is called once more, with some hundred
     made-up completions. A function that asks for the reference answers, and gives right ones no more than wrong ones,
-    is told also where the others' rewards differ. What a reward model gives is not seen. `report`, a `RewardReport`,
+    is told also where the others' rewards differ. What a reward model gives is not seen, nor rewards that
+    differ and are given to the wrong completions. `report`, a `RewardReport`,
     is there after the first batch.
 
     Args:
@@ -160,7 +161,10 @@ class RewardGuard(Guard):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop listening."""
         if self._functions and self.report.groups and not (self.report.cause or self.report.problem):
-            self._held(f"{self.report.flat} of {self.report.groups} groups had equal rewards, so there was variance")
+            self._held(
+                f"{self.report.flat} of {self.report.groups} groups had equal rewards, so there was variance; whether "
+                "right answers get more than wrong ones was not asked"
+            )
         super().on_train_end(args, state, control)
 
     def _put_back(self) -> None:
