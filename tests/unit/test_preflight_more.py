@@ -363,6 +363,23 @@ def test_memory_of_a_whole_step(grpo, model, tokenizer):
         assert type(answer) is kind and "reference model" in answer.evidence
 
 
+@pytest.mark.parametrize(
+    ("asked", "on"),
+    [
+        ({"gradient": True, "activation": None}, True),
+        ({"gradient": True, "activation": False}, False),
+        ({"gradient": False, "activation": True}, True),
+    ],
+)
+def test_checkpointing_is_known_by_both_its_names(asked, on, grpo, model, tokenizer):
+    """The older one is that of trl, True since 0.22; transformers 5.23 takes it where the newer one is not set."""
+    trainer = grpo(model)
+    load = Load(model.config._name_or_path, {}, model.config, by_trainer=False)
+    asked = {"max_completion_length": 64} | {f"{name}_checkpointing": value for name, value in asked.items()}
+    step = memory._step(seen(trainer, asked=asked, dataset=trainer.train_dataset, loads=[load]), load)
+    assert step["checkpointing"] is on
+
+
 def test_memory_is_judged_only_where_it_was_given(grpo, model):
     assert list(memory.judge_memory(seen(grpo(model)))) == []
 

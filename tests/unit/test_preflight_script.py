@@ -201,6 +201,19 @@ def test_a_library_in_an_editable_clone_is_not_the_script(project):
         assert modules["cloned"].start() == 0
 
 
+def test_a_judge_may_start_a_process_while_the_script_trains(tmp_path):
+    """Memory is simulated in a process of its own, and it is the script's training that asks for it."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import subprocess, sys\nfrom failurelab.failures import versions\n"
+        "known = versions.ask_versions(sys.executable)\nsubprocess.run([sys.executable, '-c', 'pass'])\n"
+    )
+    seen = {}
+    with processes.no_other_processes(own_code.OwnCode(script)), pytest.raises(processes.Stopped):
+        exec(compile(script.read_text(), str(script), "exec"), seen)
+    assert "torch" in seen["known"]
+
+
 def test_an_example_inside_a_library_s_clone_is_the_script_and_the_library_is_not(project):
     """trl/examples/scripts/grpo.py of a clone of trl: the project is the library's."""
     clone = project.parent / "clone"
@@ -435,9 +448,9 @@ def test_a_script_that_wants_arguments_is_quoted(tmp_path):
 
 
 def test_a_second_training_is_told():
-    """Two trainers in one script: the lines of both, and no call of a model's train()."""
-    text = "a_trainer.train()\nmodel.train()\nif x:\n    Trainer(m).train()\n"
-    assert Source("train.py", text).training_lines() == [1, 4]
+    """Two trainers in one script: the lines of both, and no call of a model's train(); of a long call its last one."""
+    text = "a_trainer.train()\nmodel.train()\nif x:\n    Trainer(\n        m\n    ).train()\n"
+    assert Source("train.py", text).training_lines() == [1, 6]
 
 
 def test_the_zero_stage_of_a_configuration(tmp_path):

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from failurelab.failures.loader import PACKAGES
 
-_HERE = str(pathlib.Path(__file__).resolve().parents[2]) + os.sep  # failurelab
+HERE = str(pathlib.Path(__file__).resolve().parents[2]) + os.sep  # failurelab
 _PROJECT = (".git", "pyproject.toml", "setup.py")
 
 
@@ -54,7 +54,7 @@ class OwnCode:
         return self._is_own(os.path.realpath(file))
 
     def _is_own(self, path: str) -> bool:
-        if not path.startswith(self._project) or path.startswith((_HERE, *_libraries(), _standard_library())):
+        if not path.startswith(self._project) or path.startswith((HERE, *_libraries(), _standard_library())):
             return False
         clones = [clone for clone in self._editable if path.startswith(clone)]
         return not clones or (path.startswith(self._folder) and all(self._folder.startswith(clone) for clone in clones))
@@ -70,7 +70,7 @@ class OwnCode:
             file = frame.f_code.co_filename
             if self.holds(file):
                 return True
-            passes = frame.f_code.co_name in through or file.startswith(("<frozen", _HERE))
+            passes = frame.f_code.co_name in through or file.startswith(("<frozen", HERE))
             if not passes and not (file.startswith(_standard_library()) and not file.startswith(_libraries())):
                 return False
             frame = frame.f_back

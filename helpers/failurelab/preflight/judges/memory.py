@@ -81,7 +81,7 @@ def _step(seen: Seen, load: Load) -> dict[str, Any] | NotChecked:
         lora = {
             key: sorted(value) if isinstance(value, set) else value for key, value in config.items() if key in _LORA
         }
-    checkpointing = asked.get(option_name())
+    new, old = (asked.get(f"{name}_checkpointing") for name in ("activation", "gradient"))
     return {
         "config": load.config.to_dict() | {"model_type": load.config.model_type},
         "dtype": load.dtype,
@@ -89,7 +89,7 @@ def _step(seen: Seen, load: Load) -> dict[str, Any] | NotChecked:
         "rows": rows,
         "length": int(length),
         "logits": int(logits),
-        "checkpointing": bool(checkpointing),
+        "checkpointing": bool(old if new is None else new),  # as transformers reads the two names
         "lora": lora,
         "bits": load.bits,
     }
