@@ -170,7 +170,7 @@ def main(words: list[str] | None = None) -> int:
     if options.ranks:
         return ask_ranks()
     ours = ROOT / ".venv"
-    if ours.exists() and pathlib.Path(sys.prefix) != ours:
+    if ours.exists() and pathlib.Path(sys.prefix).resolve() != ours.resolve():
         print("ERROR .venv is here, and the course runs in that one. Next: make gpu without PYTHON=", file=sys.stderr)
         return 3
     out = ROOT / "evidence" / options.name

@@ -1,7 +1,6 @@
 """Reports for issues: what is found is told, and nothing that is private, wherever it stood."""
 
 import getpass
-import json
 import pathlib
 import platform
 import subprocess
@@ -43,15 +42,8 @@ def told(secret):
 +    {secret!r} + '''not closed {secret.strip("'")}
  other = '''{secret}'''
 """
-    finding = {
-        "failure": "F9",
-        "evidence": f"0.4 % of the elements change ({secret})",
-        "repair": f"Load {secret} in float32.",
-        "tried": f"98 % of the elements change (of {secret})",
-        "diff": diff,
-        "notebook": "09_rounded_away",
-        "why": f"it read {secret}",
-    }
+    finding = {"failure": "F9", "evidence": f"0.4 % of the elements ({secret})", "repair": f"Load {secret} in float32.",
+               "tried": f"98 % of {secret}", "diff": diff, "notebook": "09", "why": f"it read {secret}"}  # fmt: skip
     return answer.Told(
         f"work/{secret}/train.py",
         {"torch": "2.5.1+ravenholm.internal", "trl": "0.14.0"},
@@ -104,10 +96,7 @@ def test_a_run_s_report_has_no_line_of_its_log(tmp_path, monkeypatch, capsys):
 def test_preflight_writes_a_new_file_and_no_other(tmp_path):
     """A script that is not there: the report says so, and not what the script is called."""
     command = [sys.executable, "-m", "failurelab.preflight", "--json", "out.json", "--report", "issue.md", "nowhere.py"]
-    first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    first, again = (subprocess.run(command, cwd=tmp_path, capture_output=True, text=True) for _ in range(2))
     text = (tmp_path / "issue.md").read_text()
-    assert first.returncode == 3 and "could not be judged" in text and "nowhere" not in text
-    (tmp_path / "out.json").write_text(json.dumps("as it was"))
-    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 3 and again.stderr.count("\n") == 1 and "is there already" in again.stderr
-    assert (tmp_path / "out.json").read_text() == '"as it was"' and (tmp_path / "issue.md").read_text() == text
+    assert first.returncode == again.returncode == 3 and "could not be judged" in text and "nowhere" not in text
+    assert again.stderr.count("\n") == 1 and "issue.md is there already" in again.stderr
