@@ -33,7 +33,6 @@ def main() -> None:
             sys.executable,
             "-m",
             "failurelab.preflight",
-            "--try",
             "--python",
             str(eras.find(STACK).python),
             "train.py",

@@ -84,7 +84,7 @@ def make_answer() -> str:
     told = [number for number, line in enumerate(answer) if line.startswith(("NAMED", "SUSPECTED", "HELD"))]
     shown = answer[: told[1] + 1]
     rest = f"[... {len(answer) - len(shown) - 1} lines: its figure and repair, what held, what was not checked ...]"
-    lines = ["```text", "$ failurelab preflight --try train.py", *shown, rest, answer[-1], "```"]
+    lines = ["```text", "$ failurelab preflight train.py", *shown, rest, answer[-1], "```"]
     return "\n".join(["<!-- preflight answer: begin -->", *lines, "<!-- preflight answer: end -->"])
 
 

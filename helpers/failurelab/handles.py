@@ -15,6 +15,24 @@ from typing import Any
 import torch
 from torch import nn
 
+_unseen = 0  # blocks of `unseen` that are open
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Inside, guards do not listen: what runs is a measurement of this package, and no pass of the trainer."""
+    global _unseen
+    _unseen += 1
+    try:
+        yield
+    finally:
+        _unseen -= 1
+
+
+def is_unseen() -> bool:
+    """Whether a measurement of this package is running."""
+    return _unseen > 0
+
 
 class HandleError(RuntimeError):
     """A handle was removed twice; the message says what it had done."""

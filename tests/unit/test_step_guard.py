@@ -8,7 +8,7 @@ import pytest
 import torch
 from steps import ones, planted, right, trainer
 
-from failurelab import guards, textbook
+from failurelab import guards, handles, textbook
 
 
 def train(made, **options):
@@ -92,3 +92,17 @@ def test_every_nth_step_is_compared(model, tokenizer, tmp_path, monkeypatch):
     )
     train(trainer(model, tokenizer, tmp_path, max_steps=5), every=2)
     assert steps == [1, 2, 4]
+
+
+def test_other_guards_do_not_listen_to_its_own_passes(model, tokenizer, tmp_path):
+    """LogitsGuard judged the textbook's forward pass in place of the trainer's, and said HELD of it."""
+    heard = []
+
+    class Listening(guards.LogitsGuard):
+        def _listen(self, *called):
+            heard.append(handles.is_unseen())
+
+    made = trainer(model, tokenizer, tmp_path)
+    made.add_callback(Listening())
+    guard, _ = train(made)
+    assert guard.report.verdict == "HELD" and heard and not any(heard)

@@ -42,10 +42,15 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
     parser.add_argument("--memory", type=float, metavar="GIB", help="of one device: hold the peak at full size to it")
     parser.add_argument("--world-size", type=_positive, metavar="N", help="processes of the run; else as launched")
     parser.add_argument("--time-limit", type=_positive, default=600, metavar="S", help="seconds in all (600)")
-    parser.add_argument(
-        "--try", action="store_true", dest="tries", help="run the script again with repairs, and name what they undo"
+    tries = parser.add_mutually_exclusive_group()
+    tries.add_argument("--no-try", action="store_const", const=False, dest="tries", help="one run: nothing is named")
+    tries.add_argument(
+        "--try",
+        action="store_const",
+        const=True,
+        dest="tries",
+        help="try repairs whatever the script does beside training",
     )
-    parser.add_argument("--try-anyway", action="store_true", help="the same, whatever the script does beside training")
     parser.add_argument("--diff", type=pathlib.Path, metavar="FILE", help="write the patch that was tried, a new FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the answer as JSON too")
     parser.add_argument("--junit", type=pathlib.Path, metavar="FILE", help="write it as JUnit XML too")
@@ -85,7 +90,7 @@ def main(arguments: list[str]) -> int:
             memory=options.memory,
             world_size=options.world_size,
             time_limit=options.time_limit,
-            again=True if options.try_anyway else None if options.tries else False,
+            again=options.tries,
             say=_progress,
         )
     except FailureLabError as error:
@@ -126,8 +131,8 @@ def ask(
     memory: float | None = None,
     world_size: int | None = None,
     time_limit: float = 600,
-    again: bool | None = False,
-    fork: bool | None = None,
+    again: bool | None = None,
+    fork: bool = True,
     say: Any = lambda stage: None,
 ) -> answer.Told:
     """Run a script in its Python and return what was found.
@@ -178,7 +183,7 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="failurelab-preflight-", ignore_cleanup_errors=True) as folder:
         session = Session(
             pathlib.Path(folder), python, dict(started.environment), spec, time_limit, say,
-            bool(fork),
+            fork,
         )  # fmt: skip
         with session.open():
             _judge(told, session, script, again)
@@ -201,12 +206,12 @@ def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: boo
             if not any(os.path.realpath(path[0]) == os.path.realpath(each["what"]) for each in first["effects"]):
                 effects.append(f"writes {path[0]}")
     if again is False:
-        outcome = rounds.suspect_all(first, "no repair was tried (--try tries them)")
+        outcome = rounds.suspect_all(first, "no repair was tried (--no-try)")
     elif again is None and effects and first["findings"]:
         outcome = rounds.suspect_all(first, f"the script was not run again, for it {effects[0]}")
         outcome.notes.append(
             f"beside its training the script {'; '.join(effects)}. It was not run again, so nothing is named. "
-            "Next: --try-anyway, if it may do all that once more for each repair"
+            "Next: --try, if it may do all that once more for each repair"
         )
     else:
         try:

@@ -76,6 +76,9 @@ def _run_as_main(code: types.CodeType, path: pathlib.Path, name: str = "") -> No
             importlib.import_module(package)
         vars(module).update(__package__=package, __spec__=importlib.machinery.ModuleSpec(name, None, origin=str(path)))
     sys.modules["__main__"] = module
+    from transformers import set_seed
+
+    set_seed(0)  # what a script draws without a seed of its own is the same in each run, forked or not
     exec(code, vars(module))
 
 

@@ -27,10 +27,11 @@ _SILENT = {  # services that a script may report to; nothing of a preflight goes
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONHASHSEED": "0",  # two runs of one script go through its sets in one order
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "OMP_NUM_THREADS": "1",  # for so small a model more threads cost time, above all on a machine that has other work
     "MKL_NUM_THREADS": "1",
-    # Logits over a whole vocabulary are large: glibc maps each anew and gives it back, and the kernel clears it each time.
+    # Logits of a whole vocabulary are large: glibc maps each anew and returns it, and the kernel clears it each time.
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
 }

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from failurelab._unwrap import unwrap
-from failurelab.handles import keep_modes
+from failurelab.handles import keep_modes, unseen
 from failurelab.textbook.rows import Row
 
 
@@ -149,14 +149,15 @@ def plain(model: nn.Module, *, training: bool = False) -> Iterator[None]:
     """Within the block the model is as its class defines it: no patched forward, no checkpointing, and no dropout.
 
     trl 1.16 replaces `model.forward` by an attribute of the instance, and accelerate does so for autocast. Afterwards
-    everything is as before. 4-bit layers keep their mode: in eval mode bitsandbytes packs their weights anew on a CPU.
+    everything is as before. Guards do not listen. 4-bit layers keep their mode: in eval mode bitsandbytes packs their
+    weights anew on a CPU.
 
     Args:
         model: the policy, wrapped or not.
         training: leave each module in its mode, so that dropout draws.
     """
     inner = unwrap(model)
-    with keep_modes(model), contextlib.ExitStack() as stack:
+    with unseen(), keep_modes(model), contextlib.ExitStack() as stack:
         replaced = inner.__dict__.pop("forward", None)
         if replaced is not None:
             stack.callback(inner.__dict__.__setitem__, "forward", replaced)

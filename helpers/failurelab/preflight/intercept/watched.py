@@ -6,6 +6,7 @@ reward functions are called, and what the trainer gets are rewards that differ.
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from failurelab import _greedy, failures, gradients, guards, logits
 from failurelab._text import list_names
 from failurelab.failures import loader
-from failurelab.handles import wrap_method
+from failurelab.handles import is_unseen, wrap_method
 from failurelab.preflight import temperature
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
 from failurelab.preflight.inputs import Seen
@@ -78,6 +79,10 @@ class Watch:
                 own = list(functions)
                 stack.callback(functions.__setitem__, slice(None), own)
                 functions[:] = [self._stand_in(each, number) for number, each in enumerate(own)]
+                for number, each in enumerate(own):
+                    if isinstance(each, torch.nn.Module):
+                        hook = each.register_forward_hook(functools.partial(self._vary, number))
+                        stack.callback(hook.remove)
             yield
 
     def _notice(self, notice: guards.Notice) -> None:
@@ -99,7 +104,7 @@ class Watch:
         return generate(*args, **kwargs)
 
     def _read_forward(self, model: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-        if not torch.is_grad_enabled():
+        if is_unseen() or not torch.is_grad_enabled():
             return
         self._kinds |= {kind for kind, _ in gradients.checkpointed(model)}
         ids = kwargs.get("input_ids", args[0] if args else None)
@@ -129,15 +134,25 @@ class Watch:
         """
         if isinstance(function, torch.nn.Module) or not callable(function):
             return function
-        generations = int(getattr(self.trainer, "num_generations", 0) or 2)
 
         def stand_in(**kwargs: Any) -> list[float]:
             if self.seen.handed is None:
                 self.seen.handed = dict(kwargs)
-            return substitute_rewards(len(kwargs["completions"]), generations, number)
+            return substitute_rewards(len(kwargs["completions"]), self._generations, number)
 
         stand_in.__name__ = getattr(function, "__name__", type(function).__name__)
         return stand_in
+
+    def _vary(self, number: int, module: torch.nn.Module, args: tuple, output: Any) -> Any:
+        """Let a reward model, which is small and random, give rewards that differ: logits (completions, 1)."""
+        if isinstance(getattr(output, "logits", None), torch.Tensor):
+            values = substitute_rewards(len(output.logits), self._generations, number)
+            output.logits = torch.tensor(values).to(output.logits)[:, None].expand_as(output.logits)
+        return output
+
+    @property
+    def _generations(self) -> int:
+        return int(getattr(self.trainer, "num_generations", 0) or 2)
 
     def answers(self) -> Iterator[Answer]:
         """Yield what the guards saw, after training, or after the error that ended it."""
