@@ -19,6 +19,7 @@ from failurelab_course.experiments import models
 pytestmark = pytest.mark.slow
 CORPUS = load("preflight_corpus")
 CASES = {case.name: case for case in CORPUS.read_corpus()}
+ARCHIVED = ("first", "fresh", "hand", "threads")
 ONE_OF_EACH = [
     "lora_hub_name_015",  # F2, F3a
     "frozen_022_default",  # F1
@@ -258,9 +259,9 @@ def test_every_case_of_the_corpus_can_be_run():
         there = (
             (CORPUS.HERE.parent / "notebooks" / f"{name}.ipynb").is_file()
             if kind == "notebook"
-            else kind in ("trl", "examples") or case.script.partition("/")[0] in ("first", "fresh")
+            else kind in ("trl", "examples") or case.script.partition("/")[0] in ARCHIVED
         )
-        assert there and case.half in ("first", "fresh", "trl", "course")
+        assert there and case.half in (*ARCHIVED, "trl", "course", "chains")
 
 
 OWN_ERRORS = {
