@@ -15,7 +15,7 @@ from small import alternate, lora_config, qwen2
 from steps import before, has, planted, right, trainer
 
 from failurelab import textbook
-from failurelab.textbook import advantages, backward, fields, gradient, measure, rows_of, suspects
+from failurelab.textbook import advantages, backward, fields, gradient, measure, rows_of, scores, suspects
 from failurelab.textbook.advantages import rounding
 
 ROOM = pathlib.Path(textbook.__file__).parent
@@ -170,6 +170,15 @@ def test_the_entropy_of_the_tokens_that_are_kept(model, tokenizer, tmp_path):
         return
     report = compare(trainer(model, tokenizer, tmp_path, entropy_coef=1.0, top_entropy_quantile=0.3))
     assert report.verdict == "HELD" and report.apart.cosine > 0.9999
+
+
+def test_the_token_whose_entropy_is_the_quantile_is_kept():
+    """It is scored twice, beside other rows, and rounded otherwise."""
+    (row,) = textbook.rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
+    step = gradient.Step([row], textbook.Options(top_entropy_quantile=0.5))
+    entropies = torch.tensor([[0.5, 0.7, 0.9]])
+    step.find_thresholds(lambda part: scores.Scores(entropies, entropies, torch.ones(1, 3)))
+    assert ((entropies - 1e-6) >= step.thresholds[0]).tolist() == [[False, True, True]] and step.kept[0] == 2
 
 
 def test_prompts_of_unequal_length(model, tokenizer, tmp_path):

@@ -29,6 +29,7 @@ from failurelab.textbook.scores import Scores, Scoring, lay_out, plain, score
 
 Gradient = dict[str, torch.Tensor]
 Reference = Callable[[], "contextlib.AbstractContextManager[nn.Module]"]
+TIE = 1e-5  # a quantile may be a token's own entropy, which rounding must not put below it
 LOGITS_BYTES = 256 * 2**20  # of logits that are held at once, in float32, before their softmax
 
 
@@ -222,7 +223,7 @@ class Step:
         share = 1 - self.options.top_entropy_quantile
         for micro, parts in entropies.items():
             values = torch.cat(parts).float()
-            self.thresholds[micro] = torch.quantile(values, share).item()
+            self.thresholds[micro] = torch.quantile(values, share).item() - TIE
             self.kept[micro] = int((values >= self.thresholds[micro]).sum())
 
     def left_out(self, row: Row) -> bool:
