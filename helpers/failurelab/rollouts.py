@@ -129,18 +129,6 @@ class RolloutReport:
         """The clearest disagreement: the greatest error among the completions that differ, or among all."""
         return max(self.rollouts, key=lambda rollout: (not rollout.agrees, rollout.error))
 
-    def table(self, limit: int = 8) -> str:
-        """Return prompts and completions side by side, the clearest disagreements first, at most `limit` rows."""
-        ordered = sorted(self.rollouts, key=lambda rollout: (rollout.agrees, -rollout.error * (not rollout.agrees)))
-        rows = [("prompt", "in train mode", "in eval mode", "")]
-        for rollout in ordered[:limit]:
-            texts = (repr(text) for text in (rollout.prompt, rollout.training, rollout.evaluation))
-            rows.append((*texts, "" if rollout.agrees else "differs"))
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0])).rstrip() for row in rows
-        )
-
     def __str__(self) -> str:
         total = len(self.rollouts)
         state = f"gradient checkpointing {self.checkpointing}, use_cache={self.use_cache}"

@@ -139,15 +139,6 @@ def test_the_kernel_lives_on_and_is_not_this_one(notebook):
     assert notebook.run("import os; print(len({pid, today, os.getpid()}), 'there' in dir())").text == "3 False\n"
 
 
-def test_the_last_cell_runs_again_in_another_era(notebook):
-    """`%era_again` is the same code with the same -i and -o in another stack, in a loop as well."""
-    notebook.run("start, stacks = 2, []")
-    cell = "import os\ncame = [start + 1, os.environ['FAILURELAB_ERA']]"
-    assert notebook.run(f"%%era {OLD} -i start -o came\n{cell}").status == "ok"
-    again = notebook.run("for era in ['today']:\n    %era_again {era}\n    stacks.append(came)\nstacks")
-    assert again.value == "[[3, 'today']]"
-
-
 def test_a_cell_runs_in_several_eras(notebook):
     """Each era keeps what the cell made there, and what comes back is told apart by era."""
     notebook.run("start = 2")
@@ -157,12 +148,6 @@ def test_a_cell_runs_in_several_eras(notebook):
     assert notebook.run(f"%%era {OLD}\nprint(came[1])").text == f"{OLD}\n"
     error = notebook.run(f"%%era {OLD},today --raises KeyError\n{{}}[0]").error
     assert error["ename"] == "EraMagicError" and "in several eras. Next: show the error in one" in error["evalue"]
-
-
-def test_nothing_runs_again_where_nothing_ran(own_notebook):
-    """A reader who runs cells out of order is told which cell comes first."""
-    output = own_notebook.run("%era_again today")
-    assert output.error["ename"] == "EraMagicError" and "Next: run the cell above" in output.error["evalue"]
 
 
 def test_pictures_come_back_as_png(notebook):
@@ -256,7 +241,6 @@ def test_expected_failures_work_inside_and_outside(notebook):
             "x[0]['k'] is a range, which JSON cannot carry. Next: carry list(",
         ),
         (f"%%era {OLD} -o x\nx = {{1: 2}}", "x is a dict with a key of type int (1), and JSON's keys are strings"),
-        ("%era_start trl-0.13", "unknown era 'trl-0.13'"),
         ("%era_stop trl-0.13", "unknown era 'trl-0.13'"),
     ],
 )
@@ -345,9 +329,9 @@ def test_a_plain_start_imports_no_torch_and_a_heavy_import_is_quiet(notebook):
 
 
 def test_kernels_start_in_the_background_with_trl(notebook):
-    """`%era_start` returns while the kernel starts and imports trl; the next cell finds it there, and no noise."""
+    """Set-up does not wait while a kernel starts and imports trl; the next cell finds it there, and no noise."""
     notebook.run("%era_stop")
-    output = notebook.run("%era_start today\nprint(magics.kernel('today')._ready)")
+    output = notebook.run("magics.start('today')\nprint(magics.kernel('today')._ready)")
     assert (output.status, output.text) == ("ok", "False\n")
     cell = notebook.run(
         "%%era today\nimport sys; print('trl.trainer.grpo_trainer' in sys.modules, 'GRPOTrainer' in dir())"

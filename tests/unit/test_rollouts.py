@@ -77,7 +77,6 @@ def test_checkpointing_with_the_cache(model, tokenizer, reentrant):
         assert not report.worst.agrees and report.worst.training != report.worst.evaluation
         assert f"{len(MIXED) - report.agreeing} of {len(MIXED)} greedy" in str(report)
         assert "rollouts.repair" in str(report)
-        assert "differs" in report.table() and len(report.table(limit=2).splitlines()) == 3
 
 
 def test_prompts_of_equal_length_hide_it_up_to_4_48(model, tokenizer):

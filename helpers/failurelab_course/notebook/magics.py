@@ -9,9 +9,8 @@ alive between cells, and its text, results, pictures and errors come back as if 
     %%era trl-0.14 -i steps -o rewards
     ...
 
-`%era_start NAME ...` starts kernels in the background and imports trl there while the notebook goes on, for that
-takes seconds; `%era_stop NAME ...` ends them. `%era_again NAME` runs the last `%%era` cell in another era. No kernel
-outlives the notebook's own, however that ends: see `kernel`.
+`start` starts kernels in the background and imports trl there while the notebook goes on, for that takes seconds;
+`%era_stop NAME ...` ends them. No kernel outlives the notebook's own, however that ends: see `kernel`.
 An error in the cell makes the notebook's own cell fail, so that papermill and nbval see it. One that a story is about
 is named by `--raises`, and then its absence fails.
 """
@@ -92,9 +91,7 @@ def stop(*names: str) -> None:
 
 @magics_class
 class EraMagics(Magics):
-    """`%%era`, `%era_again`, `%era_start` and `%era_stop`."""
-
-    _last: tuple[str, str] | None = None  # what the last `%%era` cell wrote after the era's name, and its body
+    """`%%era` and `%era_stop`."""
 
     @magic_arguments()
     @argument("name", help="the era, a pinned library stack as `failurelab eras list` names them; or several: a,b,c")
@@ -121,7 +118,6 @@ class EraMagics(Magics):
         names = list(dict.fromkeys(options.name.split(",")))
         if len(names) > 1 and options.raises:
             raise EraMagicError("--raises: the cell runs in several eras. Next: show the error in one of them.")
-        self._last = (line.replace(options.name, "", 1).strip(), cell)
         variables = self.shell.user_ns | (local_ns or {})
         send = {name: variables.get(name) for name in _names("-i", options.input)}
         fetch = _names("-o", options.output)
@@ -146,25 +142,6 @@ class EraMagics(Magics):
         else:
             if expected:
                 raise EraMagicError(f"--raises: the cell ended without the error that it was to show: {expected!r}")
-
-    @magic_arguments()
-    @argument("name", help="the era in which the last `%%era` cell is run once more, with the same -i and -o")
-    @needs_local_scope
-    @line_magic
-    def era_again(self, line: str, local_ns: dict | None = None) -> None:
-        """Run the last `%%era` cell once more, in another era: the same code in two library stacks."""
-        name = _parse(self.era_again, line).name
-        if self._last is None:
-            raise EraMagicError("no %%era cell has run in this notebook yet. Next: run the cell above this one first.")
-        options, cell = self._last
-        self.era(f"{name} {options}", cell, local_ns)
-
-    @magic_arguments()
-    @argument("names", nargs="+", help="eras whose kernels are started")
-    @line_magic
-    def era_start(self, line: str) -> None:
-        """Start kernels in the background, and import trl's GRPOTrainer there while the notebook goes on."""
-        start(*_parse(self.era_start, line).names)
 
     @magic_arguments()
     @argument("names", nargs="*", help="eras whose kernels are ended; all, if none is named")
