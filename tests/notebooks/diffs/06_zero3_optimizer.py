@@ -1,32 +1,30 @@
-"""Notebook 06: with the diff no hook is on while GRPOTrainer's own way to a model that generates is open.
+"""Notebook 06: with the diff no hook of ZeRO-3 is on while the model generates, and they are back afterwards.
 
-In two processes; the releases from 0.16 on need no diff. Not with adapters: there this stack does not train at all,
-"ValueError: zip() argument 2 is longer than argument 1", before anything of this failure matters.
+In two processes; the releases from 0.16 on need no diff. With adapters a newer torch refuses this era's trl, for its
+learning-rate schedulers zip strictly ("zip() argument 2 is longer than argument 1"); here they do not.
 """
 
-LORA = None
 PROCESSES, ARGUMENTS = 2, ["models/tiny-qwen2", "0"]
 # A CPU: see `deepspeed.each_gather_finished`.
 BEFORE = """
-import contextlib, sys
+import builtins, contextlib, sys
 from failurelab_course.experiments import deepspeed as launcher, models
+from torch.optim import lr_scheduler
+from transformers import GenerationMixin
 
 sys.argv[1] = models.source("tiny")
+lr_scheduler.zip = lambda *args, strict=False: builtins.zip(*args)
 kept = contextlib.ExitStack()
 kept.enter_context(launcher.each_gather_finished())
-from trl.trainer import grpo_trainer
+seen, generate = [], GenerationMixin.generate
 
-seen, unwrapped = [], grpo_trainer.unwrap_model_for_generation
-
-@contextlib.contextmanager
-def watched(model, *rest, **options):
+def watched(self, *args, **options):
     from failurelab import zero3
 
-    with unwrapped(model, *rest, **options) as policy:
-        yield policy
-        seen.append(zero3.hooks(policy))
+    seen.append(zero3.hooks(self))
+    return generate(self, *args, **options)
 
-grpo_trainer.unwrap_model_for_generation = watched
+GenerationMixin.generate = watched
 """
 MEASURE = """
 from failurelab import zero3
