@@ -1,7 +1,7 @@
 """Notebook 01: the same warning with every gradient there and with nearly none; its pass tells them apart."""
 
 ALL = {"all weights": "26 of 26", "frozen": "25 of 25", "frozen, non-reentrant": "25 of 25", "LoRA": "28 of 28"}
-OLD = ALL | {"frozen": "1 of 25", "LoRA": "element 0 of tensors"}
+OLD = ALL | {"frozen": "1 of 25", "LoRA": "RuntimeError"}
 OUTCOMES = {
     "trl-0.14": OLD,
     "trl-0.15": OLD,
