@@ -74,15 +74,17 @@ def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit:
         name = " ".join(step).replace(f"{ROOT}{os.sep}", "")
         if name in done:
             continue
-        print(f"{file.stem}: {name}", flush=True)
         started = time.monotonic()
+        if started >= end and not fresh:
+            return False
+        print(f"{file.stem}: {name}", flush=True)
         process = subprocess.Popen(
             [python, *step], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
             env=os.environ | {"FAILURELAB_ERA": "today", "JUPYTER_PATH": f"{sys.prefix}/share/jupyter"},
         )  # fmt: skip
         try:
-            lines = process.communicate(timeout=max(0.1, end - started))[0].strip().splitlines() or [""]
+            lines = process.communicate(timeout=end - started)[0].strip().splitlines() or [""]
             outcome = OUTCOMES.get(process.returncode, "FAIL")
             reasons = [line for line in lines if re.search(r"^\d\d_\w+: (?!started)|NOT RUN|^ERROR", line)]
             said = (reasons[0] if reasons and outcome != "PASS" else lines[-1])[:300]
