@@ -206,7 +206,7 @@ def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: boo
             if not any(os.path.realpath(path[0]) == os.path.realpath(each["what"]) for each in first["effects"]):
                 effects.append(f"writes {path[0]}")
     if again is False:
-        outcome = rounds.suspect_all(first, "no repair was tried (--no-try)")
+        outcome = rounds.suspect_all(first, "the script was not run with a repair (--no-try)")
     elif again is None and effects and first["findings"]:
         outcome = rounds.suspect_all(first, f"the script was not run again, for it {effects[0]}")
         outcome.notes.append(

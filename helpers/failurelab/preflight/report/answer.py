@@ -148,7 +148,7 @@ def text(told: Told) -> str:
         lines += [f"NAMED  {answer['failure']} {title(answer['failure'])}", *_wrap(_figures(answer), width)]
         lines += [*_repair(answer, "repair (tried)", width), ""]
     for answer in told.suspected:
-        lines += [f"SUSPECTED  {answer['failure']} {title(answer['failure'])}", *_wrap(answer["evidence"], width)]
+        lines += [f"SUSPECTED  {answer['failure']} {title(answer['failure'])}", *_wrap(_figures(answer), width)]
         lines += [*_wrap(f"not named: {answer['why']}", width), *_repair(answer, "repair", width), ""]
     if told.held:
         lines.append("HELD (in brackets: what the same measurement said with the failure planted)")
@@ -207,7 +207,7 @@ def verdict(told: Told) -> str:
 
 
 def _figures(answer: dict[str, Any]) -> str:
-    """Return the figure of a failure that is named, before and after."""
+    """Return the figure of a failure, and that with it undone where there is one."""
     tried = answer.get("tried")
     return f"{answer['evidence']}; with this repair: {tried} (tried)" if tried else answer["evidence"]
 
