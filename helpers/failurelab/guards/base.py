@@ -114,10 +114,9 @@ class Guard(TrainerCallback):
 
         An error ends in one GuardWarning for each check and kind of error, however often it comes again.
         """
-        if is_unseen():
-            return
         try:
-            check(*args, **kwargs)
+            if not is_unseen():
+                check(*args, **kwargs)
         except (GuardTripped, GuardWarning):
             raise  # found; a warning is raised where the user turned warnings into errors
         except Exception as error:
