@@ -127,11 +127,12 @@ def ask(request, tmp_path, monkeypatch):
     ],
 )
 def test_a_planted_mistake_is_found_and_named(mistake, failure, said, ask):
-    """The first of them had F3b held: the rows that are scored are the right ones."""
+    """By its cause; and where a method of the script's own is the mistake, its parent's heals."""
     told, _ = ask(mistake, PLAIN, GRPO)
     assert [found["failure"] for found in told.accusations if found["failure"] != "F3a"] == [failure], told.accusations
     assert said in told.accusations[0]["evidence"]
-    assert failure != "F21" or "F3b" not in [answer["failure"] for answer in told.held]
+    # With the overridden method taken out the gradient is the textbook's; what decodes has no undo.
+    assert [found["failure"] for found in told.findings if found["failure"] != "F3a"] == [failure] * (failure == "F21")
 
 
 @pytest.mark.parametrize("options", [PLAIN, LORA, MORE])

@@ -14,7 +14,6 @@ from failurelab.preflight.repairs import (
     Change,
     FirstLine,
     Keyword,
-    Replaced,
     Source,
     Statement,
     Together,
@@ -144,7 +143,7 @@ def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
 
 
 def test_edits_inside_a_function(tmp_path):
-    """A reward function of the script's own: a first line, a piece replaced, and what it does not take."""
+    """A reward function of the script's own: a first line, and what it does not take."""
     path = tmp_path / "rewards.py"
     path.write_text(
         'import re\n\ndef reward(completions, answer):\n    """Of tags."""\n'
@@ -157,7 +156,6 @@ def test_edits_inside_a_function(tmp_path):
         repair.change(given).files[str(path)].splitlines()
         for repair in (
             FirstLine(module["reward"], "completions = completions[:1]"),
-            Replaced(module["reward"], '"a.b", c', '"a.b", c, re.DOTALL'),
             AnyKeywords(module["reward"]),
         )
     ]
@@ -165,9 +163,7 @@ def test_edits_inside_a_function(tmp_path):
         "    completions = completions[:1]",
         '    return [re.match("a.b", c) for c in completions]',
     ]
-    assert texts[1][4] == '    return [re.match("a.b", c, re.DOTALL) for c in completions]'
-    assert texts[2][2] == "def reward(completions, answer, **kwargs):"
-    assert Replaced(module["reward"], "nowhere", "x").change(given) is None
+    assert texts[1][2] == "def reward(completions, answer, **kwargs):"
 
 
 OVERRIDES = """

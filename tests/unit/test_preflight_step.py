@@ -64,6 +64,7 @@ def test_a_wrong_gradient_is_found_and_nothing_of_it_holds(factor, said, model, 
     answers = judge(made, others=others)
     assert isinstance(answers["F21"], Finding) and said in answers["F21"].evidence
     assert "Planted.compute_loss" in answers["F21"].evidence
+    assert [each.name for each in answers["F21"].undo] == ["compute_loss"]
     assert isinstance(answers["F3b"], NotChecked) and isinstance(answers["F7"], Held)
 
 

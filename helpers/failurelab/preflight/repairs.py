@@ -213,38 +213,6 @@ class FirstLine(Repair):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Replaced(Repair):
-    """A piece of a function's own text replaced by another one, everywhere in the function or at its only place.
-
-    Attributes:
-        function: of the script's own.
-        old: as it stands there; a piece that is not there makes no edit.
-        new: what stands there instead.
-        once: whether `old` must stand there exactly once.
-    """
-
-    function: Callable[..., Any]
-    old: str
-    new: str
-    once: bool = True
-
-    def edit(self, script: Script) -> list[Edit]:
-        """Replace it inside the function."""
-        text, node = _function(script, self.function)
-        if text is None or node is None:
-            return []
-        start, end = text.span(node)
-        places = []
-        at = text.text.find(self.old, start, end)
-        while at >= 0:
-            places.append(at)
-            at = text.text.find(self.old, at + len(self.old), end)
-        if not places or (self.once and len(places) > 1):
-            return []
-        return [Edit(text.file, at, at + len(self.old), self.new) for at in places]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class AnyKeywords(Repair):
     """`**kwargs` added to a function that is given more than it takes."""
 
@@ -308,9 +276,11 @@ class WithoutMethod(Repair):
     name: str
 
     def edit(self, script: Script) -> list[Edit]:
-        """Take out its lines; a class that has nothing else keeps a `pass`."""
+        """Take out its lines, where they stand in the class; a class that has nothing else keeps a `pass`."""
         text, node = _function(script, vars(self.kind)[self.name])
-        if text is None or node is None:
+        if text is None or not any(
+            isinstance(each, ast.ClassDef) and node in each.body for each in ast.walk(text.tree)
+        ):
             return []
         return [text.without(node)]
 

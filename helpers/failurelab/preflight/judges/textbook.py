@@ -24,7 +24,7 @@ from failurelab.handles import keep_random_state, wrap_method
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import tokenizer_of
-from failurelab.preflight.repairs import Arguments, Repair, Statement
+from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
 _MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
@@ -51,6 +51,8 @@ def add_mask(model, args, kwargs):
 for each in filter(None, ({trainer}.model, {trainer}.ref_model)):
     each.register_forward_pre_hook(add_mask, with_kwargs=True)"""
 _UNDOS: dict[str, Repair] = {"F15": Arguments({"temperature": 1.0}), "no attention mask": Statement(_WITH_MASK)}
+_LIBRARIES = ("trl", "transformers", "builtins")
+_FEW = 4  # methods of a script's own that are taken out one after the other
 _OTHERWISE = "Look there in what is overridden or patched; failurelab.guards.StepGuard(trainer) checks the repair."
 
 
@@ -189,9 +191,10 @@ class StepJudge(TrainerCallback):
         if _uses_liger(self.seen):
             return NotChecked("F21", f"Liger's loss is cut away; without it, {report.reason}")
         own = _overridden(self.trainer)
-        where = f" Overridden by the script: {', '.join(own)}." if own else ""
+        names = [f"{kind.__name__}.{name}" for kind, name in own]
+        where = f" Overridden by the script: {', '.join(names)}." if own else ""
         repair = _REPAIRS.get(failure) or _REPAIRS.get(report.named or "", _OTHERWISE)
-        undo = _UNDOS.get(failure) or _UNDOS.get(report.named or "")
+        undo = _UNDOS.get(failure) or _UNDOS.get(report.named or "") or _without(own)
         return Finding(failure, f"step {report.step}: {report.reason}{where}", repair, undo=undo)
 
     def _held(self, reports: Sequence[textbook.Comparison]) -> Answer:
@@ -258,11 +261,20 @@ def _uses_liger(seen: Seen) -> bool:
     return bool(seen.asked.get("use_liger_loss") or seen.asked.get("use_liger_kernel"))
 
 
-def _overridden(trainer: Any) -> list[str]:
-    """Return the methods that classes of the script's own override, as `Class.method`."""
-    names = []
-    for kind in type(trainer).__mro__:
-        if kind.__module__.partition(".")[0] in ("trl", "transformers", "builtins"):
-            continue
-        names += [f"{kind.__name__}.{name}" for name, value in vars(kind).items() if inspect.isfunction(value)]
-    return [name for name in names if not name.endswith("__init__")]
+def _overridden(trainer: Any) -> list[tuple[type, str]]:
+    """Return the methods that classes of the script's own override: the class and the name."""
+    kinds = [each for each in type(trainer).__mro__ if each.__module__.partition(".")[0] not in _LIBRARIES]
+    return [
+        (kind, name)
+        for kind in kinds
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) and name != "__init__"
+    ]
+
+
+def _without(own: Sequence[tuple[type, str]]) -> Repair | tuple[Repair, ...] | None:
+    """Return what takes out the methods of the script's own: each alone, then all at once."""
+    parts = tuple(WithoutMethod(kind, name) for kind, name in own)
+    if len(parts) < 2:
+        return parts or None
+    return (*parts, Together(parts)) if len(parts) <= _FEW else Together(parts)
