@@ -36,10 +36,11 @@ CHINESE_HEAD = """\
 
 [English](../symptoms.md)
 
-按报错原文查：找到失败的编号、怎样在自己的训练里确认、怎样修复。本页由注册表生成（`failurelab symptoms --write`）。
-`failurelab symptoms train.log` 查一份日志，`failurelab doctor --python PATH` 说明你的版本有哪些失败，
+按报错原文查：找到故障的编号、怎样在自己的训练里确认、怎样修复。本页由注册表生成（`failurelab symptoms --write`）。
+`failurelab symptoms train.log` 查一份日志，`failurelab doctor --python PATH` 说明你的版本有哪些故障，
 `failurelab preflight train.py` 检查脚本，`failurelab diagnose RUN` 检查一次训练。
 `guards.GradientGuard` 这样的名字属于 `failurelab` 包（[guards 与修复](../repairs.md)，英文）。
+“受影响”和“已修复”只列版本，各版本的适用条件见英文页。
 
 ## 日志里的报错原文
 
