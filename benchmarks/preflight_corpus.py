@@ -238,7 +238,8 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
 def grade(case: Case, result: dict) -> dict[str, Any]:
     """Return what an answer is worth: one outcome of five, whether the cause came first, and what is false in it."""
     named, suspected = result["named"], result["suspected"]
-    known = {"F21"} if case.stack.startswith("trl-0.14") and NO_MASK in " ".join(result.get("text", "").split()) else set()
+    maskless = case.stack.startswith("trl-0.14") and NO_MASK in " ".join(result.get("text", "").split())
+    known = {"F21"} if maskless else set()
     true = {*case.expected, *case.also, *known}
     accused = [*named, *suspected]
     ends = bool(re.search(case.says, " ".join((result.get("first") or result.get("text", "")).split())))
