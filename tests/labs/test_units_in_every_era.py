@@ -15,7 +15,7 @@ from failurelab_course import eras
 
 UNIT = eras.root() / "tests" / "unit"
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
-TODAY = "devices expect observe predicates preflight_repairs registry shapes symptoms vllm_stand_in"
+TODAY = "devices expect issue observe predicates preflight_repairs registry shapes symptoms vllm_stand_in"
 OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards logits logits_guard "
     "logits_repair measure mismatch models no_gpu node placement preflight_batch preflight_controls preflight_more "

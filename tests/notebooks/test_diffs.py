@@ -103,7 +103,12 @@ if len(sys.argv) > 1:  # one of several processes: the task is in a file
     sys.argv = ["train.py", *task["arguments"]]
     said = answer(task)
     if os.environ["RANK"] == "0":
-        json.dump(said, open("answer.json", "w"))
+        with open("answer.json", "w") as file:
+            json.dump(said, file)
+    from torch import distributed
+
+    if distributed.is_initialized():  # threads of the group that outlive it end a process in SIGABRT now and then
+        distributed.destroy_process_group()
     sys.stdin = ()
 for line in sys.stdin:
     if os.fork() == 0:

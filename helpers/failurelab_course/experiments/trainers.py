@@ -62,7 +62,7 @@ class OptionError(ValueError):
 
 
 def grpo(
-    model: transformers.PreTrainedModel,
+    model: transformers.PreTrainedModel | str,
     tokenizer: transformers.PreTrainedTokenizerBase,
     *,
     steps: int,
@@ -88,7 +88,7 @@ def grpo(
     is well: nothing holds the policy near the reference model, and the term has no weight in the loss.
 
     Args:
-        model: the policy.
+        model: the policy, or a folder, which TRL then loads itself; `learning_rate` is to be given then.
         tokenizer: pads on the left.
         steps: optimizer steps.
         seed: of sampling, of the order of prompts, and of an adapter's first weights.
@@ -222,7 +222,7 @@ def _counts_prompts(trainer_class: type) -> bool:
 
 
 def _common(model: Any, steps: int, seed: int, learning_rate: float) -> dict[str, Any]:
-    device = torch.device(model.device)
+    device = torch.device(getattr(model, "device", "cuda" if torch.cuda.is_available() else "cpu"))
     return {
         "max_steps": steps,
         "seed": seed,

@@ -147,7 +147,7 @@ class Watch:
         """Let a reward model, which is small and random, give rewards that differ: logits (completions, 1)."""
         if isinstance(getattr(output, "logits", None), torch.Tensor):
             values = substitute_rewards(len(output.logits), self._generations, number)
-            output.logits = torch.tensor(values).to(output.logits)[:, None].expand_as(output.logits)
+            output.logits = output.logits.new_tensor(values)[:, None].expand_as(output.logits)
         return output
 
     @property
