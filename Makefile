@@ -27,7 +27,7 @@ help:
 	@echo "make outputs   run the notebooks and store their outputs in them; NAME=02 for one"
 	@echo "make evidence  run the benchmarks into evidence/cpu (ONLY=names, DEVICE=cuda, OUT=folder), and the tables from it"
 	@echo "make runs-corpus  diagnose runs whose cause is known (a minute; BASELINES=--baseline for rldoctor too)"
-	@echo "make corpus    judge a corpus of training scripts by failurelab preflight (half an hour)"
+	@echo "make corpus    judge a corpus of training scripts by failurelab preflight, with repairs tried (hours)"
 	@echo "make gpu       all that has a GPU tier, on this card, into evidence/NAME (NAME=h100, PART=3, PYTHON=one with torch)"
 	@echo "make tables    write the tables of README and pages, and the pictures, from evidence/"
 	@echo "make pack OUT=DIR  pack the course and its wheels for a room without a network (docs/offline.md)"

@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--device", type=devices.argument, default="cpu")
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--again", action="store_true", help="judge also what was judged before")
-    parser.add_argument("--once", action="store_true", help="run a script once, as preflight does without --try")
+    parser.add_argument("--once", action="store_true", help="run a script once, as preflight does with --no-try")
     parser.add_argument("--patched", action="store_true", help="apply the patch that healed, and ask again")
     parser.add_argument("--kept", action="store_true", help="judge nothing; record what was judged before")
     parser.add_argument("--rules", default="", help="the commit of the rules, for the records")

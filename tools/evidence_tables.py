@@ -420,7 +420,8 @@ def preflight() -> str:
     chains = runs[broken & runs["expected"].str.contains(",")]
     body.append(["several failures, all named in order", len(chains), count(chains["in_order"]), *["-"] * 5])
     patched = runs[runs["patched_clean"].notna()]
-    body.append(["patched, nothing is found", len(patched), count(patched["patched_clean"]), *["-"] * 5])
+    clean = count(patched["patched_clean"]) if len(patched) else "NOT RUN"
+    body.append(["patched, nothing is found", len(patched), clean, *["-"] * 5])
     body.append(["seconds, median", median(runs["seconds"], ".0f"), *["-"] * 6])
     return markdown(["part", "scripts", *outcomes, "cause first"], body)
 

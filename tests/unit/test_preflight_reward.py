@@ -434,7 +434,7 @@ def test_what_a_function_can_never_reward(function, rows, failure, words, tried,
     (finding,) = found(judge(function, rows, tokenizer))
     assert finding.failure == failure and words in finding.evidence and finding.repair.endswith(".")
     assert tried in finding.tried and bool(finding.tried) is bool(tried)
-    if "bare answer" in tried:  # the repair says it too, for an answer without --try has no other line for it
+    if "bare answer" in tried:  # the repair says it too, for an answer with --no-try has no other line for it
         assert tried in finding.repair.replace(":", ",")
 
 
