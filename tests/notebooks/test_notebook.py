@@ -150,3 +150,28 @@ def test_the_set_up_works_in_an_era():
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [3, 1, [7.5, 3.6], False]
     assert sys.executable != str(era.python)
+
+
+def test_a_log_is_lines_without_a_clock(capsys):
+    """A Trainer's own callbacks print what a reader looks at, no dictionaries or seconds; nothing if logging is off."""
+    import types
+
+    import transformers
+    from transformers import trainer
+
+    from failurelab_course.notebook import log_lines
+
+    kept = trainer.PrinterCallback, trainer.DEFAULT_PROGRESS_CALLBACK
+    try:
+        log_lines.install()
+        callback = trainer.DEFAULT_PROGRESS_CALLBACK()
+        state = transformers.TrainerState(global_step=10)
+        state.is_local_process_zero = True
+        args = types.SimpleNamespace(logging_strategy="steps")
+        callback.on_log(args, state, None, logs={"loss": 0.12345, "reward": 0.5, "train_runtime": 3.0})
+        callback.on_log(args, state, None, logs={"train_runtime": 3.0})
+        args.logging_strategy = "no"
+        callback.on_log(args, state, None, logs={"reward": 0.7})
+    finally:
+        trainer.PrinterCallback, trainer.DEFAULT_PROGRESS_CALLBACK = kept
+    assert capsys.readouterr().out == "step  10  loss 0.123  reward 0.5\n"

@@ -93,12 +93,11 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = ()) -> st
     if observe.era() == "today":
         from IPython import get_ipython
 
-        from failurelab_course.notebook import log_lines, magics, order
+        from failurelab_course.notebook import log_lines, magics
 
         shell = get_ipython()
         if shell is not None:
             shell.extension_manager.load_extension("failurelab_course")  # %lab
-            order.install(shell)
             log_lines.install()
         if eras:
             magics.start(*eras)
