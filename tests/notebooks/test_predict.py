@@ -1,11 +1,7 @@
 """Predictions: asked before a run, answered after the reader has chosen; shown at once where nobody looks."""
 
-import contextlib
-import os
-import queue
-
-import jupyter_client
 import pytest
+from tests.kernels import PATIENCE, Notebook
 
 from failurelab_course.notebook import predict
 
@@ -54,69 +50,46 @@ def test_a_slip_is_told_in_a_line(shown, call, match):
     assert "\n" not in str(error.value) and len(error.value._render_traceback_()) == 1
 
 
-class Kernel:
-    """A kernel with what its front end is sent; `press` is what the front end sends when a button is pressed."""
-
-    def __init__(self, environment):
-        self.manager = jupyter_client.KernelManager(kernel_name="python3")
-        self.manager.start_kernel(env=environment)
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=180)
-        self.widgets = {}
-
-    def run(self, source):
-        """Run a cell; return the outputs, and what came to replace one."""
-        return self._until_idle(self.client.execute(source))
-
-    def press(self, choice):
-        """Press the button with this number, as the browser does."""
-        (comm,) = [id for id, state in self.widgets.items() if state.get("_model_name") == "ToggleButtonsModel"]
-        content = {"comm_id": comm, "data": {"method": "update", "state": {"index": choice}, "buffer_paths": []}}
-        message = self.client.session.msg("comm_msg", content)
-        self.client.shell_channel.send(message)
-        return self._until_idle(message["header"]["msg_id"])
-
-    def _until_idle(self, asked):
-        outputs = []
-        while True:
-            with contextlib.suppress(queue.Empty):
-                message = self.client.get_iopub_msg(timeout=180)
-                content, kind = message["content"], message["msg_type"]
-                if message["parent_header"].get("msg_id") != asked:
-                    continue
-                if kind == "comm_open":
-                    self.widgets[content["comm_id"]] = content["data"]["state"]
-                elif kind in ("display_data", "update_display_data"):
-                    outputs.append((kind, content["data"]))
-                elif kind == "error":
-                    raise AssertionError(content["traceback"])
-                elif kind == "status" and content["execution_state"] == "idle":
-                    return outputs
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def learner():
     """A kernel that a server would call a notebook's."""
-    started = Kernel(dict(os.environ) | {"JPY_SESSION_NAME": "notebooks/01.ipynb"})
+    started = Notebook(JPY_SESSION_NAME="notebooks/01.ipynb")
     yield started
-    started.client.stop_channels()
-    started.manager.shutdown_kernel(now=True)
+    started.end()
+
+
+def displays(messages):
+    return [(kind, content["data"]) for kind, content in messages if kind.endswith("display_data")]
+
+
+def press(learner, asked, choice):
+    """Press the button with this number, as the browser does; return what is displayed for that."""
+    states = {content["comm_id"]: content["data"]["state"] for kind, content in asked if kind == "comm_open"}
+    (comm,) = [id for id, state in states.items() if state.get("_model_name") == "ToggleButtonsModel"]
+    content = {"comm_id": comm, "data": {"method": "update", "state": {"index": choice}, "buffer_paths": []}}
+    pressed, sent = learner.client.session.msg("comm_msg", content), []
+    learner.client.shell_channel.send(pressed)
+    while not sent or sent[-1][1].get("execution_state") != "idle":
+        message = learner.client.get_iopub_msg(timeout=PATIENCE)
+        if message["parent_header"].get("msg_id") == pressed["header"]["msg_id"]:
+            sent.append((message["msg_type"], message["content"]))
+    return displays(sent)
 
 
 @pytest.mark.parametrize(("choice", "told"), [(2, "“all 26”: right."), (1, "“some”, it is “all 26”.")])
 @pytest.mark.parametrize("order", ["choose, then run", "Run All, then choose"])
 def test_an_answer_waits_for_the_choice(learner, choice, told, order):
     """The question with its buttons; the answer stands beside what was chosen, and HTML takes the buttons' place."""
-    ((kind, asked),) = learner.run(ASK)
+    question = learner.run(ASK).messages
+    ((kind, asked),) = displays(question)
     assert kind == "display_data" and WIDGET in asked and "( ) some" in asked["text/plain"]
     if order == "choose, then run":
-        assert learner.press(choice) == []
-        sent = learner.run(ANSWER)
+        assert press(learner, question, choice) == []
+        sent = displays(learner.run(ANSWER).messages)
     else:
-        ((kind, waits),) = learner.run(ANSWER)
+        ((kind, waits),) = displays(learner.run(ANSWER).messages)
         assert kind == "display_data" and "waits" in waits["text/plain"] and "26" not in waits["text/html"]
-        sent = learner.press(choice)
+        sent = press(learner, question, choice)
     replaced, answered = [data for kind, data in sent if kind == "update_display_data"]
     assert WIDGET not in replaced and f"You said “{CHOICES[choice]}”." in replaced["text/html"]
     assert answered["text/plain"] == f"You said {told}\nEvery one."
@@ -132,6 +105,5 @@ ran = client.execute_interactive({ASK!r}, output_hook=sent.append, timeout=180)
 client.stop_channels()
 manager.shutdown_kernel(now=True)
 (data,) = [m["content"]["data"] for m in sent if m["msg_type"] == "display_data"]
-display({{"text/plain": ran["content"]["status"] + str({WIDGET!r} in data)}}, raw=True)"""
-    ((_, data),) = learner.run(made)
-    assert data["text/plain"] == "okFalse"
+ran["content"]["status"], {WIDGET!r} in data"""
+    assert learner.run(made).value == "('ok', False)"
