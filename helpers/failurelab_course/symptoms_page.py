@@ -20,11 +20,10 @@ HEAD = """\
 
 [中文](zh/symptoms.md)
 
-Look up an error text or what you see; it leads to the failure, how to check for it, and what repairs it. Made from the
-registry by `failurelab symptoms --write`. `failurelab symptoms train.log` looks a log up, `failurelab doctor --python
-PATH` tells which failures your versions have, `failurelab preflight train.py` which your script has, and `failurelab
-diagnose RUN` which a run has. Names such as `guards.GradientGuard` are in the package `failurelab` ([guards and
-repairs](repairs.md)).
+Look up an error text or what you see. `failurelab symptoms train.log` looks a log up, `failurelab doctor --python PATH`
+tells which failures your versions have, `failurelab preflight train.py` which your script has, and `failurelab diagnose
+RUN` which a run has. Names such as `guards.GradientGuard` are in the package `failurelab` ([guards and
+repairs](repairs.md)). Made from the registry by `failurelab symptoms --write`.
 
 ## Texts in a log
 
@@ -131,15 +130,9 @@ def _layout(failure: failures.Failure, title: str, breaks: str, rows: list[tuple
         "",
         breaks,
         "",
-        "| | |",
-        "| --- | --- |",
-        *(f"| {name} | {_cell(text)} |" for name, text in rows if text),
+        *(f"- **{name}**: {text}" for name, text in rows if text),
     ]
 
 
 def _anchor(failure: failures.Failure) -> str:
     return failure.id.lower()
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
