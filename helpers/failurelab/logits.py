@@ -11,7 +11,8 @@ that does not know the name it is given swallows it and returns logits for the w
 Upstream: TRL #2683, #2770, #2773; transformers #35757, #37149.
 
 `completion_logps` needs no such argument: for one call the model's head returns log-probabilities in place of logits.
-So it runs through the model's own forward, with whatever wraps it (autocast, PEFT, DDP, checkpointing).
+So it runs through the model's own forward, with whatever wraps it (autocast, PEFT, DDP, checkpointing). The head makes
+some rows of logits at a time, and again in backward, by torch's own checkpointing.
 """
 
 import contextlib
@@ -24,16 +25,16 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from failurelab._alignment import Alignment, MisalignedLogProbs, check_alignment, probing
-from failurelab._chunked import default_rows, is_plain, share_weight, token_logps, token_logps_by_parts
 from failurelab._unwrap import input_device, unwrap, vocabulary_size
 from failurelab.handles import Handle, wrap_method
 
 __all__ = ["Alignment", "MisalignedLogProbs", "check_alignment", "completion_logps", "keep_argument", "repair"]
 
 _NAMES = ("logits_to_keep", "num_logits_to_keep")
-_ROWS_BY_PARTS = 64  # where the head makes whole rows itself, and reads its weight again for each part
+_ROWS = 64  # of logits held at once where nothing says how many: 37 MiB in float32 with Qwen2's vocabulary
 
 _keeps: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
 _checked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -107,7 +108,7 @@ def completion_logps(
     temperature: float = 1.0,
     chunk_size: int | None = None,
 ) -> torch.Tensor:
-    """Return the log-probability of each completion token, differentiable, without holding all logits.
+    """Return the log-probability of each completion token, differentiable, holding few rows of logits at a time.
 
     Args:
         model: a causal language model of transformers, bare or wrapped: its own forward runs, so PEFT (also on the
@@ -118,9 +119,8 @@ def completion_logps(
             score too, a finite one, which the caller's own mask has to leave out.
         completion_length: how many of the last columns are completion.
         temperature: what the logits are divided by.
-        chunk_size: how many rows of logits, one vocabulary wide, are held at once, in backward too. The default follows
-            the device (`_chunked.default_rows`), and is 64 for a head with adapters, a bias or hooks. In half precision
-            up to twice as much is held for a moment.
+        chunk_size: how many rows of logits, one vocabulary wide, are made at once, in backward too; 64 by default. Some
+            copies of them are held, and for a head that trains two gradients of its weight.
 
     Returns:
         `(batch, completion_length)`, float32 (float64 from a float64 model): at `[b, t]` the log-probability of
@@ -134,22 +134,23 @@ def completion_logps(
     _check_arguments(model, input_ids, attention_mask, completion_length, temperature, chunk_size)
     _check_logits_are_the_heads(model, head)
     completion = input_ids[:, -completion_length:]  # (batch, completion)
-    plain, own_forward = is_plain(head), head.forward
-    with share_weight(head, unwrap(model).get_input_embeddings()) as shared:
+    own_forward, rows = head.forward, chunk_size or _ROWS
 
-        def score(hidden: torch.Tensor) -> torch.Tensor:
-            """Return log-probabilities in the place of logits, with a vocabulary of one: (batch, completion, 1)."""
-            states = hidden[:, -completion_length - 1 : -1]  # (batch, completion, width); each predicts the next token
-            tokens = completion.to(states.device)
-            if plain:
-                weight = head.weight if shared is None else shared
-                rows = chunk_size or default_rows(tokens.numel(), *weight.shape, weight.device)
-                return token_logps(states, weight, tokens, temperature, rows)[..., None]
-            rows = chunk_size or _ROWS_BY_PARTS
-            return token_logps_by_parts(own_forward, states, tokens, temperature, rows)[..., None]
+    def score(states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """`states` (rows, width), `ids` (rows) -> log-probabilities (rows)."""
+        logits = own_forward(states)  # (rows, vocabulary)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
+        return wide.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
 
-        with mock.patch.object(head, "forward", score):
-            scores = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True).logits
+    def score_instead(hidden: torch.Tensor) -> torch.Tensor:
+        """Return log-probabilities in the place of logits, with a vocabulary of one: (batch, completion, 1)."""
+        states = hidden[:, -completion_length - 1 : -1]  # (batch, completion, width); each predicts the next token
+        parts = zip(states.flatten(0, 1).split(rows), completion.to(states.device).flatten().split(rows))
+        scored = [checkpoint(score, *part, use_reentrant=False) for part in parts]
+        return torch.cat(scored).view(*completion.shape, 1)
+
+    with mock.patch.object(head, "forward", score_instead):
+        scores = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True).logits
     if scores.shape != (*completion.shape, 1):
         raise ValueError(
             f"model: {type(unwrap(model)).__name__} returned {tuple(scores.shape)} where its head gave "
