@@ -69,12 +69,12 @@ def list_runs(runs: pandas.DataFrame, *columns: str) -> Iterable[tuple[tuple, di
 
 
 def spread(values: Iterable[Any], form: str = ".2f", missing: str = "not recorded") -> str:
-    """Return `median (minimum to maximum)` of the values that are recorded."""
+    """Return `median (minimum to maximum)` of the values that are recorded; the median alone where all look alike."""
     numbers = pandas.Series(values, dtype=float).dropna()
     if numbers.empty:
         return missing
     middle, least, most = (format(number, form) for number in (numbers.median(), numbers.min(), numbers.max()))
-    return middle if len(numbers) == 1 else f"{middle} ({least} to {most})"
+    return middle if least == most else f"{middle} ({least} to {most})"
 
 
 def median(values: Iterable[Any], form: str = ".2f", missing: str = "not recorded") -> str:
@@ -93,8 +93,16 @@ def markdown(head: Sequence[str], body: Iterable[Sequence[Any]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
+def fold(body: Iterable[Sequence[Any]], column: int = 0) -> list[list[Any]]:
+    """Return the lines of a table with those that differ in one column alone as one line."""
+    folded: dict[tuple, list[str]] = {}
+    for line in body:
+        folded.setdefault((*line[:column], *line[column + 1 :]), []).append(str(line[column]))
+    return [[*rest[:column], "; ".join(labels), *rest[column:]] for rest, labels in folded.items()]
+
+
 def table(head: Sequence[str], lines: Iterable[tuple[Any, Any]], *columns: tuple) -> str:
-    """Return a table with a line for each of `lines`, in Markdown.
+    """Return a table with a line for each of `lines`, in Markdown; lines with the same cells are one.
 
     Args:
         head: what stands above the labels.
@@ -114,7 +122,7 @@ def table(head: Sequence[str], lines: Iterable[tuple[Any, Any]], *columns: tuple
     for label, about in lines:
         labels = label if isinstance(label, tuple) else (label,)
         body.append([*labels, *(make_cell(about, *how) for _, *how in columns)])
-    return markdown([*head, *(above for above, *_ in columns)], body)
+    return markdown([*head, *(above for above, *_ in columns)], fold(body, len(head) - 1))
 
 
 def grid(head: Sequence[str], runs: pandas.DataFrame, cell: Callable[[Any], str], **places: Iterable[str]) -> str:
@@ -125,11 +133,14 @@ def grid(head: Sequence[str], runs: pandas.DataFrame, cell: Callable[[Any], str]
         runs: no two for the same place, else pandas raises a ValueError.
         cell: makes a run's text.
         places: columns of the frame with their values: the last one goes across, the others down, in all combinations.
+            Lines with the same cells are one.
     """
     cells = runs.set_index(list(places), verify_integrity=True).apply(cell, axis=1).to_dict()
     *down, across = places.values()
-    lines = itertools.product(*down)
-    return markdown(head, [[*line, *(cells.get((*line, value), "not recorded") for value in across)] for line in lines])
+    lines = [
+        [*line, *(cells.get((*line, value), "not recorded") for value in across)] for line in itertools.product(*down)
+    ]
+    return markdown(head, fold(lines, len(down) - 1))
 
 
 def version_heads(runs: pandas.DataFrame, eras: Iterable[str], *libraries: str) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Any
 import pandas
 from evidence import (
     CPU,
-    EvidenceError,
     count,
     find_cards,
+    fold,
     grid,
     group_runs,
     list_runs,
@@ -24,9 +24,8 @@ from evidence import (
 
 CURVES = ("checkpointing off", "broken", "gradients repaired", "rollouts repaired", "both repaired")
 MISALIGNED = ("trl-0.14, as released", "trl-0.14-tf-4.52, as released", "trl-0.14-tf-4.52, argument passed on")
+ERAS = ("trl-0.14", "today")
 KINDS = ("off", "reentrant", "non-reentrant")
-LOG_PROBS = r"log-probs: (?P<way>.+?), (?P<shape>\d+ x \(.+)"
-MAIN_SHAPE = "4 x (256+64), width 256, tied, float32"
 NO_CARD = "No evidence of a GPU yet: on a card this is NOT RUN."
 
 
@@ -37,7 +36,7 @@ def learning() -> str:
     """GRPO on the small Qwen2: sampled accuracy before and after, in each era."""
     return table(
         ["era"],
-        group_runs(read_runs("learning"), ("trl-0.14", "today"), "era").items(),
+        group_runs(read_runs("learning"), ERAS, "era").items(),
         ("sampled accuracy before", "sampled_before"),
         ("after", "sampled_after"),
         ("gain of 0.2 or more", lambda runs: f"{count(runs['sampled_after'] - runs['sampled_before'] >= 0.2)} seeds"),
@@ -55,9 +54,9 @@ def faces() -> str:
         warned = "warning" if run["warnings"] else "no warning"
         return f"{run['changed']} of {run['trainable']}, {warned}{', RuntimeError' if run['error'] else ''}"
 
-    head = ["what is trained", "checkpointing", "GRPO: tensors that change", "Online DPO"]
+    head = ["what is trained", "trainer", *kinds]
     runs = read_runs("three_faces", pattern, "trl-0.14")
-    return grid(head, runs, changed, trained=trained, kind=kinds, trainer=("GRPO", "Online DPO"))
+    return grid(head, runs, changed, trained=trained, trainer=("GRPO", "Online DPO"), kind=kinds)
 
 
 def comes_back() -> str:
@@ -124,14 +123,12 @@ def cures() -> str:
     runs = read_runs("peft_cures", "cure: (?P<name>.+?)(?P<repair>, rollouts repaired)?")
     for name, group in runs.groupby("name"):
         alone, both = group[group["repair"].isna()], group[group["repair"].notna()]
-        best = alone if both.empty else both
         ends = (spread(part[end], missing="-") for part in (alone, both) for end in ("first", "last"))
         gradients = f"{alone['reached'].min()} of {alone['trainable'].iloc[0]}"
-        accuracy = spread(best["accuracy_after"], missing="-")
-        body.append([name, gradients, *ends, accuracy, f"{best['seconds'].min():.1f}"])
+        accuracy = spread((alone if both.empty else both)["accuracy_after"])
+        body.append([name, gradients, *ends, accuracy])
     head = ["cure", "tensors with a gradient", "reward, first 10 steps", "last 10"]
-    more = ["rollouts repaired too: first 10", "last 10", "accuracy after", "seconds, fastest"]
-    return markdown([*head, *more], body)
+    return markdown([*head, "rollouts repaired too: first 10", "last 10", "accuracy after"], fold(body))
 
 
 def checkpoint_errors() -> str:
@@ -148,14 +145,12 @@ def checkpoint_errors() -> str:
 def guards() -> str:
     """What guards cost: milliseconds added to the first step, which they judge, and the share added to later ones."""
     runs = read_runs("guards", "overhead of guards: (?P<guard>.+Guard|all six)")
-    runs = runs.sort_values(["guard", "era"], key=lambda column: column.replace("all six", "zzz"))
-    return table(
-        ["guard", "era"],
-        list_runs(runs, "guard", "era"),
-        ("first step, ms", lambda run: f"{1000 * run['first_step_seconds']:.0f}"),
-        ("of which added, ms", lambda run: f"{1000 * run['first_step_added_seconds']:+.0f}"),
-        ("added to later steps", lambda run: f"{run['later_step_added_share']:+.0%}"),
-    )
+
+    def cost(run: Any) -> str:
+        return f"{1000 * run['first_step_added_seconds']:+.0f} ms, {run['later_step_added_share']:+.0%}"
+
+    names = [*sorted(set(runs["guard"]) - {"all six"}), "all six"]
+    return grid(["added to the first step, to later ones", *ERAS], runs, cost, guard=names, era=ERAS)
 
 
 # Log-probabilities, memory and devices: F3 to F6
@@ -186,24 +181,6 @@ def misalignment() -> str:
         ("reward, first 10 steps", "first"),
         ("last 10", "last"),
         ("seeds", seeds),
-    )
-
-
-def log_probs() -> str:
-    """Ways to score a completion: time and memory against kept logits in the same run, and errors."""
-    runs = read_runs("logps", LOG_PROBS)
-    runs["other"] = runs["shape"] != MAIN_SHAPE  # of other shapes only our own way is shown, after the main one
-    runs["small"] = runs["shape"].str.startswith("2 x")
-    runs = runs[~runs["other"] | (runs["way"] == "completion_logps")].sort_values(["other", "small", "shape", "way"])
-    return table(
-        ["batch x (prompt + completion)", "way"],
-        list_runs(runs, "shape", "way"),
-        ("time, to kept", "time_to_kept"),
-        ("MiB beyond gradients", "beyond_gradients_mib", ".0f"),
-        ("to kept", "memory_to_kept"),
-        ("floor: gradients, MiB", "gradients_mib", ".0f"),
-        ("error, nats", "score_error", ".0e"),
-        ("of gradients", "gradient_error", ".0e"),
     )
 
 
@@ -247,7 +224,7 @@ def paths() -> str:
 
 
 def qlora_adapters() -> str:
-    """QLoRA with adapters in bfloat16, as trl casts them, and cast back to float32: rewards, and what a step moves."""
+    """QLoRA with adapters in bfloat16, as trl casts them, and cast back to float32: accuracy, and what a step moves."""
     runs = read_runs("qlora_adapters", r"QLoRA: adapters in (?P<dtype>\w+), learning rate (?P<rate>\S+)")
 
     def at(name: str, look: int) -> Callable[[pandas.DataFrame], str]:
@@ -256,8 +233,6 @@ def qlora_adapters() -> str:
     return table(
         ["learning rate", "adapters in"],
         runs.groupby(["rate", "dtype"], sort=False),
-        ("reward, first 50 steps", "first"),
-        ("last 50", "last"),
         ("accuracy before", "accuracy_before"),
         ("after 600 steps", "accuracy_after", ".3f"),
         ("of A changed in step 20", at("share_a", 0)),
@@ -266,15 +241,6 @@ def qlora_adapters() -> str:
         ("in step 600", at("share_b", -1)),
         ("seeds", lambda part: len(part)),
     )
-
-
-def one_direction() -> str:
-    """How far AdamW brings a number that begins at zero and is stepped in one direction, in learning rates."""
-    runs = read_runs("qlora_adapters", r"one direction: (?P<dtype>\w+), learning rate (?P<rate>\S+)")
-    runs = runs.drop_duplicates(["dtype", "rate"])  # no seed is in it
-    steps = runs["steps"].iloc[0]
-    lines = [[run["dtype"], run["rate"], *run["reached"]] for _, run in runs.iterrows()]
-    return markdown(["number in", "learning rate", *(f"after {step} steps" for step in steps)], lines)
 
 
 def rounding_shares() -> str:
@@ -304,13 +270,13 @@ def rounding() -> str:
         ("predicted", lambda runs: _percent(runs["predicted"])),
         ("first step, real", lambda runs: _percent(runs["first_step"])),
         ("changed in the end", lambda runs: _percent(runs["changed"] / runs["elements"])),
-        ("grad_norm", "grad_norm"),
+        ("grad_norm", lambda runs: median(runs["grad_norm"])),
         ("accuracy after", "accuracy_after"),
     )
 
 
 def rounding_cures() -> str:
-    """Each cure at the same learning rate: what changed, the reward's ends, and accuracy against no cure."""
+    """Each cure at the same learning rate: what changed, and accuracy against no cure."""
     runs = read_runs("rounding", "cure: (?P<cure>.+)")
     groups = dict(list(runs.groupby("cure", sort=False)))
     none = groups["none"]["accuracy_after"]
@@ -326,8 +292,6 @@ def rounding_cures() -> str:
         ["cure"],
         groups.items(),
         ("changed in the end", lambda runs: _percent(runs["changed"] / runs["elements"])),
-        ("reward, first fifth", "first"),
-        ("last fifth", "last"),
         ("accuracy after", "accuracy_after"),
         ("against none", verdict),
     )
@@ -347,6 +311,7 @@ def weights() -> str:
     """Rounding alone: what one weight for a sequence, and one for each token, leave of a batch, by length."""
     runs = read_runs("two_policies", "weights: (?P<engine>.+), (?P<tokens>\\d+) tokens")
     runs = runs.assign(tokens=runs["tokens"].astype(int)).sort_values(["engine", "tokens"])
+    runs = runs[runs["tokens"] != 64]  # between those of 16 and 256 tokens in every column
     return table(
         ["engine", "tokens"],
         list_runs(runs, "engine", "tokens"),
@@ -357,7 +322,6 @@ def weights() -> str:
         ),
         ("left out (above 3)", lambda run: f"{round(run['masked'] * run['sequences'])} of {run['sequences']}"),
         ("effective sample size", "effective"),
-        ("of those kept", "effective_kept"),
         ("with one for each token", "effective_token", ".3f"),
     )
 
@@ -405,53 +369,39 @@ def lab_thresholds() -> str:
 
 
 def preflight() -> str:
-    """What preflight said of the corpus: an outcome for each script, by part; and the chains that it named in order."""
+    """What preflight said of the corpus: an outcome for each script, by part; chains; and the answers of its judges."""
     runs = read_runs("preflight_corpus", "preflight: (?P<name>.+)")
     outcomes = ("named right", "named wrong", "suspected", "silent", "not judged")
-    if "outcome" not in runs:
-        return "Not graded with these rules yet."
     broken, body = runs["expected"] != "none", []
     for what, scripts in (("broken", runs[broken]), ("healthy", runs[~broken])):
-        for half in sorted(set(scripts["half"])):
-            part = scripts[scripts["half"] == half]
+        for half, part in scripts.groupby("half"):
             counts = [int((part["outcome"] == outcome).sum()) for outcome in outcomes]
-            first = count(part["first"]) if what == "broken" else "-"
-            body.append([f"{what}, {half}", len(part), *counts, first])
+            body.append([f"{what}, {half}", len(part), *counts, count(part["first"]) if what == "broken" else "-"])
     chains = runs[broken & runs["expected"].str.contains(",")]
-    body.append(["several failures, all named in order", len(chains), count(chains["in_order"]), *["-"] * 5])
-    patched = runs[runs["patched_clean"].notna()]
-    clean = count(patched["patched_clean"]) if len(patched) else "NOT RUN"
-    body.append(["patched, nothing is found", len(patched), clean, *["-"] * 5])
-    body.append(["seconds, median", median(runs["seconds"], ".0f"), *["-"] * 6])
-    return markdown(["part", "scripts", *outcomes, "cause first"], body)
-
-
-def preflight_judges() -> str:
-    """What each judge of preflight said of the corpus' scripts, and how often it was blind."""
-    runs = read_runs("preflight_corpus", "preflight: (?P<name>.+)")
-    if "blind" not in runs:
-        return "Not graded with these rules yet."
+    clean = runs["patched_clean"].dropna()
     answers = {}
-    for column in ("named", "suspected", "held", "blind", "not_checked"):
-        given = runs[column].dropna().str.split(", ").explode()
-        answers[column] = given[~given.isin(["", "none"])].value_counts()
-    counts = pandas.DataFrame(answers).fillna(0).astype(int)
-    counts["not_checked"] -= counts["blind"]
-    order = sorted(counts.index, key=lambda failure: (len(failure), failure))
-    heads = ["failure", "named", "suspected", "held", "not checked: blind", "not checked: other reasons"]
-    return markdown(heads, [[failure, *counts.loc[failure]] for failure in order])
+    for state in ("named", "suspected", "held", "not_checked", "blind"):
+        given = runs[state].dropna().str.split(", ").explode()
+        answers[state] = (~given.isin(["", "none"])).sum()
+    answers["not_checked"] -= answers["blind"]
+    total = ", ".join(f"{number} {state.replace('_', ' ')}" for state, number in answers.items())
+    return "\n".join([
+        markdown(["part", "scripts", *outcomes, "cause first"], body), "",
+        f"- Several failures, all named in order: {count(chains['in_order'])}.",
+        f"- Patched by `--diff`, and nothing is found: {count(clean) if len(clean) else 'NOT RUN'}.",
+        f"- Answers of all judges: {total}.",
+        f"- Seconds, all runs of a script, median: {median(runs['seconds'], '.0f')}.",
+    ])  # fmt: skip
 
 
 def preflight_time() -> str:
-    """What preflight costs as a whole process, beside the imports that the script itself would need, and per stack."""
-    return table(
-        ["stack"],
-        list_runs(read_runs("preflight_time").sort_values("stack", ascending=False), "stack"),
-        ("seconds, median of five", "seconds", "g"),
-        ("of these, the imports", "seconds_of_imports_alone", "g"),
-        ("peak memory, MiB", "peak_mib", "g"),
-        ("answers of five seeds", lambda run: "one" if len(run["answers_of_five_seeds"]) == 1 else "several"),
-    )
+    """What one run of preflight costs as a whole process, beside the imports that the script itself needs, by stack.
+
+    Medians of five runs.
+    """
+    runs = read_runs("preflight_time").to_dict("records")
+    form = "- {stack}: {seconds:g} seconds (imports: {seconds_of_imports_alone:g}), {peak_mib} MiB"
+    return "\n".join(form.format(**run) for run in runs)
 
 
 def textbook_fresh() -> str:
@@ -481,28 +431,16 @@ def textbook_fresh() -> str:
 
 
 def reward_functions() -> str:
-    """Reward functions by somebody who had not read the judge: what is said of the dead, blind, inverted and sound."""
-    try:
-        runs = read_runs("reward_functions", r"(?P<part>\w+): (?P<name>.+)")
-    except EvidenceError:
-        return "Not graded yet."
-    head = [
-        "",
-        "functions",
-        "named, the cause undone",
-        "found",
-        "NOT CHECKED, with its name",
-        "another one named",
-        "missed",
-    ]
-    states = ("named", "found", "read", "wrong one", "missed")
-    broken = [
-        [label, str(len(part)), *(str((part["verdict"] == state).sum()) for state in states)]
-        for label, part in ((label, runs[runs["part"] == label]) for label in ("dead", "blind", "inverted"))
-    ]
-    sound = runs[runs["part"] == "sound"]
-    accused = (sound["verdict"] == "accused").sum()
-    return markdown(head, broken) + f"\n\nSound, but odd: {accused} of {len(sound)} accused."
+    """Reward functions by somebody who had not read the judge: what is said of broken and of sound ones."""
+    runs = read_runs("reward_functions", r"(?P<part>\w+): (?P<name>.+)")
+    states = {"named": "named, the cause undone", "found": "found", "read": "NOT CHECKED, with the cause",
+              "wrong one": "another one accused", "missed": "missed"}  # fmt: skip
+    broken, sound = runs[runs["part"] != "sound"], runs[runs["part"] == "sound"]
+    said = ", ".join(f"{(broken['verdict'] == state).sum()} {text}" for state, text in states.items())
+    accused = count(sound["verdict"] == "accused")
+    return (
+        f"{len(broken)} reward functions that are dead, blind or inverted: {said}. Sound, but odd: {accused} accused."
+    )
 
 
 def textbook() -> str:
@@ -571,18 +509,15 @@ def step_guard() -> str:
 
 def diagnose() -> str:
     """What diagnose and rldoctor said of broken and of healthy runs, by part and by what was handed in."""
-    runs = read_runs("diagnose_grading", "(diagnose|rldoctor): .+")
-    broken = {"named, right": "named_first", "named, wrong": "wrongly_named", "suspected": "abstained_with_the_cause",
-              "nothing found": "called_healthy"}  # fmt: skip
-    healthy = {"accused": "false_alarms", "abstained": "healthy_abstained"}
-    columns = [f"broken: {name}" for name in broken] + [f"healthy: {name}" for name in healthy]
+    figures = {"broken": "faulty", "named, right": "named_first", "named, wrong": "wrongly_named",
+               "suspected": "abstained_with_the_cause", "nothing found": "called_healthy", "healthy": "healthy",
+               "accused": "false_alarms", "abstained": "healthy_abstained"}  # fmt: skip
     rows = [
-        [run["part"], run["tool"] if run["tool"] != "diagnose" else f"diagnose, {run['level']}"]
-        + [f"{run[figure]:.0f} of {run['faulty']:.0f}" for figure in broken.values()]
-        + [f"{run[figure]:.0f} of {run['healthy']:.0f}" for figure in healthy.values()]
-        for run in runs.fillna(0).to_dict("records")
+        [run["part"], run["tool"] if run["tool"] != "diagnose" else run["level"]]
+        + [f"{run[figure]:.0f}" for figure in figures.values()]
+        for run in read_runs("diagnose_grading", "(diagnose|rldoctor): .+").fillna(0).to_dict("records")
     ]
-    return markdown(["part", "handed in", *columns], rows)
+    return markdown(["part", "handed in", *figures], fold(rows, 1))
 
 
 def offline() -> str:
