@@ -2,70 +2,58 @@
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
-
-import pytest
 
 from failurelab_course import eras
 
 NOTEBOOKS = sorted((eras.root() / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-# Runs cells until one fails, as Run All does, and prints what the last one showed.
+# Of each notebook runs cells until one fails, as Run All does, and prints what the last one showed.
 OPEN = """
 import importlib.abc, json, sys
+missing, *paths = sys.argv[1:]
 class Missing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in sys.argv[2:]:
+        if name.partition(".")[0] == missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
-shell = InteractiveShell.instance()
-ran = 0
-for cell in json.load(open(sys.argv[1]))["cells"]:
-    if cell["cell_type"] == "code":
-        with capture_output() as shown:
-            result = shell.run_cell("".join(cell["source"]))
-        ran += 1
-        if not result.success:
-            break
-print(json.dumps({"ran": ran, "error": type(result.error_in_exec).__name__, "shown": shown.stdout + shown.stderr}))
+for path in paths:
+    shell, ran = InteractiveShell(), 0
+    for cell in json.load(open(path))["cells"]:
+        if cell["cell_type"] == "code":
+            with capture_output() as shown:
+                result = shell.run_cell("".join(cell["source"]))
+            ran += 1
+            if not result.success:
+                break
+    print(json.dumps([ran, type(result.error_in_exec).__name__, *(shown.stdout + shown.stderr).strip().splitlines()]))
 """
 
 
-def open_alone(notebook, folder, missing=()):
-    """Open a copy of the notebook in an empty folder, and run it; return what was shown."""
-    copy = folder / notebook.name
-    copy.write_bytes(notebook.read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN, str(copy), *missing],
-        cwd=folder,
-        env=os.environ | {"FAILURELAB_ROOT": str(folder), "IPYTHONDIR": str(folder), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+def open_alone(folder, missing, notebooks):
+    """Open copies of notebooks in an empty folder; return of each the cells that ran, the error, the lines it shows."""
+    copies = []
+    for notebook in notebooks:
+        copies.append(folder / notebook.name)
+        copies[-1].write_bytes(notebook.read_bytes())
+    variables = {"FAILURELAB_ROOT": str(folder), "IPYTHONDIR": str(folder), "NO_COLOR": "1"}
+    command = [sys.executable, "-c", OPEN, missing, *map(str, copies)]
+    options = {"cwd": folder, "env": os.environ | variables, "capture_output": True, "text": True, "check": True}
+    return [json.loads(line) for line in subprocess.run(command, **options).stdout.splitlines()]
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_without_the_package_the_first_cell_says_it_in_a_line(notebook, tmp_path):
-    found = open_alone(notebook, tmp_path, missing=["failurelab"])
-    lines = found["shown"].strip().splitlines()
-    assert (found["ran"], found["error"], len(lines)) == (2, "ModuleNotFoundError", 1), found
-    assert "No module named 'failurelab'" in lines[0] and "clone this course" in lines[0] and "make lab" in lines[0]
+def test_without_the_package_the_first_cell_says_it_in_a_line(tmp_path):
+    found = open_alone(tmp_path, "failurelab", NOTEBOOKS)
+    assert len(found) == len(NOTEBOOKS) > 10
+    for ran, error, line in found:
+        assert (ran, error) == (2, "ModuleNotFoundError")
+        assert "No module named 'failurelab'" in line and "clone this course" in line and "make lab" in line
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS[:1], ids=lambda path: path.stem)
-def test_without_the_repository_the_first_cell_says_it_in_a_line(notebook, tmp_path):
+def test_without_the_repository_the_first_cell_says_it_in_a_line(tmp_path):
     """The package is installed; notebooks, eras and the small model are not there. torch is not even imported."""
-    found = open_alone(notebook, tmp_path, missing=["torch"])
-    lines = found["shown"].strip().splitlines()
-    assert (found["ran"], found["error"], len(lines)) == (2, "EraError", 1), found
-    assert "this is not the course's repository" in lines[0] and "cd into your clone" in lines[0]
-
-
-def test_the_shown_path_is_the_readers(tmp_path):
-    """The line names where the repository was looked for."""
-    assert str(pathlib.Path(tmp_path)) in open_alone(NOTEBOOKS[0], tmp_path)["shown"]
+    ((ran, error, line),) = open_alone(tmp_path, "torch", NOTEBOOKS[:1])
+    assert (ran, error) == (2, "EraError")
+    assert "this is not the course's repository" in line and "cd into your clone" in line and str(tmp_path) in line

@@ -5,13 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import types
 import xml.etree.ElementTree as ElementTree
 
 import nbformat
 import pytest
 
 from failurelab_course.notebook_runs import notebooks as course
-from failurelab_course.notebook_runs import supervise
+from failurelab_course.notebook_runs import supervise, worker
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +45,11 @@ SETUP = "class notebook:\n    def setup(**_): {}\nnotebook.setup(seed=seed)"
 
 @pytest.fixture(scope="module")
 def ran(plant_once, tmp_path_factory):
-    """One run of many notebooks, each with another end; by name, and the folder with what was kept."""
-    plant_once("00_passes", RECORD, "print('seed', seed)")
+    """One run of many notebooks, each with another end; by name, and the folder with what was kept.
+
+    A user's own kernelspec named python3 hides the environment's: with it the wrong libraries would be tested.
+    """
+    plant_once("00_passes", RECORD, f"import sys\nassert sys.executable == {sys.executable!r}\nprint('seed', seed)")
     plant_once("01_fails", "1 / 0", "print('never')")
     plant_once("02_ends_early", "import sys\nsys.exit(0)", "print('never')")
     plant_once("03_broken_setup", SETUP.format("import no_such_library"), "print('never')")
@@ -52,12 +57,18 @@ def ran(plant_once, tmp_path_factory):
     plant_once("05_not_run", "class NotRun(Exception): pass", "raise NotRun('no GPU is found')", "print('never')")
     plant_once("06_kernel_dies", "print(1)", "import os\nos.kill(os.getpid(), 9)")
     plant_once("07_unknown_magic", "%%no_such_magic\npass")
-    plant_once("08_era_not_ready", "class EraError(Exception): pass\nraise EraError('era x is missing. Next: y')")
-    plant_once("10_era_dies", "class EraKernelDied(Exception): pass\nraise EraKernelDied('the kernel of era x died')")
-    plant_once("09_half_a_record", RECORD + "\n(folder / '2.jsonl').write_text('{')")
+    plant_once("08_half_a_record", RECORD + "\n(folder / '2.jsonl').write_text('{')")
+    plant_once("09_forgets", FORGET)
     out = tmp_path_factory.mktemp("run")
-    found = course.run(folder=plant_once.folder, out=out, seed=5, jobs=2, time_limit=300, progress=False)
-    return {each.name: each for each in found} | {"out": out, "all": found}
+    spec = out / "jupyter" / "kernels" / "python3" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    spec.write_text(json.dumps({"argv": ["/bin/false"], "display_name": "another", "language": "python"}))
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(supervise, "PATIENCE", 0.5)
+        changed.setenv("JUPYTER_PATH", str(out / "jupyter"))
+        changed.setenv("JUPYTER_PREFER_ENV_PATH", "0")
+        found = course.run(folder=plant_once.folder, out=out, seed=5, jobs=2, time_limit=300, progress=False)
+    return {each.name: each for each in found} | {"out": out, "all": found, "folder": plant_once.folder}
 
 
 @pytest.mark.parametrize(
@@ -71,9 +82,8 @@ def ran(plant_once, tmp_path_factory):
         ("05_not_run", "NOT RUN", "no GPU is found", "2 of 4"),
         ("06_kernel_dies", "FAIL", "DeadKernelError", "2 of 3"),
         ("07_unknown_magic", "FAIL", "Cell magic `%%no_such_magic` not found", "1 of 2"),
-        ("08_era_not_ready", "ENVIRONMENT", "era x is missing. Next: y", "1 of 2"),
-        ("10_era_dies", "FAIL", "EraKernelDied: the kernel of era x died", "1 of 2"),
-        ("09_half_a_record", "FAIL", "its evidence cannot be read: 2.jsonl line 1 is not JSON", "2 of 2"),
+        ("08_half_a_record", "FAIL", "its evidence cannot be read: 2.jsonl line 1 is not JSON", "2 of 2"),
+        ("09_forgets", "PASS", "", "2 of 2"),
     ],
 )
 def test_a_run_ends_as_what_it_was(ran, name, status, reason, cells):
@@ -84,16 +94,36 @@ def test_a_run_ends_as_what_it_was(ran, name, status, reason, cells):
     assert "\n" not in result.reason
 
 
-def test_copies_and_html_are_kept_even_of_a_failed_run(ran):
-    """Who looks for the cause of a failure needs the outputs up to it."""
+@pytest.mark.parametrize(
+    ("name", "says", "status", "reason"),
+    [
+        ("EraError", "era x is missing. Next: y", "ENVIRONMENT", "era x is missing. Next: y"),
+        (
+            "EraKernelDied",
+            "the kernel of era x did not start (exit status 1)",
+            "ENVIRONMENT",
+            "the kernel of era x did",
+        ),
+        ("EraKernelDied", "the kernel of era x died", "FAIL", "In [2]: EraKernelDied: the kernel of era x died"),
+    ],
+)
+def test_an_era_that_is_not_ready_is_told_from_one_that_dies(name, says, status, reason):
+    error = types.SimpleNamespace(ename=name, evalue=says, exec_count=2)
+    found = worker._outcome_of_cell(error, {}, asked=True)
+    assert found[0] == status and found[1].startswith(reason)
+
+
+def test_what_a_notebook_leaves_running_is_ended(ran, gone):
+    """A process that its notebook forgot, an orphan in a session of its own, does not outlive the run."""
+    assert gone([int((ran["folder"] / "pids").read_text())]) == []
+
+
+def test_copies_html_and_evidence_are_kept_even_of_a_failed_run(ran):
+    """Who looks for the cause of a failure needs the outputs up to it; the call's seed and the records went through."""
     for result in ran["all"]:
         assert nbformat.read(result.copy, as_version=4).metadata.papermill.start_time
         assert result.name in result.html.read_text() and "</html>" in result.html.read_text()
     assert "ZeroDivisionError" in ran["01_fails"].html.read_text()
-
-
-def test_parameters_and_evidence_go_through_the_run(ran):
-    """The seed of the call reaches the notebook, and its record comes back with the notebook as its source."""
     result = ran["00_passes"]
     assert "seed 5" in nbformat.read(result.copy, as_version=4).cells[-1].outputs[0].text
     assert result.records[0]["source"] == "00_passes" and result.records[0]["seed"] == 5
@@ -105,19 +135,19 @@ def test_parameters_and_evidence_go_through_the_run(ran):
 def test_results_are_written_with_their_denominators(ran):
     """results.json says for a machine what the table says for a reader."""
     kept = json.loads((ran["out"] / "results.json").read_text())
-    assert kept["summary"] == "1 of 11 PASS, 7 FAIL, 2 ENVIRONMENT, 1 NOT RUN"
-    assert kept["exit_status"] == 1 and len(kept["results"]) == 11
+    assert kept["summary"] == "2 of 10 PASS, 6 FAIL, 1 ENVIRONMENT, 1 NOT RUN"
+    assert kept["exit_status"] == 1 and len(kept["results"]) == 10
     assert kept["results"][0]["peak_bytes"] > 10_000_000
     root = ElementTree.parse(ran["out"] / "junit.xml").getroot()
     counts = [int(root.get(name)) for name in ("tests", "failures", "errors", "skipped")]
-    assert counts == [11, 7, 2, 1]
+    assert counts == [10, 6, 1, 1]
 
 
-@pytest.mark.parametrize("name", ["1", "01", "01_two", "two", "01_two.ipynb"])
-def test_a_notebook_has_several_names(plant, name):
+def test_a_notebook_has_several_names(plant):
     """Nobody should have to type an underscore to run notebook 1."""
     plant("00_one"), plant("01_two"), plant("10_three")
-    assert [each.name for each in course.find([name, name], plant.folder)] == ["01_two"]
+    for name in ("1", "01", "01_two", "two", "01_two.ipynb"):
+        assert [each.name for each in course.find([name, name], plant.folder)] == ["01_two"]
     assert [each.name for each in course.find([], plant.folder)] == ["00_one", "01_two", "10_three"]
 
 
@@ -144,37 +174,35 @@ def test_bad_input_is_told_before_anything_starts(plant, tmp_path):
     assert not (plant.folder / "started").exists() and not (tmp_path / "run").exists()
 
 
-def test_a_hung_kernel_is_ended_with_all_it_started(plant, tmp_path, gone):
+def test_a_hung_kernel_is_ended_with_all_it_started(plant, tmp_path, gone, pipe, monkeypatch):
     """A kernel that never answers costs its time limit and no more, and its neighbour runs on to the end."""
     plant("00_hangs", HANG)
     plant("01_passes", "print(1)")
+    hangs, pids = pipe(plant.folder / "pids"), []
+
+    class Timer(threading.Timer):
+        def run(self):
+            """For the notebook that hangs, the time is over when it does."""
+            if self.function.__self__.result.name == "00_hangs":
+                pids.extend(map(int, hangs().split()))
+                self.function(*self.args)
+
+    monkeypatch.setattr(supervise.threading, "Timer", Timer)
     hung, passed = course.run(folder=plant.folder, out=tmp_path / "run", time_limit=20, progress=False)
     assert (hung.status, passed.status) == ("FAIL", "PASS")
     assert hung.reason.startswith("over its time limit of 20 s, after 1 of 2 cells")
-    assert gone([int(pid) for pid in (plant.folder / "pids").read_text().split()]) == []
+    assert len(pids) == 2 and gone(pids) == []
 
 
-def test_what_a_notebook_leaves_running_is_ended(plant, tmp_path, gone, monkeypatch):
-    """A process that its notebook forgot, an orphan in a session of its own, does not outlive the run."""
-    monkeypatch.setattr(supervise, "PATIENCE", 0.5)
-    plant("00_forgets", FORGET)
-    (result,) = course.run(folder=plant.folder, out=tmp_path / "run", progress=False, time_limit=300)
-    assert result.status == "PASS", result.reason
-    assert gone([int(pid) for pid in (plant.folder / "pids").read_text().split()]) == []
-
-
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_an_interrupted_run(plant, tmp_path, gone, pipe, signal_number):
     """Ctrl-C ends all children and says what was interrupted; even where the run is killed, they end."""
     plant("00_hangs", HANG), plant("01_waits", "print(1)")
     hangs = pipe(plant.folder / "pids")
-    # A test run that was itself started in the background ignores SIGINT, and hands that on to its children.
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code += "import sys; from failurelab_course.notebook_runs import notebooks; "
+    code = "import sys; from failurelab_course.notebook_runs import notebooks; "
     code += "notebooks.run(folder=sys.argv[1], out=sys.argv[2], jobs=1)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(plant.folder), str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", code, str(plant.folder), str(tmp_path / "run")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in hangs().split()]
     process.send_signal(signal_number)
     said, _ = process.communicate(timeout=120)
@@ -197,65 +225,45 @@ def test_a_runner_that_cannot_start_is_the_environments_fault(plant, tmp_path, m
     assert course.exit_status([result]) == 3
 
 
-def test_the_kernel_is_this_pythons_whatever_python3_means(plant, tmp_path, monkeypatch):
-    """A user's own kernelspec named python3 hides the environment's; then the wrong libraries would be tested."""
-    spec = tmp_path / "jupyter" / "kernels" / "python3"
-    spec.mkdir(parents=True)
-    (spec / "kernel.json").write_text(
-        json.dumps({"argv": ["/bin/false"], "display_name": "another", "language": "python"})
-    )
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
-    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "0")
-    plant("00_one", f"import sys\nassert sys.executable == {sys.executable!r}, sys.executable")
-    (result,) = course.run(folder=plant.folder, out=tmp_path / "run", progress=False, time_limit=300)
-    assert result.status == "PASS", result.reason
+def test_who_waits_sees_how_far_a_run_is_and_each_has_its_folder(plant, tmp_path, monkeypatch, capsys):
+    """One notebook needs an era in the making: it comes last, waits, and says what that set-up says.
 
-
-def test_each_run_has_its_folder_and_latest_leads_to_the_newest(plant, tmp_path, monkeypatch, capsys):
-    """Two runs do not overwrite each other, and a table with denominators ends each."""
-    monkeypatch.setattr(course.eras, "root", lambda: tmp_path)
-    monkeypatch.setattr(course.eras, "find", lambda *_, **__: type("Era", (), {"variables": {}}))
-    plant("00_one", "print(1)", parameters=None)
-    first, second = (course.run(folder=plant.folder, time_limit=300)[0] for _ in range(2))
-    top = tmp_path / ".course" / "runs"
-    assert first.copy.parent != second.copy.parent and first.copy.exists()
-    assert (top / "latest").resolve() == second.copy.parent
-    said = capsys.readouterr().out
-    assert "1 of 1 PASS" in said and "00_one: started, 1 cells" in said
-
-
-def test_a_log_says_at_which_cell_a_notebook_is(plant, tmp_path, monkeypatch, capsys):
-    """Who waits sees how far it is; and the last lines say what to open."""
-    os.mkfifo(tmp_path / "pipe")
-    plant("00_one", f"# Library stacks: today, trl-0.14. \nopen({str(tmp_path / 'pipe')!r}).read()", "print(1)")
-    done = []
-
-    def say(line, **_):
-        if "00_one at cell 2 of 3" in line and not done:
-            done.append((tmp_path / "pipe").write_text("go on"))
-
-    monkeypatch.setattr(supervise, "LINE_EVERY", 0.1)
-    monkeypatch.setattr(course, "print", say, raising=False)
-    (result,) = course.run(folder=plant.folder, out=tmp_path / "run", time_limit=300)
-    assert result.status == "PASS" and done and result.eras == ["today", "trl-0.14"]
-    said = capsys.readouterr().out
-    assert said.splitlines()[-1] == f"Open {result.html}" and "today, trl-0.14" in said
-    assert "eras: today, trl-0.14" in result.html.read_text()
-
-
-def test_notebooks_whose_eras_are_there_run_first(plant, tmp_path, monkeypatch, capsys):
-    """One that needs an era in the making waits for it, and says what that set-up says."""
+    Of the other the log says at which cell it is. The last lines say what to open, and `latest` leads there.
+    """
     looks = iter([True, True, True])
 
     class Era:
         name, setup_line = "old", "98 packages"
         is_being_made = property(lambda self: next(looks, False))
 
-    plant("00_needs", "# Library stacks: old. "), plant("01_passes", "print(1)")
+    os.mkfifo(tmp_path / "pipe")
+    plant("00_needs", "# Library stacks: old. ", parameters=None)
+    cell = f"# Library stacks: today, trl-0.14. \nopen({str(tmp_path / 'pipe')!r}).read()"
+    plant("01_passes", cell, "print(1)", parameters=None)
+    lines = []
+
+    def say(line, **_):
+        if "01_passes at cell 1 of 2" in line and line not in lines:
+            (tmp_path / "pipe").write_text("go on")
+        lines.append(line)
+
     others = supervise.eras.known()
     monkeypatch.setattr(supervise.eras, "known", lambda: [Era(), *others])
     monkeypatch.setattr(supervise, "LOOK_EVERY", 0.01)
-    found = course.run(folder=plant.folder, out=tmp_path / "run", jobs=1, time_limit=300)
-    assert [each.status for each in found] == ["PASS", "PASS"]
+    monkeypatch.setattr(supervise, "LINE_EVERY", 0.1)
+    monkeypatch.setattr(course.eras, "root", lambda: tmp_path)
+    monkeypatch.setattr(course.eras, "find", lambda *_, **__: type("Era", (), {"variables": {}}))
+    monkeypatch.setattr(course, "print", say, raising=False)
+    found = course.run(folder=plant.folder, jobs=1, time_limit=300)
+    assert [each.status for each in found] == ["PASS", "PASS"] and found[1].eras == ["today", "trl-0.14"]
+    first, second, third = (
+        next(number for number, line in enumerate(lines) if line.startswith(start))
+        for start in ("01_passes: PASS", "00_needs: waits. 98 packages", "00_needs: started, 1 cells, era old")
+    )
+    assert first < second < third
     said = capsys.readouterr().out
-    assert said.index("01_passes: PASS") < said.index("00_needs: waits. 98 packages") < said.index("00_needs: started")
+    assert said.splitlines()[-2] == f"Open {found[0].html}" and "today, trl-0.14" in said and "2 of 2 PASS" in said
+    assert "eras: today, trl-0.14" in found[1].html.read_text()
+    latest, runs = found[0].copy.parent, tmp_path / ".course" / "runs"
+    assert (runs / "latest").resolve() == latest and (latest / "results.json").is_file()
+    assert course._new_folder() == (runs / "latest").resolve() != latest
