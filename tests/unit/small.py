@@ -1,14 +1,16 @@
 """Small models, and what several of these test files do with them."""
 
+import contextlib
 import functools
 import subprocess
 import sys
+import warnings
 
 import peft
 import torch
 import transformers
 
-from failurelab import logits
+from failurelab import guards, logits
 from failurelab._unwrap import unwrap
 
 
@@ -54,6 +56,16 @@ def score(model, ids, mask, length, shift=0, temperature=1.0):
 def alternate(completions, **_) -> list[float]:
     """Reward every other completion, so that no group has equal rewards and every step has a gradient."""
     return [float(index % 2) for index in range(len(completions))]
+
+
+@contextlib.contextmanager
+def said():
+    """Yield a list that holds, after the block, what guards warned of in it."""
+    messages = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield messages
+    messages += [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
 
 
 def run_child(code: str, *arguments: str) -> str:

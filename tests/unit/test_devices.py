@@ -94,6 +94,8 @@ def test_another_word_is_refused(device):
     """A typing error must not become a run on the CPU."""
     with pytest.raises(devices.TierError, match=r"unknown device.* Next: give one of auto, cpu, cuda"):
         devices.resolve(device)
+    assert devices.learner("random-0.5b") == "tiny"  # a random model has nothing to learn from
+    assert devices.learner("Qwen/Qwen2-0.5B-Instruct") == "Qwen/Qwen2-0.5B-Instruct"
 
 
 @pytest.mark.parametrize(("total", "step"), [(8, "--model tiny, or a larger card"), (80, "end what else runs on it")])
@@ -104,9 +106,3 @@ def test_a_card_too_small_is_told_from_a_full_one(card, total, step):
         devices.require_memory(12, "cuda", "this step")
     devices.require_memory(3, "cuda", "this step")
     devices.require_memory(10**6, "cpu", "this step")
-
-
-def test_what_is_learned_with():
-    """A random model has nothing to learn from."""
-    assert devices.learner("random-0.5b") == "tiny"
-    assert devices.learner("Qwen/Qwen2-0.5B-Instruct") == "Qwen/Qwen2-0.5B-Instruct"

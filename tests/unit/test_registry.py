@@ -41,21 +41,16 @@ def test_every_id_was_given_once():
     ("id", "trl", "transformers", "expected"),
     [
         ("F1", "0.14.0", "4.48.3", True),
-        ("F1", "0.15.2", "4.48.3", True),
         ("F1", "0.21.0", "4.55.4", True),  # through OnlineDPOTrainer
-        ("F1", "0.16.0", "4.48.3", True),  # through OnlineDPOTrainer
         ("F1", "0.22.0", "4.55.4", True),  # by default, and with use_reentrant=False
         ("F1", "0.25.1", "4.57.6", True),
         ("F1", "0.26.2", "4.57.6", True),  # by default; use_reentrant=False lasts
         ("F1", "0.27.0", "4.57.6", False),
         ("F1", "0.22.2", "5.0.0", False),
-        ("F1", "0.14.0", "5.0.0", False),
         ("F1", "1.16.0", "5.23.0", False),
         ("F3a", "0.15.2", "4.48.3", True),
         ("F3a", "0.15.2", "4.49.0", False),
         ("F3a", "0.14.0", "4.48.3", False),
-        ("F3a", "1.16.0", "5.23.0", False),  # a scoring function of one's own has it
-        ("F3b", "0.14.0", "4.48.3", False),
         ("F3b", "0.14.0", "4.51.3", False),
         ("F3b", "0.14.0", "4.52.4", True),
         ("F3b", "0.15.2", "4.52.4", False),
@@ -63,11 +58,8 @@ def test_every_id_was_given_once():
         ("F7", "0.14.0", "4.49.0", False),
         ("F7", "0.14.0", "4.52.4", False),
         ("F7", "0.14.0", "4.53.3", True),
-        ("F7", "0.21.0", "4.48.3", True),
-        ("F7", "0.21.0", "4.53.3", True),
         ("F7", "0.22.0", "4.53.3", False),
         ("F7", "0.9.0", "4.9.0", False),  # 4.9 is older than 4.49, and 0.9 than 0.14: no comparison of strings
-        ("F9", "0.14.0", "4.48.3", False),  # float32, without a dtype
         ("F9", "0.26.2", "5.0.0", True),  # a name: trl passes no dtype on, and transformers takes the checkpoint's
         ("F9", "0.26.2", "4.57.6", False),
         ("F9", "1.16.0", "5.23.0", False),  # a name is float32; a model of one's own is what it was loaded as

@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-import warnings
 
 import pytest
 import torch
+from small import said
 
 from failurelab import guards
 from failurelab.guards.reward import CAUSES
-from failurelab_course.experiments import models, trainers
 
 PROMPTS = ["1+1=", "1+1=", "2+2=", "2+2="]
 ANSWERS = ["2", "2", "4", "4"]
@@ -32,13 +31,16 @@ def constant(value):
     return lambda prompts, completions, **_: [value] * len(completions)
 
 
+async def slow(completions, **_):
+    return [0.0] * len(completions)
+
+
 def run(function, batches, *, action="warn", groups=2, **attributes):
     """Give a guard the batches as a trainer would; return the guard, and the messages of its warnings."""
     functions = function if isinstance(function, list) else [function]
     trainer = Trainer(reward_funcs=list(functions), **attributes)
     guard = guards.RewardGuard(trainer, action, groups=groups)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with said() as messages:
         guard.on_train_begin(None, None, None)
         for completions in batches:
             for listened in list(trainer.reward_funcs):
@@ -47,7 +49,7 @@ def run(function, batches, *, action="warn", groups=2, **attributes):
                     asyncio.run(rewards)
         guard.on_train_end(None, None, None)
     assert trainer.reward_funcs == functions  # put back as they were
-    return guard, [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+    return guard, messages
 
 
 @pytest.mark.parametrize(
@@ -57,12 +59,11 @@ def run(function, batches, *, action="warn", groups=2, **attributes):
         (right, RIGHT, "ceiling"),
         (right, [*RIGHT[:2], *WRONG[2:]], "mixed"),
         (right, ["no"] * 4, "same"),
-        (right, ANSWERS, "same"),
         (constant(0.0), WRONG, "constant"),
-        (constant(1.0), RIGHT, "constant"),
         (lambda completions, **_: [float(len(text) > 9) for text in completions], WRONG, "floor"),
         (lambda completions, **_: [9.0 - len(text) // 99 for text in completions], RIGHT, "ceiling"),
         (lambda completions, **_: [float(text in WRONG) + 1 for text in completions], WRONG, "unknown"),
+        (slow, WRONG, "unknown"),  # a coroutine is awaited, and not asked again
         (
             lambda prompts, completions, **_: [float(len(prompt) + ord(prompt[0])) for prompt in prompts],
             WRONG,
@@ -91,9 +92,13 @@ def test_equal_rewards_and_which_of_the_causes_it_is(function, completions, caus
     ],
 )
 def test_a_run_with_some_flat_groups_is_left_alone(batches, caplog):
+    """And one of several tasks: trl takes None for "not my task"; only what nobody rewards is told."""
     with caplog.at_level(logging.INFO, logger="failurelab.guards"):
         guard, messages = run(right, batches, groups=3)
     assert messages == [] and guard.report.cause == ""
+    tasks = [lambda completions, **_: [None, None, 1.0, 0.0], lambda completions, **_: [1.0, 0.0, None, None]]
+    guard, messages = run(tasks, [ANSWERS] * 2, reward_weights=torch.tensor([1.0, 0.5]))
+    assert messages == [] and guard.report.groups == 4
     assert "groups had equal rewards" in caplog.text and "right answers get more than wrong ones was not" in caplog.text
 
 
@@ -110,13 +115,6 @@ def test_what_else_is_wrong_with_rewards(function, message):
     assert len(messages) == 1 and message in messages[0] and message in guard.report.problem
 
 
-def test_none_of_one_function_is_what_several_tasks_look_like():
-    """Trl takes None for "not my task"; only a completion that nobody rewards is told."""
-    functions = [lambda completions, **_: [None, None, 1.0, 0.0], lambda completions, **_: [1.0, 0.0, None, None]]
-    guard, messages = run(functions, [ANSWERS] * 2, reward_weights=torch.tensor([1.0, 0.5]))
-    assert messages == [] and guard.report.groups == 4
-
-
 def test_a_missing_column_is_named_before_python_complains():
     trainer = Trainer(reward_funcs=[lambda completions, solution, **_: [0.0] * 4])
     guard = guards.RewardGuard(trainer)
@@ -131,14 +129,6 @@ def test_it_stops_where_it_was_asked_to():
     assert stopped.value.report.cause == "floor"
     with pytest.raises(ValueError, match="groups=0"):
         guards.RewardGuard(None, groups=0)
-
-
-def test_functions_that_are_coroutines_are_awaited():
-    async def slow(completions, **_):
-        return [0.0] * len(completions)
-
-    guard, messages = run(slow, [WRONG] * 2)
-    assert guard.report.cause == "unknown" and len(messages) == 1
 
 
 class Unreadable(list):
@@ -180,18 +170,3 @@ def test_what_it_asks_leaves_the_random_state_alone():
         run(noisy, [WRONG] * 2, groups=groups)
         states.append(torch.rand(1))
     assert states[0] == states[1]
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_in_a_real_run(tmp_path, flat):
-    """In the stack at hand: a healthy run is left alone, one whose function is constant is told."""
-    model, tokenizer = models.load("tiny")
-    trainer = trainers.grpo(model, tokenizer, steps=2, output_dir=str(tmp_path), reward=constant(0.0) if flat else None)
-    guard = guards.RewardGuard(trainer, groups=4)
-    trainer.add_callback(guard)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trainer.train()
-    messages = [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
-    assert guard.report.groups >= 4
-    assert (guard.report.cause, len(messages)) == (("constant", 1) if flat else ("", 0))

@@ -26,39 +26,31 @@ def ids(text):
         (LOG + NOTICE, ["F7", "F1"]),
         (NOTICE + "\n" + LOG + ELEMENT, ["F2", "F7", "F23", "F1"]),  # errors first, wherever it stands
         ("None of the inputs have requires_grad=True", ["F1"]),  # cut short by the reader
-        ("UserWarning: None of the inputs have requires_g", ["F1"]),
         ("the inputs have requires_grad=True. Gradients", ["F1"]),
-        ("None of it", []),
         ("AttributeError: 'LlamaForCausalLM' object has no attribute 'optimizer'", ["F4"]),
         ("AttributeError: 'MyTrainer' object has no attribute 'optimizer'", []),
         ("AttributeError: 'NoneType' object has no attribute 'backward'", ["F4"]),
         ("ValueError: generation_batch_size (6) must be divisible by num_generations (8).", ["F22"]),
-        ("ValueError: The global train batch size (1 x 1) must be evenly divisible", ["F22"]),
         ("ValueError: generation_batch_size (4) must be divisible by the global batch size (8).", ["F22"]),
         ("mean_grouped_rewards = rewards.view(-1, self.num_generations).mean(dim=1)", ["F22"]),
         ("RuntimeError: shape '[-1, 8]' is invalid for input of size 2", ["F22"]),
         ("loss: 0.3", []),
-        ("", []),
     ],
 )
 def test_what_a_text_finds(text, expected):
     assert ids(text) == expected
 
 
-def test_the_line_is_shown_with_its_number():
-    """In a log of many lines too, where it is looked at in blocks."""
+def test_the_line_is_shown_with_its_number(monkeypatch):
+    """In a log of many lines too, where it is looked at in blocks, and may stand across two."""
     lines = [f"step {number}\n" for number in range(30_000)]
     lines[25_000:25_000] = ["[rank0]: element 0 of tensors does not\n", "require grad and does not have a grad_fn\n"]
     first, second = symptoms.find_matches(lines)
     assert (first.failure.id, first.number) == ("F2", 25_001)
     assert (second.failure.id, second.number) == ("F23", 25_001)  # prints the same, and says what decides
     assert "line 25001: [rank0]: element 0 of tensors does not" in symptoms.describe(lines)
-
-
-def test_a_text_across_two_blocks(monkeypatch):
     monkeypatch.setattr(symptoms, "_BLOCK", 10)
-    lines = ["step\n"] * 9 + ["element 0 of tensors does not\n", "require grad and does not have a grad_fn\n"]
-    assert [match.number for match in symptoms.find_matches(lines + ["step\n"] * 100)] == [10, 10]
+    assert [match.number for match in symptoms.find_matches(["step\n"] * 9 + lines[25_000:25_110])] == [10, 10]
 
 
 @pytest.mark.parametrize(
@@ -71,12 +63,9 @@ def test_a_text_across_two_blocks(monkeypatch):
     ],
 )
 def test_a_text_that_healthy_runs_print_is_no_verdict(text, decides):
-    """What decides is said, and no repair is prescribed."""
+    """What decides is said, and no repair is prescribed; one that only failing runs print comes with its check."""
     answer = symptoms.describe([text])
     assert "no verdict: " in answer and decides in answer and "repair: " not in answer
-
-
-def test_a_text_that_only_failing_runs_print_comes_with_its_check():
     answer = symptoms.describe(["ValueError: generation_batch_size (6) must be divisible by num_generations (8)."])
     assert f"check: {failures.get('F22').check}" in answer and "repair: " in answer and "no verdict: " not in answer
 
