@@ -189,6 +189,7 @@ def predicted() -> str:
 
     def make_part(device: str) -> str:
         runs = read_runs("predicted", "predicted: (?P<step>.+)", device=device)
+        runs["step"] = runs["step"].str.replace(", checkpointing off|, float32", "", regex=True)
         rows = table(
             ["MiB beyond the weights"],
             list_runs(runs, "step"),
