@@ -15,8 +15,8 @@ from small import qwen2
 from failurelab.preflight import launcher_line, notebook, run, script_text
 from failurelab.preflight.answers import Finding, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Load, Seen, Source
-from failurelab.preflight.intercept import cuts, own_code, processes, ranks, small, watched
-from failurelab.preflight.judges import four_bit_placement, zero3
+from failurelab.preflight.intercept import cuts, own_code, processes, ranks, small, trainers, watched
+from failurelab.preflight.judges import four_bit_placement
 from failurelab.preflight.repairs import Change
 from failurelab.preflight.report import answer
 from failurelab.preflight.script_error import describe_error
@@ -75,6 +75,29 @@ def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint)
     assert not four.model.layers[0].mlp.up_proj.weight.requires_grad and four.model.norm.weight.requires_grad
     with pytest.raises(OSError):
         transformers.AutoModelForCausalLM.from_pretrained(checkpoint)  # as it was before
+
+
+def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
+    """A trainer loads a reference by the model's own class: a policy of an Auto class must not be another model."""
+    with small.built_small([], [], lambda: False, False, lambda: False, Mapped()):
+        kinds = (transformers.AutoModelForCausalLM, transformers.Qwen2ForCausalLM)
+        policy, reference = (kind.from_pretrained(checkpoint) for kind in kinds)
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
+
+
+def test_a_model_that_a_script_saves_is_loaded_from_that_folder(checkpoint, tmp_path):
+    """An adapter merged and saved, say: nothing of the cut model is written, and the load knows the whole model."""
+    loads, target = [], tmp_path / "merged"
+    target.mkdir()  # where the script has saved the tokenizer
+    seen = types.SimpleNamespace(loads=loads, spec={"output": str(tmp_path / "output")})
+    with small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()), trainers.watched(seen):
+        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, torch_dtype=torch.float16)
+        model.save_pretrained(target)
+        again = transformers.AutoModelForCausalLM.from_pretrained(target, torch_dtype="auto")
+    assert not list(target.iterdir()) and type(again) is type(model)
+    assert loads[1].config.num_hidden_layers == 24 and loads[1].dtype == "float16"
+    with pytest.raises((OSError, ValueError)):
+        transformers.AutoConfig.from_pretrained(target)  # as it was before
 
 
 def test_a_small_local_model_keeps_its_own_weights(trained):
@@ -403,22 +426,6 @@ def test_one_process_with_several_gpus(monkeypatch):
     )
     monkeypatch.setattr(four_bit_placement, "installed_version", lambda package: four_bit_placement.Version("5.6"))
     assert isinstance(four_bit_placement._judge_one_process(seen(loads=[load()], gpus=2)), NotApplicable)
-
-
-def test_the_engine_is_judged_by_versions(monkeypatch):
-    """GRPOTrainer of trl 0.15 leaves ZeRO-3's hooks on; evaluate() before train() breaks every release."""
-    kind = type("GRPOTrainer", (), {"__module__": "trl.trainer.grpo_trainer"})
-    monkeypatch.setattr(zero3, "installed_version", lambda package: zero3.Version("0.15.2"))
-    given = Seen(kind(), {}, zero_stage=3)
-    assert isinstance(zero3._judge_engine(given), Suspected)
-    monkeypatch.setattr(zero3, "installed_version", lambda package: zero3.Version("1.16"))
-    assert isinstance(zero3._judge_engine(given), NotChecked)  # by versions alone: no engine runs here
-    given.trainer = type("OwnTrainer", (kind,), {"__module__": "__main__"})()
-    assert "OwnTrainer, of the script's own" in zero3._judge_engine(given).why
-    given.evaluated = True
-    assert isinstance(zero3._judge_engine(given), Suspected)
-    given.zero_stage = 2
-    assert isinstance(zero3._judge_engine(given), NotApplicable)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ class Seen:
             process one. None is as many as there are other ranks.
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
         evaluated: whether evaluate() was called before train().
+        handed_over: who asked trl for a model to generate with, under DeepSpeed, and whether with the bare model.
         source: the script, for repairs that are a diff of its lines.
         handed: what the trainer handed to a reward function at its first call, by name; None where it never did.
         not_called: reward functions, by their id, that do not return, or cannot be asked here.
@@ -74,6 +75,7 @@ class Seen:
     device: int | None = None
     zero_stage: int = 0
     evaluated: bool = False
+    handed_over: dict[str, bool] = dataclasses.field(default_factory=dict)
     source: "Source | None" = None
     handed: dict[str, Any] | None = None
     not_called: set[int] = dataclasses.field(default_factory=set)

@@ -299,7 +299,7 @@ class Run:
         A training of another kind that comes before one with rewards is not run: the later one is judged.
         """
         from failurelab.preflight.inputs import Seen
-        from failurelab.preflight.intercept import cuts, ranks, watched
+        from failurelab.preflight.intercept import cuts, engine, ranks, watched
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.textbook import StepJudge
         from failurelab.preflight.launcher_line import zero_stage
@@ -340,7 +340,7 @@ class Run:
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
-        with watch.listening(), step.listening():
+        with watch.listening(), step.listening(), engine.stands_in(seen):
             try:
                 original(trainer)
                 watch.finished = True
@@ -431,7 +431,8 @@ class Run:
         rows = len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
         short = [f"{picked} short ones of {rows} rows"] if picked < rows else []
-        return [*built, *cut, *self.launched.mapped.texts, *short]
+        engine = ["DeepSpeed's engine: a stand-in around the model, with a dict as its config"] * bool(seen.zero_stage)
+        return [*built, *cut, *engine, *self.launched.mapped.texts, *short]
 
     def _note_other_trainings(self, source: Source) -> None:
         left_out = [line for _, trainer, line in self.skipped]

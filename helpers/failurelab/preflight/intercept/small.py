@@ -94,6 +94,7 @@ def built_small(
             device_map=given.get("device_map"),
             early=too_early(),
         )
+        load.config._name_or_path = load.name  # which a model's own class leaves out, unlike the Auto classes
         load.small = not (real or is_small(call.cls, config, name))
         loads.append(load)
         note("load", not load.by_trainer)
@@ -106,7 +107,7 @@ def built_small(
             call.arguments, call.config = (), _without_quantization(config)
             call.options = _attention(given) | {key: value for key, value in given.items() if key in FOR_FILES}
             return _marked(call.load().float(), load)
-        model = build(call.cls, config, **_attention(given))
+        model = build(call.cls, load.config, **_attention(given))
         model.generation_config = _generation_config(name, given) or model.generation_config
         return _marked(model, load)
 
@@ -170,7 +171,7 @@ def _built(cls: type, config: Any, options: dict[str, Any]) -> torch.nn.Module:
     seed = zlib.crc32(f"{cls.__name__} {config._name_or_path} {getattr(config, 'vocab_size', '')}".encode())
     with torch.random.fork_rng(devices=[]), _building(cls):
         torch.manual_seed(seed)
-        model = cls._from_config(config, **options, **{_dtype_argument(): torch.float32})
+        model = cls._from_config(config, **options, **{dtype_argument(): torch.float32})
         model.float().eval()  # a classifier's inner model asks its configuration once more, in transformers 4.56
         if getattr(config, "vocab_size", None) and not getattr(config, "is_encoder_decoder", False):
             with torch.no_grad():
@@ -250,7 +251,8 @@ def _attention(options: dict[str, Any]) -> dict[str, str]:
     return {"attn_implementation": asked} if asked in ("eager", "sdpa") else {}
 
 
-def _dtype_argument() -> str:
+def dtype_argument() -> str:
+    """Return what this transformers calls the dtype of a load and of a configuration."""
     import transformers
 
     return "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"

@@ -20,7 +20,6 @@ from failurelab.preflight.judges.zero3 import judge_zero3
 
 Judge = Callable[[Seen], Iterator[Answer]]
 BEFORE: tuple[Judge, ...] = (
-    judge_zero3,
     judge_four_bit_placement,
     judge_batch,
     judge_plan,
@@ -31,6 +30,7 @@ BEFORE: tuple[Judge, ...] = (
     judge_memory,
 )
 AFTER: tuple[Judge, ...] = (
+    judge_zero3,
     judge_scores,
     judge_rewards,
     judge_first_rewards,
