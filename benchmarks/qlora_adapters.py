@@ -1,4 +1,4 @@
-"""QLoRA's adapters in bfloat16, as trl casts them, against float32: what a step changes, where B stops, the reward.
+"""QLoRA's adapters in bfloat16, as trl casts them, against float32: what a step changes, and the reward.
 
 From 0.26.0, GRPOTrainer (and SFT's and the reward trainer; RLOO's from 0.27.0, DPO's from 0.29.0, KTO's from 1.8.0)
 casts every trainable tensor of a quantized model to bfloat16. Runs on the small Qwen2 in nf4, each pair the same but
@@ -22,7 +22,6 @@ from failurelab_course.experiments import adapter_paths, models, observe, traine
 STEPS, WINDOW = 600, 50
 RATES = (2e-4, 5e-5)
 LOOKS = (20, 150, 300, 450, 600)
-ONE_DIRECTION = (100, 200, 300, 500, 1000, 1500)
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -83,20 +82,8 @@ def train(dtype: torch.dtype, rate: float, seed: int, device: str) -> dict:
     }
 
 
-def one_direction(dtype: torch.dtype, rate: float) -> dict:
-    """Let AdamW step a number from 0 in one direction; return how far it is, in learning rates, at some steps."""
-    weight = torch.nn.Parameter(torch.zeros(1, dtype=dtype))
-    optimizer = torch.optim.AdamW([weight], lr=rate, weight_decay=0.0)
-    reached = []
-    for _ in range(ONE_DIRECTION[-1]):
-        weight.grad = torch.full_like(weight, -1.0)
-        optimizer.step()
-        reached.append(round(float(weight.detach()) / rate, 1))
-    return {"steps": list(ONE_DIRECTION), "reached": [reached[step - 1] for step in ONE_DIRECTION]}
-
-
 def main() -> None:
-    """Record where a number stops, then train each pair."""
+    """Train each pair."""
     arguments = recording.begin(
         __doc__,
         seeds={"type": int, "nargs": "+", "default": [0, 1, 2]},
@@ -105,10 +92,6 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     for name in arguments.dtypes:
-        for rate in (1e-6, 1e-5, 1e-4, 2e-4):
-            figures = one_direction(DTYPES[name], rate)
-            observe.record("F9", "measured", figures, case=f"one direction: {name}, learning rate {rate:g}")
-            print(name, rate, figures, flush=True)
         for rate, seed in itertools.product(arguments.rates, arguments.seeds):
             figures = train(DTYPES[name], rate, seed, arguments.device)
             state = "broken" if name == "bfloat16" else "right_fix"
