@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen2Config
 
 from failurelab import placement, simulate
-from failurelab_course.experiments import models, observe
+from failurelab_course.experiments import observe
 
 SHAPE = {
     "vocab_size": 512,
@@ -23,12 +23,9 @@ SHAPE = {
 MOVED = [
     [],
     ["model.embed_tokens"],
-    ["model.rotary_emb"],
     ["model.layers.2.mlp.up_proj"],
     ["model.layers.3"],
     ["model.layers.1", "model.layers.0.self_attn.k_proj"],
-    ["model.layers.2.post_attention_layernorm"],
-    ["model.norm"],
     ["lm_head"],
 ]
 
@@ -123,20 +120,6 @@ def main():
         model = simulate.place(shape(), {"": 0, **dict.fromkeys(moved, 1)})
         report = placement.check(model, "sim:0")
         found["order"].append([moved, report.first_to_fail, *fails_in(model)])
-    found["ranks"] = {}
-    policy, _ = models.load()
-    policy.is_loaded_in_4bit = True
-    for rank in (0, 1):
-        for device in (0, 1):
-            policy.hf_device_map = {"": device}
-            vars(policy).pop("_is_accelerate_prepared", None)
-            with simulate.ranks(2, rank) as accelerator:
-                local = placement.local_device_map()[""]
-                error = said(accelerator.prepare_model, policy, device_placement=False, evaluation_mode=True)
-            found["ranks"][f"{device} on rank {rank}"] = [local, error]
-    from accelerate import PartialState
-
-    found["after"] = dict(PartialState._shared_state) == {} and torch.sim.current_device() == 0
     plain = simulate.place(shape(), {"": 0})
     found["total"] = simulate.peak_memory(step_of(plain), plain).total
     plain.zero_grad()

@@ -123,9 +123,7 @@ def scored(shift=0, length=4, weight=1.0):
     return loss
 
 
-@pytest.mark.parametrize(
-    "shift, told", [(1, "the token 0 further on"), (-1, "the token 2 further on"), (-7, "8 further")]
-)
+@pytest.mark.parametrize("shift, told", [(1, "the token 0 further on"), (-7, "8 further")])
 def test_the_shift_is_read_from_the_gradient(shift, told):
     """Advantages of both signs; the row's own token is the one entry of the other sign."""
     training = Training(LogitsGuard(waste=9))
@@ -178,12 +176,6 @@ def test_losses_without_fault_are_left_alone(guard, loss, expected):
     assert {name: getattr(training.guard.report, name) for name in expected} == expected
 
 
-def test_asked_to_warn_it_warns():
-    training = Training(LogitsGuard("warn", waste=9))
-    with pytest.warns(GuardWarning, match="scored against the token 3 further on"):
-        training.step(scored(-2))
-
-
 def test_memory_that_grows_between_steps_is_said_once():
     """Twice the first steps' median, and 100 bytes more; a peak never falls, so it is compared, not its changes."""
     held = iter([1000, 1200, 1210, 1190, 1390, 1450, 1900])
@@ -209,6 +201,6 @@ def test_listening_ends_with_the_run_and_starts_anew_with_the_next():
 
 def test_a_probe_that_passed_does_not_excuse_the_training_pass():
     """The function was right; what the trainer then does with its own logits is not."""
-    training = Training(LogitsGuard(log_prob_function=logits.completion_logps, waste=9))
-    with pytest.raises(GuardTripped, match="the token 3 further on"):
+    training = Training(LogitsGuard("warn", log_prob_function=logits.completion_logps, waste=9))
+    with pytest.warns(GuardWarning, match="scored against the token 3 further on"):
         training.step(scored(-2))

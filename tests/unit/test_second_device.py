@@ -86,17 +86,13 @@ def made_without_a_device(path):
                 yield f"{path.stem}.{getattr(outer, 'name', '')}"
 
 
-def test_no_helper_makes_a_tensor_without_asking_where():
+def test_no_helper_makes_a_tensor_without_asking_where(tmp_path):
     """Of what reads values, and so cannot be simulated. Next, for a new one: device=, or a place in the list above."""
     modules = pathlib.Path(failurelab.__file__).parents[1].rglob("*.py")
     found = {name for path in modules for name in made_without_a_device(path) if path.parent.name != "simulate"}
     assert found == MOVED_LATER
-
-
-def test_a_tensor_without_a_device_is_found(tmp_path):
-    """The search is alive."""
     (tmp_path / "helper.py").write_text("import torch\ndef wrong(ids):\n    return ids + torch.ones(3)\n")
-    assert list(made_without_a_device(tmp_path / "helper.py")) == ["helper.wrong"]
+    assert list(made_without_a_device(tmp_path / "helper.py")) == ["helper.wrong"]  # the search is alive
 
 
 def test_what_needs_no_values_runs_on_a_simulated_device():
