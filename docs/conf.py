@@ -1,7 +1,8 @@
 """Sphinx's settings for the course's site. `make site` builds it from the pages that tools/site_pages.py lays out."""
 
-from pygments.lexer import inherit
+from pygments.lexer import bygroups, inherit, using
 from pygments.lexers.python import PythonLexer
+from pygments.lexers.shell import BashLexer
 from pygments.token import Comment
 
 project = "GRPO Failure Lab"
@@ -47,10 +48,16 @@ pygments_dark_style = "github-dark"
 
 
 class CellLexer(PythonLexer):
-    """Python with the magics of a notebook's cell; what follows %%era is Python as well."""
+    """Python with the magics of a notebook's cell; what follows %%era is Python as well, or a shell's after %%bash."""
 
     name = "cell"
-    tokens = {"root": [(r"^[%!].*\n", Comment.Preproc), inherit]}  # noqa: RUF012
+    tokens = {  # noqa: RUF012
+        "root": [
+            (r"^(%%bash.*\n)((?:.|\n)*)", bygroups(Comment.Preproc, using(BashLexer))),
+            (r"^[%!].*\n", Comment.Preproc),
+            inherit,
+        ]
+    }
 
 
 def setup(app):

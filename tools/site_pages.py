@@ -1,4 +1,4 @@
-"""Lay out the site's pages for Sphinx: python docs/site_pages.py FOLDER
+"""Lay out the site's pages for Sphinx: python tools/site_pages.py FOLDER
 
 Each page is the committed file, or is made from one: notebooks with their stored outputs, labs from lab.toml and the
 task at the head of the broken script. Links from file to file become links from page to page. Standard library alone.
@@ -17,7 +17,7 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The table of contents: the heading, and the pages as they are called in the site.
 CONTENTS = {
-    "Begin": ["path", "prerequisites", "preflight", "diagnose", "symptoms", "repairs", "textbook"],
+    "Begin": ["path", "prerequisites", "other-machines", "preflight", "diagnose", "symptoms", "repairs", "textbook"],
     "Notebooks": ["notebooks", "notebooks/*"],
     "Labs": ["labs/index"],
     "Look up": [
@@ -34,7 +34,14 @@ CONTENTS = {
     ],
     "Teach": ["teaching"],
     "中文": ["zh/README", "zh/symptoms"],
-    "About": ["architecture", "site", "release"],
+    "About": [
+        "architecture",
+        "site",
+        "release",
+        "upstream/README",
+        "upstream/qlora_bfloat16",
+        "upstream/reentrant_comes_back",
+    ],
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")
 OPENING = re.compile(
@@ -118,8 +125,10 @@ def stage(folder: pathlib.Path) -> None:
     for source in ROOT.glob("docs/**/*.md"):
         page = str(source.relative_to(ROOT / "docs"))
         text = relink(source.read_text(encoding="utf-8"), f"docs/{page}", page)
-        # GitHub wants an element as the target of a link, Sphinx a label of its own.
-        text = re.sub(r'^<a id="([\w-]+)"></a>$', r"(\1)=", text, flags=re.MULTILINE)
+        # GitHub wants an element as the target of a link, Sphinx a label that no other page has.
+        mark = "".join(f"{part}-" for part in page.split("/")[:-1])
+        text = re.sub(r'^<a id="([\w-]+)"></a>$', rf"({mark}\1)=", text, flags=re.MULTILINE)
+        text = text.replace("](#", f"](#{mark}")
         pages[page] = text + (_contents() if page == "index.md" else "")
     pages |= {f"notebooks/{path.name}": _notebook(path) for path in notebooks()}
     pages |= {f"labs/{path.name}.md": _lab(path) for path in labs()}

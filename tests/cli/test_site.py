@@ -1,5 +1,6 @@
 """The course's site, without building it: what its pages name is there, and is still so."""
 
+import json
 import os
 import re
 import subprocess
@@ -21,18 +22,45 @@ def staged(tmp_path_factory):
     return {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def find_labels(path):
+    """Return the labels that a page sets for Sphinx."""
+    return re.findall(r"^\(([\w-]+)\)=$", path.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def find_targets(path):
+    """Return what a link may name in a page: its headings, as GitHub and MyST spell them, and its labels."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+        text = "\n".join("".join(cell["source"]) for cell in cells)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings] + find_labels(path)
+
+
 def test_links_between_pages_lead_somewhere(staged):
-    """A notebook or lab that was renamed leaves links behind."""
+    """A notebook or lab that was renamed leaves links behind, and so does a heading."""
+    targets = {name: find_targets(path) for name, path in staged.items() if name.endswith((".md", ".ipynb"))}
     checked = 0
-    for name, path in staged.items():
-        if not name.endswith((".md", ".ipynb")):
-            continue
+    for name in targets:
         # In a notebook's JSON a link looks the same.
-        for target in re.findall(r"\]\(([^()\s#\\]+)(?:#[\w-]+)?\)", path.read_text(encoding="utf-8")):
-            if not re.match(r"[a-z]+:", target):
-                assert os.path.normpath(os.path.join(os.path.dirname(name), target)) in staged, f"{name}: {target}"
+        text = staged[name].read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\(([^()\s#\\]*)(?:#([\w-]+))?\)", text):
+            if (target or anchor) and not re.match(r"[a-z]+:", target):
+                page = os.path.normpath(os.path.join(os.path.dirname(name), target)) if target else name
+                assert page in staged, f"{name}: {target}"
+                assert not anchor or anchor in targets[page], f"{name}: {target}#{anchor}"
                 checked += 1
     assert checked > 100
+    labels = [label for name, path in staged.items() if name.endswith(".md") for label in find_labels(path)]
+    assert len(set(labels)) == len(labels) > 40, "two pages have a label of the same name"
+
+
+def test_every_page_is_in_the_table_of_contents(staged):
+    """Sphinx takes one that is not for an error, and nobody would find it."""
+    index = staged["index.md"].read_text(encoding="utf-8")
+    listed = set(re.findall(r"^(?:.*<)?([\w/-]+)>?$", index, re.MULTILINE))
+    pages = [name.rpartition(".")[0] for name in staged if name.endswith((".md", ".ipynb"))]
+    assert [page for page in pages if page not in listed and not re.match(r"index$|labs/\d", page)] == []
 
 
 def test_every_page_says_where_the_repository_is_only_if_told(staged, monkeypatch):
