@@ -1,12 +1,15 @@
-"""Which files come first, and waiting for processes: by what the system says of them, and by a pipe.
+"""Which files come first, the command in this process, and waiting for processes: by the system's word, and by a pipe.
 
 No test sleeps and looks again.
 """
 
+import io
 import os
 import pathlib
 import select
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -78,3 +81,21 @@ def pipe():
     yield make
     for handle in handles:
         os.close(handle)
+
+
+@pytest.fixture
+def failurelab(monkeypatch, capsys):
+    """Return a function that runs the command `failurelab` in this process, which has imported all that it needs."""
+    from failurelab.__main__ import main
+
+    def run(*words, stdin=""):
+        command = ["failurelab", *map(str, words)]
+        monkeypatch.setattr(sys, "argv", command)
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        status = main()
+        return subprocess.CompletedProcess(command, status, *capsys.readouterr())
+
+    handler = signal.getsignal(signal.SIGTERM)
+    yield run
+    signal.signal(signal.SIGTERM, handler)

@@ -1,10 +1,7 @@
-"""`failurelab run --device`: what a run computes on is found out first, said in the results, or why it cannot be."""
+"""`--device`: what a command computes on is found out first, said in the results, or why it cannot be."""
 
 import importlib.metadata
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -13,26 +10,30 @@ from failurelab_course.notebook_runs import notebooks as course
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "message"),
+    ("call", "status", "message"),
     [
-        # Nine notebooks that each say NOT RUN would hide that nothing was asked.
-        ("--device cuda", 3, r"ERROR device cuda is asked for, and .*Next: .*or run with --device cpu"),
-        ("99", 1, r"ERROR unknown notebook '99': the notebooks are 00_start_here, .*"),
+        # Nine notebooks that each say NOT RUN would hide that nothing was asked; nothing is moved to the CPU either.
+        ("run --device cuda --out OUT", 3, r"ERROR device cuda is asked for, and .*Next: .*or run with --device cpu"),
+        ("verify 01 --device cuda", 3, "ERROR device cuda is asked for, and .*Next: .*"),
+        ("lab check 01 --device cuda", 3, "ERROR device cuda is asked for, and .*Next: .*"),
+        ("run 99 --out OUT", 1, r"ERROR unknown notebook '99': the notebooks are 00_start_here, .*"),
+        ("lab watch 01 --device gpu", 3, "ERROR unknown device 'gpu'. Next: give one of auto, cpu, cuda.*"),
         # A typing error must not become a run on the CPU.
-        *((f"00 --device {word}", 2, None) for word in ("gpu", "cuda:x", "tpu", "CPU")),
+        *((f"run 00 --device {word} --out OUT", 2, None) for word in ("gpu", "cuda:x", "tpu", "CPU")),
     ],
 )
-def test_a_call_that_cannot_be_answered_starts_nothing(tmp_path, arguments, status, message):
-    """The error is one line, and nothing is written. Every GPU is hidden."""
+def test_a_call_that_cannot_be_answered_starts_nothing(
+    failurelab, tmp_path, monkeypatch, no_gpu, call, status, message
+):
+    """The error is one line, and nothing is written."""
+
+    def asked(device):
+        raise machine.DeviceError(no_gpu)
+
+    monkeypatch.setattr(machine, "_asked", asked)
     out = tmp_path / "out"
-    done = subprocess.run(
-        [sys.executable, "-m", "failurelab", "run", *arguments.split(), "--out", str(out)],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == status, done.stderr
+    done = failurelab(*call.replace("OUT", str(out)).split())
+    assert (done.returncode, done.stdout) == (status, ""), done.stderr
     if message:
         assert re.fullmatch(message, done.stderr.strip())
     else:
@@ -40,12 +41,19 @@ def test_a_call_that_cannot_be_answered_starts_nothing(tmp_path, arguments, stat
     assert not out.exists()
 
 
+@pytest.fixture(scope="module")
+def no_gpu():
+    """What a machine says of `cuda` on which every GPU is hidden: a process is asked."""
+    with pytest.MonkeyPatch.context() as changed, pytest.raises(machine.DeviceError) as error:
+        changed.setenv("CUDA_VISIBLE_DEVICES", "")
+        machine.describe("cuda")
+    return str(error.value)
+
+
 def test_a_device_is_described(monkeypatch):
     """`auto` without a GPU is the CPU, and says so; another word is refused here too."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert machine.describe("auto") == machine.describe("cpu")
-    with pytest.raises(machine.DeviceError, match="cuda is asked for"):
-        machine.describe("cuda")
     found = machine.describe()
     assert found["device"] == "cpu" and found["driver"] == "" and found["memory_gib"] is None
     assert found["versions"]["torch"] == importlib.metadata.version("torch")

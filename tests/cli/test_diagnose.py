@@ -5,8 +5,6 @@ import json
 import math
 import random
 import struct
-import subprocess
-import sys
 
 import pytest
 
@@ -242,11 +240,11 @@ def test_preflight_is_run_where_it_is_asked_for(tmp_path, capsys):
     assert command.main(["--preflight", str(tmp_path)]) == 3
     error = capsys.readouterr().err
     assert "preflight needs the run's script" in error and error.count("\n") == 1
-    (tmp_path / "train.py").write_text("print('no training here')\n")
-    assert command.main(["--preflight", str(tmp_path)]) == 0
-    assert "not read: preflight.json: preflight could not judge the script" in capsys.readouterr().out
+    script = tmp_path / "train.py"
+    script.write_text("print('no training here')\n")
+    assert command.find_scripts([tmp_path], True) == command.find_scripts([tmp_path, script], False) == [script]
     assert command.main([str(tmp_path)]) == 0 and "is not read, but run" in capsys.readouterr().out
-    assert command.main([str(tmp_path), str(tmp_path / "train.py")]) == 0
+    assert command.main([str(tmp_path), str(script)]) == 0
     assert "not read: preflight.json: preflight could not judge the script" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "trainer_state.json"]
 
@@ -260,16 +258,12 @@ def test_preflight_is_run_where_it_is_asked_for(tmp_path, capsys):
         (b'{"log_history": [{"loss": 0.1, "rew', "no entry is whole"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(content, says, tmp_path):
+def test_what_cannot_be_read_is_one_line(content, says, tmp_path, capsys):
     """Status 3, and a line with the next step."""
     (tmp_path / "trainer_state.json").write_bytes(content)
-    run = subprocess.run(
-        [sys.executable, "-m", "failurelab.diagnose", str(tmp_path / "trainer_state.json")],
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 3 and run.stdout == ""
-    assert says in run.stderr and "Next:" in run.stderr and run.stderr.count("\n") == 1
+    assert command.main([str(tmp_path / "trainer_state.json")]) == 3
+    said = capsys.readouterr()
+    assert said.out == "" and says in said.err and "Next:" in said.err and said.err.count("\n") == 1
 
 
 def test_nothing_there_is_one_line(tmp_path, capsys):

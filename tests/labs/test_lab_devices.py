@@ -4,8 +4,6 @@ import json
 import multiprocessing
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -159,24 +157,3 @@ def test_the_summary_names_the_gpu():
     rows[0].device = rows[1].device = "cuda:1"
     assert labs.summary(rows) == "2 labs: 1 of 2 PASS, 1 NOT RUN, on cuda"
     assert labs.to_json(rows)["rows"][0]["device"] == "cuda:1"
-
-
-def failurelab(*words):
-    variables = os.environ | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
-    done = subprocess.run([sys.executable, "-m", "failurelab", *words], capture_output=True, text=True, env=variables)
-    return done.returncode, done.stdout, done.stderr.strip().splitlines()
-
-
-@pytest.mark.parametrize(
-    ("words", "status", "told"),
-    [
-        (("verify", "01", "--device", "cuda"), 3, "ERROR device cuda is asked for, and "),
-        (("lab", "check", "01", "--device", "cuda:1"), 3, "ERROR device cuda:1 is asked for, and "),
-        (("lab", "watch", "01", "--device", "gpu"), 3, "ERROR unknown device 'gpu'. Next: give one of auto, cpu, cuda"),
-    ],
-)
-def test_a_device_that_cannot_be_used_is_one_line(words, status, told):
-    """Nothing is moved to the CPU without a word."""
-    found, out, errors = failurelab(*words)
-    assert (found, out, len(errors)) == (status, "", 1)
-    assert errors[0].startswith(told) and "Next: " in errors[0]
