@@ -2,10 +2,10 @@
 
 import copy
 import random
-import warnings
 
 import pytest
 import torch
+from small import said
 from steps import ones, planted, right, trainer
 
 from failurelab import guards, handles, textbook
@@ -14,15 +14,9 @@ from failurelab import guards, handles, textbook
 def train(made, **options):
     guard = guards.StepGuard(made, **options)
     made.add_callback(guard)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with said() as messages:
         made.train()
-    return guard, [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
-
-
-def test_a_healthy_step_holds_and_warns_of_nothing(model, tokenizer, tmp_path):
-    guard, told = train(trainer(model, tokenizer, tmp_path))
-    assert guard.report.verdict == "HELD" and not told
+    return guard, messages
 
 
 def test_a_wrong_gradient_stops_the_run(model, tokenizer, tmp_path):
@@ -104,5 +98,5 @@ def test_other_guards_do_not_listen_to_its_own_passes(model, tokenizer, tmp_path
 
     made = trainer(model, tokenizer, tmp_path)
     made.add_callback(Listening())
-    guard, _ = train(made)
-    assert guard.report.verdict == "HELD" and heard and not any(heard)
+    guard, told = train(made)
+    assert guard.report.verdict == "HELD" and not told and heard and not any(heard)
