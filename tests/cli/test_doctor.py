@@ -9,7 +9,6 @@ import collections
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import psutil
@@ -74,24 +73,40 @@ def test_what_is_to_do_is_counted_and_each_is_said_once():
     assert checking.to_json(checks)["verdict"] == lines[0]
 
 
-def test_a_full_disk(quick):
-    """How much is free, where, and how much is wanted."""
-    quick.setattr(doctor.shutil, "disk_usage", lambda place: Usage(10 * GB, 10 * GB, 0))
-    checks = doctor.check_course()
-    disk = by_name(checks)["Disk"]
-    assert disk.status == checking.FAIL and "0.0 GB free in" in disk.detail and "free 1 GB in" in disk.next_step
-    assert checking.text(checks).splitlines()[0].startswith("NOT READY: 1 thing to do")
+def memory(total, free):
+    return lambda quick, _: quick.setattr(psutil, "virtual_memory", lambda: Memory(total, free))
 
 
 @pytest.mark.parametrize(
-    "total, free, said, step",
-    [(2 * GB, GB, "the course takes 4 GB", "larger machine"), (8 * GB, GB // 2, "0.5 GB of it free", "close what")],
+    ("name", "fault", "said", "step"),
+    [
+        (
+            "Disk",
+            lambda quick, _: quick.setattr(doctor.shutil, "disk_usage", lambda place: Usage(10 * GB, 10 * GB, 0)),
+            "0.0 GB free in",
+            "free 1 GB in",
+        ),
+        # Too small a machine, and one that is full: different things to do.
+        ("Memory", memory(2 * GB, GB), "the course takes 4 GB", "larger machine"),
+        ("Memory", memory(8 * GB, GB // 2), "0.5 GB of it free", "close what"),
+        ("Your progress", lambda _, state: state.write_text("{"), "labs.json", "move it away"),
+        (
+            "Your progress",
+            lambda quick, _: quick.setattr(doctor.os, "access", lambda path, mode: False),
+            "cannot be written",
+            "FAILURELAB_STATE",
+        ),
+    ],
 )
-def test_little_memory(quick, total, free, said, step):
-    """Too small a machine, and one that is full: different things to do."""
-    quick.setattr(psutil, "virtual_memory", lambda: Memory(total, free))
-    memory = doctor._memory()
-    assert memory.status == checking.FAIL and said in memory.detail and step in memory.next_step
+def test_a_fault_is_named_with_what_to_do(quick, tmp_path, name, fault, said, step):
+    """A full disk, little memory, a state file that cannot be read, a read-only clone."""
+    state = tmp_path / "labs.json"
+    quick.setenv("FAILURELAB_STATE", str(state))
+    fault(quick, state)
+    checks = doctor.check_course()
+    found = by_name(checks)[name]
+    assert found.status == checking.FAIL and said in found.detail and step in found.next_step
+    assert checking.text(checks).startswith("NOT READY: ")
 
 
 def test_a_broken_era(tmp_path, monkeypatch):
@@ -116,14 +131,6 @@ def test_a_broken_era(tmp_path, monkeypatch):
     assert found["Era trl-0.15"].status == checking.FAIL and found["Small Qwen2"].status == checking.PASS
 
 
-def test_no_era_at_all(quick):
-    """Nothing was set up: one thing to do, and not five."""
-    quick.setattr(eras.Era, "status", property(lambda era: "missing"))
-    checks = doctor.check_course()
-    assert by_name(checks)["Kernel"].status == checking.FAIL
-    assert checking.text(checks).splitlines()[0] == "NOT READY: 1 thing to do before the course, then ask again."
-
-
 def test_a_package_of_the_lock_that_is_missing(monkeypatch):
     """Without DeepSpeed some notebooks would fail, so that is said before."""
     real = doctor.importlib.metadata.version
@@ -136,25 +143,6 @@ def test_a_package_of_the_lock_that_is_missing(monkeypatch):
     monkeypatch.setattr(doctor.importlib.metadata, "version", version)
     check = doctor._packages()
     assert check.status == checking.FAIL and "deepspeed missing, the lock says" in check.detail
-
-
-def test_a_damaged_state_file(quick, tmp_path):
-    """What was done in the labs cannot be read: the file is named, with what to do about it."""
-    path = tmp_path / "labs.json"
-    path.write_text("{")
-    quick.setenv("FAILURELAB_STATE", str(path))
-    found = by_name(doctor.check_course())["Your progress"]
-    assert found.status == checking.FAIL and str(path) in found.detail and "move it away" in found.next_step
-
-
-def test_a_folder_that_cannot_be_written(quick, tmp_path):
-    """A read-only clone: progress would be lost."""
-    quick.setenv("FAILURELAB_STATE", str(tmp_path / "labs.json"))
-    quick.setattr(doctor.os, "access", lambda path, mode: False)
-    found = by_name(doctor.check_course())["Your progress"]
-    assert (
-        found.status == checking.FAIL and "cannot be written" in found.detail and "FAILURELAB_STATE" in found.next_step
-    )
 
 
 def test_a_gpu_that_does_not_work(quick, tmp_path):
@@ -170,11 +158,14 @@ def test_a_gpu_that_does_not_work(quick, tmp_path):
     assert "for the GPU: a newer driver" in gpu.next_step and checking.exit_status(checks) == 0
 
 
-def test_from_another_folder(quick, tmp_path):
-    """The commands that it names work where it was asked."""
+def test_no_era_at_all(quick, tmp_path):
+    """Nothing was set up: one thing to do, and not five; the command works where it was asked."""
     quick.chdir(tmp_path)
     quick.setattr(eras.Era, "status", property(lambda era: "missing"))
-    assert checking.steps(doctor.check_course()) == [f"make -C {eras.root()} setup"]
+    checks = doctor.check_course()
+    assert by_name(checks)["Kernel"].status == checking.FAIL
+    assert checking.text(checks).splitlines()[0] == "NOT READY: 1 thing to do before the course, then ask again."
+    assert checking.steps(checks) == [f"make -C {eras.root()} setup"]
 
 
 def test_a_check_that_breaks_is_a_failed_check():
@@ -239,12 +230,8 @@ def test_an_old_python_is_one_line(monkeypatch, capsys):
     assert "the course needs 3.11 to 3.13. Next:" in said and len(said.splitlines()) == 1
 
 
-def test_outside_of_the_course(tmp_path):
+def test_outside_of_the_course(failurelab, monkeypatch, tmp_path):
     """Without a clone there is nothing to look at: one line."""
-    done = subprocess.run(
-        [sys.executable, "-m", "failurelab", "doctor"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "FAILURELAB_ROOT": str(tmp_path)},
-    )
+    monkeypatch.setenv("FAILURELAB_ROOT", str(tmp_path))
+    done = failurelab("doctor")
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and "cd into your clone" in done.stderr

@@ -49,7 +49,10 @@ def course(tmp_path, monkeypatch):
 
 
 def test_an_era_is_made_once_and_its_kernel_is_offered(course):
-    """A second set-up finds the era ready and calls no installer, so it needs no network."""
+    """A second set-up finds the era ready and calls no installer, so it needs no network.
+
+    The lock holds no torch: it must be there first, or the newest with its CUDA libraries would come.
+    """
     said = []
     install.create(["old"], say=said.append)
     assert eras.find("old").status == "ready"
@@ -58,17 +61,11 @@ def test_an_era_is_made_once_and_its_kernel_is_offered(course):
     assert spec["argv"][0] == str(course / ".eras/old/bin/python")
     assert spec["env"]["FAILURELAB_ERA"] == "old"
     calls = (course / "uv.log").read_text()
+    first, second, *_ = [line for line in calls.splitlines() if " install " in line]
+    assert first.endswith("torch==2.13.0") and second.endswith("old.txt")
     install.create(["old"], say=said.append)
     assert (course / "uv.log").read_text() == calls
     assert said[-1] == "era old: ready"
-
-
-def test_torch_comes_before_the_lock(course):
-    """The lock holds no torch: it must be there first, or the newest with its CUDA libraries would come."""
-    install.create(["old"], say=str)
-    installs = [line for line in (course / "uv.log").read_text().splitlines() if " install " in line]
-    assert installs[0].endswith("torch==2.13.0")
-    assert installs[1].endswith("old.txt")
 
 
 def test_a_failed_set_up_leaves_nothing_half_made(course, monkeypatch):
@@ -124,12 +121,6 @@ def test_two_set_ups_at_once_wait_for_each_other(course):
     assert eras.find("old").status == "ready"
 
 
-def test_unknown_era_lists_the_known(course):
-    """A typing error is answered with what there is."""
-    with pytest.raises(eras.EraError, match="unknown era 'odl': the eras are today, old"):
-        eras.find("odl")
-
-
 def test_no_room_is_said_before_anything_is_made(course, monkeypatch):
     """A full disk is found out before the first download, with the room that is needed."""
     monkeypatch.setattr(install, "ROOM", {"era": 10**18})
@@ -145,13 +136,6 @@ def test_an_old_python_is_told(course, monkeypatch):
         install.create(["old"], say=str)
 
 
-def test_outside_the_repository(tmp_path, monkeypatch):
-    """Without the repository there are no locks: the error says where to go."""
-    monkeypatch.setenv("FAILURELAB_ROOT", str(tmp_path))
-    with pytest.raises(eras.EraError, match="not the course's repository"):
-        eras.root()
-
-
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
@@ -161,14 +145,21 @@ def test_outside_the_repository(tmp_path, monkeypatch):
             "× No solution found when resolving dependencies:\n ╰─▶ Because there is no version of six==9",
             "version of six==9). Next: git checkout eras/old.txt",
         ),
+        # Where uv is told to be offline, the next step is to pack again, and not to change the lock.
+        (
+            "error: No solution found\n  Because plots was not found in the cache",
+            "Next: make pack where there is a net",
+        ),
         ("error: failed to write: No space left on device (os error 28)", "no space"),
         ("error: Failed to download `six`\n  Caused by: Hash mismatch for `six`", "came damaged, or is another file"),
         ("Because six==1 has an invalid package format and you require six==1", "came damaged, or is another file"),
         ("something\nerror: it broke in a new way", "it broke in a new way. Next: "),
     ],
 )
-def test_an_installer_s_output_becomes_one_line(course, output, expected):
+def test_an_installer_s_output_becomes_one_line(course, monkeypatch, output, expected):
     """Pages of an installer's output are reduced to what was found and what to do."""
+    if "cache" in output:
+        monkeypatch.setenv("UV_OFFLINE", "1")
     line = install.explain(output, "six", eras.find("old", ready=False))
     assert expected in line
     assert "\n" not in line
@@ -295,15 +286,6 @@ def test_a_notebook_goes_on_while_its_kernels_era_is_made(course, monkeypatch):
     assert asked == ["today", "older"]
 
 
-def test_an_environment_that_lacks_a_wheel_without_a_network(course, monkeypatch):
-    """Where uv is told to be offline, the next step is to pack again, and not to change the lock."""
-    monkeypatch.setenv("UV_OFFLINE", "1")
-    monkeypatch.setenv("FAKE_UV_FAILS_AT", "old.txt")
-    monkeypatch.setenv("FAKE_UV_SAYS", "error: No solution found\n  cause: Because plots was not found in the cache")
-    with pytest.raises(eras.EraError, match=r"Because plots was not found .*Next: make pack where there is a network"):
-        install.create(["old"], say=str)
-
-
 def test_in_a_conda_environment_today_is_that_environment(course, tmp_path, monkeypatch):
     """A conda environment is no venv: sys.prefix equals sys.base_prefix there. Kernelspecs must not go into a .venv.
 
@@ -318,18 +300,14 @@ def test_in_a_conda_environment_today_is_that_environment(course, tmp_path, monk
     assert eras.find(eras.TODAY, ready=False).folder == course / ".venv"
 
 
-def test_today_cannot_be_removed(course):
-    """The environment that runs the command is not deleted by it."""
-    with pytest.raises(eras.EraError, match="make"):
-        install.remove("today")
-
-
 def test_remove_takes_environment_and_kernel(course):
-    """After a removal, JupyterLab does not offer a kernel that cannot start."""
+    """After a removal, JupyterLab does not offer a kernel that cannot start. What runs the command is not deleted."""
     (era,) = install.create(["old"], say=str)
     install.remove("old", say=str)
     assert era.status == "missing"
     assert not (course / ".venv/share/jupyter/kernels/failurelab-old").exists()
+    with pytest.raises(eras.EraError, match="make"):
+        install.remove("today")
 
 
 @pytest.mark.parametrize("lock", sorted((ROOT / "eras").glob("*.txt")), ids=lambda path: path.stem)

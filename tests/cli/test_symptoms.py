@@ -1,9 +1,8 @@
 """From a line in a log to the failure: every literal text of the course is found, in the page and by the command."""
 
 import re
-import subprocess
-import sys
 
+import pytest
 import tomllib
 
 from failurelab import failures as registry
@@ -11,30 +10,30 @@ from failurelab.failures import symptoms
 from failurelab_course import eras, symptoms_page
 
 
-def failurelab(*arguments, **options):
-    return subprocess.run([sys.executable, "-m", "failurelab", *arguments], capture_output=True, text=True, **options)
+@pytest.fixture(scope="module")
+def page():
+    return symptoms_page.page()
 
 
-def test_the_page_is_not_stale():
+def test_the_page_is_not_stale(page):
     """It is written from the registry and the labs by `failurelab symptoms --write`, and by nothing else."""
-    assert (eras.root() / symptoms.PAGE).read_text(encoding="utf-8") == symptoms_page.page()
+    assert (eras.root() / symptoms.PAGE).read_text(encoding="utf-8") == page
 
 
 CODE = re.compile(r"[A-Za-z_][\w.]{5,}|\d+(?:\.\d+)+")  # names and versions, in prose of either language
 LINKS = re.compile(r"\]\((?:\.\./)*([^()\s#]+)\)")
 
 
-def test_both_languages_say_the_same():
+def test_both_languages_say_the_same(page):
     """The Chinese page has the same failures, texts of errors, versions and links, and no name that English lacks."""
     chinese = symptoms_page.chinese_page()
     assert (eras.root() / "docs/zh/symptoms.md").read_text(encoding="utf-8") == chinese
-    english = symptoms_page.page()
-    assert re.findall(r"^## (F\w+):", chinese, re.M) == re.findall(r"^## (F\w+):", english, re.M)
+    assert re.findall(r"^## (F\w+):", chinese, re.M) == re.findall(r"^## (F\w+):", page, re.M)
     assert [line for line in chinese.splitlines() if line.startswith("- ``")] == [
-        line for line in english.splitlines() if line.startswith("- ``")
+        line for line in page.splitlines() if line.startswith("- ``")
     ]
     switches = {"symptoms.md", "zh/symptoms.md"}
-    assert set(LINKS.findall(chinese)) - switches == set(LINKS.findall(english)) - switches
+    assert set(LINKS.findall(chinese)) - switches == set(LINKS.findall(page)) - switches
     known = " ".join(
         path.read_text(encoding="utf-8") for path in (eras.root() / symptoms_page.FILES[3:]).glob("F*.toml")
     )
@@ -44,26 +43,25 @@ def test_both_languages_say_the_same():
         assert not missing, (failure, missing)
 
 
-def test_every_literal_text_is_in_the_page():
-    page = symptoms_page.page()
+def test_every_literal_text_is_in_the_page(page):
     for failure in registry.all():
         assert f"## {failure.id}: {failure.title}" in page
         for text in (*failure.symptoms, *failure.seen_as, failure.check, failure.fix):
             assert text in page
 
 
-def test_a_text_of_two_failures_leads_to_both():
+def test_a_text_of_two_failures_leads_to_both(page):
     """And a star stands where healthy runs, or another failure's, print it too."""
-    (line,) = (line for line in symptoms_page.page().splitlines() if line.startswith("- `` element 0 of tensors"))
+    (line,) = (line for line in page.splitlines() if line.startswith("- `` element 0 of tensors"))
     assert line.endswith("→ [F2](#f2), [F23](#f23)*")
 
 
-def test_the_command_reads_a_log_and_its_input(tmp_path):
+def test_the_command_reads_a_log_and_its_input(failurelab, tmp_path):
     text = registry.get("F1").symptoms[0]
     log = tmp_path / "train.log"
     log.write_text(f"UserWarning: {text}\n")
-    for done in (failurelab("symptoms", str(log)), failurelab("symptoms", input=log.read_text())):
+    for done in (failurelab("symptoms", str(log)), failurelab("symptoms", stdin=log.read_text())):
         assert done.returncode == 0
         assert "F1: " in done.stdout and "notebooks/01_requires_grad_warning.ipynb" in done.stdout
-    assert len(failurelab("symptoms", input="all is well").stdout.splitlines()) == 2
+    assert len(failurelab("symptoms", stdin="all is well").stdout.splitlines()) == 2
     assert failurelab("symptoms", str(tmp_path / "none.log")).returncode == 2
