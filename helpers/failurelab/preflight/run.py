@@ -313,6 +313,7 @@ class Run:
             judged = (id(trainer), id(trainer.args))
             which = next((place for place, each in enumerate(made) if id(each) in judged), None)
             self.places[kind] = [] if which is None else [self.places[kind][which]]
+        line = next((line for _, skipped, line in self.skipped if skipped is trainer), 0)
         asked = self.arguments.asked(trainer.args)
         given = self.given.get(id(trainer), {})
         seen = Seen(
@@ -328,7 +329,7 @@ class Run:
             device=self.launched.rank.device.index,
             zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),
             evaluated=self.evaluated,
-            source=dataclasses.replace(self.source, line=_line(self.source.path) or self._skipped_line(trainer)),
+            source=dataclasses.replace(self.source, line=_line(self.source.path) or line),
             real=self.real,
         )
         self._note_other_trainings(seen.source)
@@ -371,9 +372,6 @@ class Run:
         self.skipped.append((original, trainer, line))
         self.training = False
         return TrainOutput(0, 0.0, {})
-
-    def _skipped_line(self, trainer: Any) -> int:
-        return next((line for _, skipped, line in self.skipped if skipped is trainer), 0)
 
     def refused(self, error: BaseException) -> None:
         """Tell F22, where trl has refused the batch that the script asks for: these numbers were not cut."""

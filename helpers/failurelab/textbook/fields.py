@@ -172,14 +172,9 @@ class Options:
         return readings
 
 
-def names_of(config: type) -> set[str]:
-    """Return the names of a config's fields."""
-    return {field.name for field in dataclasses.fields(config)}
-
-
 def unlisted(config: type) -> set[str]:
     """Return the fields of a config that the table does not list."""
-    return names_of(config) - IMPLEMENTED - NO_EFFECT - set(NOT_HERE)
+    return {field.name for field in dataclasses.fields(config)} - IMPLEMENTED - NO_EFFECT - set(NOT_HERE)
 
 
 def is_neutral(name: str, value: Any) -> bool:

@@ -408,7 +408,7 @@ def forward_of(
     replaced: dict[str, torch.Tensor] = {}
     names = {id(parameter): name for name, parameter in trained.items()}
     for name, parameter in inner.named_parameters():
-        narrow = precision.float32 and _is_narrow(parameter)
+        narrow = precision.float32 and parameter.is_floating_point() and parameter.dtype.itemsize < 4
         if not narrow and id(parameter) not in names:
             continue
         # also where nothing is widened: a hook on the parameter is not the definition's
@@ -434,10 +434,6 @@ def forward_of(
             return torch.func.functional_call(inner, replaced, (), given).logits
 
     return forward, leaves
-
-
-def _is_narrow(parameter: torch.Tensor) -> bool:
-    return parameter.is_floating_point() and parameter.dtype.itemsize < 4
 
 
 @contextlib.contextmanager

@@ -165,13 +165,9 @@ def plain(model: nn.Module, *, training: bool = False) -> Iterator[None]:
             if getattr(module, "gradient_checkpointing", False) is True:
                 module.gradient_checkpointing = False
                 stack.callback(setattr, module, "gradient_checkpointing", True)
-            if not training and not _is_quantized(module):
+            if not training and not hasattr(getattr(module, "weight", None), "quant_state"):
                 module.training = False
         yield
-
-
-def _is_quantized(module: nn.Module) -> bool:
-    return hasattr(getattr(module, "weight", None), "quant_state")
 
 
 @contextlib.contextmanager

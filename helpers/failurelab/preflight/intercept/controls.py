@@ -26,13 +26,14 @@ def count_cut_off(model: nn.Module) -> int:
         for module in model.modules()
         if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
     ]
+    ids = torch.arange(1, 9, device=next(model.parameters()).device)[None]
     spread = owners[:: max(1, len(owners) // _PLACES)]
     with _gradients_kept(model), torch.random.fork_rng():
         for module in spread:
             hook = module.register_forward_hook(_detach)
             try:
                 with gradients.watch(model) as watched, torch.enable_grad():
-                    rows = model(input_ids=_some_ids(model)).logits  # (1, 8, vocabulary)
+                    rows = model(input_ids=ids).logits  # (1, 8, vocabulary)
                     if rows.requires_grad:
                         rows.float().logsumexp(-1).sum().backward()
                 missing = len(watched.report().without_gradient)
@@ -81,10 +82,6 @@ def count_all_rows(model: nn.Module, ids: torch.Tensor) -> int:
     """Return how many rows of logits the model makes for `ids`, (batch, tokens), when it is not asked for fewer."""
     with torch.no_grad(), torch.random.fork_rng():
         return model(input_ids=ids, use_cache=False).logits.shape[1]
-
-
-def _some_ids(model: nn.Module) -> torch.Tensor:
-    return torch.arange(1, 9, device=next(model.parameters()).device)[None]
 
 
 def _detach(module: nn.Module, args: tuple, output: Any) -> Any:

@@ -23,9 +23,9 @@ from failurelab.simulate.loads import FOR_FILES, Call, loaded_by
 from failurelab.simulate.no_gpu import Mapped
 
 LAYERS, WIDTH, HEADS = 2, 64, 4
-_NARROW = {  # names of configurations, to what they are cut
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "depth"), LAYERS),
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "max_window_layers"), LAYERS),
+_SHALLOW = dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "max_window_layers"), LAYERS)
+_NARROW = _SHALLOW | {  # names of configurations, to what they are cut
+    **dict.fromkeys(("depth", "encoder_layers", "decoder_layers"), LAYERS),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embed_dim", "hidden_dim"), WIDTH),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size"), 2 * WIDTH),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), WIDTH),
@@ -158,9 +158,9 @@ def build(cls: type, config: Any, **options: Any) -> torch.nn.Module:
     Raises:
         Exception: what the model's class raises at full width too, after a narrow one and one of few layers failed.
     """
-    for cut in (narrow, few_layers):
+    for sizes in (_NARROW, _SHALLOW):
         try:
-            return _built(cls, cut(config), options)
+            return _built(cls, cut(config, sizes), options)
         except Exception:  # a configuration that ties its sizes together in a way of its own
             continue
     return _built(cls, _without_quantization(config), options)
@@ -179,27 +179,18 @@ def _built(cls: type, config: Any, options: dict[str, Any]) -> torch.nn.Module:
     return model
 
 
-def narrow(config: Any) -> Any:
-    """Return a copy of a configuration, cut to few layers and a small width; the vocabulary stays."""
+def cut(config: Any, sizes: dict[str, int]) -> Any:
+    """Return a copy of a configuration, with at most these sizes; the vocabulary stays."""
     config = _without_quantization(config)
     for part in _parts(config):
-        for name, size in _NARROW.items():
+        for name, size in sizes.items():
             if isinstance(getattr(part, name, None), int) and getattr(part, name) > size:
                 setattr(part, name, size)
-        if isinstance(getattr(part, "initializer_range", None), float):
+        if sizes is _NARROW and isinstance(getattr(part, "initializer_range", None), float):
             part.initializer_range = 0.1  # with the 0.02 of wide models every token would be about as likely
-        _trim(part)
-    return config
-
-
-def few_layers(config: Any) -> Any:
-    """Return a copy of a configuration with two layers, at its real width."""
-    config = _without_quantization(config)
-    for part in _parts(config):
-        for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "max_window_layers"):
-            if isinstance(getattr(part, name, None), int):
-                setattr(part, name, LAYERS)
-        _trim(part)
+        for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
+            if isinstance(getattr(part, name, None), list):
+                setattr(part, name, _both_kinds(getattr(part, name)))
     return config
 
 
@@ -211,12 +202,6 @@ def _parts(config: Any) -> Iterator[Any]:
     for value in list(vars(config).values()):
         if isinstance(value, PretrainedConfig):
             yield from _parts(value)
-
-
-def _trim(part: Any) -> None:
-    for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
-        if isinstance(getattr(part, name, None), list):
-            setattr(part, name, _both_kinds(getattr(part, name)))
 
 
 def _both_kinds(kinds: list) -> list:

@@ -31,6 +31,7 @@ _TASK = re.compile(
     re.IGNORECASE,
 )
 _TURN = [{"role": "user", "content": "Question?"}, {"role": "assistant", "content": "Answer."}]
+_COLLATED = ("input_ids", "attention_mask", "labels", "completion_mask", "assistant_masks", "token_type_ids")
 TOKENS = 64  # drawn from a real model, to see whether it ends
 
 
@@ -265,7 +266,7 @@ def _labels(seen: Seen, tokenizer: Any) -> Iterator[Answer]:
     rows = [row for row in sample(seen, ROWS, prepared=True) if "input_ids" in row and eos in list(row["input_ids"])]
     if not rows:
         return
-    batch = trainer.data_collator([{key: row[key] for key in row if _collated(key)} for row in rows])
+    batch = trainer.data_collator([{key: row[key] for key in row if key in _COLLATED} for row in rows])
     if "labels" not in batch or batch["labels"].shape[0] != len(rows):
         return
     masked = 0
@@ -290,10 +291,6 @@ def _labels(seen: Seen, tokenizer: Any) -> Iterator[Answer]:
             yield NotChecked("F13", f"{evidence}; no row of this batch has an end whose label could be masked")
             return
         yield Held("F13", evidence, f"with the end masked as padding is, {planted} of {len(rows)} would have it")
-
-
-def _collated(key: str) -> bool:
-    return key in ("input_ids", "attention_mask", "labels", "completion_mask", "assistant_masks", "token_type_ids")
 
 
 def _ids(value: Any) -> set[int]:
