@@ -29,9 +29,14 @@ def before(release):
     return version < packaging.version.Version(release)
 
 
-def trainer(model, tokenizer, folder, *, kind=None, rewards=(right, ones), lengths=(5,), config=None, **options):
-    """Return a GRPO trainer: 32 completions a step in two micro-batches, groups of four, float32, no dropout."""
-    rows = [(prompt, answer) for prompt, answer in SUMS.items() if len(prompt) in lengths]
+def trainer(
+    model, tokenizer, folder, kind=None, rewards=(right, ones), lengths=(5,), rows=None, config=None, more=(), **options
+):
+    """Return a GRPO trainer: 32 completions a step in two micro-batches, groups of four, float32, no dropout.
+
+    Its rows (prompt, answer) are those of SUMS with such lengths; `more` is for the trainer, options for its config.
+    """
+    rows = rows or [(prompt, answer) for prompt, answer in SUMS.items() if len(prompt) in lengths]
     given = {
         "max_steps": 1,
         "learning_rate": 1e-6,
@@ -56,6 +61,7 @@ def trainer(model, tokenizer, folder, *, kind=None, rewards=(right, ones), lengt
         processing_class=tokenizer,
         reward_funcs=list(rewards),
         **({"peft_config": config} if config else {}),
+        **dict(more),
     )
 
 

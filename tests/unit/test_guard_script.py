@@ -4,17 +4,17 @@ Each row is one change of the healthy script, and what a guard must say of it. I
 the course's own trainers spell out is left to the release here.
 """
 
-import dataclasses
 import re
 import tempfile
 import warnings
 
-import datasets
 import peft
 import pytest
+import steps
 import torch
 import trl
-from small import lora_config
+from small import lora_config, said
+from steps import has
 
 from failurelab import guards
 from failurelab_course import eras
@@ -50,52 +50,29 @@ def always(value):
     return lambda completions, **_: [value] * len(completions)
 
 
-def build(
-    model,
-    tokenizer,
-    folder,
-    *,
-    functions=(right, only_digits),
-    adapter="config",
-    optimizer=False,
-    callbacks=(),
-    **options,
-):
-    """Return the script's trainer, not started; of the options those that this release knows.
+def build(model, tokenizer, folder, *, functions=(right, only_digits), adapter="config", optimizer=False, **options):
+    """Return the script's trainer, not started.
 
     The adapter is put on by trl (`config`), by the script (`wrapped`), or loaded for use alone (`frozen`). `optimizer`:
     made by the script, of the model before it has an adapter.
     """
-    own = torch.optim.AdamW(model.parameters(), lr=1e-3) if optimizer else None
-    config = None
+    more = {"callbacks": options.pop("callbacks", None)}
+    if optimizer:
+        more["optimizers"] = torch.optim.AdamW(model.parameters(), lr=1e-3), None
     if adapter == "frozen":
         with tempfile.TemporaryDirectory() as saved:
             peft.get_peft_model(model, lora_config()).save_pretrained(saved)
-            model, _ = models.load("tiny")
-            model = peft.PeftModel.from_pretrained(model, saved)
+            model = peft.PeftModel.from_pretrained(models.load("tiny")[0], saved)
     elif adapter == "wrapped":
         model = peft.get_peft_model(model, lora_config())
-    else:
-        config = lora_config()
-    known = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    rows = [([{"role": "user", "content": prompt}], answer) for prompt, answer in SUMS]
+    given = {"rewards": functions, "rows": rows, "more": more, "config": lora_config() if adapter == "config" else None}
     options = {
-        "output_dir": str(folder), "max_steps": 4, "learning_rate": 1e-3, "lr_scheduler_type": "constant",
-        "per_device_train_batch_size": 4 if "_get_train_sampler" not in vars(trl.GRPOTrainer) else 16,
-        "gradient_accumulation_steps": 1, "num_generations": 4, "max_completion_length": 6, "beta": 0.0,
-        "temperature": 1.0, "reward_weights": [1.0, 0.5], "logging_steps": 1, "save_strategy": "no", "report_to": [],
-        "use_cpu": True, "bf16": False, "disable_tqdm": True, "remove_unused_columns": False,
+        "max_steps": 4, "learning_rate": 1e-3, "lr_scheduler_type": "constant", "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": trl.GRPOConfig.gradient_checkpointing, "reward_weights": [1.0, 0.5],
+        "logging_steps": 1, "remove_unused_columns": False,
     } | options  # fmt: skip
-    rows = [{"prompt": [{"role": "user", "content": prompt}], "answer": answer} for prompt, answer in SUMS]
-    return trl.GRPOTrainer(
-        model=model,
-        reward_funcs=list(functions),
-        args=trl.GRPOConfig(**{name: options[name] for name in options if name in known}),
-        train_dataset=datasets.Dataset.from_list(rows),
-        processing_class=tokenizer,
-        peft_config=config,
-        optimizers=(own, None),
-        callbacks=list(callbacks),
-    )
+    return steps.trainer(model, tokenizer, folder, **given, **{name: options[name] for name in options if has(name)})
 
 
 def watch(trainer, action="warn"):
@@ -103,12 +80,10 @@ def watch(trainer, action="warn"):
     own = [guards.GradientGuard(action), guards.UpdateGuard(action), guards.RewardGuard(trainer, action, groups=8)]
     for guard in [*own, guards.StepGuard(trainer, action)]:
         trainer.add_callback(guard)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with said() as messages:
         trainer.train()
-    said = [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
     by_guard = {}
-    for text in said:
+    for text in messages:
         guard, _, message = text.partition(": ")
         by_guard.setdefault(guard, []).append(message)
     return {type(guard).__name__: guard for guard in own}, by_guard
@@ -130,21 +105,17 @@ def test_the_healthy_script_is_left_alone(model, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("change", "cause", "functions"),
     [
-        ({"functions": (right_as_text, only_digits)}, "constant", ["constant", "ceiling"]),
         ({"functions": (right_as_text, tagged)}, "constant", ["constant", "floor"]),
         ({"top_k": 1, "temperature": 0.01}, "same", []),
         ({"functions": (tagged, not_empty), "max_completion_length": 1}, "cut", ["floor", "ceiling"]),
         ({"functions": (tagged, not_empty)}, "floor", ["floor", "ceiling"]),
-        ({"functions": (always(0.2), always(1.0))}, "constant", ["constant", "constant"]),
         ({"functions": (right, always(1.0)), "reward_weights": [0.0, 1.0]}, "weight", ["", "constant"]),
     ],
-    ids=["number-text", "number-text-and-tags", "greedy", "cut", "tags", "constant", "weight"],
+    ids=["number-text-and-tags", "greedy", "cut", "tags", "weight"],
 )
 def test_why_rewards_are_equal(model, tokenizer, tmp_path, change, cause, functions):
     """One curve, flat, and opposite cures: each function is judged by itself."""
-    if "reward_weights" in change and "reward_weights" not in {
-        each.name for each in dataclasses.fields(trl.GRPOConfig)
-    }:
+    if "reward_weights" in change and not has("reward_weights"):
         pytest.skip("this trl has no reward_weights")
     own, said = watch(build(model, tokenizer, tmp_path, **change))
     report = own["RewardGuard"].report
@@ -163,12 +134,10 @@ def test_a_dead_function_is_told_beside_one_that_teaches(model, tokenizer, tmp_p
     ("change", "guard"),
     [
         ({"optimizer": True}, "GradientGuard"),
-        ({"adapter": "frozen", "beta": 0.04}, "GradientGuard"),
         ({"functions": (always(0.2), always(1.0))}, "RewardGuard"),
-        ({"top_k": 1, "temperature": 0.01}, "RewardGuard"),
         ({}, None),
     ],
-    ids=["optimizer", "frozen", "constant", "greedy", "healthy"],
+    ids=["optimizer", "constant", "healthy"],
 )
 def test_the_guards_of_the_page_stop_a_run_that_trains_nothing(model, tokenizer, tmp_path, change, guard):
     """The code of docs/repairs.md, as it stands there."""
@@ -186,16 +155,16 @@ def test_the_guards_of_the_page_stop_a_run_that_trains_nothing(model, tokenizer,
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "action"),
     [
-        {"optimizer": True},
-        {"optimizer": True, "adapter": "wrapped"},
-        {"adapter": "frozen", "beta": 0.04},
-        {"adapter": "frozen"},
+        ({"optimizer": True}, "warn"),
+        ({"optimizer": True, "adapter": "wrapped"}, "stop"),
+        ({"adapter": "frozen", "beta": 0.04}, "warn"),
+        ({"adapter": "frozen"}, "warn"),
+        ({"adapter": "frozen"}, "stop"),
     ],
-    ids=["before-trl-wraps", "before-the-wrap", "frozen-with-reference", "frozen"],
+    ids=["before-trl-wraps", "before-the-wrap", "frozen-with-reference", "frozen", "frozen, stopped"],
 )
-@pytest.mark.parametrize("action", ["stop", "warn"])
 def test_an_adapter_that_no_optimizer_holds(model, tokenizer, tmp_path, change, action):
     """Stopped before the first step; or, as it goes on, told again when three steps have changed nothing."""
     trainer = build(model, tokenizer, tmp_path, **change)

@@ -69,6 +69,7 @@ def worst(found: dict, truth: dict) -> float:
 def test_name_of_the_argument_is_read_from_this_model_and_never_from_a_version():
     """Transformers 4.49 renamed it; the answer is what this model does."""
     assert logits.keep_argument(small()) == ("num_logits_to_keep" if OLD_NAME else "logits_to_keep")
+    assert logits.keep_argument(lora(small())) == logits.keep_argument(small())
 
 
 def test_a_name_in_the_signature_that_does_nothing_is_not_believed():
@@ -84,10 +85,6 @@ def test_a_name_in_the_signature_that_does_nothing_is_not_believed():
 
     assert logits.keep_argument(Promises(small().config)) is None
     assert logits.keep_argument(Takes(small().config)) is None
-
-
-def test_a_wrapped_model_answers_as_the_bare_one():
-    assert logits.keep_argument(lora(small())) == logits.keep_argument(small())
 
 
 def test_a_probe_leaves_modes_and_the_random_state_alone():
@@ -108,8 +105,7 @@ def test_a_probe_leaves_modes_and_the_random_state_alone():
 # completion_logps: right
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("chunk_size", [None, 1, 1000])
+@pytest.mark.parametrize(("tied", "chunk_size"), [(True, None), (False, None), (True, 1), (False, 1), (True, 1000)])
 def test_float32_is_within_1e_5_of_float64_and_so_are_gradients(tied, chunk_size):
     """Padding on both sides, temperature 0.7; the model's own float32 error is part of it."""
     truth, true_gradients = gradients_of(small(tied, torch.float64), full, *batch())
@@ -132,10 +128,9 @@ def mean_ratio(ours: list[float], theirs: list[float]) -> float:
     return (torch.tensor(ours) / torch.tensor(theirs)).log().mean().exp().item()
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_bfloat16_is_no_worse_than_the_full_logits_path(tied):
+def test_bfloat16_is_no_worse_than_the_full_logits_path():
     """Against float64 with the same rounded weights; the full path is given a float32 softmax, which trl's had not."""
-    model, exact = small(tied, torch.bfloat16), small(tied, torch.bfloat16).double()
+    model, exact = small(dtype=torch.bfloat16), small(dtype=torch.bfloat16).double()
     trl = functools.partial(full, wide=False)
     functions = (logits.completion_logps, full, trl)
     of_scores, of_gradients = ({function: [] for function in functions} for _ in range(2))
@@ -178,31 +173,6 @@ def tied_models():
     return {tied: small(tied, torch.float64) for tied in (True, False)}
 
 
-def test_padding_of_the_prompt_changes_no_score():
-    """One row alone, and padded to the left beside others: the same to what rotary angles, always float32, allow."""
-    model = small(dtype=torch.float64)
-    ids, mask = batch(left=3, right=0)
-    alone = logits.completion_logps(model, ids[:1, 3:], None, COMPLETION)
-    assert (alone - logits.completion_logps(model, ids, mask, COMPLETION)[:1]).abs().max() < 1e-6
-
-
-def test_tokens_after_the_end_change_no_score_before_it():
-    """What stands in hidden columns after the completion's end is scored, and touches nothing else."""
-    model = small(dtype=torch.float64)
-    ids, mask = batch(right=2)
-    before = logits.completion_logps(model, ids, mask, COMPLETION)
-    ids[-1, -2:] = 0
-    after = logits.completion_logps(model, ids, mask, COMPLETION)
-    shown = mask[:, -COMPLETION:].bool()
-    assert torch.equal(before[shown], after[shown]) and not torch.equal(before, after)
-
-
-def test_without_gradients_nothing_is_kept():
-    with torch.no_grad():
-        scores = logits.completion_logps(small(), *batch(), COMPLETION)
-    assert not scores.requires_grad and scores.dtype == torch.float32
-
-
 # completion_logps: through whatever wraps the model
 
 
@@ -224,14 +194,13 @@ def agrees(make, within=2e-5, context=contextlib.nullcontext, **options):
     return gradients
 
 
-@pytest.mark.parametrize("chunk_size", [None, 4])
 @pytest.mark.parametrize(
-    "options",
+    ("options", "chunk_size"),
     [
-        {"target_modules": ["q_proj", "v_proj"]},
-        {"target_modules": ["q_proj", "lm_head"]},
-        {"target_modules": ["q_proj", "embed_tokens"]},
-        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+        ({"target_modules": ["q_proj", "v_proj"]}, 4),
+        ({"target_modules": ["q_proj", "lm_head"]}, 4),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, None),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, None),
     ],
     ids=["layers", "head", "embedding", "saved head"],
 )
@@ -328,19 +297,10 @@ def test_other_families_go_the_same_way(family):
 @pytest.mark.parametrize("family", ["Gemma2", "Cohere", "Granite"])
 def test_logits_changed_after_the_head_are_refused(family):
     """A soft cap of 30 changes logits near 0 by nothing that rounding would show, and a trained model's by much."""
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        **({"logits_scaling": 4.0} if family == "Granite" else {}),
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    sizes |= {"logits_scaling": 4.0} if family == "Granite" else {}
+    config = getattr(transformers, f"{family}Config")(vocab_size=VOCABULARY, **sizes)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     with pytest.raises(ValueError, match=rf"model: {family}ForCausalLM changes the logits after its head"):
         logits.completion_logps(model, *batch(), COMPLETION)
@@ -514,7 +474,6 @@ def hide(*places):
     [
         ({"completion_length": 0}, r"completion_length: 0 does not fit input_ids of shape \(3, 14\): 1 to 13"),
         ({"completion_length": 14}, r"completion_length: 14 does not fit input_ids of shape \(3, 14\)"),
-        ({"completion_length": -1}, r"completion_length: -1"),
         ({"completion_length": 2.0}, r"completion_length: 2.0"),
         ({"input_ids": lambda ids: ids[0]}, r"input_ids: .* not int64 of shape \(14,\)"),
         ({"input_ids": lambda ids: ids.float()}, r"input_ids: .* not float32 of shape \(3, 14\)"),
@@ -523,12 +482,10 @@ def hide(*places):
             {"attention_mask": lambda mask: mask[:, 1:]},
             r"attention_mask: int64 of shape \(3, 13\) does not match .* \(3, 14\)",
         ),
-        ({"attention_mask": lambda mask: mask[:2]}, r"attention_mask: int64 of shape \(2, 14\)"),
         (
             {"attention_mask": hide((1, 10))},
             r"attention_mask: of shape \(3, 14\), hides completion tokens in 1 of 3 rows, first in row 1",
         ),
-        ({"attention_mask": hide((1, 8))}, "attention_mask: .*hides completion tokens"),
         (
             {"attention_mask": hide((0, 7), (1, 7))},
             "attention_mask: .*in 2 of 3 rows, first in row 0: the last prompt column",
@@ -537,9 +494,7 @@ def hide(*places):
             {"input_ids": lambda ids: ids.index_fill(1, torch.tensor(13), -100)},
             r"input_ids: ids from -100 to \d+ in shape \(3, 14\), and the vocabulary ends at 100",
         ),
-        ({"input_ids": lambda ids: ids.index_fill(1, torch.tensor(2), VOCABULARY)}, "input_ids: ids from .* to 101"),
         ({"temperature": 0.0}, "temperature: a positive number is wanted, not 0.0"),
-        ({"temperature": float("nan")}, "temperature"),
         ({"chunk_size": 0}, "chunk_size: rows of logits, at least 1"),
     ],
 )
@@ -575,11 +530,3 @@ def test_models_that_give_no_probabilities_are_refused():
         logits.completion_logps(transformers.Qwen2Model(small().config), **bad())
     with pytest.raises(ValueError, match=r"model: nn.DataParallel copies the model"):
         logits.completion_logps(nn.DataParallel(small()), **bad())
-
-
-def test_nan_weights_give_nan_scores_and_no_error():
-    """NaN is not looked for on every call; check_alignment finds it."""
-    model = small()
-    with torch.no_grad():
-        model.model.norm.weight[0] = float("nan")
-    assert logits.completion_logps(model, *batch(), COMPLETION).isnan().all()

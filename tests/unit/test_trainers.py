@@ -1,4 +1,4 @@
-"""The same small training run in every release: the same work, the same seed, the same reward, and it learns."""
+"""The same small training run in every release: the same work, the same seed, the same reward."""
 
 import gc
 import math
@@ -16,8 +16,6 @@ from packaging.version import Version
 from failurelab_course.experiments import models, observe, trainers
 
 VERSIONS = {name: Version(text) for name, text in observe.versions().items() if name in ("trl", "transformers")}
-# trl 0.14.0 with a transformers that no longer cuts the logits scores prompt tokens instead of completions.
-MISALIGNED = VERSIONS["trl"] < Version("0.15") and VERSIONS["transformers"] >= Version("4.49")
 # There OnlineDPOTrainer overrides a method that Trainer calls with another argument.
 NO_ONLINE_DPO = VERSIONS["trl"] < Version("0.16") and VERSIONS["transformers"] >= Version("4.52")
 
@@ -30,23 +28,6 @@ def trained(make=trainers.grpo, **options):
     trainer = make(*models.load(), **({"steps": 3} | options))
     trainer.train()
     return trainer
-
-
-@pytest.mark.skipif(MISALIGNED, reason="GRPO of this stack scores the wrong tokens, a failure of its own")
-@pytest.mark.slow
-def test_grpo_learns_sums():
-    """The healthy run of the course: sampled accuracy up by at least 0.2, and the rewards it logs rise with it."""
-
-    def sampled(model, tokenizer):
-        return sum(models.accuracy(model, tokenizer, sampled=True, seed=seed) for seed in range(5)) / 5
-
-    model, tokenizer = models.load()
-    before = sampled(model, tokenizer)
-    trainer = trainers.grpo(model, tokenizer, steps=120)
-    trainer.train()
-    steps, curve = trainers.curve(trainer, window=30)
-    assert sampled(model, tokenizer) >= before + 0.2
-    assert steps == [30, 60, 90, 120] and curve[-1] > curve[0] + 0.1
 
 
 def test_a_step_does_the_same_work_in_every_release():
@@ -70,20 +51,19 @@ def test_the_first_completions_are_the_same_in_every_era():
     assert trainers.rewards(trained(steps=1)) == pytest.approx([0.43], abs=0.02)
 
 
-@pytest.mark.parametrize("options", [{}, {"peft_config": True}])
-def test_the_same_seed_gives_the_same_run(options):
+def test_the_same_seed_gives_the_same_run():
     """To the last digit of rewards and weights, also if random numbers are drawn in between; another seed does not."""
 
     def run(seed, drawn):
         torch.manual_seed(drawn)
-        trainer = trainers.grpo(*models.load(), steps=4, seed=seed, **{key: lora() for key in options})
+        trainer = trainers.grpo(*models.load(), steps=2, seed=seed, peft_config=lora())
         torch.rand(drawn)
         trainer.train()
         learned = [each.detach().clone() for each in trainer.model.parameters() if each.requires_grad]
         return trainers.rewards(trainer), float(sum(each.abs().sum() for each in learned))
 
     first = run(0, drawn=1)
-    assert run(0, drawn=2) == first and len(first[0]) == 4
+    assert run(0, drawn=2) == first and len(first[0]) == 2
     assert run(1, drawn=1)[0] != first[0]
 
 
@@ -151,27 +131,26 @@ def test_nothing_is_left_on_disk(tmp_path, monkeypatch):
     assert named.is_dir()
 
 
-@pytest.mark.parametrize("form", ["plain", "chat"])
-def test_prompts_may_be_messages(form):
+def test_prompts_may_be_messages():
     """The chat template is applied by the trainer, and the reward reads messages."""
-    (first,) = trainers.rewards(trained(steps=1, rows=models.rows(form=form)))
+    (first,) = trainers.rewards(trained(steps=1, rows=models.rows(form="chat")))
     assert 0.3 < first < 0.6
 
 
 @pytest.mark.skipif(NO_ONLINE_DPO, reason="OnlineDPOTrainer cannot train in this stack at all")
-@pytest.mark.parametrize(("form", "adapter"), [("plain", False), ("chat", False), ("plain", True)])
-def test_online_dpo_trains_in_every_release(form, adapter):
-    """With a judge or with a reward function: two completions compared, the same reward and loss for the same seed."""
-    options = {"rows": models.rows(form=form), "peft_config": lora() if adapter else None}
-    trainer = trained(trainers.online_dpo, **options)
-    found = trainers.rewards(trainer)
-    expected = {"plain": 0.4844, "chat": 0.5781}[form]  # of 64 completions, as stored once
-    assert len(found) == 3 and found[0] == pytest.approx(expected, abs=0.035)
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+@pytest.mark.parametrize(("form", "adapter", "expected"), [("plain", True, 0.4844), ("chat", False, 0.5781)])
+def test_online_dpo_trains_in_every_release(form, adapter, expected):
+    """By a reward function: two completions compared, the same reward and loss for the same seed."""
+    runs = []
+    for _ in range(2):
+        options = {"rows": models.rows(form=form), "peft_config": lora() if adapter else None, "steps": 2}
+        trainer = trained(trainers.online_dpo, **options)
+        losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+        runs.append((trainers.rewards(trainer), losses))
+    found, losses = runs[0]
+    assert len(found) == 2 and found[0] == pytest.approx(expected, abs=0.035)  # of 64 completions, as stored once
     assert losses[0] == pytest.approx(math.log(2), abs=1e-3)  # policy and reference are one model yet
-    again = trained(trainers.online_dpo, **options | {"peft_config": lora() if adapter else None})
-    assert trainers.rewards(again) == found
-    assert [row["loss"] for row in again.state.log_history if "loss" in row] == losses
+    assert runs[1] == runs[0]
 
 
 def test_rewards_and_curve_read_the_log():
