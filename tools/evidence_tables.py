@@ -234,8 +234,7 @@ def qlora_adapters() -> str:
     return table(
         ["learning rate", "adapters in"],
         runs.groupby(["rate", "dtype"], sort=False),
-        ("accuracy before", "accuracy_before"),
-        ("after 600 steps", "accuracy_after", ".3f"),
+        ("accuracy after 600 steps", "accuracy_after", ".3f"),
         ("of A changed in step 20", at("share_a", 0)),
         ("in step 600", at("share_a", -1)),
         ("of B in step 20", at("share_b", 0)),
