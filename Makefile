@@ -31,7 +31,7 @@ help:
 	@echo "make runs-corpus  diagnose runs whose cause is known (a minute; BASELINES=--baseline for rldoctor too)"
 	@echo "make corpus    judge a corpus of training scripts by failurelab preflight, with repairs tried (hours)"
 	@echo "make gpu       all that has a GPU tier, on this card, into evidence/NAME (NAME=h100, PART=3, PYTHON=one with torch)"
-	@echo "make tables    write the tables of README and pages, and the pictures, from evidence/"
+	@echo "make tables    write the tables of README and pages, and the picture, from evidence/"
 	@echo "make pack OUT=DIR  pack the course and its wheels for a room without a network (docs/offline.md)"
 	@echo "make pack-test pack the course for a room without a network, install it with the network cut, use it"
 	@echo "make site      build the course's pages from the stored outputs into .site/html; runs nothing"

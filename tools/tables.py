@@ -1,8 +1,8 @@
-"""The tables and pictures of README.md and of pages in docs/, made from the files under evidence/: `make tables`.
+"""The tables of README.md and of docs/, and README's picture, made from the files under evidence/: `make tables`.
 
 A block between `<!-- table: NAME -->` and `<!-- end table -->` is the table that the public function of that name in
 `evidence_tables` makes, or one of `timetables`. A block between `<!-- preflight answer: begin -->` and
-`<!-- preflight answer: end -->` is what preflight has answered (`benchmarks/preflight_answer.py`). The pictures are
+`<!-- preflight answer: end -->` is what preflight has answered (`benchmarks/preflight_answer.py`). The picture shows
 learning curves: the median over seeds, and all seeds as a band.
 """
 
@@ -25,31 +25,9 @@ TABLES: dict[str, Callable[[], str]] = {
     for name, function in vars(evidence_tables).items()
     if inspect.isfunction(function) and function.__module__ == evidence_tables.__name__ and not name.startswith("_")
 } | {"timetables": timetables.timetables, "parts": timetables.parts}
-# Of each picture: the benchmark, the pattern of its cases, a line for each label, what makes a run's label; its look.
-PICTURES = {
-    "silent.png": {
-        "runs": ("rollout_curves", "curve: (?P<name>.+)", ("checkpointing off", "broken"), "name"),
-        "names": ("healthy", "broken, without an error"),
-        "title": "One GRPO script, run twice with one option changed",
-        "height": 3.2,
-        "top": 0.9,
-        "legend": {"loc": "upper left"},
-    },
-    "rollouts.png": {
-        "runs": ("rollout_curves", "curve: (?P<name>.+)", evidence_tables.CURVES, "name"),
-        "title": "The same run, broken twice: one repair alone does not heal",
-        "height": 4,
-        "top": 0.9,
-        "legend": {"loc": "upper left", "ncol": 2},
-    },
-    "misalignment.png": {
-        "runs": ("misalignment", "misalignment: (?P<name>.+)", evidence_tables.MISALIGNED, "era", "name"),
-        "title": "One upgrade, no error: what the trainer scores are other tokens",
-        "height": 3.6,
-        "top": 1,
-        "legend": {"loc": "center right"},
-    },
-}
+# README's picture: runs of rollout_curves, and what each line is called.
+PICTURE = "silent.png"
+LINES = {"checkpointing off": "healthy", "broken": "broken, without an error"}
 
 
 def find_pages() -> list[pathlib.Path]:
@@ -88,22 +66,20 @@ def make_answer() -> str:
     return "\n".join(["<!-- preflight answer: begin -->", *lines, "<!-- preflight answer: end -->"])
 
 
-def select_lines(name: str) -> dict[str, pandas.DataFrame]:
-    """Return the runs of each line of a picture, by its label."""
-    benchmark, pattern, *labels = PICTURES[name]["runs"]
-    return group_runs(read_runs(benchmark, pattern), *labels)
+def select_lines() -> dict[str, pandas.DataFrame]:
+    """Return the runs of each line of the picture."""
+    return group_runs(read_runs("rollout_curves", "curve: (?P<name>.+)"), LINES, "name")
 
 
-def make_digest(name: str) -> str:
-    """Return a digest of what a picture shows; the file carries it, so that a stale one is found."""
-    shown = {
-        label: [[run["steps"], run["rewards"]] for run in runs["figures"]] for label, runs in select_lines(name).items()
-    }
+def make_digest() -> str:
+    """Return a digest of what the picture shows; the file carries it, so that a stale one is found."""
+    lines = select_lines().items()
+    shown = {label: [[run["steps"], run["rewards"]] for run in runs["figures"]] for label, runs in lines}
     return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
 
 
-def draw_pictures(folder: pathlib.Path) -> None:
-    """Draw all pictures into files of a folder."""
+def draw_picture(path: pathlib.Path) -> None:
+    """Draw the picture into a file."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -111,31 +87,29 @@ def draw_pictures(folder: pathlib.Path) -> None:
 
     from failurelab_course.notebook import display
 
-    for name, style in PICTURES.items():
-        with pyplot.style.context(display.STYLE):
-            figure, axes = pyplot.subplots(figsize=(7.5, style["height"]))
-            lines = select_lines(name)
-            for label, runs in zip(style.get("names", lines), lines.values()):
-                rewards, steps = pandas.DataFrame(list(runs["rewards"])), runs["steps"].iloc[0]  # (seeds, steps)
-                wide = {} if axes.lines else {"linewidth": 7, "alpha": 0.35}
-                (line,) = axes.plot(steps, rewards.median(), label=label, **wide)
-                band = {"color": line.get_color(), "alpha": 0.12, "linewidth": 0}
-                axes.fill_between(steps, rewards.min(), rewards.max(), **band)
-            axes.set(xlabel="step", ylabel="reward, mean of 10 steps", ylim=(0, style["top"]), title=style["title"])
-            axes.legend(**style["legend"])
-            figure.savefig(folder / name, metadata={"Software": None, "Description": make_digest(name)})
-            pyplot.close(figure)
+    with pyplot.style.context(display.STYLE):
+        figure, axes = pyplot.subplots(figsize=(7.5, 3.2))
+        for label, runs in select_lines().items():
+            rewards, steps = pandas.DataFrame(list(runs["rewards"])), runs["steps"].iloc[0]  # (seeds, steps)
+            wide = {} if axes.lines else {"linewidth": 7, "alpha": 0.35}
+            (line,) = axes.plot(steps, rewards.median(), label=LINES[label], **wide)
+            axes.fill_between(steps, rewards.min(), rewards.max(), color=line.get_color(), alpha=0.12, linewidth=0)
+        axes.set(xlabel="step", ylabel="reward, mean of 10 steps", ylim=(0, 0.9))
+        axes.set_title("One GRPO script, run twice with one option changed")
+        axes.legend(loc="upper left")
+        figure.savefig(path, metadata={"Software": None, "Description": make_digest()})
+        pyplot.close(figure)
 
 
 def main() -> None:
-    """Write the tables of all pages, and draw the pictures."""
+    """Write the tables of all pages, and draw the picture."""
     for page in find_pages():
         old = page.read_text(encoding="utf-8")
         new = update_tables(old)
         page.write_text(new, encoding="utf-8")
         print(f"{page.relative_to(ROOT)}: tables {'unchanged' if new == old else 'written'}")
-    draw_pictures(EVIDENCE)
-    print(f"{', '.join(f'evidence/{name}' for name in PICTURES)}: drawn")
+    draw_picture(EVIDENCE / PICTURE)
+    print(f"evidence/{PICTURE}: drawn")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The files under evidence/, how a benchmark writes its own, and the tables and pictures that are made from them."""
 
+import importlib.metadata
 import json
 import pathlib
 import subprocess
@@ -67,10 +68,9 @@ def test_every_table_is_shown_and_a_misspelt_one_is_refused():
         tables.update_tables("<!-- table: lerning -->\n<!-- end table -->")
 
 
-@pytest.mark.parametrize("name", tables.PICTURES)
-def test_a_picture_shows_the_evidence(name):
+def test_the_picture_shows_the_evidence():
     """It carries a digest of its curves."""
-    assert Image.open(ROOT / "evidence" / name).info["Description"] == tables.make_digest(name)
+    assert Image.open(ROOT / "evidence" / tables.PICTURE).info["Description"] == tables.make_digest()
 
 
 def test_what_a_benchmark_recorded_is_read_again(elsewhere):
@@ -117,41 +117,28 @@ def test_each_card_has_a_table_and_without_one_it_is_not_run(elsewhere):
     assert text.count("| kept | 20.0 | 16.0 | 1.250 |") == text.count("| full | 9.0 | NOT RUN: no |  |") == 2
 
 
-def write_benchmark(folder: pathlib.Path, body: str, eras_line: str = "Eras: today.") -> pathlib.Path:
-    path = folder / "planted.py"
-    path.write_text(
-        f'"""Planted.\n\n{eras_line}\n"""\nimport sys\nsys.path.append({str(ROOT / "benchmarks")!r})\n{body}'
-    )
-    return path
-
-
-def run_benchmark(path: pathlib.Path, *words: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, str(path), *words], capture_output=True, text=True)
-
-
-BEGIN = "import recording\nasked = recording.begin(__doc__, seeds=3)\n"
-RECORD = "observe.record('F1', 'broken', {'changed': asked.seeds}, case='one')\n"
-
-
-def test_a_benchmark_writes_its_own_file(tmp_path):
-    """In each era that is made; one that is not is NOT RUN, with the reason; its own options reach every run."""
-    body = f"{BEGIN}from failurelab_course.experiments import observe\n{RECORD}"
-    script = write_benchmark(tmp_path, body)
-    done = run_benchmark(script, "--out", str(tmp_path / "out"), "--seeds", "2")
-    assert done.returncode == 0, done.stderr
-    (record,) = recording.read_file(tmp_path / "out" / "planted.json")
-    assert (record["era"], record["case"], record["figures"]) == ("today", "one", {"changed": 2})
+def record(folder, body, *names, chosen=None):
+    """Run a script as a benchmark of these eras, into the folder; return the exit status."""
+    script = folder / "planted.py"
+    script.write_text(body)
+    docstring = f"Planted.\n\nEras: {', '.join(names)}.\n"
+    return recording.record_in_eras(script, docstring, [], "cpu", folder / "out", chosen)
 
 
 def test_an_era_that_is_run_alone_leaves_the_others_records(tmp_path):
-    recording.write_file(tmp_path / "planted.json", [make_record(era="trl-0.14"), make_record()])
-    script = write_benchmark(
-        tmp_path, f"{BEGIN}from failurelab_course.experiments import observe\n{RECORD}", "Eras: trl-0.14, today."
-    )
-    done = run_benchmark(script, "--out", str(tmp_path), "--eras", "today")
-    assert done.returncode == 0, done.stderr
-    kept, new = recording.read_file(tmp_path / "planted.json")
-    assert (kept["era"], kept["case"], new["era"], new["case"]) == ("trl-0.14", "GRPO learns sums", "today", "one")
+    """Each era's own libraries made its record."""
+    line = json.dumps(make_record(era="ERA", versions={"trl": "TRL", "torch": "2"}))
+    body = "import importlib.metadata, os, pathlib\n"
+    body += f"line = {line!r}.replace('ERA', os.environ['FAILURELAB_ERA'])\n"
+    body += "line = line.replace('TRL', importlib.metadata.version('trl'))\n"
+    body += "pathlib.Path(os.environ['FAILURELAB_EVIDENCE'], '1.jsonl').write_text(line)"
+    assert record(tmp_path, body, "trl-0.14", "today") == 0
+    there = recording.read_file(tmp_path / "out" / "planted.json")
+    today = importlib.metadata.version("trl")
+    assert [(kept["era"], kept["versions"]["trl"]) for kept in there] == [("trl-0.14", "0.14.0"), ("today", today)]
+    assert record(tmp_path, body.replace("sampled", "other"), "trl-0.14", "today", chosen=["today"]) == 0
+    kept, new = recording.read_file(tmp_path / "out" / "planted.json")
+    assert kept == there[0] and set(new["figures"]) == {"other_before", "other_after", "seconds"}
 
 
 @pytest.mark.parametrize(
@@ -159,16 +146,19 @@ def test_an_era_that_is_run_alone_leaves_the_others_records(tmp_path):
     [
         ("raise SystemExit('it broke')", 1, "it failed in era today (exit status 1):\nit broke"),
         ("", 1, "it ended well in era today and recorded nothing"),
-        ("recording.end_not_run('no package index is reached')", 4, "NOT RUN planted in era today: no package index"),
+        ("print('NOT RUN: no index is reached'); raise SystemExit(4)", 4, "NOT RUN planted in era today: no index"),
         ("import failurelab.nothing", 1, "it failed in era today"),
         ("raise ImportError(\"No module named 'deepspeed'\")", 4, "NOT RUN planted in era today: ImportError"),
     ],
 )
-def test_what_fails_is_told_from_what_cannot_run_and_nothing_is_written(tmp_path, body, status, line):
-    script = write_benchmark(tmp_path, BEGIN + body)
-    done = run_benchmark(script, "--out", str(tmp_path / "out"))
-    assert (done.returncode, line in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
+def test_what_fails_is_told_from_what_cannot_run_and_nothing_is_written(tmp_path, capsys, body, status, line):
+    found = record(tmp_path, body, "today")
+    said = "".join(capsys.readouterr())
+    assert (found, line in said) == (status, True), said
     assert not (tmp_path / "out").exists()
+    with pytest.raises(SystemExit, match="4"):
+        recording.end_not_run("no index is reached")
+    assert capsys.readouterr().out == "NOT RUN: no index is reached\n"
 
 
 def test_an_era_that_is_not_made_or_lacks_zero3_is_not_run(tmp_path, monkeypatch):
@@ -185,10 +175,10 @@ def test_an_era_that_is_not_made_or_lacks_zero3_is_not_run(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_a_real_benchmark_is_recorded_from_end_to_end(tmp_path):
-    """Two steps of GRPO in two eras; each says its own versions."""
-    script = ROOT / "benchmarks" / "learning.py"
-    done = run_benchmark(script, "--out", str(tmp_path), "--seeds", "1", "--steps", "2")
+    """Two steps of GRPO: its own options reach the run."""
+    words = ["--out", str(tmp_path), "--eras", "today", "--seeds", "1", "--steps", "2"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "learning.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    records = recording.read_file(tmp_path / "learning.json")
-    assert {record["era"]: record["versions"]["trl"] for record in records}["trl-0.14"] == "0.14.0"
-    assert [record["figures"]["optimizer_steps"] for record in records] == [2, 2]
+    (made,) = recording.read_file(tmp_path / "learning.json")
+    assert made["versions"]["trl"] == importlib.metadata.version("trl") and made["figures"]["optimizer_steps"] == 2
