@@ -13,17 +13,6 @@ from failurelab.diagnose import checkpoints, command, rules
 from failurelab.failures import predicates
 
 OLD = "trl==0.14.0\ntransformers==4.48.3\ntorch==2.5.1\npeft==0.14.0\n"
-SCRIPT = """
-from trl import GRPOConfig, GRPOTrainer
-
-def reward(completions, answer, **kwargs):
-    return {reward}
-
-config = GRPOConfig(output_dir="out")
-config.temperature = 0.7
-trainer = GRPOTrainer(model="my/model", reward_funcs=reward, args=config, train_dataset=rows)
-trainer.train()
-"""
 
 
 def logged(rewards=None, *, steps=60, every=2, old=False, **figures):
@@ -132,18 +121,12 @@ def test_what_preflight_found_is_named_first(cause, tmp_path):
     assert cause == "F3a" or "measured" in told.causes[0].pro[0]
 
 
-REWARDS = [
-    "[1.0 - float(c != right) for c, right in zip(completions, answer)]",
-    "[1 - wrong for wrong in map(is_wrong, completions, answer)]",
-    "[1 - gap / worst for gap in gaps(completions, answer)]",
-    "[weight * len(c) for weight, c in zip(WEIGHTS, completions)]",
-]
-
-
-@pytest.mark.parametrize("reward", REWARDS)
-def test_a_script_is_not_read(reward, tmp_path):
-    """What a reward function does is not told from its text: healthy ones of these forms were accused of F14."""
-    told = ask(tmp_path, logged(), **{"train.py": SCRIPT.format(reward=reward), "versions.txt": OLD})
+def test_a_script_is_not_read(tmp_path):
+    """What a reward function does is not told from its text: healthy ones of many forms were accused of F14."""
+    text = (
+        "trainer = GRPOTrainer(model=name, reward_funcs=lambda completions, **_: [1 - wrong(c) for c in completions])"
+    )
+    told = ask(tmp_path, logged(), **{"train.py": text, "versions.txt": OLD})
     assert told.healthy and told.evidence.not_read[0].startswith("train.py: a script is not read")
     told = ask(tmp_path, logged(flat))
     assert told.abstained and not named(told) and "preflight" in told.probe
@@ -186,12 +169,6 @@ def test_a_healthy_run_is_called_healthy(look, tmp_path):
     assert told.healthy and told.exit_status == 0, [(each.failure, each.pro) for each in told.causes]
 
 
-def test_a_warning_in_a_run_with_gradients_is_no_cause(tmp_path):
-    """F1's warning comes from passes without gradients too: trl 0.14 prints it in runs that learn."""
-    told = ask(tmp_path, logged(old=True), **{"log.txt": WARNING, "versions.txt": OLD})
-    assert told.healthy, told.causes
-
-
 def test_the_error_of_two_failures_is_one_cause(tmp_path):
     """F2 and F23 end in one error. The other one is only possible."""
     told = ask(tmp_path, **FAULTY["F2"])
@@ -215,11 +192,18 @@ def test_a_flat_reward_is_asked_of_preflight(tmp_path):
     assert told.abstained and "preflight SCRIPT" not in told.probe and "pip freeze" not in told.probe
 
 
-def test_what_costs_memory_alone_explains_no_curve(tmp_path):
-    """F3a is found in many healthy runs of old releases."""
-    found = SEEN | {"findings": [{"failure": "F3a", "evidence": "all rows of logits are made"}]}
-    told = ask(tmp_path, logged(old=True), **{"versions.txt": OLD, "preflight.json": found})
-    assert told.healthy
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        # F1's warning comes from passes without gradients too: trl 0.14 prints it in runs that learn.
+        ("log.txt", WARNING),
+        # F3a is found in many healthy runs of old releases, and costs memory alone.
+        ("preflight.json", SEEN | {"findings": [{"failure": "F3a", "evidence": "all rows of logits are made"}]}),
+    ],
+)
+def test_what_healthy_runs_show_too_explains_no_curve(name, content, tmp_path):
+    told = ask(tmp_path, logged(old=True), **{name: content, "versions.txt": OLD})
+    assert told.healthy, told.causes
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,10 @@ import pathlib
 import re
 import shutil
 import signal
-import subprocess
-import sys
 
-import nbformat
 import psutil
 import pytest
-from jupyter_client.manager import start_new_kernel
+from tests.kernels import PATIENCE, Notebook
 
 from failurelab_course import eras
 from failurelab_course.notebook import magics, values
@@ -24,81 +21,23 @@ from failurelab_course.notebook.kernel import EraKernel
 pytestmark = pytest.mark.slow
 
 OLD = "trl-0.14"
-PATIENCE = 300  # seconds until a test gives up: a limit against hanging, which no test waits for
-
-
-@dataclasses.dataclass
-class Output:
-    """What one cell of the notebook gave back."""
-
-    status: str = ""
-    text: str = ""
-    errors: str = ""  # what was written to stderr
-    messages: list = dataclasses.field(default_factory=list)  # (kind, content), streams apart
-    error: dict = dataclasses.field(default_factory=dict)
-
-    @property
-    def kinds(self):
-        return [kind for kind, _ in self.messages]
-
-    @property
-    def value(self):
-        """The value of the cell's last expression, as text."""
-        return self.messages[0][1]["data"]["text/plain"]
-
-    @property
-    def traceback(self):
-        return re.sub(r"\x1b\[[\d;]*m", "", "\n".join(self.error["traceback"]))
-
-
-class Notebook:
-    """A notebook's own kernel, as JupyterLab starts it."""
-
-    def __init__(self):
-        self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=PATIENCE)
-        load = "%load_ext failurelab_course.notebook.magics\nfrom failurelab_course.notebook import magics"
-        assert self.run(load).status == "ok"
-
-    def run(self, cell, when_it_says="", do=None):
-        """Run a cell; call `do` with what it prints, once that has these words in it."""
-        output, waiting = Output(), [do] if do else []
-
-        def add(message):
-            kind, content = message["msg_type"], message["content"]
-            if kind == "stream":
-                if content["name"] == "stdout":
-                    output.text += content["text"]
-                else:
-                    output.errors += content["text"]
-                if waiting and when_it_says in output.text:
-                    waiting.pop()(output.text)
-            elif kind == "error":
-                output.error = content
-            elif kind not in ("status", "execute_input"):
-                output.messages.append((kind, content))
-
-        reply = self.client.execute_interactive(cell, allow_stdin=False, timeout=PATIENCE, output_hook=add)
-        output.status = reply["content"]["status"]
-        return output
-
-    def run_and_interrupt(self, cell):
-        return self.run(cell, "runs", lambda _: self.manager.interrupt_kernel())
-
-    def end(self):
-        self.client.stop_channels()
-        if self.manager.is_alive():
-            self.manager.shutdown_kernel(now=True)
-        self.manager.cleanup_resources()
 
 
 def _notebook():
-    notebook = Notebook()
-    yield notebook
-    notebook.end()
+    started = Notebook()
+    load = "%load_ext failurelab_course.notebook.magics\nfrom failurelab_course.notebook import magics"
+    assert started.run(load).status == "ok"
+    yield started
+    started.end()
 
 
 notebook = pytest.fixture(_notebook, scope="module", name="notebook")
 own_notebook = pytest.fixture(_notebook, name="own_notebook")
+
+
+def interrupted(notebook, cell):
+    """Run a cell, and interrupt the notebook when it says that it runs."""
+    return notebook.run(cell, "runs", lambda _: notebook.manager.interrupt_kernel())
 
 
 def running(pid):
@@ -117,34 +56,37 @@ def test_text_values_and_the_result_come_back(notebook):
         "print(a, b, c)\n"
         "print('careful', file=sys.stderr)\n"
         "total, nothing = sum(a) * float('inf'), (None, True)\n"
-        "versions = {'trl': importlib.metadata.version('trl')}\n"
+        "versions = {'trl': importlib.metadata.version('trl'), 'torch': 'torch' in sys.modules}\n"
         "sys.prefix"
     )
     assert (output.status, output.text, output.errors) == ("ok", "[1, 2.5] {'x': None} é\n", "careful\n")
     assert output.kinds == ["execute_result"]
     assert output.messages[0][1]["data"] == {"text/plain": repr(str(eras.find(OLD).folder))}
     after = notebook.run("print(total, versions, nothing)")
-    assert after.text == "inf {'trl': '0.14.0'} [None, True]\n"
+    # A kernel starts in about a second, for torch is imported when it is asked for.
+    assert after.text == "inf {'trl': '0.14.0', 'torch': False} [None, True]\n"
 
 
 def test_the_kernel_lives_on_and_is_not_this_one(notebook):
-    """Variables stay between cells, apart from the notebook's own; `today` is a process of its own as well."""
-    notebook.run("here = 1")
+    """Variables stay between cells, apart from the notebook's own; `today` is a process of its own, started early.
+
+    It imports trl in the background, without noise. A cell runs in several eras: what comes back is told apart.
+    """
+    output = notebook.run("magics.start('today')\nprint(magics.kernel('today')._ready)\nhere = 1")
+    assert (output.status, output.text) == ("ok", "False\n")
     notebook.run(f"%%era {OLD}\nthere = 2")
     assert notebook.run(f"%%era {OLD} -o pid\nimport os; pid = os.getpid(); print(there, 'here' in dir())").text == (
         "2 False\n"
     )
-    today = notebook.run("%%era today -o today\nimport os, trl; today = os.getpid(); print(trl.__version__)")
-    assert today.text == f"{importlib.metadata.version('trl')}\n"
+    cell = (
+        "%%era today -o today\nimport os, sys\nprint('trl.trainer.grpo_trainer' in sys.modules, 'GRPOTrainer' in dir())"
+    )
+    output = notebook.run(f"{cell}\nimport trl; today = os.getpid(); print(trl.__version__)")
+    assert (output.text, output.errors) == (f"True False\n{importlib.metadata.version('trl')}\n", "")
     assert notebook.run("import os; print(len({pid, today, os.getpid()}), 'there' in dir())").text == "3 False\n"
-
-
-def test_a_cell_runs_in_several_eras(notebook):
-    """Each era keeps what the cell made there, and what comes back is told apart by era."""
-    notebook.run("start = 2")
-    cell = "import os\ncame = [start + 1, os.environ['FAILURELAB_ERA']]"
-    assert notebook.run(f"%%era {OLD},today -i start -o came\n{cell}").status == "ok"
-    assert notebook.run("came").value == f"{{'{OLD}': [3, '{OLD}'], 'today': [3, 'today']}}"
+    cell = "import os\ncame = [here + 1, os.environ['FAILURELAB_ERA']]"
+    assert notebook.run(f"%%era {OLD},today -i here -o came\n{cell}").status == "ok"
+    assert notebook.run("came").value == f"{{'{OLD}': [2, '{OLD}'], 'today': [2, 'today']}}"
     assert notebook.run(f"%%era {OLD}\nprint(came[1])").text == f"{OLD}\n"
     error = notebook.run(f"%%era {OLD},today --raises KeyError\n{{}}[0]").error
     assert error["ename"] == "EraMagicError" and "in several eras. Next: show the error in one" in error["evalue"]
@@ -181,13 +123,18 @@ def test_what_programs_write_comes_back_as_it_comes(notebook, tmp_path):
 
 
 def test_an_error_fails_the_cell_with_the_era_s_own_traceback(notebook):
-    """The traceback is the old stack's and counts lines as the reader does; no frame of ours; the cell has failed."""
+    """The traceback is the old stack's and counts lines as the reader does; no frame of ours; the cell has failed.
+
+    Nobody can answer a question of another kernel, so asking one fails at once.
+    """
     output = notebook.run(f"%%era {OLD} -o never\n\ndef divide():\n    1 / 0\ndivide()")
     assert output.status == "error" and output.error["ename"] == "EraCellError"
     assert output.error["evalue"] == f"ZeroDivisionError: division by zero (in era {OLD})"
     assert "----> 5 divide()" in output.traceback and "----> 4     1 / 0" in output.traceback
     assert "notebook/kernel.py" not in output.traceback and output.traceback.count("Traceback") == 1
     assert notebook.run("never").error["ename"] == "NameError"
+    output = notebook.run(f"%%era {OLD}\ninput('your name? ')")
+    assert output.status == "error" and "does not support input requests" in output.error["evalue"]
 
 
 def test_a_cell_that_must_end_in_an_error(notebook):
@@ -208,24 +155,6 @@ def test_a_cell_that_must_end_in_an_error(notebook):
     assert "ended without the error that it was to show: 'no grad here'" in notebook.run(expected).traceback
 
 
-def test_input_is_an_error_not_a_hang(notebook):
-    """Nobody can answer a question of another kernel, so asking one fails at once."""
-    output = notebook.run(f"%%era {OLD}\ninput('your name? ')")
-    assert output.status == "error" and "does not support input requests" in output.error["evalue"]
-
-
-def test_expected_failures_work_inside_and_outside(notebook):
-    """`expect_failure` within the era's cell sees the original error, and around the call here the era's."""
-    inside = f"%%era {OLD}\nfrom failurelab_course.experiments.expect import expect_failure\n"
-    inside += "with expect_failure(KeyError, 'x'): {}['x']"
-    assert notebook.run(inside).text == "KeyError: 'x' (expected)\n"
-    outside = notebook.run(
-        "from failurelab_course.experiments.expect import expect_failure\n"
-        f"with expect_failure(magics.EraCellError, 'KeyError'): magics.kernel('{OLD}').run('{{}}[0]')"
-    )
-    assert outside.status == "ok" and outside.text == f"EraCellError: KeyError: 0 (in era {OLD}) (expected)\n"
-
-
 @pytest.mark.parametrize(
     ("cell", "message"),
     [
@@ -236,10 +165,6 @@ def test_expected_failures_work_inside_and_outside(notebook):
         (f"%%era {OLD} -i a.b\n1", "-i: 'a.b' is not a variable's name"),
         (f"%%era {OLD} -i magics\n1", "-i: magics is a module, which JSON cannot carry. Next: carry the numbers"),
         (f"%%era {OLD} -o no_such\n1", f"-o (era {OLD}): no_such does not exist there after the cell. Next: assign"),
-        (
-            f"%%era {OLD} -o x\nx = [{{'k': range(2)}}]",
-            "x[0]['k'] is a range, which JSON cannot carry. Next: carry list(",
-        ),
         (f"%%era {OLD} -o x\nx = {{1: 2}}", "x is a dict with a key of type int (1), and JSON's keys are strings"),
         ("%era_stop trl-0.13", "unknown era 'trl-0.13'"),
     ],
@@ -253,32 +178,25 @@ def test_bad_input_is_one_line(notebook, cell, message):
     ]
 
 
-def test_an_interrupt_reaches_the_era_and_keeps_its_variables(notebook):
-    """Stop in the notebook stops the old stack's cell, shows where it was, and costs nothing else."""
-    notebook.run(f"%%era {OLD}\nkept = 7")
-    loop = f"%%era {OLD}\nimport time\nprint('runs')\nwhile True: time.sleep(0.05)"
-    output = notebook.run_and_interrupt(loop)
+def test_an_interrupt_reaches_the_era_and_keeps_its_variables(notebook, gone):
+    """Stop in the notebook stops the old stack's cell, shows where it was, and costs nothing else.
+
+    One that handles it goes on; one that cannot be interrupted is told in bounded time, and stopping its era ends it.
+    """
+    loop = f"%%era {OLD}\nimport os, time\nkept = 7\nprint('runs', os.getpid())\nwhile True: time.sleep(0.05)"
+    output = interrupted(notebook, loop)
     assert output.status == "error" and output.error["ename"] == "EraInterrupted"
     assert "KeyboardInterrupt" in output.traceback and "time.sleep(0.05)" in output.traceback
     assert notebook.run(f"%%era {OLD}\nkept").value == "7"
-
-
-def test_a_cell_that_handles_the_interrupt_goes_on(notebook):
-    """A training loop that saves on Ctrl-C does so in an era too, and its variables come back."""
-    output = notebook.run_and_interrupt(
-        f"%%era {OLD} -o saved\nimport time\ntry:\n    print('runs')\n    while True: time.sleep(0.05)\n"
+    output = interrupted(
+        notebook,
+        f"%%era {OLD} -o saved\ntry:\n    print('runs')\n    while True: time.sleep(0.05)\n"
         "except KeyboardInterrupt:\n    saved = True",
     )
     assert output.status == "ok" and notebook.run("saved").value == "True"
-
-
-def test_a_cell_that_cannot_be_interrupted_is_reported(notebook, gone):
-    """A cell that goes on after the interrupt gives the notebook back in bounded time; stopping the era ends it."""
     notebook.run("from failurelab_course.notebook import kernel; kernel.INTERRUPT_SECONDS = 0.5")
-    output = notebook.run_and_interrupt(
-        f"%%era {OLD}\nimport os, time\nprint('runs', os.getpid())\nwhile True:\n"
-        "    try: time.sleep(0.05)\n    except KeyboardInterrupt: pass",
-    )
+    ignores = loop.replace("while True: time", "while True:\n    try: time") + "\n    except KeyboardInterrupt: pass"
+    output = interrupted(notebook, ignores)
     assert output.error["ename"] == "EraInterrupted" and f"Next: %era_stop {OLD}" in output.error["evalue"]
     assert notebook.run(f"kernel.INTERRUPT_SECONDS = 15\n%era_stop {OLD}").status == "ok"
     assert gone([int(output.text.split()[1])]) == []
@@ -304,39 +222,15 @@ def test_a_crash_names_the_era_and_the_next_cell_starts_anew(notebook, gone, end
     assert notebook.run(f"%%era {OLD}\n'child' in dir()").value == "False"
 
 
-def test_a_death_between_two_cells_is_told(notebook, gone):
+def test_an_end_between_two_cells_is_told_unless_it_was_asked_for(notebook, gone):
     """Had the next cell started a new kernel without a word, it would complain of variables that were there before."""
     pid = int(notebook.run(f"%%era {OLD}\nimport os; os.getpid()").value)
     os.kill(pid, signal.SIGKILL)
     assert gone([pid]) == []
     output = notebook.run(f"%%era {OLD}\n1")
     assert output.error["ename"] == "EraKernelDied" and "variables are lost" in output.error["evalue"]
-    assert notebook.run(f"%%era {OLD}\n1").status == "ok"
-
-
-def test_exit_in_a_cell_is_no_crash(notebook):
-    """`exit()` ends the era's kernel as asked, and the next cell has a new one."""
     assert notebook.run(f"%%era {OLD}\nvalue = 1\nexit()").status == "ok"
     assert notebook.run(f"%%era {OLD}\n'value' in dir()").value == "False"
-
-
-def test_a_plain_start_imports_no_torch_and_a_heavy_import_is_quiet(notebook):
-    """A kernel starts in about a second, for torch is imported when asked for; trl's import then says nothing."""
-    notebook.run(f"%era_stop {OLD}")
-    assert notebook.run(f"%%era {OLD}\nimport sys; print('torch' in sys.modules)").text == "False\n"
-    output = notebook.run(f"%%era {OLD}\nfrom trl import GRPOTrainer")
-    assert (output.status, output.text, output.errors, output.messages) == ("ok", "", "", [])
-
-
-def test_kernels_start_in_the_background_with_trl(notebook):
-    """Set-up does not wait while a kernel starts and imports trl; the next cell finds it there, and no noise."""
-    notebook.run("%era_stop")
-    output = notebook.run("magics.start('today')\nprint(magics.kernel('today')._ready)")
-    assert (output.status, output.text) == ("ok", "False\n")
-    cell = notebook.run(
-        "%%era today\nimport sys; print('trl.trainer.grpo_trainer' in sys.modules, 'GRPOTrainer' in dir())"
-    )
-    assert (cell.text, cell.errors) == ("True False\n", "")
 
 
 # One starts plain processes, one in a session of its own, and one whose parent has gone: all are the kernel's.
@@ -346,12 +240,17 @@ children = [subprocess.Popen(["sleep", "1000"]), subprocess.Popen(["sleep", "100
 orphan = int(subprocess.check_output("sleep 1000 >/dev/null & echo $!", shell=True))
 pids = [os.getpid(), orphan, *(child.pid for child in children)]
 """
+# It holds every pipe of the notebook's kernel, so that an end of file alone would come too late.
+FORK = "import os, time\nchild = os.fork()\nif not child:\n    os.setsid(); time.sleep(1000); os._exit(0)\nchild"
+# A call of C that holds the interpreter: no thread of the era's kernel can look for its parent meanwhile. A flush of
+# ipykernel 7 returns before its text is sent; the second one returns after that.
+BUSY = f"""%%era {OLD}
+import ctypes, sys
+print('busy', flush=True); sys.stdout.flush()
+ctypes.PyDLL(None).sleep(1000)"""
 
 
-@pytest.mark.parametrize(
-    "how",
-    ["restart", "shutdown", "SIGKILL", "SIGKILL while busy", "SIGKILL in a long call", "SIGKILL, but a fork lives on"],
-)
+@pytest.mark.parametrize("how", ["restart", "shutdown", "SIGKILL in a long call, and a fork lives on"])
 def test_no_kernel_outlives_the_notebook_s_own(own_notebook, gone, how):
     """However the notebook's kernel ends, the era's is gone; where it has time for it, so are its children."""
     kernel, *children = json.loads(own_notebook.run(CHILDREN + "pids").value)
@@ -364,27 +263,15 @@ def test_no_kernel_outlives_the_notebook_s_own(own_notebook, gone, how):
     elif how == "shutdown":
         own_notebook.manager.shutdown_kernel()
     else:
-        if "busy" in how or "call" in how:
-            # A call of C that holds the interpreter: no thread of the era's kernel can look for its parent meanwhile.
-            code = "while True: pass" if "busy" in how else "import ctypes; ctypes.PyDLL(None).sleep(1000)"
-            # A flush of ipykernel 7 returns before its text is sent; the second one returns after that.
-            say = "import sys; print('busy', flush=True); sys.stdout.flush()"
-            own_notebook.client.execute(f"%%era {OLD}\n{say}\n{code}")
-            while own_notebook.client.get_iopub_msg(timeout=PATIENCE)["msg_type"] != "stream":
-                pass
-        if "fork" in how:
-            # It holds every pipe of its parent, so that an end of file alone would come too late.
-            said = own_notebook.run(
-                "import os, time\nchild = os.fork()\n"
-                "if not child:\n    os.setsid(); time.sleep(1000); os._exit(0)\nchild"
-            )
-            fork = int(said.value)
+        fork = int(own_notebook.run(FORK).value)
+        own_notebook.client.execute(BUSY)
+        while own_notebook.client.get_iopub_msg(timeout=PATIENCE)["msg_type"] != "stream":
+            pass
         own_notebook.manager.signal_kernel(signal.SIGKILL)
     try:
         assert gone([kernel]) == []
         assert fork is None or running(fork), "the fork was to live on"
-        if "SIGKILL" not in how:
-            assert gone(children) == []
+        assert fork or gone(children) == []
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         for pid in filter(running, [*children, *([fork] if fork else [])]):
@@ -449,47 +336,8 @@ def test_values_are_carried_whole_or_refused():
         (loop, "contains itself"),
         ({2: 3}, "carry list(v.items())"),
         ([object()], "v[0] is a object"),
+        ([{"k": range(2)}], "v[0]['k'] is a range, which JSON cannot carry. Next: carry list("),
         ({"k": b""}, "v['k'] is a bytes"),
     ]:
         with pytest.raises(values.NotSendable, match=re.escape(message)):
             values.pack({"v": value})
-
-
-def write_notebook(path, *cells):
-    made = nbformat.v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
-    for source, output in cells:
-        cell = nbformat.v4.new_code_cell(source)
-        if output is not None:
-            cell.execution_count = 1
-            cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=output)]
-        made.cells.append(cell)
-    nbformat.write(made, path)
-    return path
-
-
-def python(*arguments, cwd):
-    return subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
-
-
-LOAD = ("%load_ext failurelab_course.notebook.magics", None)
-
-
-def test_papermill_sees_an_error_in_an_era(tmp_path):
-    """A run by papermill ends with an error, and shows the era's own."""
-    path = write_notebook(tmp_path / "in.ipynb", LOAD, (f"%%era {OLD}\nprint('fine')\n1 / 0", None))
-    done = python("-m", "papermill", "--no-progress-bar", path, tmp_path / "out.ipynb", cwd=tmp_path)
-    assert done.returncode != 0 and "ZeroDivisionError" in done.stderr
-    assert "fine" in (tmp_path / "out.ipynb").read_text()
-
-
-def test_nbval_compares_what_an_era_prints(tmp_path):
-    """A check by nbval passes the true output, and fails another output and an error."""
-    cells = [
-        (f"%%era {OLD}\n# NBVAL_CHECK_OUTPUT\nprint(1)", "1\n"),
-        (f"%%era {OLD}\n# NBVAL_CHECK_OUTPUT\nprint(1)", "2\n"),
-        (f"%%era {OLD}\n1 / 0", None),
-    ]
-    path = write_notebook(tmp_path / "in.ipynb", LOAD, *cells)
-    done = python("-m", "pytest", "--nbval-lax", "--nbval-current-env", "-p", "no:cacheprovider", path, cwd=tmp_path)
-    failed = set(map(int, re.findall(r"FAILED .*Cell (\d+)", done.stdout)))
-    assert failed == {2, 3} and "2 passed" in done.stdout, done.stdout

@@ -1,18 +1,15 @@
 """A learner at work: check, hint, solution, reset, watch, progress; and what is kept of it."""
 
+import contextlib
 import json
-import os
-import pathlib
-import pty
 import re
-import select
 import shutil
 import signal
-import subprocess
-import sys
 import threading
+import types
 
 import pytest
+from rich.console import Console
 
 from failurelab_course import eras
 from failurelab_course.labs import cli as lab_cli
@@ -93,17 +90,17 @@ def test_a_script_that_nobody_touched_is_told_no_figure(lab):
 
 
 def test_hints_grow_and_can_be_read_again(lab):
+    """After solving all are shown, and none is counted."""
     assert lab_work.hint(lab, again=True) == []
     assert not lab_state.default_path().exists()  # else a lab would look begun that nobody has touched
-    assert [lab_work.hint(lab)[0][0] for _ in range(4)] == [1, 2, 3, 3]
-    assert progress(lab).hints == 3
-    assert [number for number, _ in lab_work.hint(lab, again=True)] == [1, 2, 3]
-
-
-def test_hints_after_solving_are_not_counted(lab):
+    lab_work.keep_result(lab, row(lab, "FAIL"))
+    assert [lab_work.hint(lab)[0][0] for _ in range(2)] == [1, 2] == [at for at, _ in lab_work.hint(lab, again=True)]
     lab_work.keep_result(lab, row(lab, "PASS"))
     assert [number for number, _ in lab_work.hint(lab)] == [1, 2, 3]
-    assert progress(lab).hints == 0
+    assert progress(lab).hints == 2
+    lab_state.default_path().unlink()
+    assert [lab_work.hint(lab)[0][0] for _ in range(4)] == [1, 2, 3, 3]
+    assert progress(lab).hints == 3
 
 
 def test_the_next_lab_comes_after_the_one_just_solved():
@@ -231,139 +228,116 @@ def test_files_of_a_class_as_they_come_in(tmp_path):
     assert "no *.json file is in it. Next: " in empty
 
 
-class Terminal:
-    """A command in a pseudo-terminal, read as a person reads it."""
-
-    def __init__(self, *words, environment):
-        self.pid, self.screen = pty.fork()[0:2]
-        if not self.pid:
-            os.environ.update(environment)
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.execv(sys.executable, [sys.executable, "-m", "failurelab", *words])
-        self.text = ""
-
-    @property
-    def plain(self):
-        """What was read, without colours and line breaks."""
-        return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.text).split())
-
-    def read_to(self, words, limit=240):
-        """Read until `words` are there, or to the command's end where they are None."""
-        while words is None or words not in self.plain:
-            assert select.select([self.screen], [], [], limit)[0], f"no {words!r} within {limit} s: {self.text}"
-            try:
-                data = os.read(self.screen, 65536)
-            except OSError:  # Linux says so at the end of a terminal
-                data = b""
-            if not data:
-                assert words is None, self.text
-                return
-            self.text += data.decode(errors="replace")
-
-    def end(self):
-        """Read what is left, and return the exit status."""
-        self.read_to(None)
-        os.close(self.screen)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 @pytest.fixture
-def course(tmp_path):
-    """The course as a learner has it, with a lab of six steps: links to everything but the labs."""
+def course(tmp_path, monkeypatch):
+    """The course as a learner has it, with two labs, of which the first has six steps: links to everything else."""
     root = tmp_path / "course"
-    root.mkdir()
-    for path in eras.root().iterdir():
-        if path.name not in ("labs", ".course", ".git", ".pytest_cache", ".hypothesis"):
-            (root / path.name).symlink_to(path)
+    (root / "labs").mkdir(parents=True)
+    for name in ("eras", "helpers", "models", ".venv", ".eras"):
+        (root / name).symlink_to(eras.root() / name)
     for name in ("01_frozen_embeddings", "02_starts_too_low"):
-        folder = root / "labs" / name
-        shutil.copytree(LABS / name, folder)
-        (folder / "train.py").unlink(missing_ok=True)
-        path = folder / "start.py"
-        text = path.read_text().replace("max_steps=70", "max_steps=6").replace("warmup_steps=7", "warmup_steps=1")
-        path.write_text(text)
-        path = folder / "lab.toml"
-        # Six steps teach nothing: here a lab is solved when its gradients are right.
-        lines = path.read_text().replace("steps_done >= 70", "steps_done >= 6").splitlines()
-        learned = ('check = "accuracy_gain', 'check = "reward_last', 'check = "rollout_gap')
-        path.write_text("\n".join(line for line in lines if not any(each in line for each in learned)) + "\n")
+        shutil.copytree(LABS / name, root / "labs" / name, ignore=shutil.ignore_patterns("train*"))
+    path = root / "labs" / "01_frozen_embeddings" / "start.py"
+    path.write_text(path.read_text().replace("max_steps=70", "max_steps=6").replace("warmup_steps=7", "warmup_steps=1"))
+    path = path.with_name("lab.toml")
+    # Six steps teach nothing: here a lab is solved when its gradients are right.
+    lines = path.read_text().replace("steps_done >= 70", "steps_done >= 6").splitlines()
+    learned = ('check = "accuracy_gain', 'check = "reward_last', 'check = "rollout_gap')
+    path.write_text("\n".join(line for line in lines if not any(each in line for each in learned)) + "\n")
+    monkeypatch.setenv("FAILURELAB_ROOT", str(root))
+    monkeypatch.setenv("FAILURELAB_STATE", str(tmp_path / "state.json"))
+    monkeypatch.setattr(lab_cli, "console", Console(width=120, highlight=False, force_terminal=True))
     return root
 
 
+def test_a_watched_script_is_checked_each_time_it_is_saved(lab, monkeypatch):
+    """And not between; an editor may take it away for a moment. A PASS ends it."""
+    checked, looks, said = [], [], []
+
+    @contextlib.contextmanager
+    def checker(*_):
+        yield lambda script: checked.append(script) or row(lab, "PASS" if REPAIR in script.read_text() else "FAIL")
+
+    def save(_):
+        looks.append(lab.train.read_text() if lab.train.exists() else "")
+        if len(looks) == 2:
+            lab.train.unlink()
+        elif len(looks) == 3:
+            lab.train.write_text(looks[0].replace("    config = GRPOConfig(", REPAIR))
+
+    monkeypatch.setattr(labs, "checker", checker)
+    monkeypatch.setattr(lab_work, "time", types.SimpleNamespace(sleep=save))
+    assert [found.result for found in lab_work.watch(lab, said.append)] == ["FAIL", "PASS"]
+    assert (len(checked), len(looks)) == (2, 3) and said.count("checking ...") == 2
+    assert said[-2].startswith("waiting for a change of labs/01_frozen_embeddings/train.py")
+
+
 @pytest.mark.slow
-def test_a_learner_in_a_terminal(course, tmp_path):
-    """List, a check that names the mistake, a hint, an edit while watching, green; then the solution and the list."""
-    environment = {"FAILURELAB_ROOT": str(course), "FAILURELAB_STATE": str(tmp_path / "state.json"), "COLUMNS": "120"}
-    environment |= {"TERM": "xterm", "OMP_NUM_THREADS": "1"}
+def test_a_learner_at_work(course, failurelab, monkeypatch):
+    """List, a check that names the mistake, a hint, an edit while watching, green; solution, list, reset."""
 
-    def learner(*words):
-        return Terminal("lab", *words, environment=environment)
+    def ran(*words, status=0):
+        done = failurelab("lab", *words)
+        assert done.returncode == status, done
+        return " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", done.stdout).split()), done.stdout
 
-    listed = learner("list")
-    assert listed.end() == 0
-    assert "0 of 2 solved" in listed.text and "failurelab lab check 01" in listed.text
+    listed, _ = ran("list")
+    assert "0 of 2 solved" in listed and "failurelab lab check 01" in listed
     script = course / "labs" / "01_frozen_embeddings" / "train.py"
     assert script.is_file()  # it was made, for the list says that it is to be edited
-    opened = learner("open", "02")
-    assert opened.end() == 0
-    assert opened.plain == "labs/02_starts_too_low/train.py" and (course / opened.plain).is_file()
-    checked = learner("check")
-    assert checked.end() == 1
-    assert "it does what the symptom says: The log of the sums run" in checked.plain
-    assert "gradient" not in checked.plain.partition("FAIL")[2].replace("Gradients will be None", "")
-    hinted = learner("hint", "01")
-    assert hinted.end() == 0
-    assert "Hint 1 of 3" in hinted.text
-    watched = learner("watch", "01")
-    watched.read_to("waiting for a change")
-    script.write_text(script.read_text().replace("    config = GRPOConfig(", REPAIR))
-    watched.read_to("PASS lab 01")
-    assert watched.end() == 0, watched.text
-    assert "\x1b[1;32mPASS" in watched.text  # green
-    solved = learner("solution", "01")
-    assert solved.end() == 0
-    assert "enable_input_require_grads" in solved.text
-    assert (course / solved.plain.rpartition("The whole script: ")[2]).is_file()
-    listed = learner("list")
-    assert listed.end() == 0
-    assert "1 of 2 solved" in listed.plain and "1 of 3" in listed.plain
-    reset = learner("reset", "01")
-    assert reset.end() == 0
-    assert "train.backup-1.py" in reset.text
+    opened, _ = ran("open", "02")
+    assert opened == "labs/02_starts_too_low/train.py" and (course / opened).is_file()
+    checks, saves = [], []
+    check = labs.checker
+
+    @contextlib.contextmanager
+    def checker(*options):
+        with check(*options) as one:
+            yield lambda script: checks.append(one(script)) or checks[-1]
+
+    def save(_):
+        saves.append(script.write_text(script.read_text().replace("    config = GRPOConfig(", REPAIR)))
+
+    monkeypatch.setattr(labs, "checker", checker)
+    monkeypatch.setattr(lab_work, "time", types.SimpleNamespace(sleep=save))
+    watched, coloured = ran("watch", "01")
+    assert [row.result for row in checks] == ["FAIL", "PASS"] and len(saves) == 1
+    failed, _, passed = watched.partition("waiting for a change")
+    assert "FAIL lab 01: it does what the symptom says: The log of the sums run" in failed
+    assert "gradient" not in failed.partition("FAIL")[2].replace("Gradients will be None", "")
+    assert "PASS lab 01" in passed and "\x1b[1;32mPASS" in coloured  # green
+    solved, _ = ran("solution", "01")
+    assert "enable_input_require_grads" in solved
+    assert (course / solved.rpartition("The whole script: ")[2]).is_file()
+    monkeypatch.setattr(labs, "check", lambda lab, device: row(lab, "FAIL", "it is too slow"))
+    assert "FAIL lab 02: it is too slow Stuck? failurelab lab hint 02" in ran("check", status=1)[0]
+    assert "Hint 1 of 3" in ran("hint", "02")[0]
+    listed, _ = ran("list")
+    assert "1 of 2 solved" in listed and "hints: 1 of 3" in listed
+    assert "train.backup-1.py" in ran("reset", "01")[0]
+    leave = types.SimpleNamespace(sleep=lambda _: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(lab_work, "time", leave)
+    monkeypatch.setattr(labs, "checker", lambda *_: contextlib.nullcontext(lambda script: row(labs.find()[1], "FAIL")))
+    assert "The watch ended; your script is as you saved it." in ran("watch", status=1)[0]
 
 
-@pytest.mark.slow
-def test_a_watch_that_is_ended_leaves_nothing_running(course, tmp_path):
-    environment = {"FAILURELAB_ROOT": str(course), "FAILURELAB_STATE": str(tmp_path / "state.json")}
-    watched = Terminal("lab", "watch", "01", environment=environment | {"OMP_NUM_THREADS": "1"})
-    watched.read_to("waiting for a change")
-    started = subprocess.run(
-        ["ps", "--ppid", str(watched.pid), "-o", "pid="], capture_output=True, text=True, check=True
-    )
-    servers = [int(each) for each in started.stdout.split()]
-    assert servers
-    os.write(watched.screen, b"\x03")
-    assert watched.end() == 1
-    assert "your script is as you saved it" in watched.text
-    assert not any(pathlib.Path(f"/proc/{pid}").exists() for pid in servers)
-
-
-def test_wrong_calls_get_one_line(tmp_path):
-    """An unknown lab, a damaged state: the exit status is 1, and there is no traceback."""
-    state = tmp_path / "state.json"
-    environment = os.environ | {"FAILURELAB_STATE": str(state)}
-    for words, content, message in (
+@pytest.mark.parametrize(
+    ("words", "content", "message"),
+    [
         (("hint", "77"), "", "unknown lab '77'"),
         (("solution", "1"), "", "is not solved yet"),
         (("list",), "{", "state.json: it cannot be read"),
-    ):
-        state.unlink(missing_ok=True)
-        if content:
-            state.write_text(content)
-        command = [sys.executable, "-m", "failurelab", "lab", *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        assert done.returncode == 1
-        assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    ],
+)
+def test_a_wrong_call_gets_one_line(failurelab, tmp_path, monkeypatch, words, content, message):
+    """An unknown lab, a damaged state: the exit status is 1, and there is no traceback."""
+    state = tmp_path / "state.json"
+    monkeypatch.setenv("FAILURELAB_STATE", str(state))
+    if content:
+        state.write_text(content)
+    done = failurelab("lab", *words)
+    assert done.returncode == 1
+    assert message in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize("width", [80, 120])
