@@ -18,7 +18,7 @@ from failurelab_course import eras
 ROOT = eras.root()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGE = ROOT / "helpers" / "failurelab"
-MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 def dotted(path):
@@ -41,22 +41,18 @@ def test_pyproject_and_the_era_today_name_the_same_packages():
 @pytest.mark.parametrize(
     "command",
     [
-        ["lint-imports", "--no-cache"],
-        ["deptry", "helpers/failurelab_course", "benchmarks", "tools"],
-        ["deptry", "helpers/failurelab", "--config", "helpers/pyproject.toml"],
+        "lint-imports --no-cache",
+        "deptry helpers/failurelab_course benchmarks tools",
+        "deptry helpers/failurelab --config helpers/pyproject.toml",
+        "python tools/draw_rooms.py --check",
     ],
-    ids=lambda command: " ".join(command[:2]),
 )
 def test_the_contracts_of_imports_hold(command):
-    """Rooms import only rooms below them, nothing goes in a circle, and what is imported is asked for."""
-    bin = pathlib.Path(sys.executable).parent
-    done = subprocess.run([str(bin / command[0]), *command[1:]], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Rooms import only rooms below them, nothing goes in a circle, and what is imported is asked for.
 
-
-def test_the_picture_of_the_rooms_is_not_stale():
-    """docs/architecture.md shows the rooms as the contracts have them: `make rooms` writes it."""
-    command = [sys.executable, "tools/draw_rooms.py", "--check"]
+    docs/architecture.md shows the rooms as the contracts have them: `make rooms` writes it.
+    """
+    command = [pathlib.Path(sys.executable).parent / command.split()[0], *command.split()[1:]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -86,18 +82,14 @@ def test_environment_yml_installs_the_lock_and_the_same_torch():
     assert re.findall(r"^failurelab (.+)$", post_build.read_text(), re.MULTILINE) == ["eras create"]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=dotted)
-def test_the_core_imports_torch_and_transformers_only(path):
+def test_the_core_imports_torch_and_transformers_only():
     """What a reader takes home asks for nothing more at import; the rest is imported where it is used."""
     allowed = {"torch", "transformers", "packaging", "failurelab"} | set(sys.stdlib_module_names)
-    tree = ast.parse(path.read_text())
-    found = set()
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module.split(".")[0])
-    assert found <= allowed
+    for path in MODULES:
+        nodes = ast.parse(path.read_text()).body
+        found = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        found |= {node.module.split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+        assert found <= allowed, path
 
 
 def test_an_empty_environment_is_told_what_it_lacks():
@@ -137,9 +129,8 @@ def test_the_core_installs_alone(tmp_path):
                 (site / part).symlink_to(source)
     (site / "failurelab").symlink_to(PACKAGE)
     modules = ", ".join(dotted(path) for path in MODULES if path.stem != "__main__")
-    environment = {key: value for key, value in os.environ.items() if key != "FAILURELAB_ROOT"} | {
-        "PYTHONPATH": str(site)
-    }
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    environment.pop("FAILURELAB_ROOT", None)
     python = [sys.executable, "-S"]
     done = subprocess.run([*python, "-c", f"import {modules}"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
