@@ -6,13 +6,10 @@ RUNS = {
     "checkpointing off": "28 of 28",
     "non-reentrant": "28 of 28",
     "checkpointing first": "28 of 28",
-    "the hook before the wrap": "28 of 28",
-    "the hook after the wrap": "28 of 28",
+    "cured": "28 of 28",
     "loaded": "element 0",
     "hooked": "0 of 28",
-    "is_trainable": "28 of 28",
     "detached": "element 0",
-    "silent": "1 of 29",
 }
 
 
