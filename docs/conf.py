@@ -61,5 +61,12 @@ class CellLexer(PythonLexer):
 
 
 def setup(app):
-    """Register the lexer that tools/site_pages.py names in each notebook."""
+    """Register the lexer that tools/site_pages.py names in each notebook, and say which pages are Chinese."""
     app.add_lexer("cell", CellLexer)
+    app.connect("html-page-context", name_language)
+
+
+def name_language(app, page, template, context, doctree):
+    """Have browsers and readers of screens take a Chinese page for one."""
+    if page.startswith("zh/"):
+        context["language"] = "zh"
