@@ -1,4 +1,6 @@
-"""Batch arithmetic: the judge refuses what the installed trl refuses, and says what a step is."""
+"""Batch arithmetic: what the installed trl refuses is handed to it as it is, and what a step is, is said."""
+
+import dataclasses
 
 import pytest
 
@@ -9,6 +11,7 @@ import small  # noqa: E402
 
 from failurelab.preflight.answers import Finding, Held  # noqa: E402
 from failurelab.preflight.inputs import Seen  # noqa: E402
+from failurelab.preflight.intercept import cuts  # noqa: E402
 from failurelab.preflight.judges import batch  # noqa: E402
 
 SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
@@ -29,12 +32,14 @@ def judge(**options):
 
 def asked(size, generations, accumulated=1, **more):
     names = ("per_device_train_batch_size", "num_generations", "gradient_accumulation_steps")
-    return dict(zip(names, (size, generations, accumulated))) | more
+    of_this_trl = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    rounds = dict.fromkeys(of_this_trl & {"steps_per_generation", "generation_batch_size"})
+    return dict(zip(names, (size, generations, accumulated))) | rounds | more
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_it_refuses_what_this_trl_refuses(size, model, tokenizer, tmp_path):
-    """Each size is handed to the real trainer; trl 0.14 refuses none, and then one generation is told all the same."""
+    """Each size is handed to the real trainer; trl 0.14 refuses none, and then one generation is told by the judge."""
     error = None
     try:
         args = trl.GRPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, **asked(*size))
@@ -44,20 +49,18 @@ def test_it_refuses_what_this_trl_refuses(size, model, tokenizer, tmp_path):
         )
     except ValueError as caught:
         error = caught
-    findings = [answer for answer in batch.judge_batch(seen(**asked(*size))) if isinstance(answer, Finding)]
-    if error is None and size[1] > 1:
-        assert findings == []
+    assert cuts.is_refused(asked(*size), 1) == (error is not None)
+    if error is not None:
+        assert batch.refused(error).failure == "F22"
     else:
-        assert [finding.failure for finding in findings] == ["F22"]
-    assert (error is None) or batch.refused(error).failure == "F22"
+        findings = [answer for answer in judge(**asked(*size)) if isinstance(answer, Finding)]
+        assert len(findings) == (size[1] == 1)
 
 
 def test_a_batch_is_judged_for_the_launch_and_not_for_this_machine():
     """Six completions are no multiple of four on one device; on two they are."""
-    answers = {world: [type(answer) for answer in judge(world_size=world, **asked(6, 4))] for world in (1, 2)}
-    assert answers[2] == [Held]
-    counts_prompts = "prompts" in judge(**asked(8, 4))[0].evidence.partition("counts ")[2]
-    assert answers[1] == ([Held] if counts_prompts else [Finding])
+    assert [cuts.is_refused(asked(6, 4), world) for world in (1, 2)] == [not cuts.counts_prompts(), False]
+    assert [type(answer) for answer in judge(world_size=2, **asked(6, 4))] == [Held]
 
 
 def test_what_one_step_is():

@@ -1,8 +1,9 @@
 """Batch arithmetic: what trl refuses at the size that the script asked for, and what one optimizer step really is.
 
 `per_device_train_batch_size` counts prompts in trl 0.14 and completions from 0.15 on; groups may be cut across devices,
-so that a batch which one GPU takes is refused on three, and the other way round. trl 0.14 refuses nothing: one
-completion a prompt has no standard deviation, every advantage is NaN, and so are the weights after the first step.
+so that a batch which one GPU takes is refused on three, and the other way round. Later releases refuse such a batch
+before anything is trained: it is handed to them uncut (`cuts.is_refused`), and their error is told. trl 0.14 refuses
+nothing: one completion a prompt has no standard deviation, every advantage is NaN, and so are the weights then.
 
 Upstream: TRL #2776 (the batch counts completions), #2858 and open-r1 #249 (refused sizes), PR #6024 (a loss scaled by
 the way that batches are cut).
@@ -43,7 +44,6 @@ class Step:
         completions: of all devices in a step.
         unit: what per_device_train_batch_size counts.
         per_round: completions of one round of generation; None where this trl does not cut groups.
-        what: the words for a round.
         steps: batches that one round is cut into.
         rounds: whether its sampler draws whole rounds, and drops what does not fill one.
     """
@@ -52,7 +52,6 @@ class Step:
     completions: int
     unit: str
     per_round: int | None = None
-    what: str = ""
     steps: int = 1
     rounds: bool = False
 
@@ -68,16 +67,15 @@ def read_step(seen: Seen) -> Step | None:
     if cuts.counts_prompts():
         return Step(generations, each * accumulated * generations, "prompts")
     if not hasattr(arguments, "steps_per_generation"):
-        return Step(generations, each * accumulated, "completions", each, f"batch of all devices ({device} x {world})")
+        return Step(generations, each * accumulated, "completions", each)
     steps, per_round = asked.get("steps_per_generation"), asked.get("generation_batch_size")
     if steps is None:
         steps = max(1, per_round // each) if per_round else accumulated
-    what = f"generation batch ({device} x {world} x {steps} steps)"
-    return Step(generations, each * accumulated, "completions", each * steps, what, steps, rounds=True)
+    return Step(generations, each * accumulated, "completions", each * steps, steps, rounds=True)
 
 
 def judge_batch(seen: Seen) -> Iterator[Answer]:
-    """Tell what trl refuses of the batch as it was asked for, and what a step is; F20 where accumulation scales it."""
+    """Tell what a step of the batch is, which trl takes (see `refused`); F20 where accumulation scales it."""
     step = read_step(seen)
     if step is None:
         return
@@ -86,20 +84,9 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
     if generations < 2:
         yield Finding(
             "F22",
-            f"num_generations is {generations}: a group of one completion has no standard deviation"
-            + (", and this trl takes it: every advantage is NaN" if per_round is None else ", trl refuses it"),
+            f"num_generations is {generations}: a group of one completion has no standard deviation, and this trl "
+            "takes it: every advantage is NaN",
             "Set num_generations to 2 or more.",
-        )
-        return
-    if per_round is not None and per_round % generations:
-        possible = [count for count in range(2, per_round + 1) if per_round % count == 0]
-        yield Finding(
-            "F22",
-            f"the {step.what} has {per_round} completions, which {generations} generations do not divide: trl refuses "
-            "it",
-            f"Set num_generations to {_or(possible)}, or a per_device_train_batch_size that it divides."
-            if possible
-            else f"Set per_device_train_batch_size to {generations}.",
         )
         return
     yield from _rows(seen, step)
@@ -153,8 +140,3 @@ def _accumulation(seen: Seen, steps: int, accumulated: int) -> Iterator[Answer]:
         f"Set steps_per_generation={accumulated}, the same as gradient_accumulation_steps, or upgrade trl.",
         undo=Arguments({"steps_per_generation": accumulated}),
     )
-
-
-def _or(numbers: list[int]) -> str:
-    shown = [str(number) for number in numbers[:6]]
-    return " or ".join([", ".join(shown[:-1]), shown[-1]]) if len(shown) > 1 else shown[0]
