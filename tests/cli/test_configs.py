@@ -1,9 +1,11 @@
-"""The configs that ship: loaded by the libraries that read them, and one script for one process and for two."""
+"""The configs and scripts that ship: loaded by the libraries that read them; a script for one process and for two."""
 
 import json
 import os
 import pathlib
+import runpy
 import subprocess
+import sys
 
 import pytest
 
@@ -12,8 +14,7 @@ from failurelab_course.experiments import deepspeed
 
 ROOT = eras.root()
 CONFIGS = ROOT / "configs"
-SCRIPT = "configs/train_grpo.py"
-LAUNCHER = (*deepspeed.LAUNCHED, "LOCAL_WORLD_SIZE")
+ZERO3, QLORA = "configs/train_grpo.py", "configs/train_qlora_grpo.py"
 needs_zero = pytest.mark.skipif(not eras.find(eras.TODAY).has_zero3, reason="DeepSpeed's operation is not built")
 
 
@@ -26,66 +27,76 @@ def test_deepspeed_s_configs(name):
     zero = json.loads((CONFIGS / name).read_text())["zero_optimization"]
     given = {key: value for key, value in zero.items() if value != "auto"}
     assert DeepSpeedZeroConfig(**given).stage == 3
-    known = set(DeepSpeedZeroConfig.model_fields) | {
-        field.alias for field in DeepSpeedZeroConfig.model_fields.values() if field.alias
-    }
-    assert set(zero) <= known
+    fields = DeepSpeedZeroConfig.model_fields
+    assert set(zero) <= {*fields, *(field.alias for field in fields.values())}
 
 
 def test_the_config_for_a_cpu_is_the_one_that_the_course_uses():
     assert json.loads((CONFIGS / "zero3_cpu.json").read_text()) == deepspeed.config(3)
 
 
-@pytest.mark.parametrize("name", ["accelerate_cpu.yaml", "accelerate_zero3.yaml"])
+@pytest.mark.parametrize("name", ["accelerate_cpu.yaml", "accelerate_zero3.yaml", "accelerate_gpus.yaml"])
 def test_accelerate_s_configs(name):
-    """Accelerate reads it without a complaint, and the DeepSpeed config that it names is there."""
+    """Accelerate reads it without a complaint; the DeepSpeed config that it names is there, or it needs none."""
     from accelerate.commands.config.config_args import load_config_from_file
 
     loaded = load_config_from_file(str(CONFIGS / name))
-    assert str(loaded.distributed_type).endswith("DEEPSPEED") and loaded.num_processes > 1
-    named = loaded.deepspeed_config["deepspeed_config_file"]
-    assert deepspeed.check_config(ROOT / named) == 3
+    assert loaded.num_processes > 1
+    if name == "accelerate_gpus.yaml":
+        assert (loaded.distributed_type.value, loaded.use_cpu) == ("MULTI_GPU", False)
+        return
+    assert str(loaded.distributed_type).endswith("DEEPSPEED")
+    assert deepspeed.check_config(ROOT / loaded.deepspeed_config["deepspeed_config_file"]) == 3
     assert set(loaded.deepspeed_config) == {"deepspeed_config_file", "zero3_init_flag"}
 
 
-def started(command):
-    """Run the script as a user would, from the repository's root, and return what rank 0 said."""
-    kept = {key: value for key, value in os.environ.items() if key not in LAUNCHER}
-    done = subprocess.run(
-        command, cwd=ROOT, env=kept | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("TRAINED ")]
+def started(processes, *words):
+    """Run a script on the CPU as a user would, from the repository's root; return what its first process says."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    command = [sys.executable, *(torchrun if processes > 1 else ()), *words, "--steps", "2"]
+    outer = (*deepspeed.LAUNCHED, "LOCAL_WORLD_SIZE")
+    environment = {name: value for name, value in os.environ.items() if name not in outer}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("TRAINED {", "{"))]
     assert done.returncode == 0 and len(lines) == 1, done.stdout[-1000:] + done.stderr[-3000:]
     return json.loads(lines[0].removeprefix("TRAINED "))
 
 
 @needs_zero
 @pytest.mark.slow
-def test_one_script_alone_and_in_two_processes():
+@pytest.mark.parametrize("processes", [1, 2])
+def test_zero_3_alone_and_in_two_processes(processes):
     """The same file: in one process, and in two that torchrun starts over gloo; each generates in its callback."""
-    binaries = pathlib.Path(eras.find(eras.TODAY).folder) / "bin"
-    arguments = [SCRIPT, "--steps", "2", "--deepspeed", "configs/zero3_cpu.json"]
-    alone = started([str(binaries / "python"), *arguments])
-    launcher = [str(binaries / "torchrun"), "--nproc_per_node", "2", "--master_port", str(deepspeed.free_port())]
-    both = started([*launcher, *arguments])
-    assert (alone["processes"], both["processes"]) == (1, 2)
-    for found in (alone, both):
-        assert found["steps"] == 2 and found["partitioned"] == 26
-        assert [text.split("=")[0] for text in found["answers"]] == ["3+4", "7+8"]
+    found = started(processes, ZERO3, "--deepspeed", "configs/zero3_cpu.json")
+    assert (found["processes"], found["steps"], found["partitioned"]) == (processes, 2, 26)
+    assert [text.split("=")[0] for text in found["answers"]] == ["3+4", "7+8"]
 
 
 @pytest.mark.slow
-def test_a_config_with_a_wrong_stage_ends_the_script_before_it_starts(tmp_path):
-    """Before the model is loaded, in words, and not as a traceback of pydantic's."""
+@pytest.mark.parametrize("processes", [1, 2])
+def test_qlora_trains_the_adapters_and_leaves_the_4_bit_weights(processes, tmp_path):
+    """Two steps with every guard on: each adapter weight moved, no 4-bit weight did, and the adapter is saved."""
+    found = started(processes, QLORA, "--batch", "8", "--output", str(tmp_path / "adapter"))
+    assert (found["processes"], found["steps"]) == (processes, 2)
+    assert (found["four_bit_unchanged"], found["adapters_changed"]) == ("14 of 14", "28 of 28")
+    assert found["adapters_in"] == ["torch.float32"]  # trl casts them to bfloat16, and the script back
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "words", "error", "says"),
+    [
+        (ZERO3, ["--deepspeed", "WRONG"], deepspeed.EngineError, "asks for ZeRO stage 5"),
+        (QLORA, ["--model", "no-such-model"], SystemExit, "unknown model 'no-such-model'"),
+    ],
+)
+def test_a_slip_ends_a_script_before_it_trains(script, words, error, says, tmp_path, monkeypatch):
+    """In words, and not in another library's traceback."""
     wrong = tmp_path / "zero.json"
     wrong.write_text('{"zero_optimization": {"stage": 5}}')
-    kept = {key: value for key, value in os.environ.items() if key not in LAUNCHER}
-    done = subprocess.run(
-        [str(eras.find(eras.TODAY).python), SCRIPT, "--deepspeed", str(wrong)],
-        cwd=ROOT,
-        env=kept,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode != 0 and "asks for ZeRO stage 5" in done.stderr
+    monkeypatch.setattr(sys, "argv", [script, *(str(wrong) if word == "WRONG" else word for word in words)])
+    with pytest.raises(error, match=says) as ended:
+        runpy.run_path(str(pathlib.Path(ROOT, script)))["main"]()
+    assert "\n" not in str(ended.value)
