@@ -58,13 +58,12 @@ def judge_rollout_engine(seen: Seen) -> Iterator[Answer]:
 
 def _ask(function: Callable[..., Any], prompts: list[Any], trainer: Any, temperature: float) -> Answer:
     """Change the weights, ask for completions, and score them under the new weights and under the old ones."""
-    with torch.random.fork_rng(), _other_weights(trainer.model) as weights:
+    with torch.random.fork_rng(), _other_weights(trainer.model):
         _end_step(trainer)
         given = _call(function, prompts, trainer)
         rows = [(row, done) for row, done in zip(given["prompt_ids"], given["completion_ids"]) if len(done)]
         after = [_logps(trainer.model, row, done, temperature) for row, done in rows]
-        with weights.as_they_were():
-            before = [_logps(trainer.model, row, done, temperature) for row, done in rows]
+    before = [_logps(trainer.model, row, done, temperature) for row, done in rows]
     return _judge(after, before, [done for _, done in rows])
 
 
@@ -113,47 +112,29 @@ def _call(function: Callable[..., Any], prompts: list[Any], trainer: Any) -> Any
     return function(prompts, trainer.args, trainer.processing_class) if old else function(prompts, trainer)
 
 
-class _Weights:
-    """The trained weights, twice: as they were, and others."""
-
-    def __init__(self, model: Any):
-        self._named = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        self._kept = {name: weight.detach().clone() for name, weight in self._named.items()}
-        head = getattr(model.get_output_embeddings(), "weight", None)
-        draws = torch.Generator().manual_seed(0)
-        self._others = {}
-        for name, weight in self._named.items():
-            noise = torch.randn(weight.shape, generator=draws, device="cpu").to(weight.device)
-            if weight.ndim < 2:
-                self._others[name] = weight.detach().clone()
-            elif weight is head or "lora_" in name:
-                self._others[name] = noise * _SPREAD / weight.shape[-1] ** 0.5
-            else:
-                self._others[name] = weight.detach() + noise * weight.detach().float().std()
-
-    def put(self, weights: dict[str, torch.Tensor]) -> None:
-        with torch.no_grad():
-            for name, weight in self._named.items():
-                weight.copy_(weights[name].to(weight.dtype))
-
-    @contextlib.contextmanager
-    def as_they_were(self) -> Iterator[None]:
-        self.put(self._kept)
-        try:
-            yield
-        finally:
-            self.put(self._others)
-
-
 @contextlib.contextmanager
-def _other_weights(model: Any) -> Iterator[_Weights]:
+def _other_weights(model: Any) -> Iterator[None]:
     """Inside, the trained weights are others."""
-    weights = _Weights(model)
-    weights.put(weights._others)
+    kept = {weight: weight.detach().clone() for weight in model.parameters() if weight.requires_grad}
+    head = getattr(model.get_output_embeddings(), "weight", None)
+    draws = torch.Generator().manual_seed(0)
     try:
-        yield weights
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if weight not in kept:
+                    continue
+                noise = torch.randn(weight.shape, generator=draws, device="cpu").to(weight.device)
+                if weight.ndim < 2:
+                    continue
+                if weight is head or "lora_" in name:
+                    weight.copy_(noise * _SPREAD / weight.shape[-1] ** 0.5)
+                else:
+                    weight.add_(noise * weight.float().std())
+        yield
     finally:
-        weights.put(weights._kept)
+        with torch.no_grad():
+            for weight, before in kept.items():
+                weight.copy_(before)
 
 
 def _logps(model: Any, prompt: list[int], done: list[int], temperature: float) -> torch.Tensor:
