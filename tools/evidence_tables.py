@@ -438,11 +438,9 @@ def reward_functions() -> str:
     states = {"named": "named, the cause undone", "found": "found", "read": "NOT CHECKED, with the cause",
               "wrong one": "another one accused", "missed": "missed"}  # fmt: skip
     broken, sound = runs[runs["part"] != "sound"], runs[runs["part"] == "sound"]
-    said = ", ".join(f"{(broken['verdict'] == state).sum()} {text}" for state, text in states.items())
+    said = "; ".join(f"{(broken['verdict'] == state).sum()} {text}" for state, text in states.items())
     accused = count(sound["verdict"] == "accused")
-    return (
-        f"{len(broken)} reward functions that are dead, blind or inverted: {said}. Sound, but odd: {accused} accused."
-    )
+    return f"{len(broken)} dead, blind or inverted reward functions: {said}. Sound, but odd: {accused} accused."
 
 
 def textbook() -> str:
