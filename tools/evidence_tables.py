@@ -75,9 +75,9 @@ def generation() -> str:
         "train mode, checkpointing off, cache, mixed lengths, sdpa": "train mode, checkpointing off",
         "train mode, checkpointing reentrant, cache, mixed lengths, sdpa": "train mode, reentrant",
         "train mode, checkpointing non-reentrant, cache, mixed lengths, sdpa": "train mode, non-reentrant",
-        "train mode, checkpointing non-reentrant, no cache, mixed lengths, sdpa": "the same, `use_cache=False`",
-        "train mode, checkpointing non-reentrant, cache, equal lengths, sdpa": "train mode, prompts of equal length",
-        "train mode, checkpointing non-reentrant, cache, equal lengths, eager": "the same, eager attention",
+        "train mode, checkpointing non-reentrant, no cache, mixed lengths, sdpa": "non-reentrant, `use_cache=False`",
+        "train mode, checkpointing non-reentrant, cache, equal lengths, sdpa": "non-reentrant, prompts of equal length",
+        "train mode, checkpointing non-reentrant, cache, equal lengths, eager": "the same with eager attention",
     }
     eras = ("trl-0.14", "trl-0.14-tf-4.52", "today")
     runs = read_runs("generation_matrix", "|".join(labels))
