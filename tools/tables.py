@@ -24,7 +24,7 @@ TABLES: dict[str, Callable[[], str]] = {
     name.replace("_", "-"): function
     for name, function in vars(evidence_tables).items()
     if inspect.isfunction(function) and function.__module__ == evidence_tables.__name__ and not name.startswith("_")
-} | {"timetables": timetables.timetables, "parts": timetables.parts}
+} | {"timetables": timetables.timetables}
 # README's picture: runs of rollout_curves, and what each line is called.
 PICTURE = "silent.png"
 LINES = {"checkpointing off": "healthy", "broken": "broken, without an error"}

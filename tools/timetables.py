@@ -2,7 +2,6 @@
 
 import re
 
-from evidence import markdown
 from site_pages import OPENING
 
 from failurelab_course.labs import definition
@@ -19,12 +18,6 @@ DAYS = {
     "Day 2 of two": "10 each names one measurement from yesterday; notebook 05; labs 07, 08; 15 *break*; notebook 06; "
     "labs 09, 39, 29; notebook 07; lab 11; 60 *lunch*; labs 34, 21, 15; 15 *break*; labs 33, 18; notebook 08; lab 19; "
     "15 close: `failurelab preflight train.py` on your own script",
-}
-PARTS = {
-    "train adapters": "notebook 01; notebook 03; lab 04; lab 15",
-    "upgrade libraries in production": "notebook 04; notebook 05; lab 07; lab 16",
-    "run on several GPUs": "notebook 06; notebook 07; lab 09; lab 11",
-    "write their own loop": "notebook 01; notebook 02; lab 13; lab 14",
 }
 
 
@@ -55,12 +48,3 @@ def timetables() -> str:
             clock += count_minutes(item)
         lines.append(f"**{title}**: {'; '.join(told)}. To {clock // 60:02}:{clock % 60:02}.")
     return "\n\n".join(lines)
-
-
-def parts() -> str:
-    """Parts of the course that are whole, and how long each takes."""
-    rows = [
-        [people, plan.replace("notebook ", "").replace(";", ","), sum(map(count_minutes, plan.split("; ")))]
-        for people, plan in PARTS.items()
-    ]
-    return markdown(["for people who", "give", "minutes"], rows)
