@@ -1,5 +1,6 @@
 """The checker is not fooled, not hung and not left behind: cheats, crashes, broken environments, each by its name."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -36,17 +37,12 @@ CHEATS = {
         [REPAIR, before(RETURN, "    trainer.train = lambda *_, **__: None")],
         "0 of 6 steps were trained",
     ),
-    "lowers_the_steps": ([REPAIR, ("max_steps=6", "max_steps=2")], "2 of 6 steps were trained"),
     "trains_at_rate_zero": ([REPAIR, ("learning_rate=5e-4", "learning_rate=0.0")], "the learning rate is 0"),
     "freezes_everything": (
         [before(CONFIG, "    model.requires_grad_(False)")],
         "training raised RuntimeError: element 0",
     ),
     "freezes_what_fails": ([before(CONFIG, "    model.model.layers.requires_grad_(False)")], "25 tensors are frozen"),
-    "unfreezes_the_embeddings": (
-        [("get_input_embeddings().requires_grad_(False)", "get_input_embeddings().requires_grad_(True)")],
-        "0 tensors are frozen",
-    ),
     "freezes_another": (
         [("get_input_embeddings().requires_grad_(False)", "model.norm.requires_grad_(False)")],
         "the embeddings were changed",
@@ -83,27 +79,13 @@ CHEATS = {
         "not the one in model_path",
     ),
     "trains_beforehand": ([REPAIR, before(RETURN, "    trainer.train()")], "6 steps before it was handed over"),
-    "patches_checkpointing_away": (
-        [
-            before(
-                CONFIG,
-                "    torch.utils.checkpoint.checkpoint = lambda f, *a, **_: f(*a)\n"
-                "    from transformers import modeling_utils\n\n"
-                "    modeling_utils.checkpoint = torch.utils.checkpoint.checkpoint",
-            ),
-            before(IMPORT, "import torch.utils.checkpoint"),
-        ],
-        "layers keep their activations for the backward pass",
-    ),
     "answers_in_place_of_repairing": (
         [before("SUMS = [", "ANSWER = {'verdict': 'harmless', 'tensors_without_gradient': 0}")],
         "24 of 25 tensors still have no gradient",
     ),
     "returns_nothing": ([(RETURN, "")], "returned a NoneType"),
     "leaves_early": ([before(IMPORT, "import sys\n\nsys.exit(0)")], "SystemExit"),
-    "leaves_for_good": ([before(IMPORT, "import os\n\nos._exit(0)")], "left by itself with status 0"),
     "does_not_parse": ([("def build_trainer(", "def build_trainer((")], "importing the script raised SyntaxError"),
-    "has_no_build_trainer": ([("def build_trainer(", "def make_trainer(")], "defines no function build_trainer"),
     "misspells": (
         [("model.get_input_embeddings", "model.get_imput_embeddings")],
         "build_trainer raised AttributeError",
@@ -176,9 +158,46 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def server():
-    """A check server of the course's own era; the last test kills it."""
-    with check_client.start("today", [], jobs=1) as started:
-        yield started
+    """A check server of the course's own era, on a machine with GPUs; the last test kills it."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("CUDA_VISIBLE_DEVICES", "3,7")
+        with check_client.start("today", ["transformers.Trainer"], jobs=1) as started:
+            yield started
+
+
+ON_THE_CPU = """
+import os, pathlib
+import transformers
+
+seen = os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("DS_ACCELERATOR", "")
+pathlib.Path({seen!r}).write_text("/".join(seen))
+
+
+def build_trainer(model_path, output_dir):
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path)
+    args = transformers.TrainingArguments(output_dir, use_cpu=True, report_to=[])
+    return transformers.Trainer(model, args)
+"""
+
+
+@pytest.mark.parametrize(("device", "shown"), [("cpu", ""), ("cuda:1", "7")])
+def test_gpus_are_hidden_unless_asked_for_and_the_cpu_is_no_gpu(server, tmp_path, device, shown):
+    """A script sees no GPU by default. One that stays on the CPU where a GPU is checked gets a line, and no figures."""
+    seen, script = tmp_path / "seen", tmp_path / "train.py"
+    script.write_text(ON_THE_CPU.format(seen=str(seen)))
+    on_gpu = check_client.start("today", ["transformers.Trainer"], 1, device=device)
+    with on_gpu if device != "cpu" else contextlib.nullcontext(server) as asked:
+        assert asked.broken == {}
+        asked.check(0, script, MODEL, "Trainer", 120)
+        answer = asked.answer(400)
+    assert seen.is_file(), answer
+    assert seen.read_text().split("/") == [shown, "cpu"]
+    refused, metrics = answer["measured"]["refused"], answer["measured"]["metrics"]
+    if device == "cpu":
+        assert refused == "" and "ValueError" in metrics["error"]  # the Trainer has no dataset: it got as far
+    else:
+        assert refused.startswith("the trainer's model is on cpu, and this check is on cuda: ")
+        assert "Next: use_cpu=not torch.cuda.is_available()" in refused
 
 
 def test_a_script_that_hangs_or_dies_is_ended_and_named(server, tmp_path, gone):
@@ -272,31 +291,24 @@ def test_a_broken_environment_is_no_wrong_fix(short_lab, tmp_path):
     assert "era today does not import trl.NoTrainer" in row.reason
 
 
-def test_a_model_that_does_not_load_is_the_environment(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("")
-    made = measure.run(script, tmp_path, tmp_path / "out", "GRPOTrainer")
-    assert "config.json is missing" in made.environment
-
-
-def test_an_import_that_fails_inside_the_stack_is_the_environment(tmp_path, monkeypatch):
-    """The library behind a right import is broken; a name that the script misspells is the script's own fault."""
+@pytest.mark.parametrize(
+    ("code", "model", "told"),
+    [
+        ("", ".", "config.json is missing"),
+        # The library behind a right import is broken; a name that the script misspells is the script's own fault.
+        ("import broken_stack", MODEL, "does not import: cannot import name 'no_such_name'"),
+        ("from torch import no_such_name", MODEL, ""),
+        ("import errno\nraise OSError(errno.ENOSPC, 'No space left on device')", MODEL, "no room"),
+    ],
+)
+def test_what_breaks_outside_the_script_is_the_environment(tmp_path, monkeypatch, code, model, told):
     (tmp_path / "broken_stack.py").write_text("from torch import no_such_name\n")
     monkeypatch.syspath_prepend(tmp_path)
     script = tmp_path / "train.py"
-    script.write_text("import broken_stack\n")
-    made = measure.run(script, MODEL, tmp_path / "out", "GRPOTrainer")
-    assert "does not import: cannot import name 'no_such_name'" in made.environment
-    script.write_text("from torch import no_such_name\n")
-    made = measure.run(script, MODEL, tmp_path / "out", "GRPOTrainer")
-    assert made.environment == ""
-    assert made.metrics["error"].startswith("ImportError")
-
-
-def test_no_room_on_the_disk_is_the_environment(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text("import errno\nraise OSError(errno.ENOSPC, 'No space left on device')\n")
-    assert "no room" in measure.run(script, MODEL, tmp_path / "out", "GRPOTrainer").environment
+    script.write_text(code)
+    made = measure.run(script, tmp_path / model, tmp_path / "out", "GRPOTrainer")
+    assert told in made.environment and bool(told) == bool(made.environment)
+    assert told or made.metrics["error"].startswith("ImportError")
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="asks Linux to end a child with its parent")

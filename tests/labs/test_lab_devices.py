@@ -19,19 +19,6 @@ pytestmark = pytest.mark.slow
 
 LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
-ON_THE_CPU = """
-import os, pathlib
-import transformers
-
-seen = os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("DS_ACCELERATOR", "")
-pathlib.Path({seen!r}).write_text("/".join(seen))
-
-
-def build_trainer(model_path, output_dir):
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_path)
-    args = transformers.TrainingArguments(output_dir, use_cpu=True, report_to=[])
-    return transformers.Trainer(model, args)
-"""
 LEFT = """
 def train(model, tokenizer, steps):
     model.to("meta")
@@ -78,28 +65,6 @@ def test_what_a_check_on_a_gpu_has_beside_its_limits(monkeypatch, tmp_path):
     assert (on_gpu["device"], on_gpu["visible"]) == ("cuda", "6")
     assert on_gpu["time_limit"] > 240 and on_gpu["memory_limit"] > 1000
     assert later > within > 240
-
-
-@pytest.mark.parametrize(("device", "shown"), [("cpu", ""), ("cuda:1", "7")])
-def test_gpus_are_hidden_unless_asked_for_and_the_cpu_is_no_gpu(monkeypatch, tmp_path, device, shown):
-    """A script sees no GPU by default. One that stays on the CPU where a GPU is checked gets a line, and no figures."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,7")
-    seen, script = tmp_path / "seen", tmp_path / "train.py"
-    script.write_text(ON_THE_CPU.format(seen=str(seen)))
-    with check_client.start("today", ["transformers.Trainer"], 1, device=device) as server:
-        assert server.broken == {}
-        server.check(0, script, MODEL, "Trainer", 120)
-        answer = server.answer(400)
-    assert seen.is_file(), answer
-    visible, deepspeed = seen.read_text().split("/")
-    assert (visible, deepspeed) == (shown, "cpu")
-    refused = answer["measured"]["refused"]
-    if device == "cpu":
-        assert refused == ""
-        assert "ValueError" in answer["measured"]["metrics"]["error"]  # the Trainer has no dataset: it got as far
-    else:
-        assert refused.startswith("the trainer's model is on cpu, and this check is on cuda: ")
-        assert "Next: use_cpu=not torch.cuda.is_available()" in refused
 
 
 def test_a_model_that_a_loop_moves_away_is_refused(tmp_path):
