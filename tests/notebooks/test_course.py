@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 import types
@@ -192,25 +190,6 @@ def test_a_hung_kernel_is_ended_with_all_it_started(plant, tmp_path, gone, pipe,
     assert (hung.status, passed.status) == ("FAIL", "PASS")
     assert hung.reason.startswith("over its time limit of 20 s, after 1 of 2 cells")
     assert len(pids) == 2 and gone(pids) == []
-
-
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_outlives_an_interrupted_run(plant, tmp_path, gone, pipe, signal_number):
-    """Ctrl-C ends all children and says what was interrupted; even where the run is killed, they end."""
-    plant("00_hangs", HANG), plant("01_waits", "print(1)")
-    hangs = pipe(plant.folder / "pids")
-    code = "import sys; from failurelab_course.notebook_runs import notebooks; "
-    code += "notebooks.run(folder=sys.argv[1], out=sys.argv[2], jobs=1)"
-    command = [sys.executable, "-c", code, str(plant.folder), str(tmp_path / "run")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    pids = [int(pid) for pid in hangs().split()]
-    process.send_signal(signal_number)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert gone(pids) == []
-    if signal_number == signal.SIGINT:
-        assert "0 of 2 PASS, 2 NOT RUN" in said
-        assert "00_hangs: interrupted" in said and "01_waits: not started" in said
 
 
 def test_a_runner_that_cannot_start_is_the_environments_fault(plant, tmp_path, monkeypatch):
