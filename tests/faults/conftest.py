@@ -21,47 +21,14 @@ from tests.cli.benchmark_scripts import load
 
 from failurelab_course import eras
 from failurelab_course.experiments import observe
+from failurelab_course.labs import definition as lab_files
 
 ROOT = eras.root()
 MARK = "FAILURELAB_FAULT"  # in the environment of everything that a test starts
 PATIENCE = 60  # seconds for what is ending by itself; no test waits for it to pass
 LIMIT = 300  # seconds until a test gives up on a command
 GONE = "nothing: the command itself is gone"
-LAB = "01_trivial"
-LAB_TOML = """
-title = "A lab that takes a second"
-symptom = "Nothing is wrong."
-given = "symptom"
-kind = "log_probs"
-false_alarm = true
-era = "today"
-trainer = "log_probs"
-needs = ["transformers.Qwen2ForCausalLM"]
-measured = "scores"
-difficulty = "easy"
-minutes = 1
-time_limit = 60
-memory_limit = 1500
-healthy = [{ check = "log_prob_error < 1e-4", holds = "scores are right", fails = "scores are wrong" }]
-[broken]
-reason = "none"
-signature = ["log_prob_error > 1"]
-[[wrong_fixes]]
-name = "none"
-reason = "none"
-signature = ["log_prob_error > 1"]
-edits = [["log_softmax(dim=-1)", "softmax(dim=-1)"]]
-[solution]
-edits = [["log_softmax(dim=-1)", "log_softmax(-1)"]]
-"""
-RIGHT = '''"""A lab that takes a second. Nothing is wrong."""
-
-
-def log_probs(model, input_ids, attention_mask, completion_length):
-    rows = model(input_ids=input_ids, attention_mask=attention_mask, logits_to_keep=completion_length + 1).logits
-    rows = rows[:, -completion_length - 1 : -1].log_softmax(dim=-1)
-    return rows.gather(-1, input_ids[:, -completion_length:, None])[..., 0]
-'''
+LAB = "08_scoring_by_hand"  # it takes a second
 
 
 def notebook(*sources):
@@ -84,12 +51,9 @@ class Room:
                 (folder / path.name).symlink_to(path)
         shutil.copytree(ROOT / "models" / "tiny-qwen2", folder / "models" / "tiny-qwen2")
         self.lab = folder / "labs" / LAB
-        self.lab.mkdir(parents=True)
-        (self.lab / "lab.toml").write_text(LAB_TOML)
-        (self.lab / "start.py").write_text(RIGHT)
-        (self.lab / "hints.md").write_text("## One\na\n## Two\nab\n## Three\nabc\n")
+        shutil.copytree(ROOT / "labs" / LAB, self.lab)
         self.script = self.lab / "train.py"
-        self.script.write_text(RIGHT + "# my own line\n")
+        self.script.write_text(lab_files.load(self.lab).solution.text() + "# my own line\n")
         (folder / ".course").mkdir()
         (folder / "notebooks").mkdir()
         self.state = folder / ".course" / "labs.json"

@@ -8,11 +8,11 @@ import sys
 
 import psutil
 import pytest
-from tests.faults.conftest import notebook
+from tests.faults.conftest import LAB, notebook
 
 fault = pytest.mark.fault
 CHILD = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
-CHECK, RUN = ("lab", "check", "01"), ("run", "01", "--out", "results")
+CHECK, RUN = ("lab", "check", LAB), ("run", "01", "--out", "results")
 INTERRUPT, KILL = signal.SIGINT, signal.SIGKILL
 
 
@@ -59,7 +59,7 @@ def trace(frame, event, argument):
             count += 1
             if count == at: os.kill(os.getpid(), signal.SIGKILL)
         return trace
-lab = verify.find(["01"])[0]
+(lab,) = verify.find()
 sys.settrace(trace)
 exercise.{verb}(lab)
 sys.settrace(None)
