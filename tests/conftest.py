@@ -18,20 +18,22 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The files that take minutes come first, so that two workers that take the next file each end together. The first one
-# keeps two processes busy; beside it come those that need one.
+# The files that take longest come first, so that two workers that take the next file each end together: what comes last
+# takes seconds. Verify, eras and notebooks keep two processes busy; beside them come those that need one. A worker takes
+# its next file when two tests are left of the one that it has, so a file whose first test takes minutes has three.
 LONG = (
     "labs/test_verify.py",
     "cli/test_preflight.py",
-    "cli/test_magics.py",
-    "unit/test_zero3.py",
     "unit/test_trainers.py",
     "labs/test_units_in_every_era.py",
     "notebooks/test_notebooks.py",
     "notebooks/test_diffs.py",
-    "labs/test_checker.py",
-    "labs/test_lab_work.py",
     "unit/test_textbook.py",
+    "labs/test_checker.py",
+    "cli/test_configs.py",
+    "notebooks/test_course.py",
+    "unit/test_zero3.py",
+    "cli/test_magics.py",
 )
 PATIENCE = 300  # seconds until a test gives up: a limit against hanging, which no test waits for
 
