@@ -18,9 +18,9 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The files that take longest come first, so that two workers that take the next file each end together: what comes last
-# takes seconds. Verify, eras and notebooks keep two processes busy; beside them come those that need one. A worker takes
-# its next file when two tests are left of the one that it has, so a file whose first test takes minutes has three.
+# The files that take longest come first, so that two workers that take the next file each end together: what comes
+# last takes seconds. Verify, eras and notebooks keep two processes busy; beside them come those that need one. A worker
+# takes its next file when two tests are left of the one that it has, so a file whose first takes minutes has three.
 LONG = (
     "labs/test_verify.py",
     "cli/test_preflight.py",
