@@ -160,9 +160,9 @@ def run(model, rates, *, optimizer=torch.optim.AdamW, action="warn", gradient=la
     return guard, messages
 
 
-def low():
-    """Return a model in bfloat16 whose biases are not zero, as those of a trained one are."""
-    model = qwen2(dtype=torch.bfloat16)
+def low(dtype=torch.bfloat16):
+    """Return a model whose biases are not zero, as those of a trained one are."""
+    model = qwen2(dtype=dtype)
     for parameter in model.parameters():
         if not parameter.detach().any():
             parameter.data.normal_(std=0.02)
@@ -183,6 +183,14 @@ def test_steps_that_round_to_nothing_are_told():
     for wrong in ({"least": 0}, {"steps": 1}, {"sample": 0}):
         with pytest.raises(ValueError):
             guards.UpdateGuard(**wrong)
+
+
+def test_float32_is_measured_too():
+    """A usual step changes all that has a gradient, and that is counted; one far too small is lost there too."""
+    guard, messages = run(low(torch.float32), [1e-6] * 6)
+    assert messages == [] and guard.report.dtypes == ("float32",) and guard.report.share > 0.99
+    guard, messages = run(low(torch.float32), [1e-11] * 6)
+    assert guard.report.grade == "lost" and guard.report.share < 0.05 and "Next: a larger learning rate" in messages[0]
 
 
 def adapter(dtype=torch.float32):

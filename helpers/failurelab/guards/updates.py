@@ -4,8 +4,8 @@
 
 Nothing is raised where a step is lost, and grad_norm and loss look healthy. The step rounds to nothing (see
 `failurelab.updates`), or the optimizer does not hold what has the gradients. The guard takes a sample of each trainable
-tensor, and compares it before and after the first steps; for tensors in less than 32 bits it counts which share of the
-elements moved, at the full learning rate. It changes nothing in the run.
+tensor, compares it before and after the first steps, and counts which share of the elements moved, at the full learning
+rate. It changes nothing in the run.
 """
 
 import dataclasses
@@ -21,6 +21,10 @@ from failurelab.guards.base import Action, Guard
 _TRAINABLE = (
     "load an adapter with PeftModel.from_pretrained(model, adapter, is_trainable=True), and hand an optimizer of your "
     "own the parameters of the wrapped model"
+)
+_WIDE = (
+    "load the weights in float32 (dtype=torch.float32) and compute under bf16=True, use an optimizer that keeps "
+    "float32 copies, or "
 )
 _COPIES = ("master", "kahan", "compensation")  # what optimizers call what they keep beside the weights
 
@@ -82,11 +86,11 @@ class UpdateGuard(Guard):
     A tensor that had a gradient, and that the first `steps` steps have not changed at all, is told in any dtype where
     the optimizer does not hold it, or where no other has changed either; `report` is a `MovementReport` then.
 
-    Judged once, in the first `steps` optimizer steps in which the learning rate no longer rises. Weights in float32 are
-    not judged: a step of a usual size is not lost there. Nor are those whose copies an optimizer steps (DeepSpeed's, or
-    one with master weights). Stochastic rounding is no alarm: elements then move that no step could move by rounding
-    to nearest. Where a part of the elements changes, as in QLoRA's adapters, which trl casts to bfloat16, the run is
-    slowed: that is a note, also where the action is `stop`. `report` is a `RoundedReport` once steps were compared.
+    Judged once, in the first `steps` optimizer steps in which the learning rate no longer rises, in any dtype. Weights
+    whose copies an optimizer steps are not judged (DeepSpeed's, or one with master weights). Stochastic rounding is no
+    alarm: elements then move that no step could move by rounding to nearest. Where a part of the elements changes, as
+    in QLoRA's adapters, which trl casts to bfloat16, the run is slowed: that is a note, also where the action is
+    `stop`. `report` is a `RoundedReport` once steps were compared.
 
     Args:
         action: `warn` issues a GuardWarning, `stop` raises GuardTripped.
@@ -136,20 +140,17 @@ class UpdateGuard(Guard):
             return
         rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
         trained = [p for p in model.parameters() if p.requires_grad and id(p) in rates and not updates.not_judged(p)]
-        low = [parameter for parameter in trained if parameter.dtype.itemsize < 4]
-        if not low:
+        if not trained:
             self._done = True
-            if trained:
-                self._held("the optimizer steps none of the model's tensors in less than 32 bits, so no step is lost")
             return
         self._adapters = hasattr(model, "peft_config")
         if self._from_zero is None:
-            self._from_zero = {id(parameter) for parameter in low if not parameter.detach().any()}
+            self._from_zero = {id(parameter) for parameter in trained if not parameter.detach().any()}
         rate = max(rates.values())
         if rate > self._rate:  # it still warms up: what was compared was at a lower one
             self._forget()
             self._rate = rate
-        for parameter in low:
+        for parameter in trained:
             if rates.get(id(parameter)) and parameter.grad is not None:
                 weights, gradient = (self._take(each) for each in (parameter, parameter.grad))
                 # what has next to no gradient takes a smaller step in any dtype
@@ -204,8 +205,8 @@ class UpdateGuard(Guard):
             for name, (parameter, weights, reached) in seen.items()
             if torch.equal(weights[reached], self._take(parameter)[reached])
         ]
-        # those in less than 32 bits that the optimizer holds are judged by the share of their elements
-        told = [name for name in still if name in left_out or seen[name][0].dtype.itemsize >= 4]
+        # a step that rounds to nothing is judged by the share of the elements
+        told = [name for name in still if name in left_out or updates.expected_share(seen[name][1], rate) > self.least]
         if not told or (len(still) < len(seen) and not set(told) & set(left_out)):
             return
         self._done = True
@@ -228,7 +229,7 @@ class UpdateGuard(Guard):
         if not before.numel():
             return
         changed = before != after
-        wide = before.float()
+        wide = before.double() if before.dtype.itemsize >= 4 else before.float()
         gap = torch.ldexp(torch.full_like(wide, torch.finfo(before.dtype).eps), torch.frexp(wide).exponent - 1)
         # by a step of less than four learning rates: just above a power of two the neighbour below is half as far
         out_of_reach = (gap > 16 * rate) & (wide != 0)
@@ -265,7 +266,9 @@ class UpdateGuard(Guard):
             self._held(f"{found}; elements move that rounding to nearest would leave: it is rounded stochastically")
         elif grade == "slowed":
             where = (
-                "cast the adapters back, updates.to_float32(trainer.model), after the trainer is made"
+                "a larger learning rate"
+                if "float32" in dtypes
+                else "cast the adapters back, updates.to_float32(trainer.model), after the trainer is made"
                 if self._adapters
                 else "load the weights in float32 (dtype=torch.float32) and compute under bf16=True"
             )
@@ -276,8 +279,7 @@ class UpdateGuard(Guard):
         else:
             self._trip(
                 f"{found}: the steps are less than half of the distance between two such numbers, and round to "
-                "nothing. Next: load the weights in float32 (dtype=torch.float32) and compute under bf16=True, use an "
-                "optimizer that keeps float32 copies, or a larger learning rate",
+                f"nothing. Next: {'' if 'float32' in dtypes else _WIDE}a larger learning rate",
                 report,
                 ("F9",),
             )
