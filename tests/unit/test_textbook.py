@@ -296,13 +296,15 @@ def sometimes(completions, **_):
     return [None if text.startswith("1") else text.count("2") - 0.3 * len(text) for text in completions]
 
 
+MANY = {"per_device_train_batch_size": 4 if before("0.15") else 16}
+FEW = {"per_device_train_batch_size": 2 if before("0.15") else 8}  # 16 completions: each suspect is a pass of them
 # The mistake, options, its name, and the first release that it can be planted in: before 0.15 rows are generated within
 # compute_loss. The tokens that are left at a second iteration have their ratios. trl 0.22 divides so by itself (F20).
 MISTAKES = [
     (planted(loss=lambda loss: loss / 1e4), {}, "constant factor", "0"),
     (planted(loss=lambda loss: 2 * loss), {}, "accumulation", "0"),
-    (planted(loss=torch.neg), {"config": lora_config(lora_dropout=0.05)}, "opposite sign", "0"),
-    (planted(inputs=roll_mask), {}, "mask shifted", "0.15"),
+    (planted(loss=torch.neg), {"config": lora_config(lora_dropout=0.05), **MANY}, "opposite sign", "0"),
+    (planted(inputs=roll_mask), MANY, "mask shifted", "0.15"),
     (planted(inputs=shuffle), {}, "other rows' advantages", "0.15"),
     (
         planted(inputs=cut_first),
@@ -310,7 +312,7 @@ MISTAKES = [
         "first token left out",
         "0.16",
     ),
-    (Zero, {"rewards": [sometimes]}, "completions without any reward", "0.19"),
+    (Zero, {"rewards": [sometimes], **MANY}, "completions without any reward", "0.19"),
     (
         None if before("1.10") else planted(loss=lambda loss: loss / 2),
         {"steps_per_generation": 4},
@@ -330,7 +332,7 @@ MISTAKES = [
 def test_a_planted_mistake_is_named(kind, options, named, since, make):
     if before(since):
         pytest.skip("it cannot be planted in this release")
-    report = compare(make(kind=kind, **options), (options.get("max_steps", 1),))
+    report = compare(make(kind=kind, **FEW | options), (options.get("max_steps", 1),))
     assert report.verdict == "FOUND" and report.named == named
 
 
@@ -390,8 +392,8 @@ def prepared(change):
     return Prepared
 
 
-def first_eight(inputs):
-    return {key: value[:8] if getattr(value, "ndim", 0) else value for key, value in inputs.items()}
+def first_four(inputs):
+    return {key: value[:4] if getattr(value, "ndim", 0) else value for key, value in inputs.items()}
 
 
 @pytest.mark.parametrize("named", ["completions trained on twice", "completions left out"])
@@ -402,9 +404,9 @@ def test_rows_that_a_step_should_not_train_on_or_should(spans, named, make):
         return  # rows are generated within compute_loss there
     slices = []
     twice = named == "completions trained on twice"
-    kind = prepared((lambda inputs: slices.append(inputs) or slices[0]) if twice else first_eight)
+    kind = prepared((lambda inputs: slices.append(inputs) or slices[0]) if twice else first_four)
     spans = spans and has("steps_per_generation")
-    options = {"steps_per_generation": 4, "max_steps": 1 if twice else 2} if spans else {}
+    options = FEW | ({"steps_per_generation": 4, "max_steps": 1 if twice else 2} if spans else {})
     made = make(kind=kind, **options)
     report = compare(made, (made.args.max_steps,))
     assert report.verdict == "FOUND" and (report.named == named) == spans
@@ -413,7 +415,7 @@ def test_rows_that_a_step_should_not_train_on_or_should(spans, named, make):
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_reference_that_is_the_policy_itself(lora, model, make):
     """The KL divergence is always 0. What the reference of an adapter is needs no word of the trainer's."""
-    made = make(config=lora_config() if lora else None, beta=0.3, learning_rate=2e-2, max_steps=2)
+    made = make(config=lora_config() if lora else None, beta=0.3, learning_rate=2e-2, max_steps=2, **FEW)
     made.ref_model = made.model.get_base_model() if lora else made.model
     report = compare(made, (2,))
     assert report.verdict == "FOUND" and report.named == ("KL divergence" if lora else "reference model")
