@@ -58,7 +58,7 @@ def one(answers):
     return answer
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.9, 0.3])
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
 def test_a_step_s_own_temperatures_are_read(temperature, grpo, model):
     """The known answer of each release: before 0.16 scores leave it out; a fused head (1.15) makes no logits."""
     trainer = grpo(model, temperature=temperature, max_steps=1, gradient_accumulation_steps=1)
@@ -77,15 +77,15 @@ def test_a_step_s_own_temperatures_are_read(temperature, grpo, model):
         assert answer.undo.values == {"temperature": 1.0}
 
 
-@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.5])
-def test_a_temperature_is_read_from_a_gradient(temperature):
+def test_a_temperature_is_read_from_a_gradient():
     """Of scores, with another weight in each row; of another loss nothing is read."""
     rows = torch.randn(2, 6, 50, generator=torch.Generator().manual_seed(0)) * 2
     rows.requires_grad_()
-    scores = (rows / temperature).log_softmax(-1)
-    weights = torch.linspace(-1, 2, 12).view(2, 6)
-    (gradient,) = torch.autograd.grad((weights * scores[..., 7]).sum(), rows, retain_graph=True)
-    assert read_temperature(rows, gradient) == pytest.approx(temperature, rel=1e-3)
+    for temperature in (0.3, 1.5):
+        scores = (rows / temperature).log_softmax(-1)
+        weights = torch.linspace(-1, 2, 12).view(2, 6)
+        (gradient,) = torch.autograd.grad((weights * scores[..., 7]).sum(), rows, retain_graph=True)
+        assert read_temperature(rows, gradient) == pytest.approx(temperature, rel=1e-3)
     assert plant_temperature(rows) == pytest.approx(0.7, rel=1e-3)
     (gradient,) = torch.autograd.grad(scores.square().sum(), rows)
     assert read_temperature(rows, gradient) is None
@@ -104,11 +104,6 @@ def test_a_temperature_for_generation_alone():
     trainer.args.generation_kwargs = {"top_k": 20}
     given.drawn_at = given.scored_at = None
     assert isinstance(one(judge_scores(given)), NotApplicable)
-
-
-def test_an_untouched_policy_is_its_own_reference(grpo, model):
-    answer = one(judge_reference(seen(grpo(model))))
-    assert isinstance(answer, Held) and "the same weights" in answer.evidence
 
 
 def test_a_policy_that_was_changed_after_its_load(grpo, model):
@@ -139,35 +134,37 @@ def test_a_reference_that_is_the_policy_without_its_adapter(adapted, grpo, model
     assert type(one(judge_reference(seen(trainer)))) is (Finding if adapted and without else Held)
 
 
-def test_nothing_to_sync():
+def test_references_that_are_compared():
+    """Another checkpoint is told; tokens that were added and another dtype make no other model."""
+
+    def judged(reference, policy, **options):
+        return list(judge_reference(seen(types.SimpleNamespace(model=policy, ref_model=reference), **options)))
+
+    policy, reference = small.qwen2(), small.qwen2(seed=1)
+    policy.config._name_or_path, reference.config._name_or_path = "sft", "base"
+    assert "the policy is sft and its reference is base" in one(judged(reference, policy)).evidence
+    reference.config._name_or_path = "sft"  # built small, by different loads: nothing can be told
+    assert isinstance(one(judged(reference, policy)), NotChecked)
+    reference = small.qwen2()
+    assert isinstance(one(judged(reference, small.qwen2().bfloat16(), small=False)), Held)
+    policy = small.qwen2()
+    policy.resize_token_embeddings(40)
+    policy.config._name_or_path = reference.config._name_or_path = "same"
+    assert isinstance(one(judged(reference, policy)), Held)
+    assert judged(None, policy, asked={"beta": 0.0}) == []  # without a penalty none is needed
     trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
     trainer.ref_model = None
     answer = one(judge_reference(seen(trainer, asked={"sync_ref_model": True, "beta": 0.04})))
     assert isinstance(answer, Finding) and "no reference model" in answer.evidence
 
 
-def test_another_checkpoint_as_the_reference():
-    models = small.qwen2(), small.qwen2(seed=1)
-    for model, name in zip(models, ("sft", "base")):
-        model.config._name_or_path = name
-    trainer = types.SimpleNamespace(model=models[0], ref_model=models[1])
-    assert "the policy is sft and its reference is base" in one(judge_reference(seen(trainer))).evidence
-    models[1].config._name_or_path = "sft"  # built small, by different loads: nothing can be told
-    assert isinstance(one(judge_reference(seen(trainer))), NotChecked)
-
-
-def test_without_a_penalty_no_reference_is_needed():
-    trainer = types.SimpleNamespace(model=small.qwen2(), ref_model=None)
-    assert list(judge_reference(seen(trainer, asked={"beta": 0.0}))) == []
-
-
-def updates(dtype, rate, model=None, **options):
+def updates(
+    dtype, rate, model=None, *, name="Qwen/Qwen2-0.5B", by_trainer=False, cut=True, optim="adamw_torch", **more
+):
     model = model or small.qwen2()
-    by_trainer = options.pop("by_trainer", False)
-    load = Load(options.pop("name", "Qwen/Qwen2-0.5B"), {}, model.config, by_trainer=by_trainer, dtype=dtype)
-    load.small = options.pop("cut", True)
-    asked = {"learning_rate": rate, "optim": options.pop("optim", "adamw_torch_fused")}
-    return one(judge_updates(seen(types.SimpleNamespace(model=model), asked=asked, loads=[load], **options)))
+    load = Load(name, {}, model.config, by_trainer=by_trainer, dtype=dtype, small=cut)
+    asked = {"learning_rate": rate, "optim": optim}
+    return one(judge_updates(seen(types.SimpleNamespace(model=model), asked=asked, loads=[load], **more)))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +191,8 @@ def test_a_load_in_16_bits_is_undone_where_it_was_made():
     name = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
     assert updates("bfloat16", 1e-6).undo == repairs.Keyword("load", name, '"float32"', index=0)
     assert updates("bfloat16", 1e-6, by_trainer=True).undo.values == {"model_init_kwargs": {name: "float32"}}
-    assert updates("float32", 1e-6, small.qwen2().bfloat16()).undo.text == "{trainer}.model.float()"
+    answer = updates("float32", 1e-6, small.qwen2().bfloat16())
+    assert answer.undo.text == "{trainer}.model.float()" and "bfloat16" in answer.evidence
 
 
 @pytest.mark.parametrize(
@@ -273,12 +271,6 @@ def test_an_optimizer_of_the_script_s_own_is_tried(optimizer, rate, kind):
     assert type(updates("bfloat16", 1e-4, given=by_class)) is kind
 
 
-def test_a_cast_after_the_load_counts():
-    """The load says float32, and the weights that are trained are bfloat16."""
-    answer = updates("float32", 1e-6, small.qwen2().bfloat16())
-    assert isinstance(answer, Finding) and "bfloat16" in answer.evidence
-
-
 def rollouts(engine, send, model=None, lag=1, **attributes):
     """Return what the judge says of a rollout function that draws with `engine`, once `send` got the model."""
     model = model or small.qwen2()
@@ -316,7 +308,6 @@ def send_nothing(engine, model):
     ("engine", "send", "lag", "kind"),
     [
         (True, send_all, 1, Held),
-        (True, send_nothing, 1, Finding),
         (True, send_to_other_names, 1, Finding),
         (True, send_all, 8, NotChecked),
         (False, send_nothing, 1, Held),
@@ -353,19 +344,19 @@ def test_an_engine_without_the_adapter():
         assert type(rollouts(small.qwen2(seed=1), send, model)) is kind
 
 
-@pytest.mark.parametrize(("sends", "kind"), [(True, Held), (False, Finding)])
-def test_an_engine_that_a_callback_sends_to(sends, kind):
-    """At the end of each step, as many scripts do; one that only looks on sends nothing."""
+def test_an_engine_that_a_callback_sends_to():
+    """At the end of each step, as many scripts do."""
     engine, model = small.qwen2(seed=1), small.qwen2()
 
     class Sender(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, model=None, **kwargs):
-            if sends:
-                send_all(engine, model)
+            send_all(engine, model)
 
     handler = types.SimpleNamespace(callbacks=[Sender()], optimizer=None, lr_scheduler=None)
     given = {"callback_handler": handler, "args": None, "control": None}
-    assert type(rollouts(engine, send_nothing, model, **given)) is kind
+    assert type(rollouts(engine, send_nothing, model, **given)) is Held
+    handler.callbacks = [transformers.TrainerCallback()]
+    assert type(rollouts(small.qwen2(seed=1), send_nothing, **given)) is Finding
 
 
 def test_a_service_that_does_not_answer_is_not_checked():
@@ -374,10 +365,6 @@ def test_a_service_that_does_not_answer_is_not_checked():
 
     answer = rollouts(None, send)
     assert isinstance(answer, NotChecked) and "port 8000" in answer.why
-
-
-def test_an_adapter_is_spared():
-    assert isinstance(updates("bfloat16", 1e-6, small.lora(small.qwen2())), NotApplicable)
 
 
 def test_memory_of_a_whole_step(grpo, model, tokenizer):
@@ -416,13 +403,11 @@ def test_checkpointing_is_known_by_both_its_names(asked, on, grpo, model, tokeni
     assert step["checkpointing"] is on
 
 
-def test_memory_is_judged_only_where_it_was_given(grpo, model):
-    assert list(memory.judge_memory(seen(grpo(model)))) == []
-
-
-def test_memory_that_is_sharded_is_not_simulated(grpo, model):
-    load = Load("x", {}, model.config, by_trainer=False)
-    assert isinstance(one(memory.judge_memory(seen(grpo(model), memory=GIB, loads=[load], zero_stage=2))), NotChecked)
+def test_memory_is_judged_only_where_it_was_given_and_is_not_sharded(grpo, model):
+    given = seen(grpo(model), loads=[Load("x", {}, model.config, by_trainer=False)], zero_stage=2)
+    assert list(memory.judge_memory(given)) == []
+    given.memory = GIB
+    assert isinstance(one(memory.judge_memory(given)), NotChecked)
 
 
 class Sampler(transformers.TrainerCallback):
@@ -467,32 +452,9 @@ def test_every_judge_takes_a_whole_healthy_trainer(grpo, model, tokenizer):
     whole = seen(trainer, dataset=trainer.train_dataset, loads=[load])
     answers = [answer for judge in (*BEFORE, *AFTER) for answer in judge(whole)]
     assert not [answer for answer in answers if isinstance(answer, Finding)]
-    assert {answer.failure for answer in answers if isinstance(answer, Held)} >= {
-        "F22",
-        "F9",
-        "F10",
-        "F14",
-        "F19",
-    }
+    assert {answer.failure for answer in answers if isinstance(answer, Held)} >= {"F22", "F9", "F10", "F14", "F19"}
     assert {answer.failure for answer in answers if isinstance(answer, NotApplicable)} >= {"F15", "F16"}
     assert all(answer.control for answer in answers if isinstance(answer, Held))
-
-
-def test_tokens_that_were_added_are_no_change():
-    """The policy has rows for new tokens, which the reference of its name lacks; the rest is the same."""
-    reference = small.qwen2()
-    policy = small.qwen2()
-    policy.resize_token_embeddings(40)
-    for each in (policy, reference):
-        each.config._name_or_path = "same"
-    trainer = types.SimpleNamespace(model=policy, ref_model=reference)
-    assert isinstance(one(judge_reference(seen(trainer))), Held)
-
-
-def test_another_dtype_is_no_other_model():
-    policy, reference = small.qwen2(), small.qwen2()
-    trainer = types.SimpleNamespace(model=policy.bfloat16(), ref_model=reference)
-    assert isinstance(one(judge_reference(seen(trainer, small=False))), Held)
 
 
 def planned(tmp_path, model=None, rows=64, config=None, loaded=None, **options):
@@ -525,18 +487,13 @@ def test_planned_steps_are_those_of_the_trainer(tmp_path):
     [
         ({}, {}, ""),
         ({"learning_rate": 5e-7, "lr_scheduler_type": "cosine"}, {"adapted": True}, "adapters at a learning rate"),
-        ({"learning_rate": 1e-5, "lr_scheduler_type": "cosine"}, {"adapted": True}, ""),
         ({"learning_rate": 1e-6, "max_steps": 20_000}, {"adapted": True}, ""),
         ({"learning_rate": 5e-7}, {}, ""),
         ({"learning_rate": 5e-5}, {"large": True}, "a whole model"),
         ({"learning_rate": 5e-6}, {"large": True}, ""),
-        ({"learning_rate": 5e-5}, {"large": True, "adapted": True}, ""),
-        ({"learning_rate": 1e-3}, {}, ""),
         ({"warmup_steps": 1000, "max_steps": 100}, {}, "never reached"),
-        ({"warmup_steps": 10, "max_steps": 100}, {}, ""),
         ({"max_steps": 100}, {"schedule": 1}, "0 for 99 of about 100 planned steps, from step 2 on"),
         ({"max_steps": 100}, {"schedule": 100}, ""),
-        ({"max_steps": 100, "lr_scheduler_type": "constant"}, {}, ""),
         ({"max_steps": 100, "optim": "adafactor", "learning_rate": 1e-6}, {"adapted": True}, ""),
         ({}, {"rows": 1}, "1 row"),
     ],

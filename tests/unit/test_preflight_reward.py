@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import functools
 import json
 import os
 import pathlib
@@ -11,7 +10,6 @@ import re
 import tempfile
 import time
 import types
-from collections.abc import Sequence
 
 import pytest
 from packaging.version import Version
@@ -84,10 +82,6 @@ async def later(completions, answer, **_):
     return exact(completions, answer)
 
 
-def known_answers(completions, answer, **_):
-    return [exact([c], [a])[0] + 0.1 * (text(c) in IN_ORDER) for c, a in zip(completions, answer)]
-
-
 class Scorer:
     """As many write them: an object that is called."""
 
@@ -105,13 +99,6 @@ def ranked(completions, answer, **_):
     return [sum(other < each for other in given) / len(given) for each in given]
 
 
-def with_penalty(completions, answer, **_):
-    return [
-        2.0 * (right in text(c)) - 0.01 * text(c).count("\n") - 0.001 * len(text(c))
-        for c, right in zip(completions, answer)
-    ]
-
-
 def one_line_wanted(completions, **_):
     return [float(bool(re.fullmatch(r"[^\n]{1,200}", text(c)))) for c in completions]
 
@@ -121,10 +108,7 @@ def penalty_for_answer_alone(completions, answer, **_):
     return [-0.1 if text(c).strip() == right else 0.0 for c, right in zip(completions, answer)]
 
 
-SOUND = [
-    exact, tagged, distance, noisy, later, known_answers, Scorer(), ranked, with_penalty,
-    functools.partial(exact, scale=2),
-]  # fmt: skip
+SOUND = [exact, tagged, distance, noisy, later, Scorer(), ranked]
 
 
 # Functions that are not.
@@ -132,14 +116,6 @@ SOUND = [
 
 def ones(completions, **_):
     return [1.0 for _ in completions]
-
-
-def counted(prompts, completions, **_):
-    return [0.5] * len(completions)
-
-
-def a_string(completions, **_):
-    return [float(isinstance(completion, str)) for completion in completions]
 
 
 def of_the_prompt(prompts, completions, **_):
@@ -152,10 +128,6 @@ def chance(completions, **_):
 
 def one_number(completions, answer, **_):
     return sum(exact(completions, answer)) / len(completions)
-
-
-def one_in_a_list(completions, **_):
-    return [float(any(text(completion) for completion in completions))]
 
 
 def mean_of_all(completions, answer, **_):
@@ -206,10 +178,6 @@ def last_number_bare(completions, answer, **_):
 
 def messages_as_text(completions, answer, **_):
     return [float(right in completion) for completion, right in zip(completions, answer)]
-
-
-def messages_split(completions, answer, **_):
-    return [float(completion.split()[-1:] == [right]) for completion, right in zip(completions, answer)]
 
 
 def message_caught(completions, answer, **_):
@@ -273,23 +241,6 @@ def by_place(completions, answer, **_):
     return [float(text(completion) == right) for completion, right in zip(completions, IN_ORDER)]
 
 
-class Column(Sequence):
-    """As datasets gives one: no list."""
-
-    def __len__(self):
-        return len(IN_ORDER)
-
-    def __getitem__(self, place):
-        return IN_ORDER[place]
-
-
-COLUMN = Column()
-
-
-def by_place_in_a_column(completions, answer, **_):
-    return [float(text(completion) == right) for completion, right in zip(completions, COLUMN)]
-
-
 def code_alone(completions, task, **_):
     return [float("def" in text(c)) if kind == "code" else None for c, kind in zip(completions, task)]
 
@@ -348,8 +299,9 @@ def found(answers):
     return [answer for answer in answers if isinstance(answer, Finding)]
 
 
-@pytest.mark.parametrize("rows", [PLAIN, CHAT], ids=["plain", "chat"])
-@pytest.mark.parametrize("function", SOUND, ids=lambda function: getattr(function, "__name__", "partial"))
+@pytest.mark.parametrize(
+    ("function", "rows"), [(exact, PLAIN), *((function, CHAT) for function in SOUND)], ids=lambda value: str(value)[:20]
+)
 def test_functions_that_are_well_are_silent(function, rows, tokenizer):
     """Each in both forms of a dataset; the right answer gets more, and that is told with its figure."""
     answers = judge(function, rows, tokenizer)
@@ -393,12 +345,9 @@ def test_a_form_that_nobody_thought_of_is_not_checked(tokenizer):
     ("function", "rows", "failure", "words", "tried"),
     [
         (ones, PLAIN, "F10", "never reads", "lengths"),
-        (counted, CHAT, "F10", "gives 0.5 for all", "lengths"),
-        (a_string, PLAIN, "F10", "never reads", "lengths"),
         (of_the_prompt, PLAIN, "F10", "one number for each prompt", "lengths"),
         (chance, PLAIN, "F14", "never reads", ""),
         (one_number, PLAIN, "F10", "one number for", "one at a time"),
-        (one_in_a_list, PLAIN, "F10", "one number for", "one at a time"),
         (mean_of_all, PLAIN, "F10", "whole batch", "one at a time"),
         (remembered_by_prompt, PLAIN, "F10", "whole prompt", "one at a time"),
         (first_of_batch, PLAIN, "F14", "another prompt's reference", "that prompt alone"),
@@ -408,11 +357,9 @@ def test_a_form_that_nobody_thought_of_is_not_checked(tokenizer):
         (lower, WORDS, "F14", "'Paris'", "'paris'"),
         (stripped, PLAIN | {"answer": [7, 11, 17, 42]}, "F14", "answer is int '7'", "as text"),
         (last_number, answers_as("${}$".format), "F14", "'$7$'", "bare answer, '7'"),
-        (last_number, answers_as("\\({}\\)".format), "F14", "(7", "bare answer, '7'"),
         (last_number, answers_as("\\boxed{{{}}}".format), "F14", "boxed", "'7'"),
         (last_number, answers_as("{} pages".format), "F14", "'7 pages'", "bare answer, '7'"),
         (messages_as_text, CHAT, "F14", "as plain text", "plain text the same"),
-        (messages_split, CHAT, "F14", "a list of messages", "plain text the same"),
         (message_caught, CHAT, "F14", "as a message", "as a message"),
         (slip_caught, CHAT, "F14", "name 'rigth' is not defined", ""),
         (another_column, PLAIN, "F14", "asks for solution", "with answer under this name"),
@@ -423,7 +370,6 @@ def test_a_form_that_nobody_thought_of_is_not_checked(tokenizer):
         (first_word, PLAIN, "F14", "an empty completion", "without those"),
         (infinite, PLAIN, "F14", "inf", ""),
         (by_place, PLAIN, "F14", "by the place in the batch", ""),
-        (by_place_in_a_column, PLAIN, "F14", "by the place in the batch", ""),
         *([(code_alone, KINDS, "F14", "'code' is no value", "task='code'")] if MASKED else []),
         (json_reward("result"), told('JSON only: {"solution": <number>}'), "F14", "form that the prompts", '"result"'),
         (matches(r"(?!<think>|.*<answer>)"), told(R1), "F14", "the wrong sign", "sign turned"),
@@ -459,24 +405,9 @@ FORMATS = {  # pattern, flags and call that are blind; those that are not; what 
         (r"^<think>.*?</think>\s*<answer>.*?</answer>$", re.S),
         R1,
     ),
-    "open-r1 #238, between the tags": (
-        (r"^<think>.*?</think><answer>.*?</answer>$", re.S),
-        (r"^<think>.*?</think>\s*<answer>.*?</answer>$", re.S),
-        R1.replace("</think><", "</think>\n<"),
-    ),
     "open-r1, n for a line break": (
         (r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n</answer>\s*$", re.S),
         (r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\s*$", re.S),
-        XML,
-    ),
-    "R1-V #19": (
-        (r"<think>.*?</think>\s*<answer>.*?</answer>", 0, re.fullmatch),
-        (r"<think>.*?</think>\s*<answer>.*?</answer>", re.S, re.fullmatch),
-        "",
-    ),
-    "unsloth #1761, strict": (
-        (r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\n$",),
-        (r"^<reasoning>\n[\s\S]*?\n</reasoning>\n<answer>\n[\s\S]*?\n</answer>\n$",),
         XML,
     ),
     "unsloth #1761, soft": (
@@ -514,8 +445,7 @@ def test_a_template_that_opens_the_tag(pattern, dead, tokenizer):
 
 @pytest.mark.parametrize(
     ("read", "write"),
-    [(last_number_bare, write) for write in ("${}$", "\\({}\\)", "\\boxed{{{}}}", "{} cm", "{}")]
-    + [(last_number, "{}")],
+    [(last_number_bare, write) for write in ("${}$", "\\boxed{{{}}}", "{} cm")] + [(last_number, "{}")],
 )
 def test_a_reference_that_is_read_bare_is_well(write, read, tokenizer):
     """The twins of those above: no form of a reference makes a function that strips it look dead."""
@@ -629,10 +559,6 @@ def no_key(completions, **_):
     return [len(os.environ["KEY_OF_A_JUDGE_THAT_IS_NOT_HERE"])] * len(completions)
 
 
-def no_gpu(completions, **_):
-    raise AssertionError("Torch not compiled with CUDA enabled")
-
-
 def no_file(completions, **_):
     return [float(line) for line in open("scores_that_are_not_there.txt")]
 
@@ -665,7 +591,6 @@ def other_process(completions, **_):
         (no_service, "the judge does not answer"),
         (no_package, "needs a_package_that_nobody_has"),
         (no_key, "needs the environment variable KEY_OF"),
-        (no_gpu, "CUDA"),
         (no_file, "scores_that_are_not_there.txt"),
         (exits, "SystemExit: 3"),
         (dies, "ended its process (3)"),

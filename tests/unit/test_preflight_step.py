@@ -1,13 +1,11 @@
 """Preflight's first judge: a step beside the textbook, its controls, what it outweighs, and what is cut for it."""
 
-import copy
 import types
 
 import pytest
 import torch
 import transformers
-from small import lora_config
-from steps import before, has, planted, trainer
+from steps import has, planted, trainer
 
 from failurelab import textbook
 from failurelab.handles import keep_random_state
@@ -33,18 +31,6 @@ def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_p
     assert "opposite sign: cosine -1" in answers["F21"].control and "32 completions" in answers["F21"].evidence
 
 
-def test_adapters_hold(model, tokenizer, tmp_path):
-    assert isinstance(judge(trainer(model, tokenizer, tmp_path, config=lora_config()))["F21"], Held)
-
-
-def test_completions_that_are_used_again_are_compared_again(model, tokenizer, tmp_path):
-    """A step later the ratios are not 1."""
-    if not has("num_iterations"):
-        return  # this release takes one step for each generation
-    made = trainer(model, tokenizer, tmp_path, num_iterations=2, max_steps=2, learning_rate=1e-3)
-    assert judge(made)["F21"].evidence.startswith("step 1 and 2: ")
-
-
 def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp_path):
     """A small random model draws no end: masks and truncation would not show."""
     if not has("mask_truncated_completions"):
@@ -57,12 +43,11 @@ def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp
     assert isinstance(answer, Held) and "mask_truncated" not in answer.evidence.partition("does not show")[2]
 
 
-@pytest.mark.parametrize(("factor", "said"), [(-1, "opposite sign"), (1e-4, "constant factor, times 0.0001")])
-def test_a_wrong_gradient_is_found_and_nothing_of_it_holds(factor, said, model, tokenizer, tmp_path):
+def test_a_wrong_gradient_is_found_and_nothing_of_it_holds(model, tokenizer, tmp_path):
     others = [Held("F3b", "rows are scored", "-"), Held("F7", "-", "-")]
-    made = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: factor * loss))
+    made = trainer(model, tokenizer, tmp_path, kind=planted(loss=torch.neg))
     answers = judge(made, others=others)
-    assert isinstance(answers["F21"], Finding) and said in answers["F21"].evidence
+    assert isinstance(answers["F21"], Finding) and "opposite sign" in answers["F21"].evidence
     assert "Planted.compute_loss" in answers["F21"].evidence
     assert [each.name for each in answers["F21"].undo] == ["compute_loss"]
     assert isinstance(answers["F3b"], NotChecked) and isinstance(answers["F7"], Held)
@@ -83,40 +68,13 @@ def test_a_failure_that_explains_the_gradient_stays_the_finding(model, tokenizer
     assert isinstance(answers["F21"], NotChecked)
 
 
-def test_the_temperature_is_named_where_the_release_leaves_it_out(model, tokenizer, tmp_path):
-    answer = judge(trainer(model, tokenizer, tmp_path, temperature=0.7))["F15"]
-    assert type(answer) is (Finding if before("0.16") else Held)
-
-
 def test_what_cannot_be_compared_is_not_checked(model, tokenizer, tmp_path):
     equal = trainer(model, tokenizer, tmp_path, rewards=[lambda completions, **_: [1.0] * len(completions)])
     assert "F10" in judge(equal)["F21"].why
-    other = type("SFTTrainer", (), {"train": lambda self: None})()
-    assert "no textbook here for SFTTrainer" in judge(other)["F21"].why
-
-
-def test_an_option_that_is_cut_away_is_not_checked(model, tokenizer, tmp_path):
     answer = judge(trainer(model, tokenizer, tmp_path), use_vllm=True)["F21"]
     assert isinstance(answer, NotChecked) and "use_vllm is cut away" in answer.why and "cosine +1" in answer.why
     made = types.SimpleNamespace(args=types.SimpleNamespace())
     assert "several processes" in cut_away(Seen(made, {}, world_size=2))[0]
-
-
-def test_a_decoder_that_returns_nothing(model, tokenizer, tmp_path):
-    """`decode` is the script's own too; the library below it tells what was drawn."""
-
-    class Mute(type(tokenizer)):
-        def decode(self, ids, *args, **kwargs):
-            return [""] * len(ids) if ids and isinstance(ids[0], list) else ""
-
-        def batch_decode(self, ids, *args, **kwargs):
-            return [""] * len(ids)
-
-    mute = copy.deepcopy(tokenizer)
-    mute.__class__ = Mute
-    rewards = [lambda completions, **_: watched.substitute_rewards(len(completions), 4, 0)]
-    answers = judge(trainer(model, mute, tmp_path, rewards=rewards))
-    assert "not what was drawn" in answers["F14"].evidence and isinstance(answers["F21"], Held)
 
 
 class State(transformers.TrainerCallback):

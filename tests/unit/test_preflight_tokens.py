@@ -80,13 +80,14 @@ def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
     assert type(answer) is kind
 
 
-@pytest.mark.parametrize("name", ["x-Instruct", "x"])
-def test_a_base_model_has_a_template_too(name, model, tokenizer):
+def test_a_base_model_has_a_template_too(model, tokenizer):
     """Its texts end with another token than a turn of the template: plain prompts are right for it."""
     base = copy.deepcopy(tokenizer)
     base.eos_token = "<|endoftext|>"
     model.generation_config.eos_token_id = base.eos_token_id
-    assert type(only(judge_template(seen(model, base, QUESTIONS, name)), "F12")) is NotChecked
+    assert type(only(judge_template(seen(model, base, QUESTIONS, "x-Instruct")), "F12")) is NotChecked
+    base.chat_template = None  # nothing to apply
+    assert isinstance(only(judge_template(seen(model, base, TEXTS, "x-chat")), "F12"), NotApplicable)
 
 
 @pytest.mark.parametrize("real", [True, False])
@@ -100,12 +101,6 @@ def test_a_real_model_is_asked_both_ways(real, model, tokenizer):
     assert "of 4 asked greedily, 4 end" in (answer.evidence if real else answer.why)
 
 
-def test_without_a_template_there_is_nothing_to_apply(model, tokenizer):
-    plain = copy.deepcopy(tokenizer)
-    plain.chat_template = None
-    assert isinstance(only(judge_template(seen(model, plain, TEXTS, "x-chat")), "F12"), NotApplicable)
-
-
 def test_a_sequence_begun_twice(model, with_bos):
     """Text that holds the beginning already is begun again by a trl that adds special tokens, and by no other."""
     texts = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in TEXTS]
@@ -113,12 +108,8 @@ def test_a_sequence_begun_twice(model, with_bos):
     adds = prompt_ids(seen(model, with_bos, TEXTS).trainer, TEXTS)[0][0] == with_bos.bos_token_id
     assert any(isinstance(answer, Finding) for answer in answers) is adds
     assert adds is hasattr(trl.GRPOTrainer, "_tokenize_prompts")
-
-
-def test_rows_that_a_trainer_made_are_looked_at_too(model, with_bos):
-    bos = with_bos.bos_token_id
-    trainer = types.SimpleNamespace(processing_class=with_bos, model=model)
-    for begun, kinds in (([bos, bos, 5], [Finding]), ([bos, 5], [])):
+    bos, trainer = with_bos.bos_token_id, types.SimpleNamespace(processing_class=with_bos, model=model)
+    for begun, kinds in (([bos, bos, 5], [Finding]), ([bos, 5], [])):  # rows that a trainer made
         trainer.train_dataset = datasets.Dataset.from_dict({"input_ids": [begun] * 3})
         answers = judge_template(Seen(trainer=trainer, asked={}, dataset=datasets.Dataset.from_dict({"text": ["a"]})))
         assert [type(answer) for answer in answers] == kinds
@@ -176,14 +167,11 @@ def test_an_end_for_generation_alone(end, kind, model, tokenizer):
     assert type(answer) is kind and (kind is NotApplicable or "generation_kwargs" in answer.evidence)
 
 
-@pytest.mark.parametrize("prompts", [TEXTS, MESSAGES], ids=["plain", "chat"])
-def test_two_ends_are_odd_and_healthy(prompts, model, tokenizer):
+def test_two_ends_are_odd_and_healthy(model, tokenizer):
     """Qwen2's own generation config has two ends; the turn ends with the tokenizer's."""
     model.generation_config.eos_token_id = [2, 0]
-    assert isinstance(
-        only(judge_ends(seen(model, tokenizer, prompts, "x-Instruct")), "F13"),
-        Held if prompts is MESSAGES else NotApplicable,
-    )
+    for prompts, kind in ((TEXTS, NotApplicable), (MESSAGES, Held)):
+        assert type(only(judge_ends(seen(model, tokenizer, prompts, "x-Instruct")), "F13")) is kind
 
 
 @pytest.mark.parametrize("padding", ["<|im_end|>", "<|endoftext|>"])
@@ -221,10 +209,7 @@ def test_prompts_that_are_cut(model, tokenizer):
         answers = judge_lengths(seen(model, tokenizer, ["12345+6="] * 9 + ["1="], limits={"max_prompt_length": limit}))
         answer = next(iter(answers))
         assert type(answer) is kind and f"longer than max_prompt_length {limit}" in answer.evidence
-
-
-def test_one_long_prompt_in_twenty_is_odd(model, tokenizer):
-    prompts = ["1+1="] * 19 + ["1+1=" * 9]
+    prompts = ["1+1="] * 19 + ["1+1=" * 9]  # odd, and no failure
     answer = next(iter(judge_lengths(seen(model, tokenizer, prompts, limits={"max_prompt_length": 8}))))
     assert isinstance(answer, Held) and answer.evidence.startswith("1 of 20")
 
