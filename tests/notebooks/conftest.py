@@ -1,13 +1,10 @@
 """Small notebooks planted in a temporary folder: they import little, so that a run costs a kernel's start."""
 
 import pathlib
-import sys
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))  # made_models, for the tests here
 
 PARAMETERS = 'device = "cpu"\nmodel = "tiny"\nseed = 0'
 
