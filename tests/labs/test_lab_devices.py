@@ -15,9 +15,6 @@ from failurelab_course.labs import verify as labs
 from failurelab_course.labs.checker import client as check_client
 from failurelab_course.labs.checker import measure, scorer
 
-pytestmark = pytest.mark.slow
-
-LABS = eras.root() / "labs"
 MODEL = eras.root() / "models" / "tiny-qwen2"
 LEFT = """
 def train(model, tokenizer, steps):
