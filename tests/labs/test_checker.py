@@ -161,7 +161,7 @@ def server():
     """A check server of the course's own era, on a machine with GPUs; the last test kills it."""
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("CUDA_VISIBLE_DEVICES", "3,7")
-        with check_client.start("today", ["transformers.Trainer"], jobs=1) as started:
+        with check_client.start("today", ["transformers.Trainer"], jobs=2) as started:
             yield started
 
 
@@ -200,25 +200,6 @@ def test_gpus_are_hidden_unless_asked_for_and_the_cpu_is_no_gpu(server, tmp_path
         assert "Next: use_cpu=not torch.cuda.is_available()" in refused
 
 
-def test_a_script_that_hangs_or_dies_is_ended_and_named(server, tmp_path, gone):
-    """What it started is ended with it, and the server goes on."""
-    pids = tmp_path / "pids"
-    kill = "import os; os.kill(os.getpid(), 9)"
-    codes = (HANG.format(pids=str(pids)), "import os; os._exit(7)", "import os; os.abort()", kill)
-    for number, code in enumerate(codes):
-        script = tmp_path / f"{number}.py"
-        script.write_text(code)
-        # the one that hangs must have begun before it is ended, also where a start takes long
-        server.check(number, script, MODEL, "Trainer", time_limit=400 if number else 15)
-    answers = {answer["id"]: answer for answer in (server.answer(120) for _ in codes)}
-    assert answers[0]["ended"] == "over its time limit of 15 s"
-    assert answers[1]["ended"] == "left by itself with status 7 before it was measured"
-    assert answers[2]["ended"] == f"ended by signal {int(signal.SIGABRT)} before it was measured"
-    assert "memory runs out" in answers[3]["environment"]
-    assert gone([int(pid) for pid in pids.read_text().split()]) == []
-    assert list(server.folder.glob("check-*")) == []
-
-
 EATS = """
 held = []
 while True:
@@ -246,21 +227,35 @@ os.read(begun, 1)
 """
 
 
-@pytest.mark.skipif(not pathlib.Path("/proc/self/statm").exists(), reason="memory is watched on Linux")
-def test_a_script_that_eats_the_machine_is_stopped(server, tmp_path, gone):
-    """Memory, processes, a process in the background: each is named, nothing is left running."""
-    pids = tmp_path / "daemon"
-    codes = (EATS, FORKS, DAEMON.format(pids=str(pids)))
-    for number, code in enumerate(codes):
-        script = tmp_path / f"{number}.py"
+def test_a_script_that_hangs_or_dies_or_eats_the_machine_is_ended_and_named(server, tmp_path, gone):
+    """Time, memory, processes, one in the background: what it started is ended with it, and the server goes on."""
+    pids, daemon = tmp_path / "pids", tmp_path / "daemon"
+    codes = {
+        # It must have begun before it is ended, also where a start takes long; the others run beside it.
+        "hangs": HANG.format(pids=str(pids)),
+        "leaves": "import os; os._exit(7)",
+        "aborts": "import os; os.abort()",
+        "is killed": "import os; os.kill(os.getpid(), 9)",
+    }
+    if watched := pathlib.Path("/proc/self/statm").exists():  # memory is watched on Linux
+        codes |= {"eats": EATS, "forks": FORKS, "daemon": DAEMON.format(pids=str(daemon))}
+    for name, code in codes.items():
+        script = tmp_path / f"{name}.py"
         script.write_text(code)
-        server.check(number, script, MODEL, "Trainer", time_limit=400, memory_limit=1500)
+        server.check(name, script, MODEL, "Trainer", time_limit=15 if name == "hangs" else 400, memory_limit=1500)
     answers = {answer["id"]: answer for answer in (server.answer(600) for _ in codes)}
-    assert answers[0]["ended"].startswith("over its memory limit of 1500 MiB: it held ")
-    assert answers[1]["ended"].startswith("over its limit of 32 processes")
-    assert "no function build_trainer" in answers[2]["measured"]["refused"]
-    assert gone([int(pids.read_text())]) == []
-    assert sorted(path.name for path in tmp_path.glob("*.py")) == ["0.py", "1.py", "2.py"]
+    assert answers["hangs"]["ended"] == "over its time limit of 15 s"
+    assert answers["leaves"]["ended"] == "left by itself with status 7 before it was measured"
+    assert answers["aborts"]["ended"] == f"ended by signal {int(signal.SIGABRT)} before it was measured"
+    assert "memory runs out" in answers["is killed"]["environment"]
+    if watched:
+        assert answers["eats"]["ended"].startswith("over its memory limit of 1500 MiB: it held ")
+        assert answers["forks"]["ended"].startswith("over its limit of 32 processes")
+        assert "no function build_trainer" in answers["daemon"]["measured"]["refused"]
+        assert gone([int(daemon.read_text())]) == []
+    assert gone([int(pid) for pid in pids.read_text().split()]) == []
+    assert list(server.folder.glob("check-*")) == []
+    assert sorted(path.stem for path in tmp_path.glob("*.py")) == sorted(codes)
     assert [one.pid for one in check_server.descendants(server.process.pid)] == [server.process.pid]
 
 
