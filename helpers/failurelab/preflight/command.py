@@ -77,13 +77,8 @@ def main(arguments: list[str]) -> int:
         print(refused, file=sys.stderr)
         return 3
     try:
-        started = (
-            launcher_line.read_line(line)
-            if not line[0].endswith(launcher_line.SCRIPTS)
-            else launcher_line.Launch(line[0], tuple(line[1:]))
-        )
         told = ask(
-            started,
+            launcher_line.read_line(line),
             python=options.python,
             steps=options.steps,
             real_model=options.real_model,

@@ -28,7 +28,7 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
         log: the file that holds what the script printed to stderr, for a script that ended by itself.
     """
     where = _place(error, str(script), line)
-    chain = list(_causes(error))
+    chain = list(causes(error))
     names = {kind.__name__ for each in chain for kind in type(each).__mro__}
     text = " ".join(str(error).split())[:300]
     if isinstance(error, SystemExit):
@@ -74,7 +74,8 @@ def _place(error: BaseException, script: str, line: int) -> str:
     return f"{name}, line {lines[-1]}," if lines else name
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it came of."""
     for _ in range(20):
         if error is None:
             return

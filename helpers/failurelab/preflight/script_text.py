@@ -137,7 +137,7 @@ class Text:
         while inside is not None:
             if isinstance(inside, ast.stmt):
                 found = inside
-            inside = next((child for child in ast.iter_child_nodes(inside) if _holds(child, node)), None)
+            inside = next((child for child in ast.iter_child_nodes(inside) if node in ast.walk(child)), None)
         return found
 
     def function(self, line: int) -> Any:
@@ -235,10 +235,6 @@ class Text:
 def is_docstring(node: ast.stmt) -> bool:
     """Return whether a statement is a text that stands alone."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
-def _holds(outer: Any, node: Any) -> bool:
-    return any(each is node for each in ast.walk(outer))
 
 
 def apply_edits(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, str]:

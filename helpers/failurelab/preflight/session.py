@@ -169,29 +169,30 @@ class Session:
     def _end_run(self, pid: pathlib.Path, folder: pathlib.Path) -> None:
         """End a run and all that it started."""
         if pid.exists():
-            _kill_group(int(pid.read_text()))
-        while others := _with_folder(folder):  # what has left the group, for a session of its own
-            for other in others:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(other, signal.SIGKILL)
+            _kill(os.killpg, int(pid.read_text()))
+        _kill_below(folder)
 
     def _end(self) -> None:
         """End the process that has the libraries, and all that was started."""
         if self._process is not None:
-            _kill_group(self._process.pid)
+            _kill(os.killpg, self._process.pid)
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
             self._process.wait()
             self._process = None
-        while others := _with_folder(self.folder):
-            for other in others:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(other, signal.SIGKILL)
+        _kill_below(self.folder)
 
 
-def _kill_group(pid: int) -> None:
+def _kill(end: Callable[[int, int], None], pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+        end(pid, signal.SIGKILL)
+
+
+def _kill_below(folder: pathlib.Path) -> None:
+    """End what has left its group, for a session of its own."""
+    while others := _with_folder(folder):
+        for other in others:
+            _kill(os.kill, other)
 
 
 def _with_folder(folder: pathlib.Path) -> list[int]:

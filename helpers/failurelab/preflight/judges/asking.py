@@ -21,14 +21,17 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
+import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from failurelab._text import first_line
 from failurelab.preflight.intercept.processes import Stopped
+from failurelab.preflight.script_error import causes
 from failurelab.reward_functions import source as reward_source
 
 _HEAD = 8  # bytes that say how long an answer is
@@ -219,32 +222,12 @@ def _told(error: BaseException) -> Given:
     text = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
     if isinstance(error, ModuleNotFoundError):
         return Given(unasked=f"it needs {error.name}, which is not installed here")
-    environment = isinstance(error, KeyError) and _last_file(error) in (os.__file__, "<frozen os>")
-    if environment:
+    if isinstance(error, KeyError) and _files(error.__traceback__)[-1:] in ([os.__file__], ["<frozen os>"]):
         return Given(unasked=f"it needs the environment variable {error.args[0]}, which is not set here")
-    if (
-        not isinstance(error, _OWN)
-        or _MISSING.search(text)
-        or any(isinstance(each, OSError) for each in _causes(error))
-    ):
+    if not isinstance(error, _OWN) or _MISSING.search(text) or any(isinstance(each, OSError) for each in causes(error)):
         return Given(unasked=text)
     key = error.args[0] if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str) else None
     return Given(error=text, kind=type(error).__name__, key=key)
-
-
-def _causes(error: BaseException | None) -> Sequence[BaseException]:
-    found: list[BaseException] = []
-    while error is not None and len(found) < 20:
-        found.append(error)
-        error = error.__cause__ or error.__context__
-    return found
-
-
-def _last_file(error: BaseException) -> str:
-    at, file = error.__traceback__, ""
-    while at is not None:
-        at, file = at.tb_next, at.tb_frame.f_code.co_filename
-    return file
 
 
 def _file(function: Callable[..., Any]) -> str:
@@ -258,17 +241,13 @@ def _trace(file: str, seen: collections.Counter) -> Callable[..., Any]:
         if event == "exception":
             kind, value, at = argument
             # `'NoneType' object ...` is a pattern that matched nothing: it is of the text, not of the code.
-            if issubclass(kind, _SLIPS) and "'NoneType'" not in str(value) and not _comes_from(file, at.tb_next):
+            if issubclass(kind, _SLIPS) and "'NoneType'" not in str(value) and file not in _files(at.tb_next):
                 seen[frame.f_lineno, f"{kind.__name__}: {first_line(value)}"] += 1
         return local
 
     return lambda frame, event, argument: local if frame.f_code.co_filename == file else None
 
 
-def _comes_from(file: str, at: Any) -> bool:
-    """Return whether an error passed through code of this file further in."""
-    while at is not None:
-        if at.tb_frame.f_code.co_filename == file:
-            return True
-        at = at.tb_next
-    return False
+def _files(at: types.TracebackType | None) -> list[str]:
+    """Return the files of code that an error passed through, the innermost last."""
+    return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(at)]

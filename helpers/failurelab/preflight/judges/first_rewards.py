@@ -49,7 +49,8 @@ def judge_first_rewards(seen: Seen) -> Iterator[Answer]:
         return
     totals = [sum(value or 0.0 for value in row) for row in zip(*given)]
     place = max(range(len(probes)), key=totals.__getitem__)
-    apart = sum(not figures.is_flat(*_of_row(probes, totals, row)) for row in range(len(rows)))
+    given_to = [{total for probe, total in zip(probes, totals) if probe.row == row} for row in range(len(rows))]
+    apart = sum(len(each) > 1 for each in given_to)
     evidence = (
         f"{len(probes)} completions of the untrained model got {figures.span(totals)}, and differ for {apart} of "
         f"{len(rows)} prompts; the best: {figures.quote(probes[place].text, 100)}"
@@ -63,11 +64,6 @@ def judge_first_rewards(seen: Seen) -> Iterator[Answer]:
         f"{len(rows)} prompts are few; read the completions beside their references",
         "Look whether the answers belong to the prompts, then use easier prompts, or train on examples first.",
     )
-
-
-def _of_row(probes: Sequence[Probe], totals: Sequence[float], row: int) -> tuple[list[Probe], list[float]]:
-    pairs = [pair for pair in zip(probes, totals) if pair[0].row == row]
-    return [probe for probe, _ in pairs], [total for _, total in pairs]
 
 
 def _draw(seen: Seen, rows: Sequence[dict[str, Any]]) -> list[Probe]:

@@ -6,7 +6,6 @@ notebook 07 show them.
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 from packaging.version import Version
 
@@ -40,7 +39,7 @@ def _judge_ranks(seen: Seen) -> Answer:
         )  # fmt: skip
         return Finding(
             "F5",
-            f"{what} ({load.name}) is loaded with device_map={_shown(load.device_map)}, and the last of "
+            f"{what} ({load.name}) is loaded with device_map={load.device_map!r}, and the last of "
             f"{seen.world_size} processes (simulated) puts it on {place}, though it trains on GPU {own}; {moved}",
             "device_map={'': PartialState().device}, with `from accelerate import PartialState`",
             undo=None
@@ -79,10 +78,6 @@ def _place(load: Load, own: int) -> str | None:
         return f"{len(places)} devices"
     place = places.pop()
     return f"GPU {place}" if place.isdigit() and int(place) != own else None
-
-
-def _shown(value: Any) -> str:
-    return str(value) if isinstance(value, (dict, int)) else repr(value)
 
 
 def _judge_one_process(seen: Seen) -> Answer:

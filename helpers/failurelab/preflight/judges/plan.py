@@ -19,7 +19,7 @@ from failurelab.preflight.answers import Answer, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.batch import read_step
 from failurelab.preflight.judges.rows import generates
-from failurelab.preflight.judges.updates import policy_load
+from failurelab.preflight.judges.updates import own_optimizer, policy_load
 
 _MOST = 20_000  # steps whose rates are computed
 _OVER, _WARM = 0.5, 0.5  # shares: of steps at a rate of nothing, and of the rate that is never reached
@@ -66,10 +66,8 @@ def planned_rates(seen: Seen) -> list[float]:
     steps = planned_steps(seen)
     if not steps:
         return []
-    optimizer, schedule = (*(seen.given.get("optimizers") or ()), None, None)[:2]
-    rate = float(seen.asked.get("learning_rate") or 0)
-    if optimizer is not None:
-        rate = max((group.get("initial_lr", group["lr"]) for group in optimizer.param_groups), default=rate)
+    schedule, own = (*(seen.given.get("optimizers") or ()), None, None)[1], own_optimizer(seen)
+    rate = float((own[1].get("lr") if own else seen.asked.get("learning_rate")) or 0)
     try:
         schedule = _copy(schedule) if schedule is not None else _make(seen, rate, steps)
         with warnings.catch_warnings():
@@ -118,7 +116,7 @@ def _schedule(rates: Sequence[float]) -> Iterator[Answer]:
 
 def _rate(seen: Seen, rates: Sequence[float]) -> Iterator[Answer]:
     asked, highest, total = float(seen.asked.get("learning_rate") or 0), max(rates), sum(rates)
-    own = (seen.given.get("optimizers") or (None,))[0] is not None
+    own = own_optimizer(seen)
     if not own and asked and highest < _WARM * asked:
         yield Suspected(
             "rate",

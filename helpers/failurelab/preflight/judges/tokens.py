@@ -106,10 +106,6 @@ def _ends(seen: Seen, tokenizer: Any) -> set[int]:
     return {tokenizer.eos_token_id, *_ids(config)}
 
 
-def _is_chat(name: str) -> bool:
-    return bool(_CHAT.search(name.rstrip("/").split("/")[-1].replace("_", "-")))
-
-
 def _is_asked(prompt: str) -> bool:
     """Return whether a text is a question or a task; one that ends in a cue, as `TL;DR:`, is to be gone on with."""
     text = prompt.strip()
@@ -240,7 +236,7 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
     if turn in config:
         evidence = f"{found}, which the model's generation config has too: after it, padding counts as the completion"
         return Finding("F13", evidence, repair, undo=_set_end(token))
-    if _is_chat(name):
+    if _CHAT.search(name.rstrip("/").split("/")[-1].replace("_", "-")):
         why = f"{name} is a chat model by its name alone; whether it ends so, only the real model tells (--real-model)"
         return Suspected("F13", f"{found}: nothing stops the model there", why, repair)
     return NotChecked("F13", f"{found}; whether this model ends its turns so, only the real model tells (--real-model)")

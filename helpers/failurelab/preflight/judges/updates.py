@@ -29,7 +29,7 @@ _ELEMENTS = 1 << 21  # of a checkpoint that are read, spread over its tensors
 
 def judge_updates(seen: Seen) -> Iterator[Answer]:
     """Tell a load in 16 bits whose weights a step of this learning rate leaves as they are."""
-    load, own = policy_load(seen), _own_optimizer(seen)
+    load, own = policy_load(seen), own_optimizer(seen)
     trainer, rate = seen.trainer, own[1].get("lr") if own else seen.asked.get("learning_rate")
     if load is None or not rate:
         return
@@ -79,7 +79,7 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
         yield Finding("F9", evidence, _repair(load), _NOTEBOOK, undo=_undo(seen, load))
 
 
-def _own_optimizer(seen: Seen) -> tuple[Any, dict[str, Any]] | None:
+def own_optimizer(seen: Seen) -> tuple[Any, dict[str, Any]] | None:
     """Return the class of an optimizer that the script gives the trainer, and its options; None where it gives none."""
     made = (seen.given.get("optimizers") or (None,))[0]
     if made is None:
