@@ -73,6 +73,18 @@ def test_what_is_to_do_is_counted_and_each_is_said_once():
     assert checking.to_json(checks)["verdict"] == lines[0]
 
 
+def without_deepspeed(quick, _):
+    """Some notebooks would fail, so that is said before."""
+    real = doctor.importlib.metadata.version
+
+    def version(name):
+        if name == "deepspeed":
+            raise doctor.importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    quick.setattr(doctor.importlib.metadata, "version", version)
+
+
 def memory(total, free):
     return lambda quick, _: quick.setattr(psutil, "virtual_memory", lambda: Memory(total, free))
 
@@ -86,6 +98,7 @@ def memory(total, free):
             "0.0 GB free in",
             "free 1 GB in",
         ),
+        ("Packages", without_deepspeed, "deepspeed missing, the lock says", "setup"),
         # Too small a machine, and one that is full: different things to do.
         ("Memory", memory(2 * GB, GB), "the course takes 4 GB", "larger machine"),
         ("Memory", memory(8 * GB, GB // 2), "0.5 GB of it free", "close what"),
@@ -129,20 +142,6 @@ def test_a_broken_era(tmp_path, monkeypatch):
     assert "Next:" not in kernel.detail
     assert "eras remove trl-0.14, then" in kernel.next_step and "eras create trl-0.14" in kernel.next_step
     assert found["Era trl-0.15"].status == checking.FAIL and found["Small Qwen2"].status == checking.PASS
-
-
-def test_a_package_of_the_lock_that_is_missing(monkeypatch):
-    """Without DeepSpeed some notebooks would fail, so that is said before."""
-    real = doctor.importlib.metadata.version
-
-    def version(name):
-        if name == "deepspeed":
-            raise doctor.importlib.metadata.PackageNotFoundError(name)
-        return real(name)
-
-    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
-    check = doctor._packages()
-    assert check.status == checking.FAIL and "deepspeed missing, the lock says" in check.detail
 
 
 def test_a_gpu_that_does_not_work(quick, tmp_path):

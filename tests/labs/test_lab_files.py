@@ -133,14 +133,10 @@ def test_a_wrong_fix_is_stopped_where_its_first_steps_prove_it(lab):
     assert not task_of(lab, "broken", SILENT, lab.broken).is_early
 
 
-def test_a_lab_that_is_solved_is_no_lab(lab):
-    row = decided(lab, "broken", HEALED)
-    assert (row.result, "already solved" in row.reason) == ("FAIL", True)
-    row = decided(lab, "wrong_fix", HEALED)
-    assert (row.result, "no wrong one" in row.reason) == ("FAIL", True)
-
-
-def test_the_environment_comes_before_all(lab):
+def test_a_lab_that_is_solved_is_no_lab_and_the_environment_comes_before_all(lab):
+    for state, said in (("broken", "already solved"), ("wrong_fix", "no wrong one")):
+        row = decided(lab, state, HEALED)
+        assert (row.result, said in row.reason) == ("FAIL", True)
     row = decided(lab, "broken", dict.fromkeys(HEALED), environment="no space")
     assert (row.result, row.reason) == ("ENVIRONMENT", "no space")
 

@@ -4,6 +4,7 @@ import types
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from failurelab_course import eras
@@ -27,68 +28,44 @@ def batch(tokenizer):
     return tokenizer(["3+4=7<|im_end|>", "8+1=9<|im_end|>"], return_tensors="pt")
 
 
-def score(rows, ids):
-    return rows.log_softmax(-1).gather(-1, ids[:, -2:, None])[..., 0]
+def rows(model, ids, **options):
+    return model(input_ids=ids, attention_mask=torch.ones_like(ids), **options).logits
 
 
-def all_rows(model, ids, mask):
-    return score(model(input_ids=ids, attention_mask=mask).logits[:, -3:-1], ids)
+def states(model, ids, first=None, end=None):
+    """Return what goes into the head, of some rows."""
+    return model.model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[:, first:end]
 
 
-def asked_for(model, ids, mask):
-    return score(model(input_ids=ids, attention_mask=mask, logits_to_keep=3).logits[:, :-1], ids)
+def head_on_flat_rows(model, ids):
+    return model.lm_head(states(model, ids, -3, -1).flatten(0, 1)).unflatten(0, (2, 2))
 
 
-def head_on_a_slice(model, ids, mask):
-    hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state
-    return score(model.lm_head(hidden[:, -3:-1]), ids)
+# The rows that a script scores the completion by; how many are made for each sequence, how many needed, how far off.
+WAYS = {
+    "all": (lambda model, ids: rows(model, ids)[:, -3:-1], 6, 3, 0),
+    "asked for": (lambda model, ids: rows(model, ids, logits_to_keep=3)[:, :-1], 3, 3, 0),
+    "head on a slice": (lambda model, ids: model.lm_head(states(model, ids, -3, -1)), 2, 3, 0),
+    "head on flat rows": (head_on_flat_rows, 2, 3, 0),
+    "linear": (lambda model, ids: functional.linear(states(model, ids, -3, -1), model.lm_head.weight), 2, 3, 0),
+    "by hand and cut": (lambda model, ids: (states(model, ids) @ model.lm_head.weight.T)[:, -3:-1], 6, 3, 0),
+    "one late": (lambda model, ids: rows(model, ids, logits_to_keep=2), 2, 2, -1),
+    "from the front": (lambda model, ids: rows(model, ids)[:, :2], 6, 6, 3),
+}
 
 
-def head_on_flat_rows(model, ids, mask):
-    hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state[:, -3:-1]
-    return score(model.lm_head(hidden.flatten(0, 1)).unflatten(0, (2, 2)), ids)
-
-
-def by_linear(model, ids, mask):
-    hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state
-    return score(torch.nn.functional.linear(hidden[:, -3:-1], model.lm_head.weight), ids)
-
-
-def by_hand_and_cut(model, ids, mask):
-    hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state
-    return score((hidden @ model.lm_head.weight.T)[:, -3:-1], ids)
-
-
-def one_late(model, ids, mask):
-    return score(model(input_ids=ids, attention_mask=mask, logits_to_keep=2).logits, ids)
-
-
-def from_the_front(model, ids, mask):
-    return score(model(input_ids=ids, attention_mask=mask).logits[:, :2], ids)
-
-
-@pytest.mark.parametrize(
-    ("log_probs", "made", "needed", "off"),
-    [
-        (all_rows, 6, 3, 0),
-        (asked_for, 3, 3, 0),
-        (head_on_a_slice, 2, 3, 0),
-        (head_on_flat_rows, 2, 3, 0),
-        (by_linear, 2, 3, 0),
-        (by_hand_and_cut, 6, 3, 0),
-        (one_late, 2, 2, -1),
-        (from_the_front, 6, 6, 3),
-    ],
-)
-def test_rows_of_logits_are_read_where_they_are_multiplied(tiny, log_probs, made, needed, off):
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_logits_are_read_where_they_are_multiplied(tiny, way):
     """However a script comes to its scores: rows that it cuts away count, and its own product with the head too."""
+    scored, made, needed, off = WAYS[way]
     model, tokenizer = tiny
     head = logits._Head(model, types.SimpleNamespace(clean=models.load(MODEL)[0]))
     ids = batch(tokenizer)["input_ids"]
     with head.products:
         with torch.no_grad():
             model(input_ids=ids)  # generation, or the reference model
-        (log_probs(model, ids, torch.ones_like(ids)) * torch.tensor([[1.0], [-1.0]])).sum().backward()
+        scores = scored(model, ids).log_softmax(-1).gather(-1, ids[:, -2:, None])[..., 0]
+        (scores * torch.tensor([[1.0], [-1.0]])).sum().backward()
     head.remove()
     assert head.metrics() == {"rows_made": made, "rows_needed": needed, "positions_off": off}
     assert not model.lm_head._forward_hooks
