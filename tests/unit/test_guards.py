@@ -373,6 +373,14 @@ def test_guards_can_watch_a_second_run(model, tokenizer, tmp_path):
     assert all(guard.report is not report for guard, report in zip(callbacks, first))
 
 
+def test_an_action_of_ones_own_is_told_why_nothing_was_judged():
+    notices = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", guards.GuardWarning)
+        guards.RolloutGuard(notices.append)._check(lambda: 1 / 0)
+    assert [(notice.guard, notice.kind) for notice in notices] == [("RolloutGuard", "not checked")]
+
+
 def test_a_guard_that_cannot_be_is_an_error():
     with pytest.raises(ValueError, match="unknown action 'explode'"):
         guards.GradientGuard("explode")

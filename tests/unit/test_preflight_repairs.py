@@ -331,19 +331,12 @@ def told(runs):
     return outcome, {each["failure"]: each["why"] for each in outcome.suspected}, first
 
 
-def test_one_failure_is_named_with_both_figures():
-    runs = Runs(["F7"])
-    outcome, suspected, _ = told(runs)
-    (named,) = outcome.named
-    assert (named["failure"], named["evidence"], named["tried"]) == ("F7", "F7 is bad", "F7 is good") and not suspected
-    assert runs.made == [(), (), ("F7",)] and outcome.change.calls == ("F7",)
-
-
 def test_what_hides_behind_another_is_named_in_turn():
     """F2 ends the run; F3b and F15 show behind it, each is run twice without its repair and once with it."""
     runs = Runs(["F2", "F3b", "F15"], hides={"F2": ["F3b", "F15"]}, error={"F2": "element 0 of tensors"})
     outcome, suspected, first = told(runs)
     assert [each["failure"] for each in outcome.named] == ["F2", "F3b", "F15"] and not suspected
+    assert (outcome.named[1]["evidence"], outcome.named[1]["tried"]) == ("F3b is bad", "F3b is good")
     assert [each["round"] for each in outcome.named] == [1, 2, 3] and not outcome.last["error"]
     assert rounds.hidden(outcome.named, first) == ["F3b", "F15"]
 
