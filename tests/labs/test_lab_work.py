@@ -186,46 +186,36 @@ SOLVED = {"started": "2026-01-01T10:00:00+00:00", "solved": "2026-01-01T10:20:00
 SOLVED |= {"wrong_fixes": ["filter_warnings"], "solution_seen": False}
 
 
-def write_states(folder, **learners):
-    """Write the state file of each learner, who has worked on lab 01 alone, in a folder of the learner's own."""
-    for name, content in learners.items():
-        (folder / name).mkdir()
-        state = {"schema": 1, "labs": {"01_frozen_embeddings": SOLVED | content}}
-        (folder / name / "labs.json").write_text(json.dumps(state))
-
-
 def test_a_class_is_merged_from_state_files(tmp_path):
-    """Three learners and a broken file: it is named, the others count."""
-    write_states(
-        tmp_path,
-        ann={},
-        ben={"solved": "2026-01-01T10:10:00+00:00", "checks": 1, "hints": 0, "wrong_fixes": []},
-        cem={"solved": "", "wrong_fixes": ["filter_warnings", "train_mode"]},
-    )
+    """As they come in: one twice, one with a clock set back, a broken one, folders: what is left out is named."""
+    learners = {
+        "ann": {},
+        "ann_again": {},
+        "ben": {"solved": "2026-01-01T10:10:00+00:00", "checks": 1, "hints": 0, "wrong_fixes": []},
+        "cem": {"solved": "", "wrong_fixes": ["filter_warnings", "train_mode"]},
+        "dan": {"started": "2026-01-01T11:00:00+00:00"},
+    }
+    for name, content in learners.items():
+        (tmp_path / name).mkdir()
+        state = {"schema": 1, "labs": {"01_frozen_embeddings": SOLVED | content}}
+        (tmp_path / name / "labs.json").write_text(json.dumps(state))
     (tmp_path / "dot.json").write_text("{")
-    report = lab_report.merge([tmp_path, tmp_path / "ann" / "labs.json", tmp_path / "nobody.json"])
-    assert report.files == 3
-    broken, missing = report.left_out
+    (tmp_path / "nothing").mkdir()
+    given = [tmp_path, tmp_path / "ann" / "labs.json", tmp_path / "nobody.json", tmp_path / "nothing"]
+    report = lab_report.merge(given)
+    twice, broken, missing, empty = report.left_out
+    assert "ann_again" in twice and "the same as" in twice
     assert str(tmp_path / "dot.json") in broken and str(tmp_path / "nobody.json") in missing
+    assert "no *.json file is in it. Next: " in empty
+    assert all("Next: " in text and "begun anew" not in text for text in report.left_out)
+    assert report.files == 4
     first = report.labs[0]
-    assert (first.lab, first.learners, first.solved, first.with_solution) == ("01_frozen_embeddings", 3, 2, 0)
-    assert first.hints == {0: 1, 2: 1}
-    assert first.wrong_fixes == {"filter_warnings": 2, "train_mode": 1}
-    assert (first.checks, first.minutes) == (2, 15)
+    assert (first.lab, first.learners, first.solved, first.with_solution) == ("01_frozen_embeddings", 4, 3, 0)
+    assert first.hints == {0: 1, 2: 2}
+    assert first.wrong_fixes == {"filter_warnings": 3, "train_mode": 1}
+    assert (first.checks, first.minutes) == (3, 15)
     assert report.labs[1].minutes is None
     json.dumps(report.to_json(), allow_nan=False)
-    assert all("Next: " in text and "begun anew" not in text for text in report.left_out)
-
-
-def test_files_of_a_class_as_they_come_in(tmp_path):
-    """One of them twice, one with a clock set back, and a folder with nothing."""
-    write_states(tmp_path, ann={}, ann_again={}, ben={"started": "2026-01-01T11:00:00+00:00"})
-    (tmp_path / "nothing").mkdir()
-    report = lab_report.merge([tmp_path, tmp_path / "nothing"])
-    assert report.files == 2 and (report.labs[0].solved, report.labs[0].minutes) == (2, 20)
-    twice, empty = report.left_out
-    assert "ann_again" in twice and "the same as" in twice and "Next: " in twice
-    assert "no *.json file is in it. Next: " in empty
 
 
 @pytest.fixture
