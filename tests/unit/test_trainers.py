@@ -1,4 +1,4 @@
-"""The same small training run in every release: the same work, the same seed, the same reward."""
+"""The same small training run in every release: the same work, the same seed, the same reward, and it learns."""
 
 import gc
 import math
@@ -28,6 +28,23 @@ def trained(make=trainers.grpo, **options):
     trainer = make(*models.load(), **({"steps": 3} | options))
     trainer.train()
     return trainer
+
+
+@pytest.mark.skipif(VERSIONS["trl"] < Version("1"), reason="in old stacks labs train to the end")
+@pytest.mark.slow
+def test_grpo_learns_sums():
+    """The healthy run, half of it: sampled accuracy up by at least 0.1, and the rewards it logs rise with it."""
+
+    def sampled(model, tokenizer):
+        return sum(models.accuracy(model, tokenizer, sampled=True, seed=seed) for seed in range(5)) / 5
+
+    model, tokenizer = models.load()
+    before = sampled(model, tokenizer)
+    trainer = trainers.grpo(model, tokenizer, steps=60)
+    trainer.train()
+    steps, curve = trainers.curve(trainer, window=20)
+    assert sampled(model, tokenizer) >= before + 0.1
+    assert steps == [20, 40, 60] and curve[-1] > curve[0] + 0.05
 
 
 def test_a_step_does_the_same_work_in_every_release():
