@@ -396,6 +396,19 @@ def preflight() -> str:
     ])  # fmt: skip
 
 
+def preflight_judges() -> str:
+    """How often each judge of preflight accused, held, and could not say, over the corpus' scripts that were run."""
+    runs = read_runs("preflight_corpus", "preflight: (?P<name>.+)")
+    states = ("named", "suspected", "held", "not_checked")
+    counts = pandas.DataFrame({
+        state: runs[state].dropna().str.split(", ").explode().value_counts() for state in states
+    }).drop(index=["", "none"], errors="ignore")  # fmt: skip
+    numbers = counts.fillna(0).astype(int)
+    order = sorted(numbers.index, key=lambda name: (name[0] != "F", len(name), name))
+    body = [[name, *(int(numbers.at[name, state]) for state in states)] for name in order]
+    return markdown(["judge of", "named", "suspected", "held", "not checked"], body)
+
+
 def preflight_time() -> str:
     """What one run of preflight costs as a whole process, beside the imports that the script itself needs, by stack.
 
