@@ -168,8 +168,8 @@ class Session:
 
     def _end_run(self, pid: pathlib.Path, folder: pathlib.Path) -> None:
         """End a run and all that it started."""
-        if pid.exists():
-            _kill(os.killpg, int(pid.read_text()))
+        if pid.exists() and (number := pid.read_text()):  # empty, where the disk was full as it was written
+            _kill(os.killpg, int(number))
         _kill_below(folder)
 
     def _end(self) -> None:
