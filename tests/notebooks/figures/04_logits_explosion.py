@@ -6,10 +6,11 @@ def check(result):
         return result.figures(case=f"notebook 04: {case}")
 
     broken = figures("as released")
-    assert broken["rows_made"] == 250 and broken["error"] < 1e-5
+    assert broken["rows_made"] == 250
     assert broken["peaks"] == sorted(broken["peaks"]) and broken["peaks"][-1] > 3 * broken["peaks"][1]
     assert figures("as released, LoRA")["peaks"][-1] > 3 * figures("as released, LoRA")["peaks"][0]
     for name in ("the class changed", "the class changed, LoRA", "logits.repair(model)"):
         short, long = figures(name)["peaks"]
         assert long < 1.2 * short and long < broken["peaks"][-1] / 3, name
-    assert figures("one model")["kl"] == 0 < figures("class")["kl"]
+    kl = figures("the reference")
+    assert kl["one_model"] == 0 < min(kl["changed_class"], kl["repair"]), kl
