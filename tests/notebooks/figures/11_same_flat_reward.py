@@ -8,5 +8,6 @@ def check(result):
     assert abs(healed["first"] - healed["before"]) < 0.15
     assert healed["after"] > healed["before"] + 0.03
     looks = result.figures(case="notebook 11: looks")
-    assert looks["named"] == looks["runs"] == 10 and looks["mystery"] == "F14, blind reward"
+    assert looks["named"] == [True] * 10 and looks["mystery"] == "F14, blind reward"
+    assert looks["above"] == "pays wrong answers" and looks["ahead"] == "F16, old engine"  # both sides count
     assert looks["in_order"] == 1 and looks["as_asked"] < 0.2
