@@ -17,7 +17,7 @@ def check(result):
             garbage = name == "train, cache" and kind != "off"
             assert share < 0.7 * able if garbage else share == able, (name, kind, share)
     found = result.figures(case="notebook 02")
-    assert found["first"] < found["by_hand"] - 0.05 and found["after"] > found["by_hand"] + 0.08, found
+    assert found["first"] < found["by_hand"] - 0.05, found
     assert found["undone"] == found["undone_today"] == able
     assert found["callback"] < 0.3 * able
     for name in ("model.config", "model.generation_config", "trainer.generation_config"):
