@@ -1,4 +1,4 @@
-"""Notebook 01 and lab 01 in JupyterLab, as a person uses them: open, Run All, edit, check."""
+"""Notebooks 00 and 01, and lab 01, in JupyterLab, as a person uses them: open, Run All, edit, check."""
 
 import json
 import re
@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+FIRST = "notebooks/00_start_here.ipynb"
 NOTEBOOK = "notebooks/01_requires_grad_warning.ipynb"
 SCRIPT = "labs/01_frozen_embeddings/train.py"
 ERA = "trl 0.14 (January 2025)"
@@ -43,17 +44,17 @@ def text_of(output):
     return "".join(output.get("text") or output.get("data", {}).get("text/plain", ""))
 
 
-def test_notebook_01_from_open_to_the_verdict(page, lab, wait, pictures):
+def test_the_first_notebook_from_open_to_the_verdict(page, lab, wait, pictures):
     """Run All: plots and verdict tables are there, no error and no noise."""
-    notebook = read_notebook(lab, NOTEBOOK)
+    notebook = read_notebook(lab, FIRST)
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for cell in code:
         cell["outputs"], cell["execution_count"] = [], None
-    (lab.folder / NOTEBOOK).write_text(json.dumps(notebook))
-    open_file(page, lab, NOTEBOOK)
+    (lab.folder / FIRST).write_text(json.dumps(notebook))
+    open_file(page, lab, FIRST)
     page.locator(".jp-NotebookPanel .jp-Cell").first.wait_for()
     page.locator("#jp-bottom-panel", has_text="| Idle").wait_for()
-    page.screenshot(path=pictures / "01-opened.png")
+    page.screenshot(path=pictures / "00-opened.png")
 
     choose(page, "Run", "Run All Cells")
     deadline = time.monotonic() + 480
@@ -68,21 +69,25 @@ def test_notebook_01_from_open_to_the_verdict(page, lab, wait, pictures):
               return cell.querySelector('.cm-content')?.innerText.slice(0, 60) ?? '';
             }"""
         )
-        if running is None and lab.states(NOTEBOOK) == ["idle"]:
+        if running is None and lab.states(FIRST) == ["idle"]:
             break
         assert time.monotonic() < deadline, f"Run All has not ended; {running}"
         page.wait_for_timeout(250)
 
     page.keyboard.press("Control+s")
-    wait(lambda: read_notebook(lab, NOTEBOOK)["cells"][-1].get("execution_count"), "it is not saved")
-    saved = [cell for cell in read_notebook(lab, NOTEBOOK)["cells"] if cell["cell_type"] == "code"]
+
+    def cells_of_code():
+        return [cell for cell in read_notebook(lab, FIRST)["cells"] if cell["cell_type"] == "code"]
+
+    wait(lambda: cells_of_code()[-1]["execution_count"], "it is not saved")
+    saved = cells_of_code()
     outputs = [output for cell in saved for output in cell["outputs"]]
     assert all(cell["execution_count"] for cell in saved), "a cell did not run"
     assert not [text_of(each) for each in outputs if each["output_type"] == "error"]
     assert not [text_of(each) for each in outputs if each.get("name") == "stderr"]
     assert not [text_of(each) for each in outputs if NOISE.search(text_of(each))]
-    assert sum("image/png" in each.get("data", {}) for each in outputs) >= 2
-    assert sum("<table" in "".join(each.get("data", {}).get("text/html", "")) for each in outputs) >= 3
+    assert sum("image/png" in each.get("data", {}) for each in outputs) >= 1
+    assert sum("<table" in "".join(each.get("data", {}).get("text/html", "")) for each in outputs) >= 1
     assert any("✗ red flag" in text_of(each) for each in outputs)
 
 
