@@ -371,27 +371,23 @@ def lab_thresholds() -> str:
 
 
 def preflight() -> str:
-    """What preflight said of the corpus: an outcome for each script, by part; chains; and the answers of its judges."""
+    """What preflight said of the corpus: an outcome for each broken script, by part; the healthy ones; and chains."""
     runs = read_runs("preflight_corpus", "preflight: (?P<name>.+)")
-    outcomes = ("named right", "named wrong", "suspected", "silent", "not judged")
-    broken, body = runs["expected"] != "none", []
-    for what, scripts in (("broken", runs[broken]), ("healthy", runs[~broken])):
-        for half, part in scripts.groupby("half"):
-            counts = [int((part["outcome"] == outcome).sum()) for outcome in outcomes]
-            body.append([f"{what}, {half}", len(part), *counts, count(part["first"]) if what == "broken" else "-"])
-    chains = runs[broken & runs["expected"].str.contains(",")]
+    outcomes = ("named right", "suspected", "silent", "not judged")
+    is_broken, body = runs["expected"] != "none", []
+    broken, healthy = runs[is_broken], runs[~is_broken]
+    for half, part in broken.groupby("half"):
+        counts = [int((part["outcome"] == outcome).sum()) for outcome in outcomes]
+        body.append([half, len(part), *counts, count(part["first"])])
+    accused = (~healthy["outcome"].isin(["silent", "not judged"])).sum()
+    chains = broken[broken["expected"].str.contains(",")]
     clean = runs["patched_clean"].dropna()
-    answers = {}
-    for state in ("named", "suspected", "held", "not_checked", "blind"):
-        given = runs[state].dropna().str.split(", ").explode()
-        answers[state] = (~given.isin(["", "none"])).sum()
-    answers["not_checked"] -= answers["blind"]
-    total = ", ".join(f"{number} {state.replace('_', ' ')}" for state, number in answers.items())
     return "\n".join([
-        markdown(["part", "scripts", *outcomes, "cause first"], body), "",
+        markdown(["broken", "scripts", *outcomes, "cause first"], body), "",
+        f"- Named wrong: {(broken['outcome'] == 'named wrong').sum()} of {len(broken)}.",
+        f"- Healthy: {accused} of {len(healthy)} accused, {(healthy['outcome'] == 'not judged').sum()} not judged.",
         f"- Several failures, all named in order: {count(chains['in_order'])}.",
         f"- Patched by `--diff`, and nothing is found: {count(clean) if len(clean) else 'NOT RUN'}.",
-        f"- Answers of all judges: {total}.",
         f"- Seconds, all runs of a script, median: {median(runs['seconds'], '.0f')}.",
     ])  # fmt: skip
 
@@ -399,14 +395,18 @@ def preflight() -> str:
 def preflight_judges() -> str:
     """How often each judge of preflight accused, held, and could not say, over the corpus' scripts that were run."""
     runs = read_runs("preflight_corpus", "preflight: (?P<name>.+)")
-    states = ("named", "suspected", "held", "not_checked")
     counts = pandas.DataFrame({
-        state: runs[state].dropna().str.split(", ").explode().value_counts() for state in states
-    }).drop(index=["", "none"], errors="ignore")  # fmt: skip
-    numbers = counts.fillna(0).astype(int)
-    order = sorted(numbers.index, key=lambda name: (name[0] != "F", len(name), name))
-    body = [[name, *(int(numbers.at[name, state]) for state in states)] for name in order]
-    return markdown(["judge of", "named", "suspected", "held", "not checked"], body)
+        state: runs[state].dropna().str.split(", ").explode().value_counts()
+        for state in ("named", "suspected", "held", "not_checked")
+    }).drop(index=["", "none"], errors="ignore").fillna(0).astype(int)  # fmt: skip
+    order = sorted(counts.index, key=lambda name: (name[0] != "F", len(name), name))
+    body = [
+        [name, counts.at[name, "named"] + counts.at[name, "suspected"], *counts.loc[name, ["held", "not_checked"]]]
+        for name in order
+        if counts.at[name, "not_checked"]
+    ]
+    always = [name for name in order if not counts.at[name, "not_checked"]]
+    return f"{markdown(['judge of', 'accused', 'held', 'not checked'], body)}\n\nAlways with an answer: {', '.join(always)}."
 
 
 def preflight_time() -> str:
