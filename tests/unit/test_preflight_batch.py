@@ -63,6 +63,10 @@ def test_a_batch_is_judged_for_the_launch_and_not_for_this_machine():
     assert [type(answer) for answer in judge(world_size=2, **asked(6, 4))] == [Held]
 
 
+def test_a_group_of_one_is_found_where_trl_takes_it():
+    assert [type(answer) for answer in judge(**asked(2, 1))] == [Finding]
+
+
 def test_what_one_step_is():
     (held,) = judge(world_size=2, **asked(8, 4, 3))
     counts_prompts = "8 counts prompts" in held.evidence
