@@ -189,6 +189,10 @@ def test_float32_is_measured_too():
     """A usual step changes all that has a gradient, and that is counted; one far too small is lost there too."""
     guard, messages = run(low(torch.float32), [1e-6] * 6)
     assert messages == [] and guard.report.dtypes == ("float32",) and guard.report.share > 0.99
+    mixed = low()
+    mixed.model.layers.float()
+    guard, _ = run(mixed, [1e-6] * 6)
+    assert guard.report.grade == "lost" and guard.report.dtypes == ("bfloat16",)
     guard, messages = run(low(torch.float32), [1e-11] * 6)
     assert guard.report.grade == "lost" and guard.report.share < 0.05 and "Next: a larger learning rate" in messages[0]
 

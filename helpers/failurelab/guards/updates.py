@@ -86,11 +86,11 @@ class UpdateGuard(Guard):
     A tensor that had a gradient, and that the first `steps` steps have not changed at all, is told in any dtype where
     the optimizer does not hold it, or where no other has changed either; `report` is a `MovementReport` then.
 
-    Judged once, in the first `steps` optimizer steps in which the learning rate no longer rises, in any dtype. Weights
-    whose copies an optimizer steps are not judged (DeepSpeed's, or one with master weights). Stochastic rounding is no
-    alarm: elements then move that no step could move by rounding to nearest. Where a part of the elements changes, as
-    in QLoRA's adapters, which trl casts to bfloat16, the run is slowed: that is a note, also where the action is
-    `stop`. `report` is a `RoundedReport` once steps were compared.
+    Judged once, in the first `steps` optimizer steps in which the learning rate no longer rises: the weights in 16
+    bits, or all where none are. Weights whose copies an optimizer steps are not judged (DeepSpeed's, or one with master
+    weights). Stochastic rounding is no alarm: elements then move that no step could move by rounding to nearest. Where
+    a part of the elements changes, as in QLoRA's adapters, which trl casts to bfloat16, the run is slowed: that is a
+    note, also where the action is `stop`. `report` is a `RoundedReport` once steps were compared.
 
     Args:
         action: `warn` issues a GuardWarning, `stop` raises GuardTripped.
@@ -143,14 +143,16 @@ class UpdateGuard(Guard):
         if not trained:
             self._done = True
             return
+        # beside tensors in 16 bits those in float32 would hide what is lost
+        judged = [parameter for parameter in trained if parameter.dtype.itemsize < 4] or trained
         self._adapters = hasattr(model, "peft_config")
         if self._from_zero is None:
-            self._from_zero = {id(parameter) for parameter in trained if not parameter.detach().any()}
+            self._from_zero = {id(parameter) for parameter in judged if not parameter.detach().any()}
         rate = max(rates.values())
         if rate > self._rate:  # it still warms up: what was compared was at a lower one
             self._forget()
             self._rate = rate
-        for parameter in trained:
+        for parameter in judged:
             if rates.get(id(parameter)) and parameter.grad is not None:
                 weights, gradient = (self._take(each) for each in (parameter, parameter.grad))
                 # what has next to no gradient takes a smaller step in any dtype
