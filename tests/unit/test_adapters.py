@@ -50,9 +50,6 @@ def state(model):
     ]
 
 
-# Every model learns
-
-
 @pytest.mark.parametrize(
     ("before", "reentrant"),
     [("plain", None), ("one adapter", None), ("one adapter", True), ("two adapters", True), ("modules to save", False)],
@@ -200,9 +197,6 @@ def test_merging_into_four_bit_weights_warns_that_they_are_rounded():
         prepared = gradients.prepare_peft(model, lora_config())
     assert len(backward(prepared).zero_gradient) == 4
     assert not torch.allclose(logits(prepared), expected, atol=1e-3)
-
-
-# What is refused, and the model left as it was
 
 
 def plain(model):

@@ -49,9 +49,6 @@ def state(model) -> list:
     ] + [id(config), str(config)]
 
 
-# The table
-
-
 @pytest.mark.parametrize("reentrant", [None, True, False])
 def test_train_mode_and_checkpointing_with_the_cache(model, tokenizer, reentrant):
     """Train mode alone is no failure; checkpointing is, in the versions that have it, whatever its kind."""
@@ -81,9 +78,6 @@ def test_without_the_cache_it_is_right_everywhere(model, tokenizer):
     config = transformers.GenerationConfig(max_new_tokens=4, do_sample=True, use_cache=False)
     report = rollouts.check(model, tokenizer, MIXED, generation_config=config)
     assert report.agrees and report.use_cache is False
-
-
-# The repair
 
 
 @pytest.mark.parametrize(("reentrant", "peft"), [(True, False), (False, True)])
@@ -135,9 +129,6 @@ def test_a_copy_of_a_repaired_model_generates_with_its_own_weights(model, tokeni
             parameter.zero_()
     assert torch.equal(twin.generate(**options), expected)
     assert not torch.equal(model.generate(**options), expected)
-
-
-# What the measurement must not do
 
 
 def test_a_check_changes_nothing(model, tokenizer):
@@ -231,9 +222,6 @@ def test_the_log_probability_is_that_of_the_tokens(model, tokenizer):
     assert report.evaluation_logp == pytest.approx(expected, abs=1e-4)
     report = check(model, tokenizer, [models.as_chat("3+4="), models.as_chat("12+5=")])  # by the chat template
     assert report.agrees and len(report.rollouts) == 2 and report.rollouts[0].prompt != "3+4="
-
-
-# What cannot be asked
 
 
 @pytest.mark.parametrize(
