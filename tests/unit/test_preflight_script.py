@@ -7,6 +7,7 @@ import sys
 import types
 import xml.etree.ElementTree as ElementTree
 
+import peft
 import pytest
 import torch
 import transformers
@@ -15,7 +16,7 @@ from small import qwen2
 from failurelab.preflight import launcher_line, notebook, run, script_text
 from failurelab.preflight.answers import Finding, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Load, Seen, Source
-from failurelab.preflight.intercept import cuts, own_code, processes, ranks, small, trainers, watched
+from failurelab.preflight.intercept import cuts, own_code, processes, ranks, saved, small, watched
 from failurelab.preflight.judges import four_bit_placement
 from failurelab.preflight.repairs import Change
 from failurelab.preflight.report import answer
@@ -85,19 +86,29 @@ def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
 
 
-def test_a_model_that_a_script_saves_is_loaded_from_that_folder(checkpoint, tmp_path):
-    """An adapter merged and saved, say: nothing of the cut model is written, and the load knows the whole model."""
-    loads, target = [], tmp_path / "merged"
-    target.mkdir()  # where the script has saved the tokenizer
-    seen = types.SimpleNamespace(loads=loads, spec={"output": str(tmp_path / "output")})
-    with small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()), trainers.watched(seen):
-        model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, torch_dtype=torch.float16)
+def test_what_a_script_saves_is_loaded_from_that_folder(checkpoint, trained, tmp_path):
+    """Nothing is written there; a load knows the whole model (merged and saved, say), tokens and adapter."""
+    loads, adapters, target = [], [], tmp_path / "start"
+    with (
+        saved.elsewhere(tmp_path / "output", loads),
+        small.built_small(loads, adapters, lambda: False, False, lambda: False, Mapped()),
+    ):
+        auto = transformers.AutoModelForCausalLM
+        model = auto.from_pretrained(checkpoint, torch_dtype=torch.float16)
+        trained[1].save_pretrained(save_directory=target)
         model.save_pretrained(target)
-        again = transformers.AutoModelForCausalLM.from_pretrained(target, torch_dtype="auto")
-    assert not list(target.iterdir()) and type(again) is type(model)
+        again = auto.from_pretrained(target, torch_dtype="auto")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(target)
+        one = peft.LoraConfig(r=3, target_modules=["q_proj"])
+        peft.get_peft_model(again, one, adapter_name="mine").save_pretrained(target)
+        loaded = peft.PeftModel.from_pretrained(auto.from_pretrained(checkpoint), target / "mine", is_trainable=True)
+    assert not target.exists() and type(again) is type(model)
     assert loads[1].config.num_hidden_layers == 24 and loads[1].dtype == "float16"
-    with pytest.raises((OSError, ValueError)):
-        transformers.AutoConfig.from_pretrained(target)  # as it was before
+    assert tokenizer.get_vocab() == trained[1].get_vocab()
+    assert loaded.peft_config["default"].r == 3 and adapters[0].name == str(target / "mine")
+    for load in (transformers.AutoConfig, transformers.AutoTokenizer, peft.PeftConfig):
+        with pytest.raises((OSError, ValueError)):
+            load.from_pretrained(target)  # as it was before
 
 
 def test_a_small_local_model_keeps_its_own_weights(trained):
@@ -476,7 +487,6 @@ def test_the_answer_in_each_form():
 
 def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):
     """A trained adapter's weights fit the real model alone: a cut one gets an adapter that is not zero."""
-    peft = pytest.importorskip("peft")
     adapter = tmp_path / "adapter"
     peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM").save_pretrained(adapter)
     adapters = []

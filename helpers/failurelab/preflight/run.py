@@ -232,13 +232,14 @@ class Run:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, the script's models, arguments and trainers are watched."""
-        from failurelab.preflight.intercept import small, trainers
+        from failurelab.preflight.intercept import saved, small, trainers
 
         own = self.files.own
         with contextlib.ExitStack() as stack:
             stack.enter_context(processes.no_other_processes(own))
             stack.enter_context(self.launched.seen(own))
             stack.enter_context(self.arguments.cut())
+            stack.enter_context(saved.elsewhere(self.spec["output"], self.loads, self.real))
             stack.enter_context(
                 small.built_small(
                     self.loads,

@@ -6,24 +6,17 @@ trainers late, and some have a `train` of their own.
 
 import collections
 import contextlib
-import copy
 import functools
-import os
-import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
-
-import torch
-
-from failurelab.preflight.intercept import small
 
 _SAVING = ("save_model", "push_to_hub", "create_model_card", "save_state")
 
 
 @contextlib.contextmanager
 def watched(run: Any) -> Iterator[None]:
-    """Inside, trainers are made by `run.initialize` and trained by `run.train`; saving does nothing."""
+    """Inside, trainers are made by `run.initialize` and trained by `run.train`; a trainer saves nothing."""
     from transformers import PreTrainedModel, Trainer
 
     with contextlib.ExitStack() as stack:
@@ -40,33 +33,6 @@ def watched(run: Any) -> Iterator[None]:
         Trainer.__new__ = new
         stack.callback(setattr, Trainer, "__new__", lambda cls, *args, **kwargs: object.__new__(cls))
         stack.enter_context(mock.patch.object(PreTrainedModel, "push_to_hub", _nothing))
-        stack.enter_context(_saved_elsewhere(run))
-        yield
-
-
-@contextlib.contextmanager
-def _saved_elsewhere(run: Any) -> Iterator[None]:
-    """Inside, a model that is saved is not written; a load of its folder finds the configuration of the whole model."""
-    from transformers import PretrainedConfig, PreTrainedModel
-
-    saved: dict[str, pathlib.Path] = {}
-    original = PretrainedConfig.get_config_dict.__func__
-
-    def save_pretrained(model: Any, folder: Any, *args: Any, **kwargs: Any) -> None:
-        load = next((load for load in run.loads if load.name == model.config._name_or_path), None)
-        config = copy.deepcopy(load.config if load else model.config)
-        setattr(config, small.dtype_argument(), getattr(torch, load.dtype) if load else model.dtype)
-        kept = pathlib.Path(run.spec["output"], f"saved-{len(saved)}")
-        config.save_pretrained(kept)
-        saved[os.path.realpath(folder)] = kept
-
-    def get_config_dict(cls: type, name: Any, **options: Any) -> Any:
-        return original(cls, saved.get(os.path.realpath(name), name), **options)
-
-    with (
-        mock.patch.object(PreTrainedModel, "save_pretrained", save_pretrained),
-        mock.patch.object(PretrainedConfig, "get_config_dict", classmethod(get_config_dict)),
-    ):
         yield
 
 
