@@ -58,7 +58,7 @@ def child(*arguments, **environment):
 def answers():
     """One child answers all questions: its import is most of the time."""
     script = str(pathlib.Path(__file__).with_name("zero3_child.py"))
-    done = child(script, "everywhere", "bare", "repaired", "evaluated", "parity", OMP_NUM_THREADS="1")
+    done = child(script, "everywhere", "bare", "repaired", "evaluated", OMP_NUM_THREADS="1")
     lines = [line for line in done.stdout.splitlines() if line.startswith("ANSWER ")]
     assert done.returncode == 0 and lines, done.stderr[-3000:]
     return json.loads(lines[-1].removeprefix("ANSWER "))
@@ -144,18 +144,6 @@ def test_evaluation_before_training(answers):
         assert each["ask"]["engine"] == "DeepSpeedEngine" and each["ask"]["hooks_before"] > 100
 
 
-@engine
-def test_the_same_training_with_and_without_deepspeed(answers):
-    """Six steps on fixed completions: gathered parameters agree to a twentieth of the largest change."""
-    found = answers["parity"]
-    assert found["moved"] > 3e-4
-    assert sorted(found["apart"]) == ["1", "2", "3"]
-    assert max(found["apart"].values()) < 3e-5
-
-
-# Without an engine
-
-
 def test_a_trainer_without_deepspeed():
     """No engine, no hooks, the model itself; DeepSpeed need not be installed for any of it."""
     model = torch.nn.Linear(2, 2)
@@ -197,9 +185,6 @@ def test_hooks_of_others_stay():
     model(torch.ones(1, 2))
     assert seen == ["mine", "late"] and zero3.hooks(model) == 2
     late.remove()
-
-
-# What bad input gets
 
 
 @pytest.mark.parametrize(

@@ -231,47 +231,6 @@ def evaluated():
     return answer
 
 
-def fixed_completions(trainer):
-    """Let the trainer generate, and hand it these completions instead: half of them right."""
-    tokenizer = trainer.processing_class
-    answers = dict(models.sums())
-
-    def around(generate, *args, **kwargs):
-        made = generate(*args, **kwargs)
-        prompts = kwargs.get("input_ids", args[0] if args else None)
-        prompts = prompts.repeat_interleave(len(made) // len(prompts), 0)  # once for each completion, in trl 0.14
-        texts = tokenizer.batch_decode(prompts, skip_special_tokens=True)
-        ends = [
-            [*tokenizer(answers[text] if row % 2 else "0")["input_ids"], tokenizer.eos_token_id]
-            for row, text in enumerate(texts)
-        ]
-        longest = max(map(len, ends))
-        ends = torch.tensor([end + [tokenizer.pad_token_id] * (longest - len(end)) for end in ends])
-        return torch.cat([prompts, ends], 1)
-
-    return handles.wrap_method(trainer.model, "generate", around, "fixed completions")
-
-
-def parity():
-    """The same steps on fixed completions: gathered parameters of stages 1 to 3 against those without DeepSpeed."""
-    ends, start = {}, {name: tensor.detach().clone() for name, tensor in models.load()[0].named_parameters()}
-    for stage in (None, 1, 2, 3):
-        with trainer_at(stage, steps=6, learning_rate=1e-4) as trainer:
-            fixed_completions(trainer)
-            if stage == 3:
-                zero3.repair(trainer)
-            trainer.train()
-            with zero3.generation_model(trainer) as model:
-                ends[stage] = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-    alone = ends.pop(None)
-    return {
-        "moved": max(float((alone[name] - start[name]).abs().max()) for name in start),
-        "apart": {
-            stage: max(float((alone[name] - end[name]).abs().max()) for name in start) for stage, end in ends.items()
-        },
-    }
-
-
 def main():
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         answers = {name: globals()[name]() for name in sys.argv[1:]}
