@@ -63,9 +63,6 @@ def worst(found: dict, truth: dict) -> float:
     return max(((found[name] - truth[name]).norm() / truth[name].norm()).item() for name in truth)
 
 
-# keep_argument: the name comes from the signature, and is tried
-
-
 def test_name_of_the_argument_is_read_from_this_model_and_never_from_a_version():
     """Transformers 4.49 renamed it; the answer is what this model does."""
     assert logits.keep_argument(small()) == ("num_logits_to_keep" if OLD_NAME else "logits_to_keep")
@@ -79,12 +76,7 @@ def test_a_name_in_the_signature_that_does_nothing_is_not_believed():
         def forward(self, input_ids=None, attention_mask=None, logits_to_keep=0, num_logits_to_keep=0, **options):
             return super().forward(input_ids=input_ids, attention_mask=attention_mask, **options)
 
-    class Takes(transformers.Qwen2ForCausalLM):
-        def forward(self, input_ids=None, attention_mask=None, **options):
-            return super().forward(input_ids=input_ids, attention_mask=attention_mask, **options)
-
     assert logits.keep_argument(Promises(small().config)) is None
-    assert logits.keep_argument(Takes(small().config)) is None
 
 
 def test_a_probe_leaves_modes_and_the_random_state_alone():
@@ -100,9 +92,6 @@ def test_a_probe_leaves_modes_and_the_random_state_alone():
     logits.check_alignment(logits.completion_logps, model)
     assert {name: module.training for name, module in model.named_modules()} == before
     assert torch.equal(torch.get_rng_state(), state)
-
-
-# completion_logps: right
 
 
 @pytest.mark.parametrize(("tied", "chunk_size"), [(True, None), (False, None), (True, 1), (False, 1), (True, 1000)])
@@ -173,64 +162,30 @@ def tied_models():
     return {tied: small(tied, torch.float64) for tied in (True, False)}
 
 
-# completion_logps: through whatever wraps the model
-
-
-def agrees(make, within=2e-5, **options):
-    truth, true_gradients = gradients_of(make(), full, *batch())
-    scores, gradients = gradients_of(make(), logits.completion_logps, *batch(), **options)
-    assert (scores - truth).abs().max() <= within
-    assert worst(gradients, true_gradients) <= within
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
-        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
-    ],
-    ids=["head and embedding", "saved head"],
-)
-def test_lora_anywhere_is_scored_as_the_model_scores(options):
+def adapted(**options):
     """An adapter on the head is part of the head: its weight alone would be the wrong model."""
-
-    def make():
-        model = lora(small(tied=False), r=4, **options)
-        torch.manual_seed(2)
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                nn.init.normal_(parameter, std=0.2)
-        return model
-
-    agrees(make, chunk_size=4)
+    model = lora(small(tied=False), r=4, **options)
+    torch.manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.2)
+    return model
 
 
-@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
-def test_virtual_tokens_before_the_prompt_do_not_move_the_completion(kind):
-    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    agrees(lambda: peft.get_peft_model(small(), config))
+def with_virtual_tokens(kind):
+    return peft.get_peft_model(small(), getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3))
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing_stays_on(reentrant):
-    def make():
-        model = small()
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        return model.train()
-
-    agrees(make)
+def checkpointed(reentrant):
+    model = small()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    return model.train()
 
 
-def test_mixed_precision_that_accelerate_puts_into_the_forward_is_kept():
-    """Trainer's bf16=True lives in the model's own forward; calling the decoder alone would leave it out."""
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(True)
-    model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(small())
-    AcceleratorState._reset_state(True)
-    scores = logits.completion_logps(model, *batch(), COMPLETION)
-    assert (scores - full(model, *batch(), COMPLETION)).abs().max() <= 1e-3
-    assert (scores - full(small(), *batch(), COMPLETION)).abs().max() > 1e-3
+def changed(change):
+    model = small(tied=False)
+    change(model)
+    return model
 
 
 def bias(model):
@@ -247,39 +202,57 @@ def replace(model):
     model.lm_head.forward = lambda states: forward(states * 1.5)
 
 
-@pytest.mark.parametrize("change", [bias, hook, replace])
-def test_a_bias_a_hook_and_a_replaced_forward_of_the_head_are_regarded(change):
-    def make():
-        model = small(tied=False)
-        change(model)
-        return model
-
-    agrees(make)
-    model = make()
-    theirs = model.lm_head.forward
-    logits.completion_logps(model, *batch(), COMPLETION)
-    assert model.lm_head.forward == theirs
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
 
 
-@pytest.mark.parametrize("family", ["Llama", "GPT2"])
-def test_other_families_go_the_same_way(family):
-    sizes = {"n_embd": 32, "n_layer": 1, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
-    if family == "Llama":
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-    config = getattr(transformers, f"{family}Config")(vocab_size=VOCABULARY, bos_token_id=1, eos_token_id=2, **sizes)
-
-    def make():
-        torch.manual_seed(0)
-        return transformers.AutoModelForCausalLM.from_config(config)
-
-    agrees(make)
+def llama():
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(vocab_size=VOCABULARY, **SIZES))
 
 
-@pytest.mark.parametrize("family", ["Gemma2", "Cohere", "Granite"])
+MODELS = {
+    "adapter on head and embedding": lambda: adapted(target_modules=["q_proj", "embed_tokens", "lm_head"]),
+    "saved head": lambda: adapted(target_modules=["q_proj"], modules_to_save=["lm_head"]),
+    "prompt tuning": lambda: with_virtual_tokens("PromptTuningConfig"),
+    "prefix tuning": lambda: with_virtual_tokens("PrefixTuningConfig"),
+    "reentrant": lambda: checkpointed(True),
+    "non-reentrant": lambda: checkpointed(False),
+    "a bias": lambda: changed(bias),
+    "a hook": lambda: changed(hook),
+    "a replaced forward": lambda: changed(replace),
+    "Llama": llama,
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_whatever_wraps_the_model_is_regarded(kind):
+    make = MODELS[kind]
+    truth, true_gradients = gradients_of(make(), full, *batch())
+    scores, gradients = gradients_of(model := make(), logits.completion_logps, *batch(), chunk_size=4)
+    assert (scores - truth).abs().max() <= 2e-5
+    assert worst(gradients, true_gradients) <= 2e-5
+    if kind == "a replaced forward":
+        theirs = model.lm_head.forward
+        logits.completion_logps(model, *batch(), COMPLETION)
+        assert model.lm_head.forward == theirs
+
+
+def test_mixed_precision_that_accelerate_puts_into_the_forward_is_kept():
+    """Trainer's bf16=True lives in the model's own forward; calling the decoder alone would leave it out."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
+    model = accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(small())
+    AcceleratorState._reset_state(True)
+    scores = logits.completion_logps(model, *batch(), COMPLETION)
+    assert (scores - full(model, *batch(), COMPLETION)).abs().max() <= 1e-3
+    assert (scores - full(small(), *batch(), COMPLETION)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["Gemma2", "Granite"])
 def test_logits_changed_after_the_head_are_refused(family):
     """A soft cap of 30 changes logits near 0 by nothing that rounding would show, and a trained model's by much."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    sizes = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     sizes |= {"logits_scaling": 4.0} if family == "Granite" else {}
     config = getattr(transformers, f"{family}Config")(vocab_size=VOCABULARY, **sizes)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
@@ -396,9 +369,6 @@ def test_zero3_gathers_the_head_for_it():
     assert "as without ZeRO-3" in done.stdout, done.stderr[-2000:]
 
 
-# completion_logps: what it holds
-
-
 def beyond_gradients(model, function) -> float:
     """Peak of a forward and backward pass, over the gradients that stay; in bytes."""
 
@@ -433,9 +403,6 @@ def test_memory_follows_the_chunk_in_backward_too():
     assert 2 * 30 * row < large_chunk - small_chunk < 4 * 30 * row  # logits, their float32 softmax, and its gradient
 
 
-# completion_logps: what does not fit
-
-
 def bad(**change):
     good = dict(zip(("input_ids", "attention_mask"), batch())) | {"completion_length": COMPLETION}
     return good | {key: value(good[key]) if callable(value) else value for key, value in change.items()}
@@ -454,11 +421,9 @@ def hide(*places):
     "change, match",
     [
         ({"completion_length": 0}, r"completion_length: 0 does not fit input_ids of shape \(3, 14\): 1 to 13"),
-        ({"completion_length": 14}, r"completion_length: 14 does not fit input_ids of shape \(3, 14\)"),
         ({"completion_length": 2.0}, r"completion_length: 2.0"),
         ({"input_ids": lambda ids: ids[0]}, r"input_ids: .* not int64 of shape \(14,\)"),
         ({"input_ids": lambda ids: ids.float()}, r"input_ids: .* not float32 of shape \(3, 14\)"),
-        ({"input_ids": lambda ids: ids[:0]}, r"input_ids: .* of shape \(0, 14\)"),
         (
             {"attention_mask": lambda mask: mask[:, 1:]},
             r"attention_mask: int64 of shape \(3, 13\) does not match .* \(3, 14\)",
