@@ -13,7 +13,6 @@ def log_probs(model, ids, mask, n):
     {body}
 """
 RIGHT = "return logits.completion_logps(model, ids, mask, n)"
-PICK = "model(input_ids=ids{mask}).logits[:, {rows}].log_softmax(-1).gather(-1, ids[:, -n:, None])[..., 0]"
 
 
 @pytest.fixture
@@ -33,16 +32,12 @@ def measured(tmp_path):
     [
         # one row for each of the three completion tokens
         (RIGHT, {"positions_off": 0, "rows_made": 3, "scores_from": ""}),
-        ("return " + PICK.format(mask=", attention_mask=mask", rows="-n - 1 : -1"), {"positions_off": 0}),
-        ("return " + PICK.format(mask=", attention_mask=mask", rows="-n:"), {"positions_off": -1}),
-        ("return " + PICK.format(mask=", attention_mask=mask", rows="-n - 2 : -2"), {"positions_off": 1}),
-        ("return " + PICK.format(mask="", rows="-n - 1 : -1"), {"positions_off": None}),
         ("return -" + RIGHT.removeprefix("return "), {"positions_off": None}),
         (RIGHT + ".detach()", {"positions_off": 0, "gradient_error": None}),
     ],
 )
 def test_a_scoring_function_is_compared_with_the_truth(measured, body, expected):
-    """Right, early, late, blind to the mask, of the other sign, without a graph."""
+    """Right, of the other sign, without a graph; by the wrong row and without the mask: labs 08 and 16."""
     made = measured(body)
     assert (made.traceback, made.refused) == ("", "")
     found = made.metrics
