@@ -1,16 +1,14 @@
 """Whole scripts beside the textbook: three mistakes that a public benchmark plants in a trainer, and healthy ones."""
 
-import pathlib
-
 import pytest
 from tests.cli.benchmark_scripts import load
+from tests.cli.one_session import scripts
 
-from failurelab.preflight import command, launcher_line
+from failurelab.preflight import rounds
 from failurelab_course import eras
 
 pytestmark = pytest.mark.slow
 CORPUS = load("preflight_corpus")
-STACKS = ["trl-0.14", "today"]
 
 SCRIPT = """
 from datasets import Dataset
@@ -101,21 +99,25 @@ trainer.train()
 """
 
 
-@pytest.fixture(params=STACKS)
-def ask(request, tmp_path, monkeypatch):
-    """Return a function that asks preflight about a script, beside the small model, in one stack."""
-    CORPUS.make_folder(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    python = str(eras.find(request.param).python)
+@pytest.fixture(scope="module", params=["trl-0.14", "today"])
+def run(request, tmp_path_factory):
+    """Return a function that runs a script beside the small model, in one stack."""
+    folder = tmp_path_factory.mktemp("step")
+    CORPUS.make_folder(folder)
+    variables = {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with scripts(folder, SCRIPT, eras.find(request.param).python, variables) as run:
+            yield run
 
-    def judge(*parts):
-        pathlib.Path("train.py").write_text(SCRIPT + "".join(parts))
-        told = command.ask(launcher_line.Launch("train.py"), python=python)
-        return told, {answer["failure"]: answer for answer in (*told.accusations, *told.held, *told.not_checked)}
 
-    return judge
+def accused(result):
+    """Return what a run says against a script, but for the rows of logits that old releases ask for."""
+    return [each for each in (*result["findings"], *result["suspected"]) if each["failure"] != "F3a"]
+
+
+def of(failure, answers):
+    return next(each for each in answers if each["failure"] == failure)
 
 
 @pytest.mark.parametrize(
@@ -126,28 +128,30 @@ def ask(request, tmp_path, monkeypatch):
         (MUTE, "F14", "what your reward functions read is not what was drawn"),
     ],
 )
-def test_a_planted_mistake_is_found_and_named(mistake, failure, said, ask):
-    """By its cause; and where a method of the script's own is the mistake, its parent's heals."""
-    told, _ = ask(mistake, PLAIN, GRPO)
-    assert [found["failure"] for found in told.accusations if found["failure"] != "F3a"] == [failure], told.accusations
-    assert said in told.accusations[0]["evidence"]
-    # With the overridden method taken out the gradient is the textbook's; what decodes has no undo.
-    assert [found["failure"] for found in told.findings if found["failure"] != "F3a"] == [failure] * (failure == "F21")
+def test_a_planted_mistake_is_found_and_named(mistake, failure, said, run):
+    (found,) = accused(run(mistake + PLAIN + GRPO))
+    assert found["failure"] == failure and said in found["evidence"]
+
+
+def test_the_parent_s_method_heals_and_what_decodes_has_no_undo(run):
+    for mistake, healed in ((REVERSED, ["F21"]), (MUTE, [])):
+        text = mistake + PLAIN + GRPO
+        outcome = rounds.try_repairs(lambda change, text=text: run(text, change), run(text))
+        assert [found["failure"] for found in outcome.named if found["failure"] != "F3a"] == healed, outcome
 
 
 @pytest.mark.parametrize("options", [PLAIN, LORA, MORE])
-def test_a_healthy_script_holds(options, ask):
-    told, answers = ask(options, GRPO)
-    assert told.accusations == [] and "F21" in [answer["failure"] for answer in told.held], answers["F21"]
-    assert "cosine +1.0000" in answers["F21"]["evidence"] and "opposite sign" in answers["F21"]["control"]
+def test_a_healthy_script_holds(options, run):
+    result = run(options + GRPO)
+    held = of("F21", result["held"])
+    assert not result["findings"] and not result["suspected"]
+    assert "cosine +1.0000" in held["evidence"] and "opposite sign" in held["control"]
 
 
-def test_equal_rewards_are_f10_and_the_step_is_compared_with_others(ask):
-    told, answers = ask(EQUAL, PLAIN, GRPO)
-    assert {"F10", "F14"} & {found["failure"] for found in told.accusations}
-    assert answers["F21"] in told.held
+def test_equal_rewards_are_f10_and_the_step_is_compared_with_others(run):
+    result = run(EQUAL + PLAIN + GRPO)
+    assert {"F10", "F14"} & {found["failure"] for found in accused(result)} and of("F21", result["held"])
 
 
-def test_another_trainer_has_no_textbook(ask):
-    _, answers = ask(SFT)
-    assert "no textbook here for SFTTrainer" in answers["F21"]["why"]
+def test_another_trainer_has_no_textbook(run):
+    assert "no textbook here for SFTTrainer" in of("F21", run(SFT)["not_checked"])["why"]

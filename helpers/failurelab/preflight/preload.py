@@ -1,8 +1,8 @@
-"""The script's libraries, imported once for all of its runs: what its imports say before it does anything else.
+"""What a run imports, imported once for all runs of a script: before its first statement, and by its first ones.
 
 A run is forked from a process that has them, and answers as a process of its own does (`tests/cli/test_preflight.py`).
-So only imports count that nothing of the script's own precedes: a variable of the environment that it sets first may
-change what an import does.
+So of the script's imports only those count that nothing of its own precedes: a variable of the environment that it sets
+first may change what an import does.
 """
 
 import ast
@@ -17,11 +17,20 @@ _LIBRARIES = frozenset((
     "accelerate", "datasets", "evaluate", "huggingface_hub", "numpy", "pandas", "peft", "rich", "safetensors", "torch",
     "tokenizers", "tqdm", "transformers", "trl", "yaml",
 ))  # fmt: skip
+_BEFORE_ANY_SCRIPT = {  # what `Run.watching` imports; of preflight's own modules also those that come later
+    "transformers": ["AutoTokenizer", "BitsAndBytesConfig", "PreTrainedTokenizerBase", "Trainer"],
+    "peft": ["PeftModel"],
+    **{f"failurelab.preflight.{name}": [] for name in ("run", "intercept.saved", "intercept.watched", "judges.order")},
+}
 
 
 def preload(script: str) -> None:
-    """Import the libraries that a script begins with, names of lazy modules too; an error is left to the script."""
-    _import("transformers", [])  # which no run is without
+    """Import what every run needs, and the libraries that a script begins with, names of lazy modules too.
+
+    An error is left to the script.
+    """
+    for module, names in _BEFORE_ANY_SCRIPT.items():
+        _import(module, names)
     with contextlib.suppress(Exception):
         tree = ast.parse(read_source(script))
         for module, names in leading_imports(tree):

@@ -1,0 +1,35 @@
+"""Several scripts that are run in one session of preflight: their libraries are imported once."""
+
+import contextlib
+import dataclasses
+import os
+import sys
+
+from failurelab.preflight.repairs import Change
+from failurelab.preflight.session import Session
+
+
+@contextlib.contextmanager
+def scripts(folder, begin="", python=sys.executable, variables=None):
+    """Inside, a function runs a text as FOLDER/train.py, with a change too, and returns what the run reports.
+
+    Args:
+        folder: of the script, and for what the session saves.
+        begin: the imports that all of the scripts begin with.
+        python: to run them in.
+        variables: of the environment.
+    """
+    path = folder / "train.py"
+    path.write_text(begin)
+    spec = {"script": str(path), "folder": str(folder), "module": "", "arguments": [], "steps": 3}
+    spec |= {"real_model": False, "memory": None, "world_size": 1, "zero_stage": 0}
+    (folder / "session").mkdir()
+    session = Session(folder / "session", str(python), variables or {}, spec, 600, lambda stage: None, True)
+    with session.open():
+
+        def run(text, change=None):
+            files = {os.path.realpath(path): begin + text}
+            change = change or Change()
+            return session.run(dataclasses.replace(change, files=files | change.files))
+
+        yield run
