@@ -7,10 +7,10 @@ def check(result):
 
     broken = figures("as released")
     assert broken["rows_made"] == 250
-    assert broken["peaks"] == sorted(broken["peaks"]) and broken["peaks"][-1] > 3 * broken["peaks"][1]
+    assert broken["peaks"] == sorted(broken["peaks"]) and broken["peaks"][-1] > 3 * broken["peaks"][0]
     assert figures("as released, LoRA")["peaks"][-1] > 3 * figures("as released, LoRA")["peaks"][0]
-    for name in ("the class changed", "the class changed, LoRA", "logits.repair(model)"):
+    for name in ("the class changed", "the class changed, LoRA"):
         short, long = figures(name)["peaks"]
         assert long < 1.2 * short and long < broken["peaks"][-1] / 3, name
     kl = figures("the reference")
-    assert kl["one_model"] == 0 < min(kl["changed_class"], kl["repair"]), kl
+    assert kl["one_model"] == 0 < kl["changed_class"], kl
