@@ -11,7 +11,6 @@ import pytest
 
 from failurelab_course import eras
 from failurelab_course.notebook import display as notebook
-from failurelab_course.notebook import predict
 from failurelab_course.notebook_runs import notebooks as course
 
 SETUP = "from failurelab_course.notebook import display as notebook\ndevice = notebook.setup(seed=seed)"
@@ -89,19 +88,6 @@ def test_a_verdict_table_says_its_verdicts_in_words(executed):
         assert re.search(rf'style="background:#\w+;color:#\w+;[^"]*">{words}</span>', html)
 
 
-def test_a_verdict_is_legible_on_its_ground():
-    """Contrast of at least 7 to 1 (WCAG AAA), whatever the theme, for each mark brings its own ground."""
-
-    def light(colour):
-        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
-
-    for mark in (*notebook._MARKS.values(), notebook._NOT_RUN, predict.RIGHT, predict.OTHER):
-        assert (light(mark.ground) + 0.05) / (light(mark.ink) + 0.05) >= 7
-        assert mark.words in mark.html
-
-
 def test_without_a_gpu_a_notebook_on_cuda_is_not_run(executed):
     """Asked for a GPU that is not there, a notebook says so, in a line and without a stack."""
     result = executed[1]
@@ -120,13 +106,11 @@ def test_without_a_gpu_a_notebook_on_cuda_is_not_run(executed):
     ],
 )
 def test_an_author_is_told_a_slip(call, match):
-    """A table without rows, a row too short, a picture without a text."""
     with pytest.raises(ValueError, match=match):
         call()
 
 
 def test_outside_a_notebook_the_text_is_printed(capsys):
-    """A script shows the table too."""
     notebook.verdict_table([("learns", True)], columns=("measured", "verdict"))
     assert capsys.readouterr().out.splitlines()[2] == "learns    ✓ healthy"
 
