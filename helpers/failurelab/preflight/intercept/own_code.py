@@ -46,7 +46,7 @@ class OwnCode:
     def holds(self, file: str) -> bool:
         """Return whether a file of code is the script's own."""
         if file not in self._of:
-            self._of[file] = file == self._script or self._is_own(os.path.realpath(file))
+            self._of[file] = file == self._script or (not _has_no_file(file) and self._is_own(os.path.realpath(file)))
         return self._of[file]
 
     def may_edit(self, file: str) -> bool:
@@ -70,11 +70,16 @@ class OwnCode:
             file = frame.f_code.co_filename
             if self.holds(file):
                 return True
-            passes = frame.f_code.co_name in through or file.startswith(("<frozen", HERE))
+            passes = frame.f_code.co_name in through or _has_no_file(file) or file.startswith(HERE)
             if not passes and not (file.startswith(_standard_library()) and not file.startswith(_libraries())):
                 return False
             frame = frame.f_back
         return False
+
+
+def _has_no_file(name: str) -> bool:
+    """Whether code has no file, as `<frozen os>` and what a dataclass makes: as a path it would be in any folder."""
+    return name.startswith("<")
 
 
 @functools.cache
