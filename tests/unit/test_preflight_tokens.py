@@ -82,8 +82,7 @@ def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
 
 def test_a_base_model_has_a_template_too(model, tokenizer):
     """Its texts end with another token than a turn of the template: plain prompts are right for it."""
-    base = copy.deepcopy(tokenizer)
-    base.eos_token = "<|endoftext|>"
+    base = ending(tokenizer, TEXT)
     model.generation_config.eos_token_id = base.eos_token_id
     assert type(only(judge_template(seen(model, base, QUESTIONS, "x-Instruct")), "F12")) is NotChecked
     base.chat_template = None  # nothing to apply
@@ -115,63 +114,47 @@ def test_a_sequence_begun_twice(model, with_bos):
         assert [type(answer) for answer in answers] == kinds
 
 
-def test_a_turn_that_ends_with_another_token(model, tokenizer):
-    """The model ends its turn with <|im_end|>; trl up to 1.9 knows the tokenizer's end alone, which is another here."""
-    other = copy.deepcopy(tokenizer)
-    other.eos_token = "<|endoftext|>"
-    model.generation_config.eos_token_id = [tokenizer.eos_token_id, other.eos_token_id]
-    answer = only(judge_ends(seen(model, other, MESSAGES, "Qwen/Qwen2-0.5B-Instruct")), "F13")
-    takes_all = hasattr(trl.GRPOTrainer, "_tokenize_prompts")
-    assert type(answer) is (Held if takes_all else Finding)
-    assert takes_all or "padding counts as the completion" in answer.evidence
+TURN, TEXT = "<|im_end|>", "<|endoftext|>"
+# trl up to 1.9 knows the tokenizer's end alone, later ones those of the generation config too.
+BY_RELEASE = Held if hasattr(trl.GRPOTrainer, "_tokenize_prompts") else Finding
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen2-0.5B-Instruct", "Qwen/Qwen2-0.5B"])
-def test_an_end_that_no_config_knows(name, model, tokenizer):
-    """A chat model with the base model's ends never stops; of a base model nobody knows how it ends."""
-    other = copy.deepcopy(tokenizer)
-    other.eos_token = "<|endoftext|>"
-    model.generation_config.eos_token_id = other.eos_token_id
-    answer = only(judge_ends(seen(model, other, MESSAGES, name)), "F13")
-    assert type(answer) is (Suspected if "Instruct" in name else NotChecked)
-
-
-@pytest.mark.parametrize(("end", "kind"), [("<|endoftext|>", Finding), ("<|im_end|>", NotApplicable)])
-def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
-    """Prompts without a template end somewhere too: where the model's generation config says."""
+def ending(tokenizer, end):
     other = copy.deepcopy(tokenizer)
     other.eos_token = end
-    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    given = seen(model, other, TEXTS)
+    return other
+
+
+@pytest.mark.parametrize(
+    ("prompts", "name", "own", "generation", "kind"),
+    [
+        # The model ends its turn with <|im_end|>, and the tokenizer's end is another.
+        (MESSAGES, "x-Instruct", TEXT, [TURN, TEXT], BY_RELEASE),
+        # A chat model with the base model's ends never stops; of a base model nobody knows how it ends.
+        (MESSAGES, "x-Instruct", TEXT, TEXT, Suspected),
+        (MESSAGES, "x", TEXT, TEXT, NotChecked),
+        # Qwen2's own generation config has two ends; the turn ends with the tokenizer's.
+        (TEXTS, "x-Instruct", TURN, [TURN, TEXT], NotApplicable),
+        (MESSAGES, "x-Instruct", TURN, [TURN, TEXT], Held),
+    ],
+)
+def test_an_end_of_a_turn(prompts, name, own, generation, kind, model, tokenizer):
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(generation)
+    answer = only(judge_ends(seen(model, ending(tokenizer, own), prompts, name)), "F13")
+    assert type(answer) is kind and (kind is not Finding or "padding counts as the completion" in answer.evidence)
+
+
+@pytest.mark.parametrize(("end", "kind"), [(TEXT, Finding), (TURN, NotApplicable)])
+def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
+    """Prompts without a template end somewhere too: where the generation config, or generation_kwargs, say."""
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(TURN)
+    given = seen(model, ending(tokenizer, end), TEXTS)
     given.trainer.eos_token_ids = None  # as in releases that look for the tokenizer's alone
-    answer = only(judge_ends(given), "F13")
-    assert type(answer) is kind and (kind is NotApplicable or "generation config says '<|im_end|>'" in answer.evidence)
-    assert kind is NotApplicable or answer.undo.text == "{tokenizer}.eos_token = '<|im_end|>'"
-
-
-@pytest.mark.parametrize(("masked", "kind"), [(True, Finding), (False, NotChecked)])
-def test_an_answer_of_the_limit_s_length_has_no_end(masked, kind, model, tokenizer):
-    """Such a completion counts as cut, which matters where those are masked."""
-    limits = {"max_completion_length": 2, "mask_truncated_completions": masked}
-    given = seen(model, tokenizer, TEXTS, limits=limits, columns={"answer": ["42"] * 4})
-    length = len(tokenizer("42", add_special_tokens=False)["input_ids"])
-    assert length == 2 and type(only(judge_lengths(given), "F11")) is kind
-
-
-@pytest.mark.parametrize(("end", "kind"), [("<|endoftext|>", Finding), ("<|im_end|>", NotApplicable)])
-def test_an_end_for_generation_alone(end, kind, model, tokenizer):
-    """What generation_kwargs stop at, the trainer must see as an end."""
-    ends = {"generation_kwargs": {"eos_token_id": tokenizer.convert_tokens_to_ids(end)}}
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    answer = only(judge_ends(seen(model, tokenizer, TEXTS, limits=ends)), "F13")
-    assert type(answer) is kind and (kind is NotApplicable or "generation_kwargs" in answer.evidence)
-
-
-def test_two_ends_are_odd_and_healthy(model, tokenizer):
-    """Qwen2's own generation config has two ends; the turn ends with the tokenizer's."""
-    model.generation_config.eos_token_id = [2, 0]
-    for prompts, kind in ((TEXTS, NotApplicable), (MESSAGES, Held)):
-        assert type(only(judge_ends(seen(model, tokenizer, prompts, "x-Instruct")), "F13")) is kind
+    limits = {"generation_kwargs": {"eos_token_id": tokenizer.convert_tokens_to_ids(end)}}
+    own, generated = (only(judge_ends(each), "F13") for each in (given, seen(model, tokenizer, TEXTS, limits=limits)))
+    assert type(own) is type(generated) is kind
+    if kind is Finding:
+        assert own.undo.text == f"{{tokenizer}}.eos_token = '{TURN}'" and "generation_kwargs" in generated.evidence
 
 
 @pytest.mark.parametrize("padding", ["<|im_end|>", "<|endoftext|>"])
@@ -214,15 +197,6 @@ def test_prompts_that_are_cut(model, tokenizer):
     assert isinstance(answer, Held) and answer.evidence.startswith("1 of 20")
 
 
-@pytest.mark.parametrize(("limit", "kind"), [(8, Finding), (64, NotChecked)])
-def test_answers_longer_than_a_completion_may_be(limit, kind, model, tokenizer):
-    """References that fit say nothing of a completion's length: the model may speak longer."""
-    rows = {"solution": ["First one adds, then one is done: 7"] * 4}
-    answers = list(judge_lengths(seen(model, tokenizer, TEXTS, columns=rows, limits={"max_completion_length": limit})))
-    assert [type(answer) for answer in answers] == [kind]
-    assert kind is NotChecked or answers[0].undo.values["max_completion_length"] > limit
-
-
 HARD = (
     "What is the sum of all primes below one hundred that are no divisors of the product of the first five? Prove it."
 )
@@ -246,19 +220,29 @@ def test_reasoning_in_256_tokens_is_suspected(prompts, limit, kind, model, token
     assert type(answer) is kind
 
 
-@pytest.mark.parametrize(("limit", "kind"), [(16, Suspected), (256, NotChecked)])
-def test_the_best_of_the_made_up_completions_must_fit(limit, kind, model, tokenizer):
-    given = seen(model, tokenizer, TEXTS, limits={"max_completion_length": limit})
-    given.best = "<reasoning>\nLet me think.\n</reasoning>\n<answer>\n7\n</answer>\n"
-    answer = only(judge_lengths(given), "F11")
-    assert type(answer) is kind and (kind is NotChecked or f"is {limit}" in answer.evidence)
+LONG, SHORT = ({"columns": {"answer": [text] * 4}} for text in ("First one adds, then one is done: 7", "42"))
+BEST = {"best": "<reasoning>Let me think.</reasoning><answer>7</answer>"}
+CUT, ENDED = ({"log": [{"completions/clipped_ratio": share}] * 3, "small": False} for share in (1.0, 0.5))
 
 
-@pytest.mark.parametrize(("share", "kind"), [(1.0, Finding), (0.5, Held)])
-def test_a_real_model_that_never_ends(share, kind, model, tokenizer):
-    log = [{"completions/clipped_ratio": share}] * 3
-    answers = list(judge_lengths(seen(model, tokenizer, TEXTS, log=log, small=False)))
-    assert [type(answer) for answer in answers] == [kind]
+@pytest.mark.parametrize(
+    ("limit", "masked", "more", "kind"),
+    [
+        (8, False, LONG, Finding),
+        (64, False, LONG, NotChecked),  # references that fit say nothing of a completion: the model may speak longer
+        (2, True, SHORT, Finding),  # a completion of the limit's length counts as cut
+        (2, False, SHORT, NotChecked),
+        (16, False, BEST, Suspected),
+        (256, False, BEST, NotChecked),
+        (64, False, CUT, Finding),
+        (64, False, ENDED, Held),
+    ],
+)
+def test_answers_longer_than_a_completion_may_be(limit, masked, more, kind, model, tokenizer):
+    limits = {"max_completion_length": limit, "mask_truncated_completions": masked}
+    answer = only(judge_lengths(seen(model, tokenizer, TEXTS, limits=limits, **more)), "F11")
+    assert type(answer) is kind
+    assert more is not LONG or kind is NotChecked or answer.undo.values["max_completion_length"] > limit
 
 
 def test_other_trainers_have_no_completions(model, tokenizer):
