@@ -66,7 +66,6 @@ def check_alignment(
     *,
     temperature: float = 1.0,
     padded: bool = True,
-    tolerance: float | None = None,
 ) -> Alignment:
     """Compare a log-probability function with the truth on a few made-up tokens.
 
@@ -78,7 +77,6 @@ def check_alignment(
         model: a causal language model, wrapped or not. It is in eval mode meanwhile.
         temperature: at which the function scores, although it is not given.
         padded: also try prompts padded on the left, with completions padded on the right (padding is not compared).
-        tolerance: the largest difference to accept, in nats; by default it follows the model's own rounding.
 
     Returns:
         What was measured.
@@ -90,7 +88,7 @@ def check_alignment(
     errors, bounds, contrasts, names = [], [], [], []
     with probing(model):
         for name in ("no padding", "padding on both sides")[: 2 if padded else 1]:
-            case = _Case(model, name, temperature, tolerance)
+            case = _Case(model, name, temperature)
             mistakes = dict(_mistakes(case))
             contrast = min(map(case.distance, mistakes.values()))
             if contrast <= case.bound:
@@ -122,11 +120,11 @@ class _Case:
     temperature, `truth` are the right scores and `counts` which of them are compared, both (rows, completion).
     """
 
-    def __init__(self, model: nn.Module, name: str, temperature: float, tolerance: float | None):
+    def __init__(self, model: nn.Module, name: str, temperature: float):
         self.name = name
         self.ids, self.mask = _tokens(model, padded=name != "no padding")
         logits = model(input_ids=self.ids, attention_mask=self.mask).logits
-        self.bound = tolerance or _tolerance(logits / temperature)
+        self.bound = _tolerance(logits / temperature)
         self.logits = logits.double() / temperature
         self.log_probs = self.logits.log_softmax(-1)
         self.completion, self.counts = self.ids[:, -_COMPLETION:], self.mask[:, -_COMPLETION:].bool()

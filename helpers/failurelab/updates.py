@@ -106,22 +106,18 @@ def grade(share: float, least: float = LOST) -> str:
     return "lost" if share < least else "slowed" if share < WHOLE else "whole"
 
 
-def share_that_changes(
-    model: nn.Module, learning_rate: float, *, step_sizes: Sequence[float] = FIRST_STEP
-) -> UpdateReport:
+def share_that_changes(model: nn.Module, learning_rate: float) -> UpdateReport:
     """Predict which share of the trainable elements one optimizer step can change; nothing is trained.
 
     Args:
         model: any; frozen parameters are left out.
         learning_rate: of the step: the highest of the schedule is the most favourable.
-        step_sizes: sizes of single elements' steps in learning rates, each as frequent as the others: FIRST_STEP, or
-            LATER_STEPS, which are smaller.
 
     Raises:
         UpdateError: no trainable parameter can be judged.
     """
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return shares(named, learning_rate, step_sizes=step_sizes)
+    return shares(named, learning_rate)
 
 
 def shares(
@@ -137,7 +133,8 @@ def shares(
         tensors: pairs of a name and a tensor.
         learning_rate: of the step.
         dtype: that the tensors would be trained in; by default each one's own.
-        step_sizes: sizes of single elements' steps in learning rates.
+        step_sizes: sizes of single elements' steps in learning rates, each as frequent as the others: FIRST_STEP, or
+            LATER_STEPS, which are smaller.
 
     Raises:
         UpdateError: nothing was given that could be judged.

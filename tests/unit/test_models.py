@@ -60,19 +60,16 @@ def test_the_tokenizer_takes_any_text_and_gives_it_back(tiny):
 
 
 def test_rows_are_a_dataset():
-    """In order or shuffled by a seed, repeated, as text or as messages."""
     plain = models.rows()
     assert (plain.column_names, len(plain), plain[23]["prompt"]) == (["prompt", "answer"], 400, "1+3=")
     assert models.rows(seed=1)["prompt"] == models.rows(seed=1)["prompt"] != plain["prompt"]
     assert sorted(models.rows(seed=1)["prompt"]) == sorted(plain["prompt"])
-    assert len(models.rows(repeat=3)) == 1200
     assert models.rows(form="chat")[23] == {"prompt": [{"role": "user", "content": "1+3="}], "answer": "4"}
     with pytest.raises(ValueError, match="plain, chat, words"):
         models.rows(form="xml")
 
 
 def test_equal_length_rows_need_no_padding(tiny):
-    """By default the most frequent length, else the one asked for; all prompts have as many tokens."""
     rows = models.rows(form="chat")
     most, long = models.equal_length_rows(rows), models.equal_length_rows(rows, length=6)
     assert (len(most), len(long)) == (200, 100)

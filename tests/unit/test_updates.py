@@ -10,7 +10,6 @@ from failurelab import guards, updates
 
 
 def stepped(weights, rate, seed=0, steps=1):
-    """Return weights after AdamW steps with random gradients."""
     weights = torch.nn.Parameter(weights.clone())
     optimizer = torch.optim.AdamW([weights], lr=rate, weight_decay=0.0)
     generator = torch.Generator().manual_seed(seed)

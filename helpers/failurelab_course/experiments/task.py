@@ -65,12 +65,11 @@ def form_for(tokenizer: PreTrainedTokenizerBase) -> str:
     return "words" if tokenizer.chat_template and len(tokenizer) > _ALPHABET else "plain"
 
 
-def rows(seed: int | None = None, repeat: int = 1, form: str = "plain") -> Any:
-    """Return the sums as a `datasets.Dataset` with the columns `prompt` and `answer`, 400 rows times `repeat`.
+def rows(seed: int | None = None, form: str = "plain") -> Any:
+    """Return the sums as a `datasets.Dataset` with the columns `prompt` and `answer`, 400 rows.
 
     Args:
         seed: shuffles the rows; None leaves them in order.
-        repeat: how often every sum occurs.
         form: `plain`, prompts are text; `chat`, the same text as a message; `words`, a question as a message.
 
     Raises:
@@ -80,7 +79,7 @@ def rows(seed: int | None = None, repeat: int = 1, form: str = "plain") -> Any:
 
     if form not in _FORMS:
         raise ValueError(f"unknown form {form!r}: prompts are {', '.join(_FORMS)}")
-    pairs = sums() * repeat
+    pairs = sums()
     if seed is not None:
         random.Random(seed).shuffle(pairs)
     prompts = [_FORMS[form](prompt) for prompt, _ in pairs]
