@@ -27,77 +27,57 @@ def before(anchor, lines):
 
 
 REPAIR = before(CONFIG, "    model.enable_input_require_grads()")
-# name: (edits of train.py, what the checker must say)
+HIDDEN = """class Trainer(GRPOTrainer):
+    def compute_loss(self, model, *args, **kwargs):
+        model.gradient_checkpointing_disable()
+        loss = super().compute_loss(model, *args, **kwargs)
+        model.gradient_checkpointing_enable()
+        return loss
+"""
+FEWER = "processing_class=tokenizer, optimizers=(torch.optim.AdamW(model.model.norm.parameters()), None))"
+ANSWER = "ANSWER = {'verdict': 'harmless', 'tensors_without_gradient': 0}"
+EMBEDDINGS = "get_input_embeddings().requires_grad_(False)"
+# name: what the checker must say, and edits of train.py
 CHEATS = {
     "prints_the_right_words": (
-        [before(RETURN, "    print('PASS: all 25 trainable tensors have a gradient')")],
         "24 of 25 tensors still have no gradient",
+        before(RETURN, "    print('PASS: all 25 trainable tensors have a gradient')"),
     ),
-    "skips_the_training": (
-        [REPAIR, before(RETURN, "    trainer.train = lambda *_, **__: None")],
-        "0 of 6 steps were trained",
-    ),
-    "trains_at_rate_zero": ([REPAIR, ("learning_rate=5e-4", "learning_rate=0.0")], "the learning rate is 0"),
+    "skips_the_training": ("0 of 6 steps were", REPAIR, before(RETURN, "    trainer.train = lambda *_, **__: None")),
+    "trains_at_rate_zero": ("the learning rate is 0", REPAIR, ("learning_rate=5e-4", "learning_rate=0.0")),
     "freezes_everything": (
-        [before(CONFIG, "    model.requires_grad_(False)")],
         "training raised RuntimeError: element 0",
+        before(CONFIG, "    model.requires_grad_(False)"),
     ),
-    "freezes_what_fails": ([before(CONFIG, "    model.model.layers.requires_grad_(False)")], "25 tensors are frozen"),
-    "freezes_another": (
-        [("get_input_embeddings().requires_grad_(False)", "model.norm.requires_grad_(False)")],
-        "the embeddings were changed",
-    ),
+    "freezes_what_fails": ("25 tensors are frozen", before(CONFIG, "    model.model.layers.requires_grad_(False)")),
+    "freezes_another": ("the embeddings were changed", (EMBEDDINGS, "model.norm.requires_grad_(False)")),
     "switches_checkpointing_off_for_the_pass": (
-        [
-            before(
-                "def build_trainer(",
-                "class Trainer(GRPOTrainer):\n    def compute_loss(self, model, *args, **kwargs):\n"
-                "        model.gradient_checkpointing_disable()\n"
-                "        loss = super().compute_loss(model, *args, **kwargs)\n"
-                "        model.gradient_checkpointing_enable()\n        return loss\n\n",
-            ),
-            ("trainer = GRPOTrainer(", "trainer = Trainer("),
-        ],
         "layers keep their activations for the backward pass",
+        before("def build_trainer(", HIDDEN + "\n"),
+        ("trainer = GRPOTrainer(", "trainer = Trainer("),
     ),
-    "leaves_tensors_out_of_the_optimizer": (
-        [
-            REPAIR,
-            (
-                "processing_class=tokenizer)",
-                "processing_class=tokenizer, optimizers=(torch.optim.AdamW(model.model.norm.parameters()), None))",
-            ),
-        ],
-        "25 tensors are frozen",
-    ),
+    "leaves_tensors_out_of_the_optimizer": ("tensors are frozen", REPAIR, ("processing_class=tokenizer)", FEWER)),
     "claims_what_is_no_figure": (
-        [REPAIR, before("SUMS = [", "ANSWER = {'verdict': 'healthy', 'sanity': 1}")],
         "which is no figure that this lab measures",
+        REPAIR,
+        before("SUMS = [", "ANSWER = {'verdict': 'healthy', 'sanity': 1}"),
     ),
     "brings_other_weights": (
-        [REPAIR, before(CONFIG, "    model.lm_head.weight.data.mul_(1.5)")],
         "not the one in model_path",
+        REPAIR,
+        before(CONFIG, "    model.lm_head.weight.data.mul_(1.5)"),
     ),
-    "trains_beforehand": ([REPAIR, before(RETURN, "    trainer.train()")], "6 steps before it was handed over"),
-    "answers_in_place_of_repairing": (
-        [before("SUMS = [", "ANSWER = {'verdict': 'harmless', 'tensors_without_gradient': 0}")],
-        "24 of 25 tensors still have no gradient",
-    ),
-    "returns_nothing": ([(RETURN, "")], "returned a NoneType"),
-    "leaves_early": ([before(IMPORT, "import sys\n\nsys.exit(0)")], "SystemExit"),
-    "does_not_parse": ([("def build_trainer(", "def build_trainer((")], "importing the script raised SyntaxError"),
-    "misspells": (
-        [("model.get_input_embeddings", "model.get_imput_embeddings")],
-        "build_trainer raised AttributeError",
-    ),
+    "trains_beforehand": ("6 steps before it was handed over", REPAIR, before(RETURN, "    trainer.train()")),
+    "answers_in_place_of_repairing": ("24 of 25 tensors still have no gradient", before("SUMS = [", ANSWER)),
+    "returns_nothing": ("returned a NoneType", (RETURN, "")),
+    "leaves_early": ("SystemExit", before(IMPORT, "import sys\n\nsys.exit(0)")),
+    "does_not_parse": ("importing the script raised SyntaxError", ("def build_trainer(", "def build_trainer((")),
+    "misspells": ("build_trainer raised AttributeError", ("model.get_input_embeddings", "model.get_imput_embeddings")),
     "needs_what_is_not_there": (
-        [before(IMPORT, "import no_such_package")],
         "raised ModuleNotFoundError: No module named 'no_such_package'",
+        before(IMPORT, "import no_such_package"),
     ),
-    "rewards_everything": (
-        [REPAIR, ("[float(completion.strip() == right) for", "[1.0 for")],
-        "too little was learned",
-    ),
+    "rewards_everything": ("too little was", REPAIR, ("[float(completion.strip() == right) for", "[1.0 for")),
 }
 
 
@@ -128,7 +108,7 @@ def cheats(short_lab, tmp_path_factory):
     """All cheats, checked in one go."""
     folder = tmp_path_factory.mktemp("cheats")
     paths = []
-    for name, (edits, _) in CHEATS.items():
+    for name, (_, *edits) in CHEATS.items():
         paths.append(folder / f"{name}.py")
         paths[-1].write_text(edited(short_lab, edits))
     return {pathlib.Path(row.script).stem: row for row in labs.check_all(short_lab, paths)}
@@ -138,7 +118,7 @@ def cheats(short_lab, tmp_path_factory):
 def test_a_cheat_does_not_pass(cheats, name):
     row = cheats[name]
     assert row.result == "FAIL", row.reason
-    assert CHEATS[name][1] in row.reason
+    assert CHEATS[name][0] in row.reason
 
 
 def test_rollouts_are_scored_by_the_checker(cheats):
