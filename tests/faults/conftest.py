@@ -75,8 +75,6 @@ class Room:
 
 
 class Done:
-    """A command that has ended."""
-
     def __init__(self, status: int, text: str):
         self.status, self.text = status, text
 
@@ -130,7 +128,6 @@ class Case:
         return Done(process.returncode, text)
 
     def run(self, *words, **options) -> Done:
-        """Run a command in the clone."""
         return self.end(self.start(*words, **options))
 
     def shows(self, done: Done, words: str, status: int | None) -> str:
@@ -208,7 +205,6 @@ def without_names(line: str, case: Case) -> str:
 
 
 def keep(what, **figures):
-    """Keep a record of one fault."""
     os.environ["FAILURELAB_SOURCE"] = "faults"
     os.environ["FAILURELAB_EVIDENCE"] = str(ROOT / ".course" / "faults")
     try:

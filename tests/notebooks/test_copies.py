@@ -38,7 +38,6 @@ def test_a_copy_has_no_answers_and_shows_those_to_come(original, tmp_path):
 
 
 def test_a_copy_is_renewed_unless_its_reader_changed_it(original, tmp_path):
-    """Running a copy is no change; editing one is, and then it is kept and said."""
     copies.refresh(tmp_path / "mine")
     copy = tmp_path / "mine" / original.name
     content = json.loads(copy.read_text())

@@ -51,7 +51,6 @@ def run(seed, out, request):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory, request):
-    """The one execution of each notebook: as a reader has it."""
     return run(course.DEFAULTS["seed"], tmp_path_factory.mktemp("run"), request)
 
 
@@ -62,7 +61,6 @@ def ran_again(tmp_path_factory, request):
 
 
 def check_figures(result, seed):
-    """Hold that the run passed, and that what it recorded tells the notebook's story."""
     if result.status == "NOT RUN":
         pytest.skip(f"NOT RUN: {result.reason}")
     assert result.status == "PASS", f"{result.reason} (see {result.html})"
@@ -89,14 +87,12 @@ def test_every_notebook_has_its_figures_asserted():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.slow
 def test_the_figures_tell_the_story(ran, name):
-    """Every cell runs, and what was recorded is what the notebook says."""
     check_figures(ran[name], course.DEFAULTS["seed"])
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_another_seed_measures_the_same_story(ran_again, name):
-    """The figures recorded with another seed still tell what the notebook says."""
     check_figures(ran_again[name], ANOTHER_SEED)
 
 

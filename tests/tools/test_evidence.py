@@ -29,7 +29,6 @@ OTHERS = {"faults", "offline", "class_server", "preflight_once"}
 
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
-    """An empty folder in the place of evidence/."""
     monkeypatch.setattr(evidence, "EVIDENCE", tmp_path)
     return tmp_path
 
@@ -69,7 +68,6 @@ def test_every_table_is_shown_and_a_misspelt_one_is_refused():
 
 
 def test_the_picture_shows_the_evidence():
-    """It carries a digest of its curves."""
     assert Image.open(ROOT / "evidence" / tables.PICTURE).info["Description"] == tables.make_digest()
 
 
@@ -182,7 +180,6 @@ def test_an_era_that_is_not_made_or_lacks_zero3_is_not_run(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_a_real_benchmark_is_recorded_from_end_to_end(tmp_path):
-    """Two steps of GRPO: its own options reach the run."""
     words = ["--out", str(tmp_path), "--eras", "today", "--seeds", "1", "--steps", "2"]
     command = [sys.executable, str(ROOT / "benchmarks" / "learning.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -9,7 +9,6 @@ SUMS = {f"{a}+{b}=": f"{a + b}" for a in range(20) for b in range(20)}
 
 
 def right(completions, answer, **_):
-    """Reward the right sum."""
     return [float(completion.strip() == each) for completion, each in zip(completions, answer)]
 
 
@@ -19,12 +18,10 @@ def ones(completions, **_):
 
 
 def has(option):
-    """Whether this release's config knows an option."""
     return option in trl.GRPOConfig.__dataclass_fields__
 
 
 def before(release):
-    """Whether this trl is older."""
     version = packaging.version.Version(trl.__version__)
     return version < packaging.version.Version(release)
 

@@ -59,7 +59,6 @@ def test_a_driver_too_old_is_said(cuda_build):
     ],
 )
 def test_a_gpu_that_is_not_seen_says_why(cuda_build, visible, driver, says):
-    """Each cause has its own next step."""
     if visible is not None:
         cuda_build.setenv("CUDA_VISIBLE_DEVICES", visible)
     cuda_build.setattr(devices, "driver", lambda: driver)
@@ -91,7 +90,6 @@ def test_a_working_card_is_taken(card):
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "", "tpu"])
 def test_another_word_is_refused(device):
-    """A typing error must not become a run on the CPU."""
     with pytest.raises(devices.TierError, match=r"unknown device.* Next: give one of auto, cpu, cuda"):
         devices.resolve(device)
     assert devices.learner("random-0.5b") == "tiny"  # a random model has nothing to learn from
@@ -100,7 +98,6 @@ def test_another_word_is_refused(device):
 
 @pytest.mark.parametrize(("total", "step"), [(8, "--model tiny, or a larger card"), (80, "end what else runs on it")])
 def test_a_card_too_small_is_told_from_a_full_one(card, total, step):
-    """Both run out of memory; the next step differs."""
     card.setattr(torch.cuda, "mem_get_info", lambda *_: (4 * devices.GIB, total * devices.GIB))
     with pytest.raises(devices.TierError, match=rf"{total}\.0 GiB, 4\.0 of them free, and this step needs 12.*{step}"):
         devices.require_memory(12, "cuda", "this step")

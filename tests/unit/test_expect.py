@@ -6,7 +6,6 @@ from failurelab_course.experiments.expect import UnexpectedOutcome, expect_failu
 
 
 def test_the_expected_failure_is_printed_and_kept(capsys):
-    """A learner reads type and message, marked as expected."""
     with expect_failure(RuntimeError, match="element 0") as caught:
         raise RuntimeError("element 0 of tensors does not require grad\nsecond line")
     assert capsys.readouterr().out == "RuntimeError: element 0 of tensors does not require grad (expected)\n"
@@ -30,6 +29,5 @@ def test_another_outcome_is_an_error(raised, says):
 
 
 def test_an_interrupt_passes_through():
-    """Ctrl-C ends the cell; it is no outcome."""
     with pytest.raises(KeyboardInterrupt), expect_failure(RuntimeError):
         raise KeyboardInterrupt

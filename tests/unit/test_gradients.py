@@ -120,7 +120,6 @@ def test_the_repair_heals_frozen_embeddings_and_keeps_the_numbers(cut_off):
 
 
 def test_a_report_names_another_cause_where_checkpointing_is_off(model):
-    """Advice on checkpointing is given only where checkpointing cuts."""
     model.add_module("unused", torch.nn.Linear(2, 2))
     backward(model)
     report = gradients.gradient_report(model)
@@ -159,7 +158,6 @@ def test_a_handle_is_removed_once_by_hand_or_at_the_end_of_a_block(model):
 
 
 def test_the_repair_and_transformers_own_hook_leave_each_other_alone(model):
-    """`enable_input_require_grads` before and after, and switched off again."""
     model.enable_input_require_grads()
     handle = gradients.require_input_grads(model)
     assert hooks(model) == 2
@@ -173,7 +171,6 @@ def test_the_repair_and_transformers_own_hook_leave_each_other_alone(model):
 
 
 def test_passes_without_gradients_are_left_alone(cut_off):
-    """Under no_grad and inference_mode the embeddings' output stays as it is."""
     gradients.require_input_grads(cut_off)
     embeddings, ids = cut_off.get_input_embeddings(), torch.arange(4)[None]
     for mode in (torch.no_grad, torch.inference_mode):
@@ -183,7 +180,6 @@ def test_passes_without_gradients_are_left_alone(cut_off):
 
 
 def test_a_report_without_a_backward_pass_is_an_error_and_not_an_alarm(model):
-    """Before any, and after zero_grad()."""
     with pytest.raises(gradients.GradientError, match=r"none of the 26.*no backward pass.*Next: loss.backward\(\)"):
         gradients.gradient_report(model)
     backward(model)

@@ -13,7 +13,6 @@ datasets = pytest.importorskip("datasets")
 
 
 def train(folder, *callbacks, freeze=()):
-    """Train for two steps under guards; what is frozen gets no gradient."""
     model = qwen2()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(part in name for part in freeze))
@@ -28,8 +27,6 @@ def train(folder, *callbacks, freeze=()):
 
 
 class Finds(guards.base.Guard):
-    """A guard that finds something at each step."""
-
     failures = ("F1", "F2")
 
     def on_train_begin(self, args, state, control, **_):
@@ -41,7 +38,6 @@ class Finds(guards.base.Guard):
 
 
 def test_each_guard_leaves_what_it_measured(tmp_path):
-    """Held and found, in one file; the next run in the same folder begins it anew."""
     with pytest.warns(guards.GuardWarning):
         notices = train(tmp_path, guards.GradientGuard("stop"), Finds("warn"))
     kinds = [(notice["guard"], notice["kind"], notice["failures"]) for notice in notices]
@@ -51,14 +47,12 @@ def test_each_guard_leaves_what_it_measured(tmp_path):
 
 
 def test_a_run_that_is_stopped_has_left_why(tmp_path):
-    """The file is there before the error is raised."""
     with pytest.raises(guards.GuardTripped):
         train(tmp_path, Finds("stop"))
     assert json.loads((tmp_path / "failurelab.json").read_text())["notices"][0]["message"] == "step 1"
 
 
 def test_a_report_that_cannot_be_written_ends_nothing(tmp_path):
-    """One warning, and the run goes on to its end."""
     (tmp_path / "failurelab.part").mkdir()
     torch.manual_seed(0)
     with pytest.warns(guards.GuardWarning, match="cannot be written"), pytest.raises(FileNotFoundError):

@@ -17,7 +17,6 @@ RIGHT = "return logits.completion_logps(model, ids, mask, n)"
 
 @pytest.fixture
 def measured(tmp_path):
-    """Measure a function of this body."""
 
     def run(body):
         script = tmp_path / "train.py"

@@ -47,7 +47,6 @@ def test_a_processor_is_named_with_its_instruction_sets(cpuinfo, expected):
 
 
 def test_nothing_is_written_unless_a_folder_is_named(tmp_path, monkeypatch):
-    """A helper taken home leaves no files behind."""
     monkeypatch.delenv("FAILURELAB_EVIDENCE", raising=False)
     monkeypatch.chdir(tmp_path)
     observe.record("F1", "broken", {})
@@ -55,7 +54,6 @@ def test_nothing_is_written_unless_a_folder_is_named(tmp_path, monkeypatch):
 
 
 def test_figures_that_json_cannot_hold(evidence_folder):
-    """NaN becomes the word nan; a whole tensor is refused with its name."""
     assert observe.record("F1", "broken", {"loss": math.nan})["figures"]["loss"] == "nan"
     with pytest.raises(ValueError, match="figure 'logits' is a Tensor"):
         observe.record("F1", "broken", {"logits": torch.zeros(2)})

@@ -17,8 +17,6 @@ CONVERSATION = [[{"role": "assistant", "content": text}] for text in WRONG]
 
 
 class Trainer:
-    """What the guard asks of a trainer."""
-
     def __init__(self, **attributes):
         vars(self).update(attributes)
 

@@ -105,7 +105,6 @@ def test_safe_generation_agrees_with_eval_mode_and_restores_everything(model, to
 
 
 def test_a_repaired_model_generates_as_in_eval_mode_until_the_handle_goes(model, tokenizer):
-    """One line for a trainer that generates by itself."""
     checkpoint(model, reentrant=False)
     broken = check(model, tokenizer)
     before = state(model)
@@ -132,7 +131,6 @@ def test_a_copy_of_a_repaired_model_generates_with_its_own_weights(model, tokeni
 
 
 def test_a_check_changes_nothing(model, tokenizer):
-    """Modes, hooks, flags, configs and the random state are as before, also when generation raises."""
     checkpoint(model, reentrant=False)
     model.eval()
     model.model.layers[1].train()
@@ -213,7 +211,6 @@ def test_the_completions_are_those_of_each_prompt_alone(model, tokenizer):
 
 
 def test_the_log_probability_is_that_of_the_tokens(model, tokenizer):
-    """Against a computation by hand for one prompt."""
     report = rollouts.check(model, tokenizer, "3+4=", max_new_tokens=4)  # a plain string is one prompt
     ids = tokenizer("3+4=" + report.rollouts[0].evaluation)["input_ids"] + [tokenizer.eos_token_id]
     with torch.no_grad():
