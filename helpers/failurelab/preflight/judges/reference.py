@@ -5,7 +5,7 @@ trainer loads by the checkpoint's name lacks it; where the policy has a trained 
 adapters off lacks it too. Then KL is above 0 before the first step, and training pulls the policy back to what it was
 before. With LoRA there is no reference model, so `sync_ref_model` has nothing to write to, and says nothing.
 
-Upstream: TRL #3194, #3108, PR #4912 (refused from 1.0 on).
+Upstream: TRL #3194, #3108, PR #4912 (refused from 0.28 on).
 """
 
 from collections.abc import Iterator, Mapping

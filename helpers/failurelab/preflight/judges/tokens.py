@@ -4,8 +4,8 @@ F12: a plain string gets no chat template from trl. A chat model then goes on wi
 mostly never ends; every scalar is that of completions that are too long. The other way round, a text that holds the
 template already is given another beginning-of-sequence token by a release that adds special tokens.
 
-F13: a completion ends where the model ends it, and is masked where the trainer sees an end. trl up to 1.9 knows one id,
-the tokenizer's; a chat model may end its turn with another. In supervised fine-tuning a collator that masks padding
+F13: a completion ends where the model ends it, and is masked where the trainer sees an end. trl up to 1.14 knows one
+id, the tokenizer's; a chat model may end its turn with another. In supervised fine-tuning a collator that masks padding
 also masks the end, where both are one token: the model is never taught to end.
 
 Upstream: TRL PR #7039 and #6357.
