@@ -7,7 +7,7 @@ device but no data. Together they run a Qwen2-72B's forward and backward pass on
     simulate.devices(2)                                   # once, in a process of its own
     model = simulate.place(simulate.model(config), {"": 0})
     with simulate.fake():
-        model(simulate.tokens(4, 1024, device=0), use_cache=False)
+        model(simulate.tokens(4, 1024), use_cache=False)
 
 Two ways, and what each cannot do:
 
@@ -146,10 +146,10 @@ def model(config: Any, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
         return AutoModelForCausalLM.from_config(config).to(dtype)
 
 
-def tokens(rows: int, length: int, device: int | str | torch.device = 0) -> torch.Tensor:
-    """Return token ids without values, `(rows, length)`."""
+def tokens(rows: int, length: int) -> torch.Tensor:
+    """Return token ids without values, `(rows, length)`, on the first device."""
     with fake():
-        return torch.empty(rows, length, dtype=torch.long, device=resolve(device))
+        return torch.empty(rows, length, dtype=torch.long, device=resolve(0))
 
 
 def place(model: nn.Module, device_map: Mapping[str, int | str | torch.device]) -> nn.Module:

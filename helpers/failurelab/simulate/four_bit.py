@@ -9,7 +9,6 @@ Source: bitsandbytes `QuantState`, `functional.quantize_4bit`.
 """
 
 import logging
-from collections.abc import Collection
 
 import torch
 from torch import nn
@@ -17,22 +16,19 @@ from torch import nn
 _BLOCK = 64
 
 
-def four_bit(
-    model: nn.Module, *, compute_dtype: torch.dtype = torch.bfloat16, skip: Collection[str] = ("lm_head",)
-) -> nn.Module:
-    """Replace a model's linear layers by `Linear4bit` without numbers, as loading in 4 bit does; return the model.
+def four_bit(model: nn.Module, *, compute_dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    """Replace linear layers, but the head, by `Linear4bit` without numbers, as loading in 4 bit does; return the model.
 
     Args:
         model: on meta tensors, from `simulate.model`; give it to `simulate.place` afterwards. A single linear layer
             is replaced by what is returned.
         compute_dtype: `bnb_4bit_compute_dtype`.
-        skip: last parts of the names of layers that stay as they are.
     """
     if isinstance(model, nn.Linear):
         return _layer(model, compute_dtype)
     for module in list(model.modules()):
         for part, child in list(module.named_children()):
-            if type(child) is nn.Linear and part not in skip:
+            if type(child) is nn.Linear and part != "lm_head":
                 setattr(module, part, _layer(child, compute_dtype))
     for parameter in model.parameters():
         parameter.requires_grad_(False)
