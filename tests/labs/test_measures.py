@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from failurelab_course import eras
 from failurelab_course.experiments import models
-from failurelab_course.labs.checker import measure
+from failurelab_course.labs.checker import measure, scorer
 from failurelab_course.labs.checker.base import Refused
 from failurelab_course.labs.checker.kinds import logits, trainer
 
@@ -131,3 +131,13 @@ def test_an_answer_may_claim_facts_and_figures():
     ):
         with pytest.raises(Refused, match=problem):
             answered(**claims)
+
+
+def test_the_score_is_what_endless_draws_would_give(tiny):
+    """In every length of prompt and answer, and the end counts: without it a right beginning would be right."""
+    model, tokenizer = tiny
+    prompts = [("3+4=", "7"), ("12+9=", "21"), ("8+1=", "9"), ("19+19=", "38")] * 25
+    drawn = [models.accuracy(model, tokenizer, sampled=True, seed=seed, prompts=prompts) for seed in range(10)]
+    with scorer.start(model.eval(), tokenizer) as asked:
+        assert asked.accuracy(prompts=prompts) == pytest.approx(sum(drawn) / 10, abs=0.03)
+        assert asked.accuracy(prompts=[("12+9=", "2")]) < 0.1 < asked.accuracy(prompts=[("12+9=", "21")])

@@ -26,7 +26,7 @@ _TRAINING = {
     "weights_bits": "bits that each number of the largest tensor is kept in",
     "frozen_changed": "frozen tensors whose values differ after training",
     "warnings": "how often torch's 'None of the inputs have requires_grad=True' came through the warning filters",
-    "accuracy_before": "share of right answers before training: eval mode, sampled at temperature 1, mean of 4 draws",
+    "accuracy_before": "probability of a right answer before training: eval mode, temperature 1, mean of all sums",
     "accuracy_after": "the same after training, on a clean copy of the model with the trained weights",
     "accuracy_gain": "accuracy_after - accuracy_before",
     "finite": "boolean: every logged loss and every weight is a finite number",
@@ -35,7 +35,7 @@ _ROLLOUTS = {
     "rollouts": "number of completions that the trainer generated",
     "reward_first": "share of right completions among the trainer's own rollouts, first tenth of the steps",
     "reward_last": "share of right completions among the trainer's own rollouts, last quarter of the steps",
-    "accuracy_there": "share of right answers of the untrained model in eval mode, on the first rollouts' prompts",
+    "accuracy_there": "what accuracy_before is, on the prompts of the first rollouts",
     "overrun_first": "share of the first rollouts in which more follows the model's own end",
     "rollout_gap": "accuracy_there - reward_first: how much worse the rollouts are than the model",
 }
@@ -131,8 +131,9 @@ EARLY |= {"tensors_total", "tensors_trainable", "tensors_frozen", "tensors_witho
 EARLY |= {"frozen_changed", "embeddings_changed", "reward_first", "accuracy_there", "overrun_first", "rollout_gap"}
 EARLY |= {"loss_first", "rows_made", "rows_needed", "positions_off", "temperature_off", "policy_gap_first"}
 EARLY |= {"foreign_tokens", "step_cosine_first", "step_cosine", "step_size", "beta", "other_texts"}
-EARLY_STEPS = 10
-CAN_STOP = ("trainer", "loop", "logits", "policies", "step")  # kinds whose training can end there
+EARLY |= set(PLACEMENT)  # loaded, not trained
+EARLY_STEPS = 8  # the later of the steps that the kind `step` compares
+CAN_STOP = ("trainer", "loop", "logits", "policies", "step", "launch")  # kinds whose training can end there
 DEVICES = ("cpu", "cuda")
 # Kinds that are measured on the CPU alone, and why.
 CPU_ONLY = {

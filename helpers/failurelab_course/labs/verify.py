@@ -5,8 +5,8 @@ must heal: what was lost is back, as measured. A script that fails for another r
 is reported as such. `failurelab verify` prints the matrix.
 
 Training is nearly all of the time. What some wrong fixes are declared to show is decided by the first steps
-(gradients, rollouts, rows of logits): these are stopped there, and decided by such figures alone. Broken scripts and
-solutions are trained to their end.
+(gradients, rollouts, rows of logits) or by none (placement): these are stopped there, and decided by such figures
+alone. Broken scripts and solutions are trained to their end.
 """
 
 import contextlib

@@ -24,8 +24,6 @@ import torch
 
 from failurelab_course.experiments import models
 
-DRAWS = 4
-
 
 class ScorerError(Exception):
     """The scorer has ended, or could not answer; the message says why."""
@@ -42,20 +40,20 @@ class Scorer:
         weights: pathlib.Path | None = None,
         adapter: pathlib.Path | None = None,
         prompts: Sequence[tuple[str, str]] | None = None,
-        draws: int = DRAWS,
     ) -> float:
-        """Return the share of right answers, sampled at temperature 1 in eval mode, mean of `draws` draws.
+        """Return the probability of a right answer at temperature 1 in eval mode, in the mean of the prompts.
+
+        It is what the share of right answers would be in endlessly many draws, so no chance of a draw is in it.
 
         Args:
             weights: a state dict saved by safetensors, loaded into the clean model; None is the model as given.
             adapter: a folder saved by PEFT, applied to the clean model.
             prompts: pairs of prompt and answer; by default all sums.
-            draws: seeds 0 to draws - 1.
 
         Raises:
             ScorerError: the weights do not belong to this model, or the scorer has ended.
         """
-        question = {"weights": str(weights or ""), "adapter": str(adapter or ""), "prompts": prompts, "draws": draws}
+        question = {"weights": str(weights or ""), "adapter": str(adapter or ""), "prompts": prompts}
         try:
             self._pipe.send_bytes(json.dumps(question).encode())
             answer = json.loads(self._pipe.recv_bytes())
@@ -100,19 +98,33 @@ def _serve(model: Any, tokenizer: Any, pipe: Connection, other: Connection) -> N
             pipe.send_bytes(json.dumps(answer).encode())
 
 
-def _accuracy(model: Any, tokenizer: Any, weights: str, adapter: str, prompts: Any, draws: int) -> float:
+def _accuracy(model: Any, tokenizer: Any, weights: str, adapter: str, prompts: Any) -> float:
     if weights:
         missing = model.load_state_dict(safetensors.torch.load_file(weights), strict=False).missing_keys
         if missing:
             raise KeyError(f"the trained model is another than the one in model_path: it has no {missing[0]}")
-    scored = model
-    if adapter:
-        from peft import PeftModel
+    if not adapter:
+        return _probability(model, tokenizer, prompts)
+    from peft import PeftModel
 
-        scored = PeftModel.from_pretrained(model, adapter)
+    adapted = PeftModel.from_pretrained(model, adapter)
     try:
-        scores = [models.accuracy(scored, tokenizer, sampled=True, seed=seed, prompts=prompts) for seed in range(draws)]
+        return _probability(adapted, tokenizer, prompts)
     finally:
-        if adapter:
-            scored.unload()
-    return sum(scores) / draws
+        adapted.unload()
+
+
+def _probability(model: Any, tokenizer: Any, prompts: Any) -> float:
+    """Return the probability of the answer's tokens and the end, in the mean of the prompts."""
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    pairs = [(ids(prompt), [*ids(answer), tokenizer.eos_token_id]) for prompt, answer in prompts or models.sums()]
+    rows = [torch.tensor(prompt + answer) for prompt, answer in pairs]
+    # filled up on the right, where no token of the row looks
+    batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
+    with torch.no_grad():
+        each = model(input_ids=batch).logits[:, :-1].log_softmax(-1).gather(2, batch[:, 1:, None]).squeeze(2)
+    answers = (row[len(prompt) - 1 : len(prompt) + len(answer) - 1] for row, (prompt, answer) in zip(each, pairs))
+    return sum(float(answer.sum().exp()) for answer in answers) / len(pairs)

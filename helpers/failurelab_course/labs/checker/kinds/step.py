@@ -13,7 +13,7 @@ from failurelab import textbook
 from failurelab_course.labs.checker.base import Run
 from failurelab_course.labs.checker.kinds import trainer as trainer_kind
 
-STEPS = (1, 8)  # at the later one the weights have moved; a wrong fix is proved in ten steps
+STEPS = (1, 8)  # at the later one the weights have moved; a wrong fix is stopped behind it
 NOTHING = textbook.Apart(0.0, 0.0, 1.0)  # of a step whose rewards leave no gradient
 
 

@@ -273,7 +273,7 @@ def score(scores: list[Score], run: Run, planned: int) -> None:
     # On the very prompts of these rollouts: some sums are easier than others.
     answers = dict(models.sums())
     prompts = [(prompt, answers[prompt]) for _, prompt, *_ in first]
-    metrics["accuracy_there"] = run.scorer.accuracy(prompts=prompts, draws=1)
+    metrics["accuracy_there"] = run.scorer.accuracy(prompts=prompts)
     metrics["rollout_gap"] = metrics["accuracy_there"] - metrics["reward_first"]
 
 
