@@ -4,7 +4,6 @@ Each is run whole, on the course's small model, in today's stack.
 """
 
 import json
-import pathlib
 import sys
 import textwrap
 
@@ -100,11 +99,10 @@ FORMS = {
     "by trl": ("trl grpo --config grpo.yaml --max_steps 100", by_trl, [], True),
     "two trainings": ("train.py", script(lambda: SFT + grpo("model")), ["SFTTrainer", "was not run"], True),
     "one is not reached": ("train.py", script(lambda: SFT + LATE + grpo()), ["did not get to", "not that far"], False),
-    "a configuration": ("train.py", script(lambda: grpo(LARGE)), ["built small and random"], True),
-    "vllm and wandb": (
+    "a configuration, vllm and wandb": (
         "train.py",
-        script(lambda: grpo(more=", use_vllm=True, report_to='wandb'")),
-        ["use_vllm: transformers generates", "report_to: nothing"],
+        script(lambda: grpo(LARGE, ", use_vllm=True, report_to='wandb'")),
+        ["built small and random", "use_vllm: transformers generates", "report_to: nothing"],
         True,
     ),
 }
@@ -128,20 +126,3 @@ def test_a_script_is_judged_in_the_form_that_it_has(form, tmp_path, monkeypatch)
     every = " | ".join([*told.notes, *told.cut])
     assert all(text in every for text in said), every
     assert not told.error or form == "one is not reached"
-
-
-OWN_ERRORS = {
-    "import argparse\np = argparse.ArgumentParser()\np.add_argument('--model', required=True)\np.parse_args()\n": (
-        "the following arguments are required: --model"
-    ),
-    "import wandb_of_nowhere as wandb\nwandb.init()\n": "line 1, needs wandb_of_nowhere",
-    "import sys\nsys.exit('set HF_TOKEN first')\n": "set HF_TOKEN first",
-}
-
-
-@pytest.mark.parametrize("text", OWN_ERRORS)
-def test_what_ends_a_script_is_said_in_its_own_words(text, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("train.py").write_text(text)
-    told = command.ask(launcher_line.Launch("train.py"))
-    assert OWN_ERRORS[text] in told.error and "SystemExit" not in told.error
