@@ -226,7 +226,7 @@ def never_synced(options: Mapping[str, Any], trl: str) -> str:
     )
 
 
-def scoring_temperature(logits: torch.Tensor, gradient: torch.Tensor, highest: int = 8) -> float | None:
+def scoring_temperature(logits: torch.Tensor, gradient: torch.Tensor) -> float | None:
     """Return the temperature at which a trainer has scored its tokens, read from the gradient of its logits.
 
     The gradient of log-softmax(logits / T) is, for every token but the scored one, a share of softmax(logits / T). So
@@ -235,7 +235,6 @@ def scoring_temperature(logits: torch.Tensor, gradient: torch.Tensor, highest: i
     Args:
         logits: (batch, rows, vocabulary), as the model returned them.
         gradient: of the loss by these, of the same shape.
-        highest: so many tokens of each row are read, those with the largest logits.
 
     Returns:
         The median over the rows that were used; None if no row was, or none can be read.
@@ -248,7 +247,7 @@ def scoring_temperature(logits: torch.Tensor, gradient: torch.Tensor, highest: i
     scored = gradient.abs().argmax(-1, keepdim=True)  # minus the sum of all others
     sign = -gradient.gather(-1, scored).sign()
     logits = logits.scatter(-1, scored, -math.inf)
-    x, where = logits.topk(min(highest, logits.shape[-1] - 1), -1)
+    x, where = logits.topk(min(8, logits.shape[-1] - 1), -1)  # where the gradient is large enough to be read
     y = (gradient.gather(-1, where) * sign).log()  # NaN or -inf where the gradient is no share of a softmax
     x, y = x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
     slopes = (x * y).sum(-1) / (x * x).sum(-1)

@@ -18,7 +18,7 @@ UNIT = eras.root() / "tests" / "unit"
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 TODAY = (
     "devices expect issue measure node observe predicates preflight_repairs registry reward_guard shapes simulate "
-    "symptoms vllm_stand_in"
+    "symptoms"
 )
 OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards logits logits_guard "

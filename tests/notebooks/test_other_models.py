@@ -1,12 +1,9 @@
 """`failurelab run --model FOLDER`: a model in the hub's format that is not the course's, on the CPU."""
 
-import json
 import shutil
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
-from tokenizers import models as kinds
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from failurelab_course.experiments import models
@@ -15,10 +12,6 @@ from failurelab_course.notebook_runs import notebooks as course
 pytestmark = pytest.mark.nightly
 
 LEARNING = ["00_start_here", "02_garbage_rollouts", "05_silent_misalignment", "08_everything_together"]
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture
@@ -40,29 +33,12 @@ def deeper(tmp_path):
 
 
 @pytest.fixture
-def stranger(tmp_path):
-    """A Qwen2 of another shape with a tokenizer of its own, with a chat template; it knows nothing."""
-    words = Tokenizer(kinds.BPE())
-    words.pre_tokenizer, words.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    marks, letters = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=1200, special_tokens=marks, initial_alphabet=letters, show_progress=False)
-    words.train_from_iterator((f"{n} plus {n * 7} equals {n * 8}" for n in range(2000)), trainer)
-    heads = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
-    size = {"num_hidden_layers": 3, "vocab_size": words.get_vocab_size(), "max_position_embeddings": 512}
+def stranger(deeper, tmp_path):
+    """A model of the same shape that knows nothing."""
+    folder = shutil.copytree(deeper, tmp_path / "stranger")
     torch.manual_seed(0)
-    made = Qwen2ForCausalLM(Qwen2Config(**heads, **size, tie_word_embeddings=False, pad_token_id=0, eos_token_id=2))
-    made.save_pretrained(tmp_path / "stranger")
-    words.save(str(tmp_path / "stranger" / "tokenizer.json"))
-    said = {  # as transformers 4 writes it: what transformers 5 writes, older ones cannot read
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "pad_token": marks[0],
-        "eos_token": marks[2],
-        "additional_special_tokens": [marks[1]],
-        "padding_side": "left",
-        "chat_template": TEMPLATE,
-    }
-    (tmp_path / "stranger" / "tokenizer_config.json").write_text(json.dumps(said))
-    return str(tmp_path / "stranger")
+    Qwen2ForCausalLM(Qwen2Config.from_pretrained(folder)).save_pretrained(folder)
+    return str(folder)
 
 
 def test_learning_is_not_shown_with_a_model_that_cannot(stranger, tmp_path):
