@@ -15,7 +15,6 @@ from failurelab._unwrap import unwrap
 
 
 def qwen2(seed: int = 0, dtype: torch.dtype = torch.float32, **config) -> transformers.PreTrainedModel:
-    """Return an untrained Qwen2 of two layers."""
     sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     torch.manual_seed(seed)
@@ -25,13 +24,21 @@ def qwen2(seed: int = 0, dtype: torch.dtype = torch.float32, **config) -> transf
 
 
 def lora_config(**options):
-    """Return the config of an adapter on the queries and values of each layer."""
     return peft.LoraConfig(**{"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | options)
 
 
 def lora(model, **options):
-    """Return the model with a new adapter."""
     return peft.get_peft_model(model, lora_config(**options))
+
+
+def stir(model, part: str, std: float):
+    """Give the parameters with this in their names random numbers; return the model."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if part in name:
+                parameter.normal_(std=std)
+    return model
 
 
 def checkpoint(model, reentrant: bool) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from small import alternate, checkpoint, lora_config
+from small import alternate, checkpoint, lora_config, stir
 
 from failurelab import _checkpointing, adapters, gradients, guards, rollouts
 from failurelab.handles import keep_modes
@@ -19,13 +19,7 @@ IDS = torch.tensor([[21, 22, 23, 24, 25, 26]])
 
 def with_adapter(model, **options):
     """Put an adapter on that adds something, as a finished training leaves it."""
-    wrapped = peft.get_peft_model(model, lora_config(**options))
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
-            if "lora_" in name:
-                parameter.normal_(std=0.1)
-    return wrapped.eval()
+    return stir(peft.get_peft_model(model, lora_config(**options)), "lora_", 0.1).eval()
 
 
 def logits(model):
@@ -61,10 +55,7 @@ def test_the_new_adapter_learns_and_the_function_stays(model, before, reentrant)
     if before == "two adapters":
         model.add_adapter("second", lora_config(target_modules=["k_proj"]))
         model.set_adapter("second")
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "second" in name:
-                    parameter.normal_(std=0.1)
+        stir(model, "second", 0.1)
     expected = logits(model)
     asked = None if reentrant is None else {"use_reentrant": reentrant}
     config = lora_config()

@@ -15,7 +15,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
-from small import lora, qwen2
+from small import lora, qwen2, stir
 from torch import nn
 
 from failurelab import logits
@@ -58,7 +58,6 @@ def gradients_of(model, function, ids, mask, length=COMPLETION, temperature=0.7,
 
 
 def worst(found: dict, truth: dict) -> float:
-    """The largest relative error of a gradient."""
     assert found.keys() == truth.keys()
     return max(((found[name] - truth[name]).norm() / truth[name].norm()).item() for name in truth)
 
@@ -104,7 +103,6 @@ def test_float32_is_within_1e_5_of_float64_and_so_are_gradients(tied, chunk_size
 
 
 def squared_error(found: dict, truth: dict) -> float:
-    """The sum over all gradients."""
     return sum((found[name] - truth[name]).square().sum() for name in truth).item()
 
 
@@ -164,12 +162,7 @@ def tied_models():
 
 def adapted(**options):
     """An adapter on the head is part of the head: its weight alone would be the wrong model."""
-    model = lora(small(tied=False), r=4, **options)
-    torch.manual_seed(2)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            nn.init.normal_(parameter, std=0.2)
-    return model
+    return stir(lora(small(tied=False), r=4, **options), "lora_B", 0.2)
 
 
 def with_virtual_tokens(kind):
@@ -421,6 +414,7 @@ def hide(*places):
     "change, match",
     [
         ({"completion_length": 0}, r"completion_length: 0 does not fit input_ids of shape \(3, 14\): 1 to 13"),
+        ({"completion_length": 14}, r"completion_length: 14 does not fit input_ids of shape \(3, 14\)"),
         ({"completion_length": 2.0}, r"completion_length: 2.0"),
         ({"input_ids": lambda ids: ids[0]}, r"input_ids: .* not int64 of shape \(14,\)"),
         ({"input_ids": lambda ids: ids.float()}, r"input_ids: .* not float32 of shape \(3, 14\)"),

@@ -232,10 +232,11 @@ CUT, ENDED = ({"log": [{"completions/clipped_ratio": share}] * 3, "small": False
         (64, False, LONG, NotChecked),  # references that fit say nothing of a completion: the model may speak longer
         (2, True, SHORT, Finding),  # a completion of the limit's length counts as cut
         (2, False, SHORT, NotChecked),
-        (16, False, BEST, Suspected),
+        (40, False, BEST, Suspected),
         (256, False, BEST, NotChecked),
         (64, False, CUT, Finding),
         (64, False, ENDED, Held),
+        (64, False, CUT | {"small": True}, NotChecked),  # of random completions nothing is said
     ],
 )
 def test_answers_longer_than_a_completion_may_be(limit, masked, more, kind, model, tokenizer):
