@@ -7,21 +7,17 @@ import re
 import tempfile
 import types
 
-import peft
 import pytest
 import torch
 import trl
 from packaging.version import Version
+from small import lora_config
 
 from failurelab_course.experiments import models, observe, trainers
 
 VERSIONS = {name: Version(text) for name, text in observe.versions().items() if name in ("trl", "transformers")}
 # There OnlineDPOTrainer overrides a method that Trainer calls with another argument.
 NO_ONLINE_DPO = VERSIONS["trl"] < Version("0.16") and VERSIONS["transformers"] >= Version("4.52")
-
-
-def lora():
-    return peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
 def trained(make=trainers.grpo, **options):
@@ -60,7 +56,7 @@ def test_the_same_seed_gives_the_same_run():
 
     def run(seed, drawn):
         torch.manual_seed(drawn)
-        trainer = trainers.grpo(*models.load(), steps=2, seed=seed, peft_config=lora())
+        trainer = trainers.grpo(*models.load(), steps=2, seed=seed, peft_config=lora_config(r=4))
         torch.rand(drawn)
         trainer.train()
         learned = [each.detach().clone() for each in trainer.model.parameters() if each.requires_grad]
@@ -108,7 +104,6 @@ def test_an_option_unknown_to_the_release_is_an_error(monkeypatch):
 
 
 def test_nothing_is_left_on_disk(tmp_path, monkeypatch):
-    """The temporary folder goes with the trainer, also when the trainer cannot be made; a named folder stays."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     trainer = trained(steps=1, prompts_per_step=2, num_generations=2)
     folder = trainer.args.output_dir
@@ -131,7 +126,7 @@ def test_online_dpo_trains_in_every_release(form, adapter, expected):
     """By a reward function: two completions compared, the same reward and loss for the same seed."""
     runs = []
     for _ in range(2):
-        options = {"rows": models.rows(form=form), "peft_config": lora() if adapter else None, "steps": 2}
+        options = {"rows": models.rows(form=form), "peft_config": lora_config(r=4) if adapter else None, "steps": 2}
         trainer = trained(trainers.online_dpo, **options)
         losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
         runs.append((trainers.rewards(trainer), losses))
