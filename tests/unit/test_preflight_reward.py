@@ -461,18 +461,18 @@ def test_kinds_of_rows_that_alternate_are_all_seen(function, dead, tokenizer):
     assert not dead or "'coding', 'math'" in findings[0].evidence
 
 
-def test_functions_whose_weights_cancel(tokenizer):
-    findings = found(judge([exact, exact], tokenizer=tokenizer, reward_weights=[1.0, -1.0]))
-    assert [finding.failure for finding in findings] == ["F10"] and "the sum is the same" in findings[0].evidence
-
-
-def test_a_penalty_that_others_outweigh_is_no_wrong_sign(tokenizer):
-    assert not found(judge([exact, penalty_for_answer_alone], tokenizer=tokenizer))
-
-
-def test_a_negative_weight_is_the_wrong_sign_too(tokenizer):
-    (finding,) = found(judge(exact, tokenizer=tokenizer, reward_weights=[-1.0]))
-    assert "the sum of all functions has the wrong sign" in finding.evidence
+@pytest.mark.parametrize(
+    ("functions", "weights", "found_by"),
+    [
+        ([exact, exact], [1.0, -1.0], ("F10", "the sum is the same")),
+        ([exact], [-1.0], ("F14", "the sum of all functions has the wrong sign")),
+        ([exact, penalty_for_answer_alone], None, None),  # a penalty that others outweigh is no wrong sign
+    ],
+)
+def test_functions_and_their_weights(functions, weights, found_by, tokenizer):
+    findings = found(judge(functions, tokenizer=tokenizer, reward_weights=weights))
+    assert [finding.failure for finding in findings] == ([found_by[0]] if found_by else [])
+    assert not found_by or found_by[1] in findings[0].evidence
 
 
 def test_a_weight_of_zero_for_what_alone_is_right(tokenizer):
