@@ -6,12 +6,14 @@ import types
 
 import pytest
 import transformers
+from packaging.version import Version
 
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 
 from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected  # noqa: E402
 from failurelab.preflight.inputs import Load, Seen  # noqa: E402
+from failurelab.preflight.judges import lengths  # noqa: E402
 from failurelab.preflight.judges.lengths import judge_lengths  # noqa: E402
 from failurelab.preflight.judges.rows import prompt_ids  # noqa: E402
 from failurelab.preflight.judges.tokens import judge_ends, judge_template  # noqa: E402
@@ -187,7 +189,7 @@ def test_the_real_trainer_of_examples(own_padding, model, tokenizer, tmp_path):
     assert type(answer) is (Finding if by_id and not own_padding else Held)
 
 
-def test_prompts_that_are_cut(model, tokenizer):
+def test_prompts_that_are_cut(model, tokenizer, monkeypatch):
     for limit, kind in ((4, Finding), (16, Held)):
         answers = judge_lengths(seen(model, tokenizer, ["12345+6="] * 9 + ["1="], limits={"max_prompt_length": limit}))
         answer = next(iter(answers))
@@ -195,6 +197,9 @@ def test_prompts_that_are_cut(model, tokenizer):
     prompts = ["1+1="] * 19 + ["1+1=" * 9]  # odd, and no failure
     answer = next(iter(judge_lengths(seen(model, tokenizer, prompts, limits={"max_prompt_length": 8}))))
     assert isinstance(answer, Held) and answer.evidence.startswith("1 of 20")
+    monkeypatch.setattr(lengths, "installed_version", lambda _: Version("0.27.0"))  # which cuts none
+    answers = judge_lengths(seen(model, tokenizer, prompts, limits={"max_prompt_length": 4}))
+    assert not any("max_prompt_length" in str(answer) for answer in answers)
 
 
 HARD = (

@@ -53,8 +53,8 @@ def tokenizer_of(trainer: Any) -> Any:
 def prompt_ids(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
     """Return the ids of prompts, as the trainer makes them; uncut.
 
-    trl 1.x has a method for it, which is asked. Releases before render the chat template, if the prompt has messages,
-    and add no special tokens to what comes of it.
+    trl 1.x has a method for it, which is asked. Elsewhere the chat template is rendered, if the prompt has messages,
+    and no special tokens are added (trl 0.26 to 0.29 add them to plain text, which is not followed).
     """
     own = getattr(trainer, "_tokenize_prompts", None)
     if own is not None:
