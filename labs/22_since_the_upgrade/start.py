@@ -25,7 +25,7 @@ def exact(completions, answer, **_):
 
 def build_trainer(model_path, output_dir):
     tokenizer = AutoTokenizer.from_pretrained(model_path)
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16)  # as the checkpoint on our hub
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16)  # the default for our checkpoint
     config = GRPOConfig(
         output_dir=output_dir,
         max_steps=60,
