@@ -464,7 +464,9 @@ def judge(device: str) -> None:
             for head in (NO_JUDGE, ""):
                 (folder / SCRIPT).write_text(head + text)
                 before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                command.ask(launcher_line.Launch(SCRIPT), python=sys.executable, again=False)
+                answered = command.ask(launcher_line.Launch(SCRIPT), python=sys.executable, again=False)
+                if answered.error:
+                    sys.exit(answered.error)  # a script that ended early would be cheap
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 rounds[-1].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     without, compared = (statistics.median(each) for each in zip(*rounds))
