@@ -4,12 +4,14 @@ With LoRA too, for most readers train adapters: the runner gives the trainer a `
 none. And where the notebook says "or upgrade", the script without the diff in the newer stack.
 
 `diffs/NAME.py` says how. `MEASURE` is run after the script, with its names, and sets `healed` and `metrics`; it finds
-`trainer`, also where the script keeps it inside a function, and `started`, the trainable tensors as they were when
-that was made. `RAISES` matches the error of a script that raises before the diff. `BEFORE` is run before the script:
-what a launcher does, or a node that is not there. `LORA` are options of LoraConfig, or None for a script that has its
-own adapters; `LORA_MEASURE` and `LORA_RAISES` stand where adapters fail in another way. `UPGRADE` names newer eras, and
-for each the edits of text that its release asks for. `PROCESSES` are started by torchrun, the script with `ARGUMENTS`.
-A second diff, to code of the reader's own, is tagged `own-diff`, and that code `own`; `OWN_MEASURE` judges it.
+`trainer`, also where the script keeps it inside a function, and `started`, the trainable tensors as they were when that
+was made. `RAISES` matches the error of a script that raises before the diff. `BEFORE` is run before the script: what a
+launcher does, or a node that is not there. `LORA` are options of LoraConfig, or None for a script that has its own
+adapters; `LORA_MEASURE` and `LORA_RAISES` stand where adapters fail in another way. `UPGRADE` names newer eras, and for
+each the edits of text that its release asks for; with `STAYS` the diff may stay there. `PROCESSES` are as many as a
+launcher would start, the script with `ARGUMENTS`. `SHORT` are edits for a run of fewer steps that proves the same,
+`SHORT_LORA` with adapters too, and `SHORT_BROKEN` for the broken run too. A second diff, to code of the reader's own,
+is tagged `own-diff`, and that code `own`; `OWN_MEASURE` judges it.
 """
 
 import importlib.util
@@ -71,9 +73,10 @@ def apply(script, diff, folder):
     return path.read_text(encoding="utf-8")
 
 
-# Imports trl once. Each line of its input is a script, which is run and measured in a fork, and answered in a line.
+# Imports trl once. Each line of its input is a script, which is run and measured in forks, one for each process that a
+# launcher would start, and answered in a line.
 RUNNER = """
-import atexit, functools, json, os, sys
+import atexit, functools, json, os, socket, sys
 
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the import and the scripts print
@@ -107,25 +110,39 @@ def answer(task):
     return {"healed": bool(names["healed"]), "metrics": names["metrics"], "error": None}
 
 
-if len(sys.argv) > 1:  # one of several processes: the task is in a file
-    task = json.load(open(sys.argv[1]))
+def run(task, rank, port):
     sys.argv = ["train.py", *task["arguments"]]
+    if task["processes"] > 1:  # as torchrun does
+        count = str(task["processes"])
+        os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count,
+                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     said = answer(task)
-    if os.environ["RANK"] == "0":
+    if rank == "0":
         with open("answer.json", "w") as file:
             json.dump(said, file)
     from torch import distributed
 
     if distributed.is_initialized():  # threads of the group that outlive it end a process in SIGABRT now and then
         distributed.destroy_process_group()
-    sys.stdin = ()
+    atexit._run_exitfuncs()
+    os._exit(0)
+
+
 for line in sys.stdin:
-    if os.fork() == 0:
-        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
-        atexit._run_exitfuncs()
-        os._exit(0)
-    if os.wait()[1]:
-        print(json.dumps({"error": "the script's process did not end by itself"}), file=answers, flush=True)
+    task = json.loads(line)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    started = []
+    for rank in range(task["processes"]):
+        started.append(os.fork())
+        if not started[-1]:
+            run(task, str(rank), port)
+    if any([os.waitpid(process, 0)[1] for process in started]):
+        said = json.dumps({"error": "a process of the script did not end by itself"})
+    else:
+        said = open(os.path.join(task["folder"], "answer.json")).read()
+    print(said, file=answers, flush=True)
 """
 
 
@@ -134,20 +151,9 @@ def ask(tmp_path_factory):
     """Return a function that runs a script and its measurement in an era: `healed`, `metrics`, the error if any."""
     runners = {}
 
-    def launch(era, task, count):
-        """Run a task in processes of torchrun; return what the first one answers."""
-        folder = pathlib.Path(task["folder"])
-        (folder / "runner.py").write_text(RUNNER)
-        (folder / "task.json").write_text(json.dumps(task))
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}", "runner.py", "task.json"]
-        done = eras.run(eras.find(era), command, cwd=folder, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads((folder / "answer.json").read_text())
-
     def run(name, era, source, lora, measure=None):
         trial = TRIALS[name]
-        count = getattr(trial, "PROCESSES", 1)
-        if count == 1 and era not in runners:
+        if era not in runners:
             found = eras.find(era)
             command = [str(found.python), "-W", "ignore", "-c", RUNNER]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -161,15 +167,27 @@ def ask(tmp_path_factory):
             "given": {"model_path": models.source("tiny"), "device": "cpu", "seed": 0},
             "lora": LORA | getattr(trial, "LORA", {}) if lora else None,
             "arguments": getattr(trial, "ARGUMENTS", []),
+            "processes": getattr(trial, "PROCESSES", 1),
         }
-        if count > 1:
-            return launch(era, task, count)
         print(json.dumps(task), file=runners[era].stdin, flush=True)
         return json.loads(runners[era].stdout.readline())
 
     yield run
     for runner in runners.values():
         runner.communicate()
+
+
+def edit(source, *edits):
+    """Return the script with each text replaced, which stands in it once."""
+    for old, new in edits:
+        assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in the script"
+        source = source.replace(old, new)
+    return source
+
+
+def short(name, lora):
+    """Return the edits that make a run short."""
+    return getattr(TRIALS[name], "SHORT", []) + (getattr(TRIALS[name], "SHORT_LORA", []) if lora else [])
 
 
 def script_and_diff(name):
@@ -193,12 +211,13 @@ def test_the_diff_heals_the_script(name, lora, tmp_path, ask):
     trial = TRIALS[name]
     raises = getattr(trial, "RAISES", None)
     raises = getattr(trial, "LORA_RAISES", raises) if lora else raises
-    before = ask(name, era, script, lora)
+    less = short(name, lora)
+    before = ask(name, era, edit(script, *less, *getattr(trial, "SHORT_BROKEN", [])), lora)
     if raises:
         assert before["error"] and re.search(raises, before["error"]), before
     else:
         assert before["error"] is None and before["healed"] is False, before
-    after = ask(name, era, apply(script, diff, tmp_path), lora)
+    after = ask(name, era, edit(apply(script, diff, tmp_path), *less), lora)
     assert after["error"] is None and after["healed"] is True, (before, after)
 
 
@@ -221,11 +240,10 @@ def test_the_second_diff_heals_code_of_ones_own(name, lora, tmp_path, ask):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "era", "lora"), UPGRADES, ids=ids)
-def test_the_newer_release_heals_the_script(name, era, lora, ask):
-    """Upgrade, says the notebook: with the edits that the newer release asks for, and without the diff."""
-    _, script, _ = script_and_diff(name)
-    for old, new in TRIALS[name].UPGRADE[era]:
-        assert script.count(old) == 1, f"{old!r} stands {script.count(old)} times in the script"
-        script = script.replace(old, new)
-    after = ask(name, era, script, lora)
-    assert after["error"] is None and after["healed"] is True, after
+def test_the_newer_release_heals_the_script(name, era, lora, tmp_path, ask):
+    """Upgrade, says the notebook: with the edits that the newer release asks for, without the diff or with it."""
+    _, script, diff = script_and_diff(name)
+    scripts = [script, apply(script, diff, tmp_path)] if getattr(TRIALS[name], "STAYS", False) else [script]
+    for source in scripts:
+        after = ask(name, era, edit(source, *TRIALS[name].UPGRADE[era], *short(name, lora)), lora)
+        assert after["error"] is None and after["healed"] is True, after

@@ -22,8 +22,18 @@ LORA_MEASURE = MEASURE.replace("GAIN", "0.02")
 MEASURE = MEASURE.replace("GAIN", "0.08")
 BATCH = [("per_device_train_batch_size=16", "per_device_train_batch_size=128")]
 UPGRADE = {"trl-0.22": BATCH, "today": BATCH}
-# The second diff: a callback that samples, in today's stack.
+# The second diff: a callback that samples, in today's stack; the model trains on after an error.
 OWN_MEASURE = """
-metrics = {"share": share}
-healed = share > 0.45
+def ask(*inputs, **options):
+    raise KeyError
+
+
+model = AutoModelForCausalLM.from_pretrained(model_path).train()
+try:
+    evaluate.on_step_end(None, None, None, model=model)
+except KeyError:
+    pass
+metrics = {"share": share, "after an error": model.training}
+healed = share > 0.45 and model.training
 """
+SHORT_BROKEN = [("max_steps=40", "max_steps=10")]  # its first rewards tell

@@ -22,3 +22,5 @@ if Version(trl.__version__) < Version("0.16"):  # later ones load the reference 
     healed = healed and metrics["kl"] > 0
 """
 UPGRADE = {"trl-0.22": [("logging_steps=1,", "logging_steps=1, bf16=False,")]}  # a CPU
+STAYS = True
+SHORT = [('"1+" * 120', '"1+" * 20')]

@@ -17,3 +17,4 @@ healed = report.verdict == "HELD"
 """
 EDITS = [("per_device_train_batch_size=16", "per_device_train_batch_size=64")]
 UPGRADE = {"trl-0.15": EDITS, "today": [*EDITS, ("report_to=[], seed=seed", "report_to=[], bf16=False, seed=seed")]}
+SHORT = [("max_steps=30", "max_steps=1")]

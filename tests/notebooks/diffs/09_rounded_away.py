@@ -37,3 +37,4 @@ metrics = {"share": changed / start.num_parameters(), "before": by_hand(start), 
 healed = metrics["share"] > 0.9 and metrics["after"] > metrics["before"] + 0.03
 """
 LORA = None
+SHORT_BROKEN = [("max_steps=80", "max_steps=10")]

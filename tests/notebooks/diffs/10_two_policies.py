@@ -16,10 +16,5 @@ metrics = {"first": rows[0]["reward"], "last": rows[-1]["reward"],
            "gap": rows[-1]["sampling/sampling_logp_difference/mean"]}
 healed = metrics["last"] > metrics["first"] + 0.08 and metrics["gap"] < 0.02
 """
-LORA_MEASURE = """
-trainer = train(learning_rate=3e-3)
-rows = [row for row in trainer.state.log_history if "reward" in row]
-metrics = {"first": rows[0]["reward"], "last": rows[-1]["reward"],
-           "gap": rows[-1]["sampling/sampling_logp_difference/mean"]}
-healed = metrics["last"] > metrics["first"] + 0.08 and metrics["gap"] < 0.02
-"""
+SHORT_LORA = [("learning_rate=4e-4", "learning_rate=3e-3")]
+SHORT_BROKEN = [("max_steps=40", "max_steps=20")]

@@ -21,3 +21,4 @@ metrics = {"first": trainer.state.log_history[0]["reward"], "before": by_hand(st
 least = -0.02 if hasattr(trainer.model, "peft_config") else 0.03
 healed = abs(metrics["first"] - metrics["before"]) < 0.15 and metrics["after"] > metrics["before"] + least
 """
+SHORT_BROKEN = [("max_steps=60", "max_steps=10")]
