@@ -34,7 +34,6 @@ class StepGuard(Guard):
         ask_again: ask the reward functions a second time for the compared step, and tell where they answer otherwise.
             Rewards can cost money, or run what a model wrote, so this is off.
         suspects: look for what explains a wrong gradient, at the price of some sixty more passes, once.
-        rows_at_once: rows of one forward pass; None: as many as fit.
     """
 
     failures = ("F21",)
@@ -47,12 +46,11 @@ class StepGuard(Guard):
         every: int | None = None,
         ask_again: bool = False,
         suspects: bool = True,
-        rows_at_once: int | None = None,
     ):
         super().__init__(action)
         if every is not None and every < 1:
             raise ValueError(f"every={every}: at least one step lies between two comparisons")
-        self.every, self.ask_again, self.suspects, self.rows_at_once = every, ask_again, suspects, rows_at_once
+        self.every, self.ask_again, self.suspects = every, ask_again, suspects
         self._trainer = weakref.ref(trainer)
         self._recorder: textbook.Recorder | None = None
         self._first = 1
@@ -85,9 +83,7 @@ class StepGuard(Guard):
         evidence = self._recorder.evidence()
         trainer = self._trainer()
         with keep_random_state():
-            report = textbook.compare_step(
-                trainer, evidence, with_suspects=self.suspects, rows_at_once=self.rows_at_once
-            )
+            report = textbook.compare_step(trainer, evidence, with_suspects=self.suspects)
             if self.ask_again:
                 report = dataclasses.replace(report, again=_ask_again(self._recorder.functions, evidence))
         self.report = report

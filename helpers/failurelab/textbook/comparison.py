@@ -138,7 +138,6 @@ def compare_step(
     with_suspects: bool = True,
     with_controls: bool = False,
     variants: Mapping[str, Options] | None = None,
-    rows_at_once: int | None = None,
 ) -> Comparison:
     """Compare the gradient of a step with the textbook's, before the optimizer steps.
 
@@ -148,7 +147,6 @@ def compare_step(
         with_suspects: look for what explains a gradient that is wrong: a pass of the textbook for each suspect.
         with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each.
         variants: other options to compare with too, by name.
-        rows_at_once: rows of one forward pass; None: as many as fit.
     """
     elsewhere = not_grpo(trainer)
     problems = [elsewhere] if elsewhere else why_not_here(trainer)
@@ -158,7 +156,7 @@ def compare_step(
         report = Comparison("NOT CHECKED", "; ".join(problems))
     else:
         try:
-            report = _Comparer(trainer, evidence, rows_at_once).compare(with_suspects, with_controls, variants or {})
+            report = _Comparer(trainer, evidence).compare(with_suspects, with_controls, variants or {})
         except OutOfMemory as error:
             report = Comparison("NOT CHECKED", f"out of memory: not even one row fits ({error})")
         except ValueError as error:  # what the definition needs is not there
@@ -171,8 +169,8 @@ def compare_step(
 
 
 class _Comparer:
-    def __init__(self, trainer: Any, evidence: Evidence, rows_at_once: int | None):
-        self.trainer, self.evidence, self.rows_at_once = trainer, evidence, rows_at_once
+    def __init__(self, trainer: Any, evidence: Evidence):
+        self.trainer, self.evidence = trainer, evidence
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.theirs = _by_name(evidence.gradient, trainer.model, self.model)
         self.options = Options.of(trainer.args)
@@ -182,14 +180,7 @@ class _Comparer:
 
     def gradient(self, options: Options, **given: Any) -> Gradient:
         given.setdefault("precision", Precision())
-        return expected_gradient(
-            self.model,
-            self.rows,
-            options,
-            reference=reference_of(self.trainer),
-            rows_at_once=self.rows_at_once,
-            **given,
-        )
+        return expected_gradient(self.model, self.rows, options, reference=reference_of(self.trainer), **given)
 
     def readings(self) -> dict[str, Options]:
         readings = dict(self.options.readings())

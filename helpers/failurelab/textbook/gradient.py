@@ -375,13 +375,11 @@ def _share_of_tokens(rows: Sequence[Row], options: Options) -> float:
     return sum(trained) / max(1.0, sum(counts) * len(trained) / len(rows))
 
 
-def score_old(
-    model: nn.Module, rows: Sequence[Row], temperature: float, pad: int = 0, rows_at_once: int | None = None
-) -> list[Row]:
+def score_old(model: nn.Module, rows: Sequence[Row], temperature: float, pad: int) -> list[Row]:
     """Return the rows with the log-probabilities that this policy gives their tokens, and their padding, now."""
     change = Change(Scoring(temperature, tokens="padding", pad=pad))
     step = Step([dataclasses.replace(row, micro=0) for row in rows], Options(temperature=temperature), change)
-    size = rows_at_once or step.rows_that_fit(model)
+    size = step.rows_that_fit(model)
     scored = []
     with plain(model), torch.no_grad():
         forward, _ = forward_of(model, {}, EXACT)

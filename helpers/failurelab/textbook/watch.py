@@ -18,7 +18,6 @@ class Watch(TrainerCallback):
         steps: numbers of the optimizer steps, from 1.
         with_suspects: look for what explains a gradient that is wrong.
         variants: other options to compare with too, by name.
-        rows_at_once: rows of one forward pass; None: as many as fit.
     """
 
     def __init__(
@@ -28,10 +27,9 @@ class Watch(TrainerCallback):
         *,
         with_suspects: bool = True,
         variants: Mapping[str, Options] | None = None,
-        rows_at_once: int | None = None,
     ):
         self.trainer, self.steps = trainer, frozenset(steps)
-        self.with_suspects, self.variants, self.rows_at_once = with_suspects, variants, rows_at_once
+        self.with_suspects, self.variants = with_suspects, variants
         self.reports: list[Comparison] = []
         self._recorder: Recorder | None = None
 
@@ -64,7 +62,6 @@ class Watch(TrainerCallback):
                     self._recorder.evidence(),
                     with_suspects=self.with_suspects,
                     variants=self.variants,
-                    rows_at_once=self.rows_at_once,
                 )
             )
 
