@@ -24,8 +24,9 @@ from failurelab.preflight.judges.updates import own_optimizer, policy_load
 _MOST = 20_000  # steps whose rates are computed
 _OVER, _WARM = 0.5, 0.5  # shares: of steps at a rate of nothing, and of the rate that is never reached
 _NOTHING = 1e-3  # of the largest rate
-# A step of AdamW moves an element by the rate at most. B of an adapter begins at 0, and what all planned steps add up
-# to is the most that it can become; public runs that learned nothing stood at 2e-4 (X-R1 #66) and less.
+# A step of AdamW moves an element by about the rate (three times that after a jump of the gradient). B of an adapter
+# begins at 0, so the sum over all planned steps is about the most that it becomes; public runs that learned nothing
+# stood at 2e-4 (X-R1 #66) and less.
 _LOW_RATE, _LOW_SUM = 2e-6, 1e-3
 _HIGH_RATE, _LARGE = 5e-5, 100_000_000  # of a whole model with so many elements
 
@@ -134,15 +135,15 @@ def _rate(seen: Seen, rates: Sequence[float]) -> Iterator[Answer]:
         yield Suspected(
             "rate",
             f"adapters at a learning rate of {highest:g}: their B begins at 0, and a step of AdamW moves an element by "
-            f"the rate at most, so about {len(rates)} planned steps bring it to {total:.1g} at the very most",
+            f"about the rate, so about {len(rates)} planned steps in one direction bring it to about {total:.1g}",
             "what that is worth for learning depends on model and task, and takes a whole run to see",
-            "Try 1e-5 to 1e-4: adapters need about ten times the rate of a whole model or more.",
+            "Try 1e-5 to 1e-4.",
         )
     elif not adapted and load is not None and highest >= _HIGH_RATE and _elements(load.config) >= _LARGE:
         yield Suspected(
             "rate",
             f"a whole model of about {_elements(load.config) / 1e9:.1f} billion elements at a learning rate of "
-            f"{highest:g}, where trl's own default for this trainer is 1e-6: policies were seen to collapse so",
+            f"{highest:g}, where trl's own default for GRPO is 1e-6: policies were seen to collapse so",
             "whether this one does takes a whole run to see; kl and entropy show it first",
             "Begin with 1e-6 to 1e-5.",
         )
