@@ -30,10 +30,10 @@ def build_trainer(model_path, output_dir):
         lower.requires_grad_(False)
     config = GRPOConfig(
         output_dir=output_dir,
-        max_steps=70,
+        max_steps=40,
         learning_rate=1e-3,
         lr_scheduler_type="linear",
-        warmup_steps=7,
+        warmup_steps=4,
         per_device_train_batch_size=24,  # prompts, in trl 0.14
         gradient_accumulation_steps=1,
         num_generations=4,
