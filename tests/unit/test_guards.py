@@ -1,7 +1,7 @@
 """Guards: they stop a run that trains nothing or trains on garbage, name what they found, leave healthy runs alone.
 
 The five trainers, plain, with frozen embeddings and with LoRA, under each kind of checkpointing, in the stack at hand.
-What a guard says is held against what the run then did, and in the known stacks against the measured table.
+What a guard says is held against what the run then did.
 """
 
 import dataclasses
@@ -23,7 +23,6 @@ from failurelab_course.experiments import models, trainers
 
 installed = Version(transformers.__version__)
 
-WARNING = "None of the inputs have requires_grad=True"
 # GRPO in every way; of the others what its own code decides: the input hook, and whether the model generates.
 CASES = [
     ("grpo", "full", "off"),
@@ -32,10 +31,7 @@ CASES = [
     *(("trainer", "full", "reentrant"), ("sft", "lora", "non-reentrant"), ("dpo", "full", "off")),
     ("online_dpo", "frozen", "non-reentrant"),
 ]
-OLD = installed < Version("5")  # later releases set the input hook themselves, for every text model
 KNOWN = installed <= Version("5.23")
-# trl switches checkpointing off while it generates, and on again without its arguments: reentrant, whatever was asked.
-RETURNS = OLD and Version("0.22") <= Version(trl.__version__) < Version("0.26")
 SQUARE_MASK = installed < Version("4.49")
 DROPPED_CACHE = Version("4.53") <= installed
 BARE_GENERATE_IS_WRONG = SQUARE_MASK or DROPPED_CACHE
@@ -126,19 +122,9 @@ def calm():
         yield
 
 
-def expected_without_gradient(kind: str, mode: str, checkpointing: str) -> int | str:
-    """What was measured: tensors without a gradient, or the error that the run ends in."""
-    if RETURNS and kind in ("grpo", "online_dpo"):
-        return 24 if mode == "frozen" and checkpointing != "off" else 0  # adapters: the input hook is set for them
-    # DPO, and SFT with an adapter, call enable_input_require_grads themselves
-    sets_it = kind == "dpo" or (kind == "sft" and mode == "lora")
-    cuts = checkpointing == "reentrant" and OLD and not sets_it
-    return {"full": 0, "frozen": 24, "lora": "element 0"}[mode] if cuts else 0
-
-
 @pytest.mark.parametrize(("kind", "mode", "checkpointing"), CASES)
 def test_what_the_gradient_guard_says_is_what_the_run_did(kind, mode, checkpointing, model, tokenizer, tmp_path):
-    """Parameters it names stay as they are; all others move; and the warning tells nothing of either."""
+    """Parameters it names stay as they are; all others move. Which stack fails so, labs and notebooks hold."""
     needs(kind)
     if mode == "frozen":
         model.get_input_embeddings().requires_grad_(False)
@@ -170,17 +156,6 @@ def test_what_the_gradient_guard_says_is_what_the_run_did(kind, mode, checkpoint
         assert set(guard.report.without_gradient) == still
         assert len(gradient_alarms) == bool(still)
         assert all(name in gradient_alarms[0] for name in sorted(still, key=list(before.values).index)[:3])
-    if KNOWN:
-        expected = expected_without_gradient(kind, mode, checkpointing)
-        assert ("element 0" if error else len(guard.report.without_gradient)) == expected
-        warns = any(WARNING in str(each.message) for each in caught)
-        generates = kind in ("grpo", "online_dpo")
-        if checkpointing == "reentrant" and OLD and generates and not RETURNS:
-            assert warns  # the harmless case too
-        if RETURNS and generates and mode == "frozen":
-            assert warns  # also with use_reentrant=False
-        elif checkpointing != "reentrant" and not (RETURNS and generates):
-            assert not warns
     assert len(alarms) - len(gradient_alarms) == rollouts_are_wrong(kind, checkpointing)
     assert (watcher.report is not None) == (kind in ("grpo", "online_dpo"))
     if watcher.report:
