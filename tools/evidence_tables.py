@@ -1,7 +1,6 @@
 """The tables of README.md and of docs/: each public function makes the one of its name, from a benchmark's file."""
 
 import statistics
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -406,7 +405,8 @@ def preflight_judges() -> str:
         if counts.at[name, "not_checked"]
     ]
     always = [name for name in order if not counts.at[name, "not_checked"]]
-    return f"{markdown(['judge of', 'accused', 'held', 'not checked'], body)}\n\nAlways with an answer: {', '.join(always)}."
+    counted = markdown(["judge of", "accused", "held", "not checked"], body)
+    return f"{counted}\n\nAlways with an answer: {', '.join(always)}."
 
 
 def preflight_time() -> str:
@@ -420,7 +420,7 @@ def preflight_time() -> str:
 
 
 def textbook_fresh() -> str:
-    """Mistakes and healthy trainers by people who had not read the rules: what was found, and what was missed."""
+    """Mistakes and healthy trainers by people who had not read the rules: how many were found."""
     runs = read_runs("textbook_fresh", r"(?P<kind>mistake|healthy): (?P<name>.+)")
     runs["missed"] = runs["verdict"].isin(["held", "not checked"])
     parts = list(dict.fromkeys(runs["part"]))
@@ -434,15 +434,7 @@ def textbook_fresh() -> str:
         ["healthy trainers: accused", *(count(~part["missed"].astype(bool)) for part in healthy)],
     ]
     heads = [f"{part} part, rules of {runs[runs['part'] == part].iloc[0]['rules']}" for part in parts]
-    wrong = runs[
-        (runs["kind"] == "mistake") & (runs["missed"].astype(bool) | (runs["verdict"] == "named wrongly"))
-        | (runs["kind"] == "healthy") & ~runs["missed"].astype(bool)
-    ]
-    lines = [
-        f"- {run['part']}, {'not found' if run['missed'] else 'named ' + str(run['named'])}: {run['what']}"
-        for run in wrong.to_dict("records")
-    ]
-    return "\n".join([markdown(["", *heads], body), "", *lines])
+    return markdown(["", *heads], body)
 
 
 def reward_functions() -> str:
@@ -547,15 +539,11 @@ def offline() -> str:
 
 
 def faults() -> str:
-    """Faults by the line that is shown and the exit status; nothing was lost or left, or a test had failed."""
-    shown: dict[tuple, list[str]] = {}
+    """Faults by exit status; nothing was lost or left, or a test had failed."""
+    found: dict[str, list[str]] = {}
     for run in read_runs("faults", "fault: (?P<what>.+)").to_dict("records"):
-        line = _not_run(run) or textwrap.shorten(str(run["line"]), 80, placeholder=" …")
-        # no bar, and nothing that Markdown or HTML would read
-        line = line.replace("|", "¦").replace("<", "&lt;").replace("*", "\\*")
-        shown.setdefault((line, "" if _not_run(run) else run["status"]), []).append(run["what"])
-    body = [["; ".join(faults), line, status] for (line, status), faults in shown.items()]
-    return markdown(["fault", "what is shown", "exit status"], body)
+        found.setdefault(_not_run(run) or run["status"], []).append(run["what"])
+    return markdown(["exit status", "fault"], [[status, "; ".join(faults)] for status, faults in found.items()])
 
 
 def _reached(run: Any) -> str:

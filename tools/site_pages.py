@@ -36,7 +36,6 @@ CONTENTS = {
     "中文": ["zh/README", "zh/symptoms"],
     "About": [
         "architecture",
-        "site",
         "release",
         "upstream/README",
         "upstream/qlora_bfloat16",

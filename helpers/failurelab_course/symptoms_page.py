@@ -23,7 +23,7 @@ HEAD = """\
 Look up an error text or what you see. `failurelab symptoms train.log` looks a log up, `failurelab doctor --python PATH`
 tells which failures your versions have, `failurelab preflight train.py` which your script has, and `failurelab diagnose
 RUN` which a run has. Names such as `guards.GradientGuard` are in the package `failurelab` ([guards and
-repairs](repairs.md)). Made from the registry by `failurelab symptoms --write`.
+repairs](repairs.md)).
 
 ## Texts in a log
 
