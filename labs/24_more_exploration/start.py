@@ -4,7 +4,7 @@ A small Qwen2 learns sums by GRPO in trl 0.15.
 
 "On Monday I turned the sampling temperature up to 1.5, so that the model explores more, and the run learns. But when I
 score its completions at 1.5 with another tool, I get other log-probabilities than the trainer: the trainer's are larger
-for nearly every token. Is it the tool, or is it us?"
+for three tokens of four. Is it the tool, or is it us?"
 
 Let the trainer score what it draws, at 1.5 or at another temperature. Fill in ANSWER about the script as you found it.
 """

@@ -4,7 +4,7 @@ A small Qwen2 learns sums by GRPO in today's trl. Its completions come from an e
 that it can be replaced by any server.
 
 "The engine is in sync, I checked. But our log says that some completions have one log-probability more than they have
-tokens, and the importance weights look odd. The texts in the log are fine."
+tokens. The texts in the log are fine."
 
 Let the trainer train on what was drawn. The engine stays: completions are drawn by a model of its own in bfloat16.
 """
