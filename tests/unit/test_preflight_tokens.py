@@ -117,7 +117,7 @@ def test_a_sequence_begun_twice(model, with_bos):
 
 
 TURN, TEXT = "<|im_end|>", "<|endoftext|>"
-# trl up to 1.9 knows the tokenizer's end alone, later ones those of the generation config too.
+# trl up to 1.14 knows the tokenizer's end alone, later ones those of the generation config too.
 BY_RELEASE = Held if hasattr(trl.GRPOTrainer, "_tokenize_prompts") else Finding
 
 
