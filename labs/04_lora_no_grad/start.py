@@ -38,7 +38,7 @@ def build_trainer(model_path, output_dir):
     config = GRPOConfig(
         output_dir=output_dir,
         max_steps=30,
-        learning_rate=4e-3,
+        learning_rate=2e-3,
         lr_scheduler_type="linear",
         warmup_steps=3,
         per_device_train_batch_size=24,  # prompts, in trl 0.14

@@ -37,7 +37,7 @@ def build_trainer(model_path, output_dir):
     config = GRPOConfig(
         output_dir=output_dir,
         max_steps=40,
-        learning_rate=1e-3,
+        learning_rate=5e-4,
         lr_scheduler_type="linear",
         warmup_steps=4,
         per_device_train_batch_size=96,  # completions

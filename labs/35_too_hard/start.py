@@ -1,6 +1,6 @@
 """Lab 35: too hard.
 
-"Not one completion was rewarded in forty steps, and grad_norm is 0 in each of them. My colleague says that the sums are
+"Not one completion was rewarded in thirty steps, and grad_norm is 0 in each of them. My colleague says that the sums are
 too hard for so small a model: where no completion is right, there is nothing to compare, so we should begin with easier
 sums. I say that something else is wrong, but I cannot prove it."
 
@@ -43,8 +43,8 @@ def build_trainer(model_path, output_dir):
     model = AutoModelForCausalLM.from_pretrained(model_path)
     config = GRPOConfig(
         output_dir=output_dir,
-        max_steps=40,
-        learning_rate=8e-4,
+        max_steps=30,
+        learning_rate=5e-4,
         lr_scheduler_type="linear",
         warmup_steps=2,
         per_device_train_batch_size=96,
