@@ -51,7 +51,6 @@ SILENT = HEALED | {
 
 @pytest.fixture
 def lab(tmp_path):
-    """A copy of lab 01, to be spoilt."""
     folder = tmp_path / "01_frozen_embeddings"
     shutil.copytree(LABS / folder.name, folder)
     return lab_files.load(folder)
@@ -168,7 +167,6 @@ def test_a_claim_is_right_to_a_tenth_and_a_text_to_its_words(claimed, measured, 
 
 
 def test_a_number_is_never_used_again(lab):
-    """A retired lab is named with the one to take instead, and its id cannot come back."""
     register = lab.folder.parent / "retired.toml"
     register.write_text('[L77]\nwhy = "it repeated lab 01"\ninstead = "L01"\n')
     with pytest.raises(labs.LabError, match=r"lab 77 is retired: it repeated lab 01\. Next: lab 01"):
@@ -281,14 +279,11 @@ def test_an_edit_that_no_longer_applies_is_one_line(lab, old, new, problem, monk
         ("time_limit = 240", 'time_limit = "4 minutes"', "time_limit"),
         ("minutes = 10", "minuets = 10", "minutes: Field required"),
         ("minutes = 10", "minutes = 10\nminuets = 10", "minuets: Extra inputs are not permitted"),
-        ('given = "place"', 'given = "luck"', "given: Input should be 'place', 'symptom', 'run' or 'nothing'"),
         ('era = "trl-0.14"', 'era = "trl-0.14"\nkind = "dance"', "kind: Input should be 'trainer', "),
         ('failures = ["F1"]', "failures = []", "only a false alarm has none"),
-        ("[broken]", "[brocken]", "broken: Field required"),
         ("[broken]", "[broken", "is no TOML"),
         ('["learning_rate=5e-4", ', "[", r"wrong_fixes 3 edits 1: .* is none of \["),
         ('{ drop = "gradient', '{ dorp = "gradient', "wrong_fixes 4 edits 2: .* is none of"),
-        ("[solution]", "[solutions]", "solution: Field required"),
     ],
 )
 def test_a_slip_in_lab_toml_is_named(lab, old, new, message):
