@@ -20,3 +20,6 @@ UPGRADE = {
         ("logging_steps=15,", "logging_steps=15, bf16=False,"),  # a CPU
     ]
 }
+STAYS = True
+SHORT = [("max_steps=60", "max_steps=45")]
+SHORT_LORA = [("max_steps=45", "max_steps=2")]  # a step's gradient tells

@@ -13,7 +13,6 @@ def check(result):
         for name in ("01, the frozen embeddings", "02, the garbage rollouts", "the temperature", "05, the other tokens")
     )
     assert frozen["cosine"] < 0.2 and tokens["cosine"] < 0.5
-    assert garbage["reward"] < newer["reward"] - 0.08, (garbage, newer)
     assert garbage["cosine"] > 0.999 and temperature["cosine"] > 0.99 and 0.4 < temperature["size"] < 0.6
     rounded = result.figures(case="notebook 08: weights in bfloat16")
     assert rounded["verdict"] == "HELD" and rounded["changed"] < 0.05
