@@ -13,7 +13,7 @@ trl = pytest.importorskip("trl")
 
 from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected  # noqa: E402
 from failurelab.preflight.inputs import Load, Seen  # noqa: E402
-from failurelab.preflight.judges import lengths  # noqa: E402
+from failurelab.preflight.judges import rows  # noqa: E402
 from failurelab.preflight.judges.lengths import judge_lengths  # noqa: E402
 from failurelab.preflight.judges.rows import prompt_ids  # noqa: E402
 from failurelab.preflight.judges.tokens import judge_ends, judge_template  # noqa: E402
@@ -197,7 +197,7 @@ def test_prompts_that_are_cut(model, tokenizer, monkeypatch):
     prompts = ["1+1="] * 19 + ["1+1=" * 9]  # odd, and no failure
     answer = next(iter(judge_lengths(seen(model, tokenizer, prompts, limits={"max_prompt_length": 8}))))
     assert isinstance(answer, Held) and answer.evidence.startswith("1 of 20")
-    monkeypatch.setattr(lengths, "installed_version", lambda _: Version("0.27.0"))  # which cuts none
+    monkeypatch.setattr(rows, "installed_version", lambda _: Version("0.27.0"))  # which cuts none
     answers = judge_lengths(seen(model, tokenizer, prompts, limits={"max_prompt_length": 4}))
     assert not any("max_prompt_length" in str(answer) for answer in answers)
 

@@ -13,11 +13,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from packaging.version import Version
-
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges.rows import generates, installed_version, prompt_ids, prompted, tokenizer_of
+from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted, tokenizer_of
 from failurelab.preflight.repairs import Arguments
 from failurelab.reward_functions.completions import is_conversation
 from failurelab.reward_functions.source import reference_column
@@ -48,8 +46,8 @@ def judge_lengths(seen: Seen) -> Iterator[Answer]:
 
 
 def _prompts(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]:
-    limit = seen.asked.get("max_prompt_length")
-    if not limit or Version("0.26") <= installed_version("trl") < Version("0.28"):  # which warn of it, and cut nothing
+    limit = prompt_limit(seen)
+    if not limit:
         return
     lengths = [len(ids) for ids in prompt_ids(seen.trainer, [row["prompt"] for row in rows])]
     cut = sum(length > limit for length in lengths)

@@ -20,7 +20,7 @@ from failurelab._checkpointing import enable_checkpointing, option_name
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.intercept.cuts import counts_prompts
-from failurelab.preflight.judges.rows import generates, prompt_ids, sample
+from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, sample
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.repairs import Arguments
 
@@ -61,7 +61,7 @@ def _step(seen: Seen, load: Load) -> dict[str, Any] | NotChecked:
     if generates(trainer):
         prompts = [row["prompt"] for row in sample(seen, _ROWS) if row.get("prompt")]
         longest = max((len(ids) for ids in prompt_ids(trainer, prompts)), default=0) if prompts else 0
-        longest = min(longest, asked.get("max_prompt_length") or longest)
+        longest = min(longest, prompt_limit(seen) or longest)
         completion = asked.get("max_completion_length") or asked.get("max_new_tokens")
         if not longest or not completion:
             return NotChecked("memory", "the lengths of prompts and completions are not known")

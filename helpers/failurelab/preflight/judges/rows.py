@@ -71,6 +71,12 @@ def prompt_ids(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
+def prompt_limit(seen: Seen) -> int | None:
+    """Return how many tokens of a prompt are kept; None where nothing is cut: trl 0.26 and 0.27 only warn of it."""
+    warns = Version("0.26") <= installed_version("trl") < Version("0.28")
+    return None if warns else seen.asked.get("max_prompt_length")
+
+
 def _continuation(prompt: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
     assistant = prompt[-1]["role"] == "assistant"
     return {"continue_final_message": True} if assistant else {"add_generation_prompt": True}
