@@ -121,7 +121,7 @@ def _probability(model: Any, tokenizer: Any, prompts: Any) -> float:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     pairs = [(ids(prompt), [*ids(answer), tokenizer.eos_token_id]) for prompt, answer in prompts or models.sums()]
-    rows = [torch.tensor(prompt + answer) for prompt, answer in pairs]
+    rows = [torch.tensor(prompt + answer, device=model.device) for prompt, answer in pairs]
     # filled up on the right, where no token of the row looks
     batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
     with torch.no_grad():
