@@ -35,7 +35,7 @@ def build_trainer(model_path, output_dir):
     model = AutoModelForCausalLM.from_pretrained(model_path)
     config = GRPOConfig(
         output_dir=output_dir,
-        max_steps=70,
+        max_steps=40,
         learning_rate=4e-4,
         lr_scheduler_type="constant",
         per_device_train_batch_size=128,  # completions

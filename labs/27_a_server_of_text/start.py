@@ -56,7 +56,7 @@ def build_trainer(model_path, output_dir):
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     config = GRPOConfig(
         output_dir=output_dir,
-        max_steps=70,
+        max_steps=40,
         learning_rate=4e-4,
         lr_scheduler_type="constant",
         per_device_train_batch_size=128,  # completions
