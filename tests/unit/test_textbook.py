@@ -429,14 +429,18 @@ def test_mistakes_that_have_one_gradient_are_not_named():
     assert finding.named is None and {"loss_type", "importance_sampling_level"} <= {s.name for s in finding.suspicions}
 
 
-def test_special_tokens_that_are_kept_are_no_other_text(tokenizer, make):
+@pytest.mark.parametrize("part, same", [(None, True), (0, True), (2, False)], ids=["all", "before the end", "behind it"])
+def test_special_tokens_that_are_kept_are_no_other_text(tokenizer, make, part, same):
+    """Cut at the end they are none either, also where padding was drawn before it."""
+
     class Whole(type(tokenizer)):
         def batch_decode(self, ids, **_):
-            return super().batch_decode(ids, skip_special_tokens=False)
+            texts = super().batch_decode([[self.pad_token_id, *row] for row in ids], skip_special_tokens=False)
+            return texts if part is None else [text.partition(self.eos_token)[part] for text in texts]
 
     whole = copy.deepcopy(tokenizer)
     whole.__class__ = Whole
-    assert compare(make(tokenizer=whole)).texts == ""
+    assert (compare(make(tokenizer=whole)).texts == "") == same
 
 
 def test_the_trainer_gets_everything_back(model, make):

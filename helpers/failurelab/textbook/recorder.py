@@ -377,16 +377,17 @@ class Recorder:
     def _other_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> list[tuple[str, str]]:
         """Return pairs of what was drawn and what was given, where these differ."""
         tokenizer, other = _tokenizer(self.trainer), []
+        # Which of the special tokens a trainer keeps in the texts is its own affair.
+        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         for row, given in zip(rows, texts):
             text = _plain_text(given)
             if text is None:
                 continue
-            drawn = _decode(tokenizer, row.completion, special=False)
-            bare, own = _without_spaces(text), _without_spaces(drawn)
-            if bare == own or (given is not text and bare.endswith(own)):  # a message may begin with the prompt's
-                continue
-            whole, padding = _without_spaces(_decode(tokenizer, row.completion, special=True)), tokenizer.pad_token
-            if not bare.startswith(whole) or (padding and bare[len(whole) :].replace(padding, "")):
+            drawn, bare = _decode(tokenizer, row.completion), text
+            for token in special:
+                bare = bare.replace(token, "")
+            bare, own = _without_spaces(bare), _without_spaces(drawn)
+            if bare != own and (given is text or not bare.endswith(own)):  # a message may begin with the prompt's
                 other.append((drawn, text))
         return other
 
@@ -539,11 +540,14 @@ def _without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
-def _decode(tokenizer: Any, ids: Ids, special: bool) -> str:
-    """Return the text of ids, by the library below the tokenizer where there is one: `decode` may be overridden."""
+def _decode(tokenizer: Any, ids: Ids) -> str:
+    """Return the text of ids without special tokens, by the library below where there is one.
+
+    The tokenizer's own `decode` may be overridden.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decode = tokenizer.decode if backend is None else backend.decode
-    return decode(list(ids), skip_special_tokens=not special)
+    return decode(list(ids), skip_special_tokens=True)
 
 
 def _tokenizer(trainer: Any) -> Any:
