@@ -429,7 +429,9 @@ def test_mistakes_that_have_one_gradient_are_not_named():
     assert finding.named is None and {"loss_type", "importance_sampling_level"} <= {s.name for s in finding.suspicions}
 
 
-@pytest.mark.parametrize("part, same", [(None, True), (0, True), (2, False)], ids=["all", "before the end", "behind it"])
+@pytest.mark.parametrize(
+    "part, same", [(None, True), (0, True), (2, False)], ids=["all", "before the end", "behind it"]
+)
 def test_special_tokens_that_are_kept_are_no_other_text(tokenizer, make, part, same):
     """Cut at the end they are none either, also where padding was drawn before it."""
 
