@@ -282,14 +282,15 @@ def test_a_script_that_cannot_be_asked_is_one_line(tmp_path, monkeypatch):
 
 
 def test_answers_for_a_machine_and_the_exit_status(tmp_path):
-    """A script that is not there, and one with a syntax error: JSON and JUnit XML are written all the same."""
+    """What is not there, and a syntax error: JSON and JUnit XML are written all the same."""
     (tmp_path / "broken.py").write_text("a = (\n")
-    for name, text in (("broken.py", "line 1: SyntaxError"), ("nowhere.py", "is not there")):
-        words = ["--json", "out.json", "--junit", "out.xml", name, "--its", "own"]
+    lines = {"broken.py": "line 1: SyntaxError", "nowhere.py": "is not there", "-m nowhere": "no module nowhere"}
+    for line, text in lines.items():
+        words = ["--json", "out.json", "--junit", "out.xml", *line.split(), "--its", "own"]
         done = subprocess.run(
             [sys.executable, "-m", "failurelab.preflight", *words], cwd=tmp_path, capture_output=True, text=True
         )
-        assert done.returncode == 3 and text in done.stdout
+        assert done.returncode == 3 and text in " ".join(done.stdout.split())
         told = json.loads((tmp_path / "out.json").read_text())
         lists = {"findings", "suspected", "held", "not_applicable", "not_checked", "cut"}
         assert set(told) == lists | {"script", "script_sha256", "versions"}

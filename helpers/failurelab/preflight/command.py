@@ -55,6 +55,7 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the answer as JSON too")
     parser.add_argument("--junit", type=pathlib.Path, metavar="FILE", help="write it as JUnit XML too")
     parser.add_argument("--report", type=pathlib.Path, metavar="FILE", help="write it for an issue, a new FILE")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE [ARGS...]", help="as python -m")
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS...]")
     return parser
 
@@ -70,6 +71,8 @@ def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
     options = parser().parse_args(arguments)
     line = options.line[1:] if options.line[:1] == ["--"] else options.line
+    if options.module:
+        line = [sys.executable, "-m", *options.module]
     if not line:
         print("ERROR preflight needs a script. Next: failurelab preflight train.py", file=sys.stderr)
         return 3
@@ -89,7 +92,7 @@ def main(arguments: list[str]) -> int:
             say=_progress,
         )
     except FailureLabError as error:
-        told = answer.Told(line[0], {}, error=str(error))
+        told = answer.Told((options.module or line)[0], {}, error=str(error))
     except KeyboardInterrupt:
         print("\npreflight was interrupted: the script's processes are ended, nothing is left", file=sys.stderr)
         return 130

@@ -138,7 +138,7 @@ def find_module(module: str, python: str) -> pathlib.Path:
         "print(*(spec and (spec.submodule_search_locations or [spec.origin]) or []), sep='\\n')"
     )
     asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
-    for place in map(pathlib.Path, asked.stdout.splitlines()):
+    for place in map(pathlib.Path, filter(None, asked.stdout.splitlines())):
         inside = place.joinpath(*parts)
         for file in (place, inside.with_suffix(".py"), inside / "__main__.py"):
             if file.is_file():
