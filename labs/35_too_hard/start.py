@@ -1,8 +1,8 @@
 """Lab 35: too hard.
 
-"Not one completion was rewarded in thirty steps, and grad_norm is 0 in each of them. My colleague says that the sums are
-too hard for so small a model: where no completion is right, there is nothing to compare, so we should begin with easier
-sums. I say that something else is wrong, but I cannot prove it."
+"Not one completion was rewarded in thirty steps, and grad_norm is 0 in each of them. My colleague says that the sums
+are too hard for so small a model: where no completion is right, there is nothing to compare, so we should begin with
+easier sums. I say that something else is wrong, but I cannot prove it."
 
 Who is right? Fill in ANSWER, and make it learn. Model, sums, number of steps and learning rate stay.
 """
