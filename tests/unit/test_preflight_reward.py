@@ -32,6 +32,8 @@ WORDS = {"prompt": ["Capital of France?", "Of Italy?", "Of Spain?", "Of Peru?"]}
 WORDS["answer"] = ["Paris", "Rome", "Madrid", "Lima"]
 KINDS = PLAIN | {"task": ["math", "coding", "math", "coding"]}
 IN_ORDER = PLAIN["answer"] * 100
+ALL = [str(7 * a + 5000) for a in range(4000)]
+SUMS = {"prompt": [f"7*{a}+5000=" for a in range(4000)], "answer": ALL}  # few of the rows are asked about
 MASKED = installed_version("trl") >= Version("0.16")  # None and NaN are left out of the sum
 ANSWER = re.compile(r"<answer>\s*(-?\d+)\s*</answer>")
 R1 = "Think first: <think> reasoning process here </think><answer> answer here </answer>"
@@ -235,6 +237,10 @@ def by_place(completions, answer, **_):
     return [float(text(completion) == right) for completion, right in zip(completions, IN_ORDER)]
 
 
+def by_place_of_many(completions, answer, **_):
+    return [float(text(completion) == right) for completion, right in zip(completions, ALL)]
+
+
 def code_alone(completions, task, **_):
     return [float("def" in text(c)) if kind == "code" else None for c, kind in zip(completions, task)]
 
@@ -356,6 +362,7 @@ def test_the_best_completion_is_an_answer(function, best, tokenizer):
         (first_word, PLAIN, "F14", "an empty completion", "without those"),
         (infinite, PLAIN, "F14", "inf", ""),
         (by_place, PLAIN, "F14", "by the place in the batch", ""),
+        (by_place_of_many, SUMS, "F14", "by the place in the batch", "in that list's order 24 of 24"),
         *([(code_alone, KINDS, "F14", "'code' is no value", "task='code'")] if MASKED else []),
         (json_reward("result"), told('JSON only: {"solution": <number>}'), "F14", "form that the prompts", '"result"'),
         (matches(r"(?!<think>|.*<answer>)"), told(R1), "F14", "the wrong sign", "sign turned"),

@@ -29,7 +29,7 @@ def explain_equal(reward: RewardFunction) -> Answer:
     given = f"{reward.name} gives {figures.value(reward.rewards)} for all {len(reward.rewards)} made-up completions"
     if not reward_source.reads_completions(reward.function):
         return _never_reads(reward, given)
-    for find in (_form, _opened, _line_breaks, find_missing_column, _kind, _one_number, _reference, _slip):
+    for find in (_form, _opened, _line_breaks, find_missing_column, _kind, _one_number, _place, _reference, _slip):
         if answer := find(reward, given):
             return answer
     return reward.not_checked(f"{given}: none may have its form. Call it by hand with a completion that deserves more")
@@ -143,6 +143,40 @@ def match_line_breaks(function: Callable[..., Any]) -> None:
     for cell in getattr(code, "__closure__", None) or ():
         if isinstance(cell.cell_contents, re.Pattern):
             cell.cell_contents = re.compile(cell.cell_contents.pattern, cell.cell_contents.flags | re.DOTALL)
+
+
+def by_place(reward: RewardFunction, given: str, name: str, column: str, tried: str = "") -> Finding:
+    """Return the finding of a list of the script's own that is read by the place in the batch."""
+    return reward.finding(
+        "F14",
+        f"{given} compares with {name}, a list of the script's own, by the place in the batch",
+        f"Use the argument {column}: the trainer hands over its values for the prompts of the batch, which it draws in "
+        f"another order than {name} has.",
+        tried=tried,
+    )
+
+
+def _place(reward: RewardFunction, given: str) -> Finding | None:
+    """Ask about one right answer for each of the dataset's first rows, in the order of its own list, and reversed."""
+    name, column = reward_source.own_list(reward.function, reward.arguments.rows)
+    if name is None or not hasattr(reward.seen.dataset, "__getitem__"):
+        return None
+    drawn = reward.arguments.rows
+    try:
+        reward.arguments.rows = [
+            dict(reward.seen.dataset[place]) for place in range(min(ROWS, len(reward.seen.dataset)))
+        ]
+        probes = completions.make(reward.arguments.rows, column, [reward.function], reward.opened)
+        for form in sorted({probe.form for probe in probes if probe.kind == "right"}):
+            rights = [probe for probe in probes if probe.kind == "right" and probe.form == form]
+            ordered, turned = reward.ask(rights).values, reward.ask(rights[::-1]).values[::-1]
+            if None not in (*ordered, *turned) and sum(ordered) > sum(turned):
+                more = sum(one > other for one, other in zip(ordered, turned))
+                said = f"in that list's order {more} of {len(rights)} right answers get more than in the opposite one"
+                return by_place(reward, f"{given}: it", name, column, tried=said)
+    finally:
+        reward.arguments.rows = drawn
+    return None
 
 
 def _reference(reward: RewardFunction, given: str) -> Answer | None:

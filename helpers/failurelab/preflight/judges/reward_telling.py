@@ -10,7 +10,7 @@ import torch
 
 from failurelab.preflight.answers import Answer, Finding, NotChecked
 from failurelab.preflight.judges import reward_figures as figures
-from failurelab.preflight.judges.reward_causes import find_missing_column, match_line_breaks
+from failurelab.preflight.judges.reward_causes import by_place, find_missing_column, match_line_breaks
 from failurelab.preflight.judges.reward_figures import SAME
 from failurelab.preflight.judges.reward_function import RewardFunction
 from failurelab.preflight.repairs import DotAll
@@ -92,13 +92,10 @@ def _place(reward: RewardFunction) -> Finding | None:
         return None
     turned = reward.ask(reward.probes[::-1]).values[::-1]
     pairs = [pair for pair in zip(reward.rewards, turned) if None not in pair and pair[0] != pair[1]]
-    return reward.finding(
-        "F14",
-        f"{reward.name} compares with {name}, a list of the script's own, by the place in the batch: the same "
-        f"completion of the same prompt got {pairs[0][0]:g} in one order and {pairs[0][1]:g} in another",
-        f"Use the argument {column}: the trainer hands over its values for the prompts of the batch, which it draws in "
-        f"another order than {name} has.",
-    ) if pairs else None  # fmt: skip
+    if not pairs:
+        return None
+    said = f"the same completion of the same prompt got {pairs[0][0]:g} in one order and {pairs[0][1]:g} in another"
+    return by_place(reward, f"{said}: {reward.name}", name, column)
 
 
 def _wrong_completion(reward: RewardFunction) -> Finding | None:
