@@ -150,6 +150,8 @@ def test_rows_that_are_trained_on_differ_in_length():
     chosen = cuts.choose_short(Rows("x" * (1 + index % 9) for index in range(100)), 4)
     assert len(chosen) == 4 and len({len(row) for row in chosen}) == 4
     assert max(map(len, chosen)) <= 5
+    halves = cuts.choose_short(Rows({"prompt": "x" * (1 + index % 2 * (2 + index % 7))} for index in range(100)), 6)
+    assert len({len(row["prompt"]) for row in halves}) == 6  # half of them have one length: longer ones too
     ids = torch.arange(1, 201)[None].repeat(2, 1)
     labels = torch.where((ids > 150) & (ids <= 160), ids, -100)  # a long batch keeps the positions of its answers
     batch = cuts.cut_batches(lambda: {"input_ids": ids, "labels": labels})()

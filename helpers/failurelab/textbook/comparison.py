@@ -292,10 +292,8 @@ class _Comparer:
             yield "clipping (epsilon, epsilon_high, delta): no ratio lies outside"
         if options.mask_truncated_completions and all(row.ended for row in self.trained):
             yield "mask_truncated_completions: no completion was cut"
-        if len({row.padded[0] for row in self.trained}) == 1 and all(
-            len(row.prompt) == row.padded[0] for row in self.trained
-        ):
-            yield "padding of the prompts: all have the same length"
+        if all(len(row.prompt) == row.padded[0] for row in self.trained):
+            yield "padding of the prompts: those of a batch have the same length"
         if backward is not None and backward.error > WRONG and not backward.wrong:
             yield "backward pass of the model: too coarse numbers, or too little memory, for finite differences"
 

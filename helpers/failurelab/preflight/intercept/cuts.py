@@ -291,18 +291,25 @@ def cut_rows(dataset: Any) -> Any:
 def choose_short(dataset: Any, rows: int) -> Any:
     """Return short rows, by characters, among a dataset's first ones; a dataset that cannot be chosen from as it is.
 
-    They differ in length, from the shortest to the middle one, so that batches are padded as those of the whole.
+    They differ in length, from the shortest to the middle one, or to longer ones where these are too few, so that batches
+    are padded as those of the whole.
     """
     if not callable(getattr(dataset, "select", None)) or len(dataset) <= rows:
         return dataset
     looked_at = range(min(len(dataset), _LOOKED_AT))
-    sizes = {index: len(str(dataset[index])) for index in looked_at}
+    sizes = {index: _size(dataset[index]) for index in looked_at}
     by_size = sorted(looked_at, key=sizes.__getitem__)
-    shorter = by_size[: max(len(by_size) // 2 + 1, rows)]
-    first_of_size = list({sizes[index]: index for index in reversed(shorter)}.values())
-    others = [index for index in shorter if index not in first_of_size]
-    differing = first_of_size[:: max(1, len(first_of_size) // rows)]
+    first_of_size = list({sizes[index]: index for index in reversed(by_size)}.values())[::-1]  # from the shortest on
+    middle = sizes[by_size[len(by_size) // 2]]
+    shorter = [index for index in first_of_size if sizes[index] <= middle]
+    differing = shorter[:: max(1, len(shorter) // rows)] if len(shorter) >= rows else first_of_size
+    others = [index for index in by_size if index not in differing]
     return dataset.select((differing + others)[:rows])
+
+
+def _size(row: Any) -> int:
+    """Return the characters of a row's prompt; of a row without one, all of it."""
+    return len(str(row.get("prompt", row) if isinstance(row, Mapping) else row))
 
 
 def cut_batches(collator: Callable[..., Any]) -> Callable[..., Any]:
