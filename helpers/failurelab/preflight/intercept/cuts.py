@@ -291,8 +291,8 @@ def cut_rows(dataset: Any) -> Any:
 def choose_short(dataset: Any, rows: int) -> Any:
     """Return short rows, by characters, among a dataset's first ones; a dataset that cannot be chosen from as it is.
 
-    They differ in length, from the shortest to the middle one, or to longer ones where these are too few, so that batches
-    are padded as those of the whole.
+    They differ in length, from the shortest to the middle one, or to longer ones where these are too few: batches are
+    padded then as those of the whole.
     """
     if not callable(getattr(dataset, "select", None)) or len(dataset) <= rows:
         return dataset
