@@ -22,4 +22,5 @@ def check(result):
         row = result.figures(case=f"notebook 03: in {era}")
         assert (row["LoRA, checkpointing"] == "28 of 28") == (era in ("trl-0.22", "today")), (era, row)
         assert row["loaded frozen"] != "28 of 28" != row["the same, beta 0.04"], (era, row)
+        assert row["with checkpointing"] == ("element 0" if era in ("trl-0.14", "trl-0.15") else "0 of 28"), (era, row)
         assert row["is_trainable=True"] == "28 of 28", (era, row)

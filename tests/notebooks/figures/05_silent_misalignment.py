@@ -12,7 +12,7 @@ def check(result):
     assert right["changes"][0] > 0.2 and wrong["changes"][0] < 0 < wrong["changes"][1] - 2
     tried = figures("tried")
     assert tried["gain"] < -0.02
-    assert abs(tried["kl"]) < 1e-6 and tried["scored"].startswith("4 on")
+    assert abs(tried["kl"]) < 1e-6 and tried["scored"].startswith("4 ahead")
     healed = figures("forward")
     assert abs(healed["first"] - right["rewards"][0]) < 1e-3
     assert healed["lora"][-1] > healed["lora"][0] + 0.05
