@@ -2,7 +2,7 @@
 """What `failurelab preflight` says of a corpus of scripts, broken and healthy, against what each of them has.
 
     python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--once] [--kept] [--patched] [--rules COMMIT]
-        [--out FOLDER]
+        [--out FOLDER] [--checkout FOLDER]
 
 The corpus and its expected causes stand in `benchmarks/corpus`. Each case runs in a fresh copy of a folder with a model
 of Qwen2-0.5B's sizes (configuration and tokenizer, no weights), the tiny Qwen2, an adapter and four small datasets.
@@ -15,6 +15,7 @@ Eras: today.
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,8 +23,10 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import archives
@@ -38,11 +41,6 @@ from failurelab_course.notebook_runs import notebooks, stored
 
 HERE = pathlib.Path(__file__).parent
 CORPUS = HERE / "corpus"
-# What a judge says where its control, the failure planted, was not seen either.
-BLIND = re.compile(
-    r"looks? the same|change too little|could not be told from|differ by .* only|the model makes no more|"
-    r"an end whose label could be masked|too few ends to tell"
-)
 OUTCOMES = ("named right", "named wrong", "suspected", "silent", "not judged")
 NO_MASK = "no attention mask"  # trl 0.14 scores prompts of unequal length so (TRL #2708): F21 is true if it names this
 REPOSITORY = "TRL_REPOSITORY"  # a clone of https://github.com/huggingface/trl, for its examples
@@ -177,23 +175,13 @@ def write_example(case: Case, folder: pathlib.Path) -> str:
     return name
 
 
-def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
-    """Run preflight on a case; return what it named and suspected, its error, and its seconds.
-
-    Args:
-        case: to be judged.
-        tries: as `again` of preflight's command.
-        patched: apply the patch that healed, and say what is accused then.
-    """
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="corpus-") as name:
-        folder = pathlib.Path(name)
+@contextlib.contextmanager
+def prepared(case: Case) -> Iterator[tuple[pathlib.Path, str, list[str]]]:
+    """Yield a fresh folder that is the current one, the Python of the case's stack, and the words of its command."""
+    with tempfile.TemporaryDirectory(prefix="corpus-") as name, contextlib.chdir(name):
+        folder, before = pathlib.Path(name), dict(os.environ)
         make_folder(folder)
-        before = dict(os.environ)
         os.environ |= {"HF_DATASETS_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1", **case.environment}
-        here = pathlib.Path.cwd()
-        os.chdir(folder)
-        left = {path.name for path in folder.iterdir()}
         try:
             python = eras.find(case.stack).python
             script = case.script
@@ -204,21 +192,34 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
                 script = write_example(case, folder)
             elif script.startswith("notebook:"):
                 script = write_notebook_script(case, folder)
-            words = [*case.launch.split(), script, *case.arguments]
-            line = launcher_line.read_line(words) if case.launch else launcher_line.Launch(script, case.arguments)
-            answered = command.ask(line, python=str(python), memory=case.memory, time_limit=300, again=tries)
-            seconds = time.perf_counter() - started
-            new = sorted({path.name for path in folder.iterdir()} - left - {"cache", script})
-            clean = None
-            if patched and answered.patch and not answered.suspected and not script.startswith("/"):
-                (folder / "fix.diff").write_bytes(answered.patch)
-                subprocess.run(["git", "apply", "fix.diff"], check=True)
-                again = command.ask(line, python=str(python), memory=case.memory, time_limit=300, again=False)
-                clean = again.exit_status == 0
+            yield folder, str(python), [*case.launch.split(), script, *case.arguments]
         finally:
-            os.chdir(here)
             os.environ.clear()
             os.environ.update(before)
+
+
+def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
+    """Run preflight on a case; return what it named and suspected, its error, and its seconds.
+
+    Args:
+        case: to be judged.
+        patched: apply the patch that healed, and say what is accused then.
+        tries: as `again` of preflight's command.
+    """
+    started = time.perf_counter()
+    with prepared(case) as (folder, python, words):
+        left = {path.name for path in folder.iterdir()}
+        asked = len(case.launch.split())
+        line = launcher_line.read_line(words) if asked else launcher_line.Launch(words[0], case.arguments)
+        answered = command.ask(line, python=python, memory=case.memory, time_limit=300, again=tries)
+        seconds = time.perf_counter() - started
+        new = sorted({path.name for path in folder.iterdir()} - left - {"cache"})
+        clean = None
+        if patched and answered.patch and not answered.suspected and not words[asked].startswith("/"):
+            (folder / "fix.diff").write_bytes(answered.patch)
+            subprocess.run(["git", "apply", "fix.diff"], check=True)
+            again = command.ask(line, python=python, memory=case.memory, time_limit=300, again=False)
+            clean = again.exit_status == 0
     first = next(iter(answered.accusations), None)
     return {
         "first": f"{first['evidence']}. {first['repair']}" if first else "",
@@ -226,13 +227,22 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
         "suspected": [answer["failure"] for answer in answered.suspected],
         "held": [answer["failure"] for answer in answered.held],
         "not_checked": [answer["failure"] for answer in answered.not_checked],
-        "blind": [answer["failure"] for answer in answered.not_checked if BLIND.search(answer["why"])],
         "error": answered.error,
         "left_behind": new,
         "patched_clean": clean,
         "seconds": round(seconds, 1),
         "text": answer.text(answered),
     }
+
+
+def ask_checkout(case: Case, checkout: pathlib.Path) -> list[str]:
+    """Return what another checkout's preflight holds, which runs the script once."""
+    with prepared(case) as (folder, python, words):
+        line = [sys.executable, "-m", "failurelab.preflight", "--python", python, "--time-limit", "300"]
+        environment = os.environ | {"PYTHONPATH": str(checkout / "helpers")}
+        subprocess.run([*line, "--json", "told.json", "--", *words], env=environment, capture_output=True)
+        told = folder / "told.json"
+        return [each["failure"] for each in json.loads(told.read_text())["held"]] if told.exists() else []
 
 
 def grade(case: Case, result: dict) -> dict[str, Any]:
@@ -287,6 +297,7 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="run a script once, as preflight does with --no-try")
     parser.add_argument("--patched", action="store_true", help="apply the patch that healed, and ask again")
     parser.add_argument("--kept", action="store_true", help="judge nothing; record what was judged before")
+    parser.add_argument("--checkout", type=pathlib.Path, help="ask its preflight, for preflight_before.json")
     parser.add_argument("--rules", default="", help="the commit of the rules, for the records")
     parser.add_argument(
         "--out",
@@ -296,9 +307,14 @@ def main() -> None:
     options = parser.parse_args()
     CACHE.mkdir(parents=True, exist_ok=True)
     records, tallies = [], collections.defaultdict(list)
-    for case in read_corpus():
-        if options.only not in case.name:
-            continue
+    cases = [case for case in read_corpus() if options.only in case.name]
+    if options.checkout:
+        for case in cases:
+            held = {"held": ", ".join(ask_checkout(case, options.checkout)), "rules": options.rules}
+            records.append(observe.record("ground", "measured", held, case=f"before: {case.name}"))
+        recording.write_file(options.out / "preflight_before.json", records)
+        return
+    for case in cases:
         kept = CACHE / f"{case.name}{'.once' * options.once}.json"
         if options.kept and not kept.exists():
             continue
@@ -322,7 +338,7 @@ def main() -> None:
         metrics = {
             "expected": ", ".join(case.expected) or "none", "named": ", ".join(result["named"]) or "none",
             "suspected": ", ".join(result["suspected"]) or "none", "also_allowed": ", ".join(case.also), **grades,
-            **{name: ", ".join(result[name]) for name in ("held", "blind", "not_checked") if name in result},
+            **{name: ", ".join(result[name]) for name in ("held", "not_checked") if name in result},
             **({"thread": case.thread, "says": result["first"]} if case.thread else {}),
             "seconds": result["seconds"], "stack": case.stack, "half": case.half,
             "ended_in_an_error": bool(result["error"]), "rules": result.get("rules", options.rules),

@@ -377,12 +377,12 @@ def preflight() -> str:
     broken, healthy = runs[is_broken], runs[~is_broken]
     for half, part in broken.groupby("half"):
         counts = [int((part["outcome"] == outcome).sum()) for outcome in outcomes]
-        body.append([half, len(part), *counts, count(part["first"])])
+        body.append([half, part["rules"].iloc[0], len(part), *counts, count(part["first"])])
     accused = (~healthy["outcome"].isin(["silent", "not judged"])).sum()
     chains = broken[broken["expected"].str.contains(",")]
     clean = runs["patched_clean"].dropna()
     return "\n".join([
-        markdown(["broken", "scripts", *outcomes, "cause first"], body), "",
+        markdown(["broken", "rules", "scripts", *outcomes, "cause first"], body), "",
         f"- Named wrong: {(broken['outcome'] == 'named wrong').sum()} of {len(broken)}.",
         f"- Healthy: {accused} of {len(healthy)} accused, {(healthy['outcome'] == 'not judged').sum()} not judged.",
         f"- Several failures, all named in order: {count(chains['in_order'])}.",
@@ -392,21 +392,39 @@ def preflight() -> str:
 
 
 def preflight_judges() -> str:
-    """How often each judge of preflight accused, held, and could not say, over the corpus' scripts that were run."""
+    """How often each judge of preflight accused, held, and could not say, over the corpus' scripts that were run.
+
+    And how often it held, before it had a control, where it cannot say now.
+    """
     runs = read_runs("preflight_corpus", "preflight: (?P<name>.+)")
     counts = pandas.DataFrame({
         state: runs[state].dropna().str.split(", ").explode().value_counts()
         for state in ("named", "suspected", "held", "not_checked")
     }).drop(index=["", "none"], errors="ignore").fillna(0).astype(int)  # fmt: skip
     order = sorted(counts.index, key=lambda name: (name[0] != "F", len(name), name))
+    before = read_runs("preflight_before", "before: (?P<name>.+)").set_index("name")["held"]
+    both = runs[runs["name"].isin(before.index)].set_index("name")["not_checked"].str.split(", ")
+
+    def once(judge: str) -> str:
+        blind = [name for name, judges in both.items() if judge in judges]
+        return f"{sum(judge in before[name].split(', ') for name in blind)} of {len(blind)}"
+
     body = [
-        [name, counts.at[name, "named"] + counts.at[name, "suspected"], *counts.loc[name, ["held", "not_checked"]]]
+        [
+            name,
+            counts.at[name, "named"] + counts.at[name, "suspected"],
+            *counts.loc[name, ["held", "not_checked"]],
+            once(name),
+        ]
         for name in order
         if counts.at[name, "not_checked"]
     ]
     always = [name for name in order if not counts.at[name, "not_checked"]]
-    counted = markdown(["judge of", "accused", "held", "not checked"], body)
-    return f"{counted}\n\nAlways with an answer: {', '.join(always)}."
+    counted = markdown(["judge of", "accused", "held", "not checked", "of these held before"], body)
+    return (
+        f"{counted}\n\nThe last column is of {len(both)} scripts that preflight judged without controls too, at commit "
+        f"{read_runs('preflight_before')['rules'].iloc[0]}. Always with an answer: {', '.join(always)}."
+    )
 
 
 def preflight_time() -> str:

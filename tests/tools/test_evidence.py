@@ -23,8 +23,8 @@ recording = load("recording")
 FILES = sorted((ROOT / "evidence").glob("*/*.json"))
 PAGES = tables.find_pages()
 # Written by something else than a benchmark of that name: tests of faults and of bundles, a class on one server, and
-# preflight_corpus.py --once.
-OTHERS = {"faults", "offline", "class_server", "preflight_once"}
+# preflight_corpus.py, --checkout and --once.
+OTHERS = {"faults", "offline", "class_server", "preflight_before", "preflight_once"}
 
 
 @pytest.fixture
