@@ -94,19 +94,14 @@ def test_an_adapter(answers):
     found = answers["everywhere"]["peft"]
     assert found["generated"] == found["safe"] == answers["everywhere"]["expected"]
     assert found["as_before"] and found["partitioned"] > 26
-    assert not found["error"] or TRL < (0, 15)  # training an adapter at stage 3 fails there by itself
 
 
 @engine
 def test_the_bare_model_handed_over_is_named(answers):
-    """An AttributeError in trl 0.14; from 0.15 no error, and the hooks stay on. A right hand-over passes."""
+    """From trl 0.15 on no error, and the hooks stay on (lab 09 has the error of 0.14). A right hand-over passes."""
     found = answers["bare"]
-    if TRL < (0, 15):
-        assert found["bare"]["error"] == "AttributeError: 'Qwen2ForCausalLM' object has no attribute 'optimizer'"
-    else:
-        assert found["bare"]["hooks"] == found["generate"]["hooks"] and not found["bare"]["error"]
-    assert found["engine"]["hooks"] == 0 and not found["engine"]["error"]
-    assert found["generate"]["hooks"] > 100 and not found["generate"]["error"]
+    assert found["bare"]["hooks"] == found["generate"]["hooks"] > 100
+    assert found["engine"]["hooks"] == 0
     by_itself = TRL == (0, 15)  # the trainer hands over the bare model, before a callback can
     for way, where in (("bare", "unwrap_model_for_generation"), ("generate", "generate"), ("engine", "")):
         where = "unwrap_model_for_generation" if by_itself else where
@@ -114,7 +109,7 @@ def test_the_bare_model_handed_over_is_named(answers):
         for said in found[way]["said"]:
             assert said.startswith(f"{where} is handed the bare model, Qwen2ForCausalLM")
             assert "DeepSpeedEngine" in said and "trainer.model_wrapped" in said
-    assert found["no deepspeed"] == {"hooks": 0, "error": "", "said": []}
+    assert found["no deepspeed"] == {"hooks": 0, "said": []}
     assert found["stopped"] == "Zero3Guard: " + found["generate"]["said"][0]
 
 
