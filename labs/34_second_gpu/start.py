@@ -9,7 +9,6 @@ GPU, and no second one that it sees and does not use. And fill in ANSWER.
 """
 
 import torch
-from accelerate import PartialState
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from trl import GRPOConfig
 
@@ -23,7 +22,7 @@ FOUR_BIT = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bf
 
 def prepare(model_path, output_dir):
     config = GRPOConfig(output_dir=output_dir, gradient_checkpointing=True, report_to=[])
-    own = {"": PartialState().device}
+    own = {"": torch.cuda.current_device()}  # the config has asked for the rank
     model = AutoModelForCausalLM.from_pretrained(model_path, quantization_config=FOUR_BIT, device_map=own)
     return model, config  # for GRPOTrainer(model, args=config, peft_config=..., ...)
 

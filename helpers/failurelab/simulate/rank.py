@@ -61,7 +61,7 @@ class Rank:
         return {
             "_cpu": False,
             "backend": "nccl" if self.launched else None,
-            "device": self.device,
+            "device": self.device if self.launched else torch.device(self.kind),  # without an index, where one is alone
             "debug": False,
             "distributed_type": DistributedType.MULTI_GPU if self.launched else DistributedType.NO,
             "num_processes": self.count,
@@ -90,7 +90,8 @@ def told_to_all(
         self.__dict__ = self._shared_state
         if not self._shared_state:
             now = rank()
-            set_device(now.device)
+            if now.launched:
+                set_device(now.device)
             # not |=, which would also set the attribute: the state would hold itself
             self._shared_state.update(now.state())
 

@@ -41,13 +41,13 @@ def _judge_ranks(seen: Seen) -> Answer:
             "F5",
             f"{what} ({load.name}) is loaded with device_map={load.device_map!r}, and the last of "
             f"{seen.world_size} processes (simulated) puts it on {place}, though it trains on GPU {own}; {moved}",
-            "device_map={'': PartialState().device}, with `from accelerate import PartialState`",
+            "device_map={'': str(PartialState().device)}, with `from accelerate import PartialState`",
             undo=None
             if load.by_trainer
             else Keyword(
                 "load",
                 "device_map",
-                '{"": PartialState().device}',
+                '{"": str(PartialState().device)}',
                 index=number,
                 imports="from accelerate import PartialState",
             ),
