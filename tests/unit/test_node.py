@@ -33,15 +33,6 @@ def test_launchers_read_their_own_options(command, count, launched, variables):
     assert (found.count, found.launched, found.variables) == (count, launched, variables)
 
 
-def test_the_device_of_a_process_has_an_index_only_if_it_was_launched():
-    """A map with a device without an index is an error in accelerate 1.3's check of a 4-bit model; its text is none."""
-    from accelerate import PartialState
-
-    for command, device in (("python train.py", "cuda"), ("torchrun --nproc_per_node 2 train.py", "cuda:1")):
-        with process(started(command, 2), 1, 2):
-            assert str(PartialState().device) == device
-
-
 @pytest.mark.parametrize("command", [None, "bash run.sh", "python -m train", "python 'train.py", "torchrun --n"])
 def test_another_command_is_named(command):
     with pytest.raises(CommandError, match="command"):

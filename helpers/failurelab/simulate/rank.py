@@ -45,7 +45,11 @@ class Rank:
 
     @property
     def device(self) -> torch.device:
-        """The device that accelerate selects for this rank."""
+        """The device that accelerate selects for this rank.
+
+        Where nobody launched the process, accelerate's own has no index. Here it has: a map with the bare number 0, which
+        is right there, can only be told by name on a machine without GPUs.
+        """
         return torch.device(self.kind, self.number % max(1, self.devices))
 
     def variables(self) -> dict[str, str]:
@@ -61,7 +65,7 @@ class Rank:
         return {
             "_cpu": False,
             "backend": "nccl" if self.launched else None,
-            "device": self.device if self.launched else torch.device(self.kind),  # without an index, where one is alone
+            "device": self.device,
             "debug": False,
             "distributed_type": DistributedType.MULTI_GPU if self.launched else DistributedType.NO,
             "num_processes": self.count,
@@ -90,8 +94,7 @@ def told_to_all(
         self.__dict__ = self._shared_state
         if not self._shared_state:
             now = rank()
-            if now.launched:
-                set_device(now.device)
+            set_device(now.device)
             # not |=, which would also set the attribute: the state would hold itself
             self._shared_state.update(now.state())
 
