@@ -47,8 +47,8 @@ class Rank:
     def device(self) -> torch.device:
         """The device that accelerate selects for this rank.
 
-        Where nobody launched the process, accelerate's own has no index. Here it has: a map with the bare number 0, which
-        is right there, can only be told by name on a machine without GPUs.
+        Where nobody launched the process, accelerate's own has no index. Here it has: a map with the bare number 0,
+        which is right there, can only be told by name on a machine without GPUs.
         """
         return torch.device(self.kind, self.number % max(1, self.devices))
 
