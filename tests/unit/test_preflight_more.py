@@ -212,6 +212,21 @@ def test_adapters_that_trl_casts_to_bfloat16(dtype, rate, kind):
         assert "of A's numbers" in answer.why and "to_float32" in answer.why
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rate", "more", "kind"),
+    [
+        ("bfloat16", 1e-6, {}, Suspected),
+        ("bfloat16", 1e-3, {}, Held),
+        ("float32", 1e-6, {}, NotApplicable),
+        ("bfloat16", 1e-6, {"zero_stage": 2}, NotApplicable),
+    ],
+)
+def test_full_copies_beside_an_adapter_keep_the_dtype_of_the_base(dtype, rate, more, kind):
+    answer = updates(dtype, rate, small.lora(small.qwen2(), modules_to_save=["lm_head"]), **more)
+    assert type(answer) is kind
+    assert kind is NotApplicable or "modules_to_save trains 1 tensor(s)" in answer.evidence
+
+
 def test_real_weights_are_read_where_they_are_here(model):
     answer = updates("bfloat16", 1e-6, model, cut=False)
     assert isinstance(answer, Finding) and "the checkpoint's elements" in answer.evidence

@@ -35,6 +35,10 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
         return
     if hasattr(trainer.model, "peft_config"):
         low = {p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4}
+        copied = not seen.zero_stage and any(tensor.requires_grad for _, tensor in _copies(trainer.model))
+        if not low and copied and load.dtype in _LOW:
+            yield _judge_copies(seen, load, float(rate))
+            return
         if not low:
             yield NotApplicable("F9", f"the adapter is trained in float32, whatever the base's {load.dtype}")
             return
@@ -133,6 +137,26 @@ def _judge_adapter(load: Load, rate: float, dtype: torch.dtype) -> Answer:
     )
 
 
+def _copies(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that PEFT trains as full copies beside an adapter, by `modules_to_save`."""
+    return ((name, tensor) for name, tensor in model.named_parameters() if ".modules_to_save." in name)
+
+
+def _judge_copies(seen: Seen, load: Load, rate: float) -> Answer:
+    """Tell full copies beside an adapter: PEFT makes A and B in float32, and leaves these in the dtype of the load."""
+    dtype = _LOW[load.dtype]
+    share, of = _share(seen, load, rate, dtype)
+    count = sum(tensor.requires_grad for _, tensor in _copies(seen.trainer.model))
+    evidence = (
+        f"modules_to_save trains {count} tensor(s) of the base in full, in {load.dtype}: a step of {rate:g} changes "
+        f"{share:.1%} of {of}"
+    )
+    if updates.grade(share) == "whole":
+        return Held("F9", evidence, f"a thousandth changes {_share(seen, load, rate / 1000, dtype)[0]:.1%}")
+    repair = "Call updates.to_float32(trainer.model) after the trainer is made, or load the model in float32."
+    return Suspected("F9", evidence, "A and B are in float32, and learn", repair, _NOTEBOOK)
+
+
 def policy_load(seen: Seen) -> Load | None:
     """Return the load of the model that is trained: by its name, else the first."""
     config = getattr(seen.trainer.model, "config", None)
@@ -143,7 +167,9 @@ def policy_load(seen: Seen) -> Load | None:
 def _share(seen: Seen, load: Load, rate: float, dtype: torch.dtype) -> tuple[float, str]:
     """Return the share of elements that a first step changes, and of which elements."""
     if not load.small:
-        named = [(name, weight) for name, weight in seen.trainer.model.named_parameters() if weight.requires_grad]
+        model = seen.trainer.model
+        named = _copies(model) if hasattr(model, "peft_config") else model.named_parameters()
+        named = [(name, weight) for name, weight in named if weight.requires_grad]
         return updates.shares(_parts(named), rate, dtype=dtype).share, "the checkpoint's elements"
     tensors = list(_parts(_stored(load.name)))
     if tensors:
