@@ -50,6 +50,7 @@ def main() -> None:
             folder = pathlib.Path(name)
             preflight_corpus.make_folder(folder)
             command = [sys.executable, "-m", "failurelab.preflight", "--python", python, SCRIPT]
+            once = [run(folder, *command[:3], "--no-try", *command[3:]) for _ in range(options.rounds)]
             runs = [run(folder, *command) for _ in range(options.rounds)]
             imports = [run(folder, python, "-c", IMPORTS)[0] for _ in range(options.rounds)]
             text = (folder / SCRIPT).read_text()
@@ -59,6 +60,8 @@ def main() -> None:
                 answers.append(run(folder, *command)[2])
         seconds = statistics.median(each[0] for each in runs)
         metrics = {
+            "seconds_of_one_run": round(statistics.median(each[0] for each in once), 1),
+            "peak_mib_of_one_run": round(max(each[1] for each in once)),
             "seconds": round(seconds, 1),
             "seconds_of_each": [round(each[0], 1) for each in runs],
             "seconds_of_imports_alone": round(statistics.median(imports), 1),
