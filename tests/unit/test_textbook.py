@@ -13,7 +13,7 @@ from small import alternate, lora_config, qwen2
 from steps import before, has, planted, right, trainer
 
 from failurelab import textbook
-from failurelab.textbook import advantages, backward, fields, gradient, measure, rows_of, scores, suspects
+from failurelab.textbook import advantages, backward, comparison, fields, gradient, measure, rows_of, scores, suspects
 from failurelab.textbook.advantages import rounding
 
 
@@ -427,6 +427,15 @@ def test_mistakes_that_have_one_gradient_are_not_named():
     search = suspects.Search(made, model, rows, options, theirs, textbook.Floor(), expected)
     finding = search.explain(ours, measure.measure_apart(theirs, ours), [])
     assert finding.named is None and {"loss_type", "importance_sampling_level"} <= {s.name for s in finding.suspicions}
+
+
+@pytest.mark.parametrize("widths, hidden", [((2, 3), True), ((3, 3), False)], ids=["each batch alone", "one padded"])
+def test_a_step_without_padding_says_so(widths, hidden):
+    """Prompts of two lengths are padded only where they stand in one batch."""
+    rows = [textbook.Row((5,) * length, (6,), True, padded=(width, 1)) for length, width in zip((2, 3), widths)]
+    step = types.SimpleNamespace(trained=rows)
+    said = comparison._Comparer._not_shown(step, {}, gradient.Tally(), textbook.Options(), None)
+    assert any(line.startswith("padding of the prompts") for line in said) == hidden
 
 
 @pytest.mark.parametrize(
