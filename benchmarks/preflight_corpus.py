@@ -32,11 +32,13 @@ from typing import Any
 import archives
 import recording
 import tomllib
+from lab_cures import read_cures
 
 from failurelab.preflight import command, launcher_line
 from failurelab.preflight.report import answer
 from failurelab_course import eras
 from failurelab_course.experiments import devices, observe
+from failurelab_course.labs import definition
 from failurelab_course.notebook_runs import notebooks, stored
 
 HERE = pathlib.Path(__file__).parent
@@ -65,9 +67,10 @@ class Case:
 
     Attributes:
         name: of the case.
-        half: `first`, `fresh`, `trl`, `course`, `chains` or `threads`: who wrote it.
+        half: `first`, `fresh`, `trl`, `course`, `labs`, `chains` or `threads`: who wrote it.
         script: its path in the corpus, `trl:` and the path in the stack's own trl, `examples:` and the name of an
-            example in trl's repository, or `notebook:` and the name of the notebook that begins with it.
+            example in trl's repository, `notebook:` and the name of the notebook that begins with it, or `lab:` and a
+            lab's number and script.
         stack: the era that it runs in.
         expected: its failures, the worst first; empty for a healthy one. Of a chain, in the order in which they show.
         also: failures that may be found too, and need not.
@@ -102,10 +105,43 @@ def read_corpus() -> list[Case]:
     """Return the cases of the corpus, from each of its TOML files."""
     cases = []
     for path in sorted(CORPUS.glob("*.toml")):
+        if path.name == "labs.toml":
+            cases += read_labs(path)
+            continue
         for table in tomllib.loads(path.read_text())["case"]:
             lists = {name: tuple(table[name]) for name in ("expected", "also", "arguments") if name in table}
             cases.append(Case(**(table | lists)))
     return cases
+
+
+def read_labs(path: pathlib.Path) -> list[Case]:
+    """Return the scripts of the labs that train by a trainer of trl: start, wrong fixes, solution and other cures."""
+    told, cases, cures = tomllib.loads(path.read_text()), [], read_cures()
+    for lab in definition.find():
+        if not lab.trainer.endswith("Trainer"):
+            continue
+        broken = () if lab.false_alarm else lab.failures
+        scripts = [(script, broken) for script in (lab.broken, *lab.wrong_fixes)]
+        scripts += [(script, ()) for script in (lab.solution, *cures.get(lab.number, ()))]
+        for script, expected in scripts:
+            name = f"{lab.number}_{script.name}"
+            case = Case(
+                name=f"lab_{name}", half="labs", script=f"lab:{name}", stack=lab.era,
+                expected=tuple(told["expected"].get(name, expected)), also=tuple(told["also"].get(name, ())),
+                launch=told["launch"].get(lab.number, ""),
+            )  # fmt: skip
+            cases.append(case)
+    return cases
+
+
+def write_lab_script(case: Case, folder: pathlib.Path) -> str:
+    """Write a lab's script where it finds the tiny Qwen2, as in its own folder; return its path."""
+    number, _, name = case.script.removeprefix("lab:").partition("_")
+    (lab,) = definition.find([number])
+    scripts = (lab.broken, *lab.wrong_fixes, lab.solution, *read_cures().get(number, ()))
+    (script,) = (script for script in scripts if script.name == name)
+    path = script.write(folder / "labs" / lab.name)
+    return str(path.relative_to(folder))
 
 
 def make_folder(folder: pathlib.Path) -> None:
@@ -192,6 +228,8 @@ def prepared(case: Case) -> Iterator[tuple[pathlib.Path, str, list[str]]]:
                 script = write_example(case, folder)
             elif script.startswith("notebook:"):
                 script = write_notebook_script(case, folder)
+            elif script.startswith("lab:"):
+                script = write_lab_script(case, folder)
             yield folder, str(python), [*case.launch.split(), script, *case.arguments]
         finally:
             os.environ.clear()
