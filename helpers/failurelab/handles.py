@@ -91,11 +91,15 @@ def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) ->
         # bound anew each time, so that a deep copy calls its own method and not the original's
         if isinstance(before, types.MethodType):
             method = types.MethodType(before.__func__, self)
+        elif before is not None:
+            method = types.MethodType(_without_owner(before), self)
         else:
-            method = before or types.MethodType(getattr(type(self), name), self)
+            method = types.MethodType(getattr(type(self), name), self)
         return around(method, *args, **kwargs) if active else method(*args, **kwargs)
 
     function = getattr(getattr(owner, name), "__func__", None)
+    if function is None and before is not None:
+        function = _without_owner(before)
     if function is not None:
         dispatch.__signature__ = inspect.signature(function)
     wrapped = types.MethodType(dispatch, owner)
@@ -111,6 +115,23 @@ def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) ->
                 setattr(owner, name, before)
 
     return Handle(what, undo)
+
+
+def _without_owner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that can be bound to an object, and calls one that was set there and knows no owner.
+
+    Such as `model.generate = functools.partial(model.generate, use_cache=False)`: a partial and a lambda have no
+    `__self__`, which tells whose method is called.
+    """
+
+    def call(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    with contextlib.suppress(TypeError, ValueError):  # a callable that tells no signature
+        own = inspect.signature(function)
+        first = inspect.Parameter("_", inspect.Parameter.POSITIONAL_ONLY)
+        call.__signature__ = own.replace(parameters=[first, *own.parameters.values()])
+    return call
 
 
 @contextlib.contextmanager

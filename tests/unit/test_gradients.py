@@ -1,6 +1,7 @@
 """Missing gradients: found by measuring, repaired by one hook, in every era."""
 
 import copy
+import functools
 import importlib.metadata
 import importlib.util
 import inspect
@@ -300,3 +301,20 @@ def test_a_wrap_shows_the_signature_of_what_it_wraps():
     assert inspect.signature(copy.deepcopy(thing).say) == as_it_was
     with pytest.raises(AttributeError, match="Thing has no method sing: a song needs one"):
         wrap_method(thing, "sing", shout, "a song")
+
+
+@pytest.mark.parametrize("kind", [functools.partial, lambda method, word: lambda: method(word)])
+def test_a_wrap_tells_whose_a_method_is_that_was_set_without_an_owner(kind):
+    """`model.generate = functools.partial(model.generate, ...)` has no `__self__`, which a wrap asks for."""
+    thing, owners = Thing("a"), []
+
+    def tell(method, *args, **kwargs):
+        owners.append(method.__self__)
+        return method(*args, **kwargs)
+
+    thing.say = kind(thing.say, "hi")
+    as_it_was = inspect.signature(thing.say)
+    handle = wrap_method(thing, "say", tell, "told")
+    assert thing.say() == "a:hi" and owners == [thing] and inspect.signature(thing.say) == as_it_was
+    handle.remove()
+    assert thing.say() == "a:hi" and owners == [thing]

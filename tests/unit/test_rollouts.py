@@ -1,6 +1,7 @@
 """Garbage rollouts: generation under gradient checkpointing, measured in the installed transformers, and repaired."""
 
 import copy
+import functools
 import types
 
 import pytest
@@ -115,6 +116,15 @@ def test_a_repaired_model_generates_as_in_eval_mode_until_the_handle_goes(model,
     assert check(model, tokenizer) == broken
     with pytest.raises(HandleError):
         handle.remove()
+
+
+def test_a_model_whose_generate_is_a_partial_is_repaired(model, tokenizer):
+    checkpoint(model, reentrant=False)
+    model.generate = functools.partial(model.generate, top_k=0)
+    if KNOWN:
+        assert check(model, tokenizer).agrees == RIGHT
+    rollouts.repair(model)
+    assert check(model, tokenizer).agrees
 
 
 def test_a_copy_of_a_repaired_model_generates_with_its_own_weights(model, tokenizer):
