@@ -13,11 +13,13 @@ import torch
 import transformers
 from small import qwen2
 
+from failurelab import updates
 from failurelab.preflight import launcher_line, notebook, run, script_text
 from failurelab.preflight.answers import Finding, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Load, Seen, Source
 from failurelab.preflight.intercept import cuts, own_code, processes, ranks, saved, small, watched
 from failurelab.preflight.judges import four_bit_placement
+from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.repairs import Change
 from failurelab.preflight.report import answer
 from failurelab.preflight.script_error import describe_error
@@ -76,6 +78,28 @@ def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint)
     assert not four.model.layers[0].mlp.up_proj.weight.requires_grad and four.model.norm.weight.requires_grad
     with pytest.raises(OSError):
         transformers.AutoModelForCausalLM.from_pretrained(checkpoint)  # as it was before
+
+
+@pytest.mark.parametrize(
+    ("cast", "dtype"),
+    [
+        (lambda model: model.float(), "float32"),
+        (lambda model: model.to(torch.float32), "float32"),
+        (lambda model: torch.nn.ModuleDict({"module": model}).float(), "float32"),
+        (lambda model: updates.to_float32(model), "float32"),
+        (lambda model: model.lm_head.float(), "bfloat16"),
+        (lambda model: model.to("cpu"), "bfloat16"),
+    ],
+)
+def test_a_cast_to_float32_after_the_load_is_seen(checkpoint, cast, dtype):
+    """The cut model is in float32 all along, so the cast changes nothing in it; the real one is trained in float32."""
+    loads = []
+    with small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()):
+        models = [transformers.AutoModelForCausalLM.from_pretrained(checkpoint, torch_dtype="auto") for _ in range(2)]
+        cast(models[1])
+    assert [load.dtype for load in loads] == ["bfloat16", dtype]
+    for model, load in zip(models, loads):
+        assert policy_load(Seen(types.SimpleNamespace(model=model), {}, loads=loads)) is load
 
 
 def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):

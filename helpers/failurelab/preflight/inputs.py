@@ -19,6 +19,7 @@ class Load:
         device_map: as the last rank of the launch gives it.
         early: whether no process knew its device yet: `torch.cuda.current_device()` is 0 in each of them then.
         small: whether the model was cut.
+        model: a weak reference to the model that came of it.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Load:
     device_map: Any = None
     early: bool = False
     small: bool = True
+    model: Any = None
 
 
 @dataclasses.dataclass

@@ -9,6 +9,7 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import pathlib
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from unittest import mock
 import torch
 from packaging.version import Version
 
+from failurelab import updates
+from failurelab._unwrap import unwrap
 from failurelab.handles import keep_modes, keep_requires_grad
 from failurelab.preflight.inputs import Load
 from failurelab.simulate.loads import FOR_FILES, Call, loaded_by
@@ -117,6 +120,34 @@ def built_small(
             stack.enter_context(_quantization_without_its_library())
             stack.enter_context(_made_small(loads, by_trainer))
         stack.enter_context(_adapters_noted(adapters, real, note))
+        stack.enter_context(_casts_noted(loads))
+        yield
+
+
+@contextlib.contextmanager
+def _casts_noted(loads: list[Load]) -> Iterator[None]:
+    """Inside, a cast of a loaded model to float32 is noted: the cut model is in float32, whatever the load's dtype.
+
+    A cast to 16 bits needs no note: it casts the cut model too.
+    """
+    apply, to_float32 = torch.nn.Module._apply, updates.to_float32
+
+    def note(model: Any, cast: Callable[[torch.Tensor], Any]) -> None:
+        for load in loads:
+            if load.model is not None and load.model() is unwrap(model) and load.dtype in ("bfloat16", "float16"):
+                after = cast(torch.zeros(1, dtype=getattr(torch, load.dtype), device="cpu"))
+                if getattr(after, "dtype", None) == torch.float32:
+                    load.dtype = "float32"
+
+    def applied(self: Any, cast: Callable[[torch.Tensor], Any], *rest: Any, **options: Any) -> Any:
+        note(self, cast)
+        return apply(self, cast, *rest, **options)
+
+    def widened(model: Any) -> list[str]:
+        note(model, torch.Tensor.float)
+        return to_float32(model)
+
+    with mock.patch.object(torch.nn.Module, "_apply", applied), mock.patch.object(updates, "to_float32", widened):
         yield
 
 
@@ -279,6 +310,7 @@ def _generation_config(name: Any, options: dict[str, Any]) -> Any:
 def _marked(model: Any, load: Load) -> Any:
     """Return the model as it looks after that load to trl and peft: its name, and what a quantized one freezes."""
     model.name_or_path = model.config._name_or_path = load.name
+    load.model = weakref.ref(model)
     if load.bits:
         setattr(model, f"is_loaded_in_{load.bits}bit", True)
         head = model.get_output_embeddings()

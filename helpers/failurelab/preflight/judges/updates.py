@@ -16,6 +16,7 @@ import torch
 from packaging.version import Version
 
 from failurelab import updates
+from failurelab._unwrap import unwrap
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.repairs import Arguments, Keyword, Repair, Statement
@@ -158,10 +159,12 @@ def _judge_copies(seen: Seen, load: Load, rate: float) -> Answer:
 
 
 def policy_load(seen: Seen) -> Load | None:
-    """Return the load of the model that is trained: by its name, else the first."""
-    config = getattr(seen.trainer.model, "config", None)
-    name = getattr(config, "_name_or_path", None)
-    return next((load for load in seen.loads if load.name == name), next(iter(seen.loads), None))
+    """Return the load of the model that is trained: its own, else one of its name, else the first."""
+    model = unwrap(seen.trainer.model)
+    name = getattr(getattr(model, "config", None), "_name_or_path", None)
+    own = (load for load in seen.loads if load.model is not None and load.model() is model)
+    named = (load for load in seen.loads if load.name == name)
+    return next(iter((*own, *named, *seen.loads)), None)
 
 
 def _share(seen: Seen, load: Load, rate: float, dtype: torch.dtype) -> tuple[float, str]:
