@@ -33,7 +33,7 @@ from failurelab.handles import Handle, wrap_method
 
 __all__ = ["Alignment", "MisalignedLogProbs", "check_alignment", "completion_logps", "keep_argument", "repair"]
 
-_NAMES = ("logits_to_keep", "num_logits_to_keep")
+NAMES = ("logits_to_keep", "num_logits_to_keep")
 _ROWS = 64  # of logits held at once where nothing says how many: 37 MiB in float32 with Qwen2's vocabulary
 
 _keeps: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
@@ -44,8 +44,8 @@ def keep_argument(model: nn.Module) -> str | None:
     """Return the name by which this model is asked for its last rows of logits only.
 
     The name is read from the signature of the model's forward, never from a version. Some versions accept the keyword
-    and ignore it, so a probe of two tokens confirms it: one row must come back. A forward that was replaced by one that
-    sends the argument itself refuses it (TypeError). The answer is cached for each model.
+    and ignore it, so a probe of a few tokens confirms it: the last rows must come back, and no others. A forward that
+    was replaced by one that sends the argument itself refuses it (TypeError). The answer is cached for each model.
 
     Args:
         model: a causal language model, bare or wrapped (PEFT, DDP).
@@ -56,16 +56,26 @@ def keep_argument(model: nn.Module) -> str | None:
     base = unwrap(model)
     if base not in _keeps:
         parameters = inspect.signature(type(base).forward).parameters
-        names = [name for name in _NAMES if name in parameters]
-        ids = torch.zeros(1, 2, dtype=torch.long, device=input_device(base))
-
-        def obeys(name: str) -> bool:
-            with contextlib.suppress(TypeError), probing(model):
-                return model(ids, **{name: 1}).logits.shape[1] == 1
-            return False
-
-        _keeps[base] = next(filter(obeys, names), None)
+        names = [name for name in NAMES if name in parameters]
+        _keeps[base] = next((name for name in names if kept_rows(model, name) == "last"), None)
     return _keeps[base]
+
+
+def kept_rows(model: nn.Module, name: str) -> str:
+    """Ask a model for its last two rows of four by a name; return which come back: `last`, `all`, `other` or `none`.
+
+    `other` are rows of other positions, as of a forward of one's own that cuts at the wrong end. `none` is a forward
+    that refuses the name.
+    """
+    ids = torch.arange(4, device=input_device(model))[None] % vocabulary_size(model)
+    with contextlib.suppress(TypeError), probing(model):
+        some, every = (model(ids, **options).logits for options in ({name: 2}, {}))  # (1, rows, vocabulary)
+        if some.shape[1] >= every.shape[1]:
+            return "all"
+        starts = range(every.shape[1] - some.shape[1], -1, -1)  # the last first, for all may be alike
+        far = [(every[:, start : start + some.shape[1]] - some).abs().max().item() for start in starts]
+        return "last" if far[0] == min(far) else "other"
+    return "none"
 
 
 def repair(model: nn.Module) -> Handle:
@@ -89,7 +99,7 @@ def repair(model: nn.Module) -> Handle:
             f"model: {type(unwrap(model)).__name__} makes logits for the whole sequence whatever it is asked, so there "
             "is no name to pass on. Next: score with logits.completion_logps, which needs none."
         )
-    (other,) = (name for name in _NAMES if name != accepted)
+    (other,) = (name for name in NAMES if name != accepted)
 
     def rename(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         rows = kwargs.pop(other, None)

@@ -47,6 +47,20 @@ def checkpoint(model, reentrant: bool) -> None:
     unwrap(model)._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=function)
 
 
+def cut_from_the_front(model):
+    """Give a model the forward of somebody who keeps as many rows of logits as were asked for, and the wrong ones."""
+
+    class Cut(type(model)):
+        def forward(self, input_ids=None, logits_to_keep=0, num_logits_to_keep=0, **options):
+            output = super().forward(input_ids=input_ids, **options)
+            kept = logits_to_keep or num_logits_to_keep or output.logits.shape[1]
+            output.logits = output.logits[:, :kept]
+            return output
+
+    model.__class__ = Cut
+    return model
+
+
 def other_keep_argument(model) -> str:
     """Return the name for the last rows of logits that this model does not know."""
     return {"logits_to_keep": "num_logits_to_keep", "num_logits_to_keep": "logits_to_keep"}[logits.keep_argument(model)]

@@ -15,7 +15,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
-from small import lora, qwen2, stir
+from small import cut_from_the_front, lora, qwen2, stir
 from torch import nn
 
 from failurelab import logits
@@ -76,6 +76,7 @@ def test_a_name_in_the_signature_that_does_nothing_is_not_believed():
             return super().forward(input_ids=input_ids, attention_mask=attention_mask, **options)
 
     assert logits.keep_argument(Promises(small().config)) is None
+    assert logits.keep_argument(cut_from_the_front(small())) is None
 
 
 def test_a_probe_leaves_modes_and_the_random_state_alone():

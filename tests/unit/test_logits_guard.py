@@ -9,7 +9,7 @@ import torch
 import transformers
 import trl
 from packaging.version import Version
-from small import alternate, score
+from small import alternate, cut_from_the_front, score
 
 from failurelab import guards, logits
 from failurelab.guards import GuardTripped, GuardWarning, LogitsGuard
@@ -130,6 +130,25 @@ def test_the_shift_is_read_from_the_gradient(shift, told):
     with pytest.raises(GuardTripped, match=told):
         training.step(scored(shift))
     assert training.guard.report.shift == -shift
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_rows_of_other_positions_are_found_though_there_are_as_many_as_were_asked_for(broken):
+    """By their number they look right: what the rows are, only the model can say."""
+    model = models.load("tiny")[0].train()
+    name = logits.keep_argument(model)
+    training = Training(LogitsGuard(), cut_from_the_front(model) if broken else model)
+
+    def loss(model):
+        rows = model(input_ids=IDS, **{name: 5}).logits[:, :-1].log_softmax(-1)  # (2, 4, vocabulary)
+        return (rows.gather(2, IDS[:, -4:, None])[..., 0] * torch.tensor([[1.0], [-2.0]])).sum()
+
+    if broken:
+        with pytest.raises(GuardTripped, match="tokens that do not come next"):
+            training.step(loss)
+    else:
+        training.step(loss)
+        assert training.guard.report.shift == 0 and training.guard.report.scored
 
 
 def test_waste_is_said_once_and_stops_nothing():

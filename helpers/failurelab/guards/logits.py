@@ -22,7 +22,7 @@ from torch import nn
 
 from failurelab._alignment import MisalignedLogProbs, check_alignment
 from failurelab.guards.base import Action, Guard
-from failurelab.logits import keep_argument
+from failurelab.logits import NAMES, keep_argument, kept_rows
 
 _READ = 32  # at most so many rows of the gradient are compared with the input
 _AGREE = 0.95  # share of them that one shift must explain
@@ -90,6 +90,7 @@ class LogitsGuard(Guard):
     def _begin(self) -> None:
         self._start: int | None = None  # bytes
         self._first_peaks: list[int] = []
+        self._asked: str | None = None
         self._read_once = self._fused = self._judged = self._grew = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
@@ -112,6 +113,8 @@ class LogitsGuard(Guard):
         if isinstance(ids, torch.Tensor) and isinstance(logits, torch.Tensor):
             whole = logits.dim() == 3 and logits.shape[1] <= ids.shape[1]
             if whole and logits.requires_grad and logits.shape[2] > 1:  # one column: completion_logps, no logits
+                fewer = logits.shape[1] < ids.shape[1]
+                self._asked = next((name for name in NAMES if fewer and isinstance(kwargs.get(name), int)), self._asked)
                 logits.register_hook(lambda gradient: self._check(self._read, gradient, ids))
         elif isinstance(getattr(output, "log_probs", None), torch.Tensor) and "labels" in kwargs:
             self._fused = True  # judged when this forward has ended
@@ -135,6 +138,8 @@ class LogitsGuard(Guard):
             self._probe(_fused_scores, self._temperature)
             return
         report = self.report
+        if report.shift == 0 and self._asked and kept_rows(self._model, self._asked) == "other":
+            report = self.report = dataclasses.replace(report, shift=None)  # the model returned rows of other positions
         if report.made > self.waste * report.needed:
             size = report.size / 2**20
             self._warn(
@@ -142,13 +147,13 @@ class LogitsGuard(Guard):
                 f"{size:.1f} MiB instead of {size * report.needed / report.made:.1f}. {self._cure()}"
             )
         if report.scored and report.shift != 0:
-            target = f"the token {report.shift + 1} further on"
-            if report.shift is None:
-                target = "tokens that do not come next"
+            target = "tokens that do not come next"
+            if report.shift is not None:
+                target = f"the token {report.shift + 1} further on"
             self._trip(
                 f"rows of logits are scored against {target}, not against the next one ({report.scored} rows read). "
                 "These log-probabilities are not the completion's; policy and reference are wrong alike, so nothing is "
-                "raised and KL starts at 0. Most often the model returned more rows than it was asked for. "
+                "raised and KL starts at 0. Most often the model returned more rows than were asked for, or others. "
                 f"{self._cure()}",
                 report,
             )

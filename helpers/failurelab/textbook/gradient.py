@@ -14,7 +14,6 @@ Nothing of trl computes here.
 
 import contextlib
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 
 from failurelab._unwrap import input_device, unwrap
+from failurelab.logits import keep_argument
 from failurelab.textbook.advantages import advantages
 from failurelab.textbook.fields import Options
 from failurelab.textbook.rows import Row
@@ -417,8 +417,7 @@ def forward_of(
         if id(parameter) in names:
             leaves[names[id(parameter)]] = replaced[name]
 
-    known = inspect.signature(type(inner).forward).parameters
-    fewer = next((name for name in ("logits_to_keep", "num_logits_to_keep") if name in known), None)
+    fewer = keep_argument(inner)
 
     def forward(ids: Sequence[Sequence[int]], attended: Sequence[Sequence[bool]], last: int) -> torch.Tensor:
         given: dict[str, Any] = {
