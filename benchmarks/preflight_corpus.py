@@ -127,7 +127,8 @@ def read_labs(path: pathlib.Path) -> list[Case]:
             name = f"{lab.number}_{script.name}"
             case = Case(
                 name=f"lab_{name}", half="labs", script=f"lab:{name}", stack=lab.era,
-                expected=tuple(told["expected"].get(name, expected)), also=tuple(told["also"].get(name, ())),
+                expected=tuple(told["expected"].get(name, expected)),
+                also=(*told["also"].get(name, ()), *told["also"].get(lab.number, ())),
                 launch=told["launch"].get(lab.number, ""),
             )  # fmt: skip
             cases.append(case)
@@ -141,7 +142,7 @@ def write_lab_script(case: Case, folder: pathlib.Path) -> str:
     scripts = (lab.broken, *lab.wrong_fixes, lab.solution, *read_cures().get(number, ()))
     (script,) = (script for script in scripts if script.name == name)
     path = script.write(folder / "labs" / lab.name)
-    return str(path.relative_to(folder))
+    return str(path.rename(path.with_name("train.py")).relative_to(folder))
 
 
 def make_folder(folder: pathlib.Path) -> None:

@@ -63,6 +63,22 @@ def test_rows_that_a_forward_of_the_script_s_own_keeps_are_not_believed():
         torch.testing.assert_close(cut[name], expected)
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_what_drew_the_tokens_is_the_policy(always):
+    """A hook that acts only where a graph is made is a repair of the trainer's scores, and no part of the policy."""
+
+    def halve(model, args, output):
+        if always or torch.is_grad_enabled():
+            output.logits = output.logits / 2
+
+    rows, model = rows_of_two_groups(), qwen2()
+    options = textbook.Options(loss_type="grpo", max_completion_length=10, epsilon=0.2)
+    without = textbook.expected_gradient(model, rows, options)["model.norm.weight"]
+    model.register_forward_hook(halve)
+    assert torch.allclose(textbook.expected_gradient(model, rows, options)["model.norm.weight"], without) is not always
+    assert len(model._forward_hooks) == 1
+
+
 def test_the_model_is_afterwards_what_it_was():
     model = qwen2(attention_dropout=0.1).train()
     model.lm_head.eval()

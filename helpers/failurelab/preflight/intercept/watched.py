@@ -70,7 +70,8 @@ class Watch:
         for guard in (self._gradients, self._rollouts, self._logits):
             trainer.add_callback(guard)
         with contextlib.ExitStack() as stack:
-            hook = trainer.model.register_forward_hook(self._read_forward, with_kwargs=True)
+            # before hooks of the script, which may divide the logits as a trainer would
+            hook = trainer.model.register_forward_hook(self._read_forward, with_kwargs=True, prepend=True)
             stack.callback(hook.remove)
             if callable(getattr(trainer.model, "generate", None)):
                 stack.enter_context(wrap_method(trainer.model, "generate", self._around_generate, "watched"))
