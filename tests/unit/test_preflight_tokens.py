@@ -136,7 +136,7 @@ def ending(tokenizer, end):
         (MESSAGES, "x-Instruct", TEXT, TEXT, Suspected),
         (MESSAGES, "x", TEXT, TEXT, NotChecked),
         # Qwen2's own generation config has two ends; the turn ends with the tokenizer's.
-        (TEXTS, "x-Instruct", TURN, [TURN, TEXT], NotApplicable),
+        (TEXTS, "x-Instruct", TURN, [TURN, TEXT], Held),
         (MESSAGES, "x-Instruct", TURN, [TURN, TEXT], Held),
     ],
 )
@@ -146,7 +146,7 @@ def test_an_end_of_a_turn(prompts, name, own, generation, kind, model, tokenizer
     assert type(answer) is kind and (kind is not Finding or "padding counts as the completion" in answer.evidence)
 
 
-@pytest.mark.parametrize(("end", "kind"), [(TEXT, Finding), (TURN, NotApplicable)])
+@pytest.mark.parametrize(("end", "kind"), [(TEXT, Finding), (TURN, Held)])
 def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
     """Prompts without a template end somewhere too: where the generation config, or generation_kwargs, say."""
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(TURN)
@@ -249,6 +249,29 @@ def test_answers_longer_than_a_completion_may_be(limit, masked, more, kind, mode
     answer = only(judge_lengths(seen(model, tokenizer, TEXTS, limits=limits, **more)), "F11")
     assert type(answer) is kind
     assert more is not LONG or kind is NotChecked or answer.undo.values["max_completion_length"] > limit
+
+
+@pytest.mark.parametrize("padding", [TEXT, TURN])
+def test_generation_that_stops_at_an_end_that_the_trainer_does_not_know(padding, model, tokenizer):
+    """The first padding is what the trainer takes for the end, if it is that token; else all of the padding counts."""
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(TURN)
+    own = ending(tokenizer, TEXT)
+    own.pad_token = padding
+    limits = {"generation_kwargs": {"eos_token_id": tokenizer.convert_tokens_to_ids([TEXT, TURN])}}
+    given = seen(model, own, TEXTS, limits=limits)
+    given.trainer.eos_token_ids = None
+    assert type(only(judge_ends(given), "F13")) is (NotChecked if padding == TEXT else Finding)
+
+
+@pytest.mark.parametrize(
+    ("shortest", "engine", "failure", "kind"),
+    [(3, True, "F18", Suspected), (3, False, "F11", NotChecked), (64, True, "F11", Finding)],
+)
+def test_a_completion_that_is_short_and_has_no_end_was_not_cut(shortest, engine, failure, kind, model, tokenizer):
+    log = [{"completions/clipped_ratio": 1.0, "completions/min_length": shortest}]
+    given = seen(model, tokenizer, TEXTS, log=log, small=False)
+    given.trainer.rollout_func = (lambda prompts, trainer: {}) if engine else None
+    assert type(only(judge_lengths(given), failure)) is kind
 
 
 def test_other_trainers_have_no_completions(model, tokenizer):

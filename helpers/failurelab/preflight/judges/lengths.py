@@ -105,6 +105,23 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]
         yield NotChecked("F11", "how long the real model's completions are: only the real model tells (--real-model)")
         return
     share = sum(ratios) / len(ratios)
+    shortest = min((record.get("completions/min_length", limit) for record in seen.log), default=limit)
+    if share == 1 and shortest < limit:
+        evidence = (
+            f"none of the completions has an end, and the shortest has {shortest:g} of {limit} tokens: it was not cut, "
+            "and its end is missing"
+        )
+        if not getattr(seen.trainer, "rollout_func", None):
+            yield NotChecked("F11", evidence)
+            return
+        yield Suspected(
+            "F18",
+            f"{evidence} where rollout_func returns it",
+            "whether the engine drew an end, or stopped at a text, only the engine tells",
+            "Return the ids that the engine drew, the one that ended a completion among them: no text encoded again.",
+            "10_two_policies",
+        )
+        return
     evidence = f"{share:.0%} of the completions reached max_completion_length {limit} without an end"
     if share >= CLIPPED:
         yield Finding("F11", evidence, "Set a larger max_completion_length, or ask for shorter answers.")

@@ -208,6 +208,12 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
             "to have ended, and what ends is gone on with",
             "Leave eos_token_id out of generation_kwargs, or give the tokenizer that token as eos_token.",
         )
+    if config and not config & known and own & config and tokenizer.pad_token_id in known:
+        return NotChecked(
+            "F13",
+            f"generation stops at {_names(tokenizer, own)} (generation_kwargs), and {ends}, which is the padding too: "
+            "the first padding after a completion counts as its end",
+        )
     if config and not config & known:
         token = tokenizer.convert_ids_to_tokens(min(config))
         return Finding(
@@ -220,6 +226,9 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
     rows = sample(seen, 1)
     turn = _turn_end(tokenizer)
     template = rows and (is_conversation(rows[0].get("prompt")) or (turn and _mark(tokenizer) in str(rows[0])))
+    if (not template or turn is None) and config:
+        evidence = f"{ends}, as the model's generation config says; the prompts are without a chat template"
+        return Held("F13", evidence, "with another end in the tokenizer the model's own would not be among them")
     if not template or turn is None:
         return NotApplicable("F13", f"{ends}; the prompts are without a chat template")
     if turn in known:
