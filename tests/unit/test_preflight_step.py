@@ -5,6 +5,7 @@ import types
 import pytest
 import torch
 import transformers
+import trl
 from steps import has, planted, trainer
 
 from failurelab import textbook
@@ -58,6 +59,20 @@ def test_a_blind_measurement_does_not_hold(model, tokenizer, tmp_path, monkeypat
     monkeypatch.setattr(textbook.Comparison, "sees", lambda self, mistake: mistake == "opposite sign")
     answer = judge(trainer(model, tokenizer, tmp_path))["F21"]
     assert isinstance(answer, NotChecked) and "scores shifted by one planted it looks the same" in answer.why
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(
+    sign, model, tokenizer, tmp_path
+):
+    """At the first step its gradient is 0, whatever it is multiplied by."""
+    options = {"beta": 0.4, "max_steps": 3, "learning_rate": 1e-3}
+    made = trainer(model, tokenizer, tmp_path, kind=trl.GRPOTrainer, **options)
+    made.beta *= sign
+    answer = judge(made)["F21"]
+    assert isinstance(answer, Held if sign > 0 else Finding)
+    assert ("step 1 and 3" if sign > 0 else "step 3") in answer.evidence
+    assert "beta" not in answer.evidence.partition("does not show")[2]
 
 
 def test_a_failure_that_explains_the_gradient_stays_the_finding(model, tokenizer, tmp_path):

@@ -57,7 +57,7 @@ _OTHERWISE = "Look there in what is overridden or patched; failurelab.guards.Ste
 
 
 class StepJudge(TrainerCallback):
-    """Compares the first optimizer step that shows something, and a later one where completions are used again.
+    """Compares the first optimizer step that shows something, and a later one for what that cannot show; see `_wanted`.
 
     Args:
         seen: the script.
@@ -85,11 +85,18 @@ class StepJudge(TrainerCallback):
             self.trainer.remove_callback(self)
 
     def _wanted(self, step: int) -> bool:
-        """Whether a step is compared: until one shows something, and the one after it where ratios are not 1 then."""
-        told = [report.verdict for report in self.reports]
-        if "FOUND" in told or self._error:
+        """Whether a step is compared: until one shows something, and then one more, for what the first cannot show.
+
+        That is the next one where completions are used again, for ratios are not 1 then, and else the last one where
+        the policy was still its reference: only then a KL penalty has a gradient.
+        """
+        held = [report for report in self.reports if report.verdict == "HELD"]
+        if any(report.verdict == "FOUND" for report in self.reports) or self._error or len(held) > 1:
             return False
-        return "HELD" not in told or (told.count("HELD") == 1 and self._uses_again())
+        if not held or self._uses_again():
+            return True
+        last = step == self.trainer.state.max_steps
+        return last and any(line.startswith("beta") for line in held[0].not_shown)
 
     def _uses_again(self) -> bool:
         args = self.trainer.args
