@@ -68,20 +68,23 @@ def error_without_context(model: nn.Module, tokenizer: Any, prompts: Sequence[An
 def sees_shifted_scores(model: nn.Module, ids: torch.Tensor) -> bool:
     """Score each row of logits against the token after the next one; return whether the reading says that it is off.
 
-    `ids` are (batch, tokens), of a training pass.
+    `ids` are (batch, tokens), of a training pass; one sequence is asked after the other, until one tells.
     """
-    with torch.random.fork_rng(), torch.enable_grad():
-        rows = model(input_ids=ids, use_cache=False).logits.detach().requires_grad_()  # (batch, tokens, vocabulary)
-        scores = rows[:, :-2].float().log_softmax(-1).gather(2, ids[:, 2:, None])
-        (gradient,) = torch.autograd.grad(scores.sum(), rows)
-    report = read_scored_tokens(gradient, ids)
-    return report is not None and report.scored > 0 and report.shift != 0
+    for sequence in ids.split(1):  # (1, tokens)
+        with torch.random.fork_rng(), torch.enable_grad():
+            rows = model(input_ids=sequence, use_cache=False).logits.detach().requires_grad_()  # (1, tokens, words)
+            scores = rows[:, :-2].float().log_softmax(-1).gather(2, sequence[:, 2:, None])
+            (gradient,) = torch.autograd.grad(scores.sum(), rows)
+        report = read_scored_tokens(gradient, sequence)
+        if report is not None and report.scored > 0 and report.shift != 0:
+            return True
+    return False
 
 
 def count_all_rows(model: nn.Module, ids: torch.Tensor) -> int:
     """Return how many rows of logits the model makes for `ids`, (batch, tokens), when it is not asked for fewer."""
     with torch.no_grad(), torch.random.fork_rng():
-        return model(input_ids=ids, use_cache=False).logits.shape[1]
+        return model(input_ids=ids[:1], use_cache=False).logits.shape[1]
 
 
 def _detach(module: nn.Module, args: tuple, output: Any) -> Any:
