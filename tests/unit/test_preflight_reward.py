@@ -68,6 +68,21 @@ def distance(completions, answer, **_):
     return [-abs(int(n[-1]) - int(right)) if n else -100.0 for n, right in zip(numbers, answer)]
 
 
+def miss(completions, answer, **_):
+    """To be paid with a negative weight: nothing for a right answer, and 1 for no number at all."""
+    pairs = zip(map(text, completions), answer)
+    return [min(abs(int(said) - int(right)), 10) / 10 if said.isdecimal() else 1.0 for said, right in pairs]
+
+
+def in_reasoning(completions, answer, **_):
+    """To be paid with a negative weight: the answer stands in the reasoning already."""
+    return [float(right in text(completion).split("</think>")[0]) for completion, right in zip(completions, answer)]
+
+
+def without_tags(completions, **_):
+    return [float("<answer>" not in text(completion)) for completion in completions]
+
+
 def shorter(completions, **_):
     return [-float(len(text(completion))) for completion in completions]
 
@@ -158,6 +173,14 @@ def unread_numbers(completions, answer, **_):
 
 def stripped(completions, answer, **_):
     return [float(text(completion).strip() == right) for completion, right in zip(completions, answer)]
+
+
+def stripped_and_short(completions, answer, **_):
+    return [reward - 0.05 * len(text(c)) for reward, c in zip(stripped(completions, answer), completions)]
+
+
+def as_long_as_the_answer(completions, answer, **_):
+    return [-float(abs(len(text(completion)) - len(str(right)))) for completion, right in zip(completions, answer)]
 
 
 def lower(completions, answer, **_):
@@ -350,6 +373,7 @@ def test_the_best_completion_is_an_answer(function, best, tokenizer):
         (unread_numbers, WORDS, "F14", "'Paris'", "reference '7'"),
         (lower, WORDS, "F14", "'Paris'", "'paris'"),
         (stripped, PLAIN | {"answer": [7, 11, 17, 42]}, "F14", "answer is int '7'", "as text"),
+        (stripped_and_short, PLAIN | {"answer": [7, 11, 17, 42]}, "F14", "answer is int '7'", "as text"),
         (last_number, answers_as("{} pages".format), "F14", "'7 pages'", "bare answer, '7'"),
         (messages_as_text, CHAT, "F14", "as plain text", "plain text the same"),
         (message_caught, CHAT, "F14", "as a message", "as a message"),
@@ -472,14 +496,62 @@ def test_kinds_of_rows_that_alternate_are_all_seen(function, dead, tokenizer):
     ("functions", "weights", "found_by"),
     [
         ([exact, exact], [1.0, -1.0], ("F10", "the sum is the same")),
-        ([exact], [-1.0], ("F14", "the sum of all functions has the wrong sign")),
+        ([exact], [-1.0], ("F14", "times its weight -1 it has the wrong sign")),
+        ([exact, shorter], [-1.0, 1.0], ("F14", "no other function asks for a column")),
         ([exact, penalty_for_answer_alone], None, None),  # a penalty that others outweigh is no wrong sign
+        ([unknown_form, penalty_for_answer_alone], None, None),  # nobody knows what the other would give
+        ([last_number, in_reasoning], [1.0, -1.0], None),
     ],
 )
 def test_functions_and_their_weights(functions, weights, found_by, tokenizer):
     findings = found(judge(functions, tokenizer=tokenizer, reward_weights=weights))
     assert [finding.failure for finding in findings] == ([found_by[0]] if found_by else [])
     assert not found_by or found_by[1] in findings[0].evidence
+
+
+@pytest.mark.parametrize(
+    ("functions", "weight", "verdict"),
+    [
+        ([exact, distance], -0.1, Finding),  # a completion without a number gets 10
+        ([exact, distance], -0.001, NotChecked),  # a right answer is still the best
+        ([exact, distance], 0.1, Held),
+        ([exact, miss], -1.0, Held),
+        ([exact, miss], 1.0, Finding),
+        ([last_number, in_reasoning], -0.5, NotChecked),
+    ],
+)
+def test_a_negative_weight_takes_from_right_answers_or_from_wrong_ones(functions, weight, verdict, tokenizer):
+    """Lab 32: what is below 0 already, and is turned by its weight once more, pays for being far off."""
+    answers = judge(functions, tokenizer=tokenizer, reward_weights=[1.0, weight])
+    (answer,) = [each for each in answers if each.failure == "F14" and (verdict is Held or not isinstance(each, Held))]
+    assert isinstance(answer, verdict)
+    if verdict is Finding:
+        assert answer.about.endswith(functions[1].__name__) and "takes the lead of right answers" in answer.evidence
+        assert answer.undo == (repairs.Arguments({"reward_weights": [1.0, -weight]}) if weight < 0 else None)
+    elif verdict is NotChecked:
+        assert answer.why.endswith(f"its weight is {weight:g}: a penalty?")
+
+
+def test_a_penalty_need_not_see_the_form_that_the_prompts_show(tokenizer):
+    """By a negative weight less is more; by a positive one the sign is wrong."""
+    for weight, failures in ((-1.0, []), (1.0, ["F14"])):
+        answers = judge([last_number, without_tags], told(R1), tokenizer, reward_weights=[1.0, weight])
+        assert [finding.failure for finding in found(answers)] == failures
+
+
+@pytest.mark.parametrize(("weight", "held"), [(1.0, False), (0.001, True)])
+def test_nothing_is_held_where_an_empty_completion_gets_as_much(weight, held, tokenizer):
+    """Beside a reward for short completions that outweighs it a right answer is told from a wrong one, and no more."""
+    answers = judge([exact, shorter], tokenizer=tokenizer, reward_weights=[1.0, weight])
+    whole = [answer for answer in answers if answer.failure == "F14" and not getattr(answer, "about", "")]
+    assert [type(answer) for answer in whole] == [Held if held else NotChecked] and not found(answers)
+    assert held or "answers nothing no less" in whole[0].why
+
+
+def test_a_number_is_not_what_every_function_that_is_blind_for_right_answers_needs(tokenizer):
+    """A reward for the reference's length gives right and wrong answers the same, whatever their type is."""
+    for function, answers in ((as_long_as_the_answer, [7, 11, 17, 42]), (stripped_and_short, PLAIN["answer"])):
+        assert not found(judge(function, PLAIN | {"answer": answers}, tokenizer))
 
 
 def test_a_weight_of_zero_for_what_alone_is_right(tokenizer):

@@ -100,21 +100,24 @@ def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> I
         RewardFunction(function, seen, arguments, probes, column, opened, weight)
         for function, weight in zip(functions, weights)
     ]
-    accused = False
-    for reward in rewards:
-        problem = reward.examine()
-        answers = [problem] if problem else judge_telling(reward) if reward.varies else [explain_equal(reward)]
+    problems = [reward.examine() for reward in rewards]
+    totals = _add_up(rewards) if all(reward.rewards is not None for reward in rewards) else None
+    known, accused = totals if len(rewards) == len(every) else None, False
+    for reward, problem in zip(rewards, problems):
+        answers = [problem] if problem else judge_telling(reward, known) if reward.varies else [explain_equal(reward)]
         for answer in answers:
             accused |= isinstance(answer, Finding)
             yield answer
-    if any(reward.varies for reward in rewards) and all(reward.rewards is not None for reward in rewards):
-        yield from _judge_sum(seen, rewards, accused)
+    if totals is not None and any(reward.varies for reward in rewards):
+        yield from _judge_sum(seen, rewards, totals, accused)
 
 
-def _turned_by_weights(rewards: list[RewardFunction]) -> bool:
-    """Whether a weight, or a function that outweighs another, makes the sign; one function's own was judged before."""
-    tells = any(figures.compare_pairs(reward.probes, reward.rewards)[0] for reward in rewards)
-    return tells or any(reward.weight < 0 for reward in rewards)
+def _add_up(rewards: list[RewardFunction]) -> list[float]:
+    """Return what the trainer adds up for each completion."""
+    return [
+        sum(reward.weight * value for reward, value in zip(rewards, row) if value is not None)
+        for row in zip(*(reward.rewards for reward in rewards))
+    ]
 
 
 def _drawn(seen: Seen) -> list[str]:
@@ -124,13 +127,9 @@ def _drawn(seen: Seen) -> list[str]:
     return [text for text in texts if isinstance(text, str)][:_DRAWN]
 
 
-def _judge_sum(seen: Seen, rewards: list[RewardFunction], accused: bool) -> Iterator[Answer]:
+def _judge_sum(seen: Seen, rewards: list[RewardFunction], totals: list[float], accused: bool) -> Iterator[Answer]:
     """Judge what the trainer adds up: whether it differs, and its sign against the reference."""
     probes, functions = rewards[0].probes, seen.trainer.reward_funcs
-    totals = [
-        sum(reward.weight * value for reward, value in zip(rewards, row) if value is not None)
-        for row in zip(*(reward.rewards for reward in rewards))
-    ]
     low, high = min(range(len(totals)), key=totals.__getitem__), max(range(len(totals)), key=totals.__getitem__)
     ends = (f"{totals[place]:g} ({figures.quote(probes[place].text)})" for place in (low, high))
     evidence = f"{len(totals)} made-up completions got {' to '.join(ends)}"
@@ -172,9 +171,9 @@ def _judge_sum(seen: Seen, rewards: list[RewardFunction], accused: bool) -> Iter
         best = max(total for probe, total in zip(probes, totals) if probe.kind == "right")
         text = next(p.text for p, total in zip(probes, totals) if p.kind == "right" and total == best)
         evidence = f"the right answer (column {column}) got {best:g} as {figures.quote(text)}"
-        nothing = figures.largest(probes, totals, text="")
-        if nothing and all(value >= best - figures.SAME for value in nothing.values()):
-            evidence += ", and so did an empty completion"
+        if max(figures.lead(probes, totals)) <= figures.SAME:
+            yield NotChecked("F14", f"{evidence}, and a completion that answers nothing no less: read what each adds")
+            return
         yield Held("F14", evidence, f"a wrong one in the same words got {more[0][1]:g}, the right one {more[0][0]:g}")
-    elif less and rows_less == {probe.row for probe in probes} and _turned_by_weights(rewards):
+    elif less and rows_less == {probe.row for probe in probes} and any(reward.compare()[0] for reward in rewards):
         yield wrong_sign("the sum of all functions has", column, less)

@@ -180,24 +180,14 @@ def _place(reward: RewardFunction, given: str) -> Finding | None:
 
 
 def _reference(reward: RewardFunction, given: str) -> Answer | None:
-    """A reference that it cannot read: of another type, or with something around it."""
+    """A reference that it cannot read."""
     if not reward.asks_reference:
         return None
+    given = f"{given}, the right answers among them"
+    if answer := find_other_reference(reward, given):
+        return answer
     name, real = reward.column, reward.arguments.rows[0][reward.column]
-    shown = f"{given}, the right answers among them: {name} is {type(real).__name__} {str(real)[:40]!r}"
-    own = (("its own pattern's whole text", write) for write in _own_forms(reward.function, real))
-    for what, change in (*_OTHER_REFERENCES, *own):
-        if change(real) == real and type(change(real)) is type(real):
-            continue
-        given_then = reward.ask(columns={name: lambda row, change=change: change(row[name])}).values
-        more, *_ = figures.compare_pairs(reward.probes, given_then)
-        if more:
-            return reward.finding(
-                "F14",
-                f"{shown}, which it cannot equal",
-                f"Compare with {name} as {what}: {change(real)!r}.",
-                tried=f"as {what}, {change(real)!r}, a right answer gets {more[0][0]:g} and a wrong one {more[0][1]:g}",
-            )
+    shown = _shown(reward, given)
     value = _find_readable(reward, name)
     if value is None or _reads_another_row(reward):
         return None
@@ -216,6 +206,30 @@ def _reference(reward: RewardFunction, given: str) -> Answer | None:
     )
 
 
+def find_other_reference(reward: RewardFunction, given: str) -> Finding | None:
+    """Ask with the reference in another type, or without what is around it: then right answers get more."""
+    name, real = reward.column, reward.arguments.rows[0][reward.column]
+    own = (("its own pattern's whole text", write) for write in _own_forms(reward.function, real))
+    for what, change in (*_OTHER_REFERENCES, *own):
+        if change(real) == real and type(change(real)) is type(real):
+            continue
+        given_then = reward.ask(columns={name: lambda row, change=change: change(row[name])}).values
+        more, less, _ = reward.compare(values=given_then)
+        if more and not less:
+            return reward.finding(
+                "F14",
+                f"{_shown(reward, given)}, which it cannot equal",
+                f"Compare with {name} as {what}: {change(real)!r}.",
+                tried=f"as {what}, {change(real)!r}, a right answer gets {more[0][0]:g} and a wrong one {more[0][1]:g}",
+            )
+    return None
+
+
+def _shown(reward: RewardFunction, given: str) -> str:
+    real = reward.arguments.rows[0][reward.column]
+    return f"{given}: {reward.column} is {type(real).__name__} {str(real)[:40]!r}"
+
+
 def _own_forms(function: Callable[..., Any], real: Any) -> list[Callable[[Any], str]]:
     """Return how the function's patterns write a reference: `match[0]` in place of `match[1]` is all of that."""
     forms = patterns.forms(function, next(iter(completions.readings(real)), ""))[:3]
@@ -228,7 +242,7 @@ def _find_readable(reward: RewardFunction, column: str) -> Any:
         rows = [{**row, column: value} for row in reward.arguments.rows]
         probes = completions.make(rows, column, [reward.function], reward.opened)
         given = reward.ask(probes, columns={column: lambda row, value=value: value}).values
-        if figures.compare_pairs(probes, given)[0]:
+        if reward.compare(probes, given)[0]:
             return value
     return None
 

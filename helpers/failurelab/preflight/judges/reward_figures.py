@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from failurelab.reward_functions.completions import Probe
+from failurelab.reward_functions.completions import OTHERS, Probe
 
 SAME = 1e-9
 Rewards = Sequence[float | None]
+Pairs = tuple[list[tuple[float, float]], list[tuple[float, float]], set[int]]
 
 
 def is_flat(probes: Sequence[Probe], rewards: Rewards) -> bool:
@@ -16,10 +17,11 @@ def is_flat(probes: Sequence[Probe], rewards: Rewards) -> bool:
     return all(len(group) == 1 for group in groups.values())
 
 
-def compare_pairs(
-    probes: Sequence[Probe], rewards: Rewards
-) -> tuple[list[tuple[float, float]], list[tuple[float, float]], set[int]]:
-    """Return the pairs of rewards, right and wrong in one form, where right got more; where less; and rows of those."""
+def compare_pairs(probes: Sequence[Probe], rewards: Rewards, sign: int = 1) -> Pairs:
+    """Return the pairs of rewards, right and wrong in one form, where right got more; where less; and rows of those.
+
+    With a `sign` of -1 less is more.
+    """
     if len(rewards) != len(probes):
         return [], [], set()
     given = {(probe.row, probe.form, probe.kind): reward for probe, reward in zip(probes, rewards)}
@@ -28,9 +30,9 @@ def compare_pairs(
         wrong = given.get((row, form, "wrong"))
         if kind != "right" or right is None or wrong is None:
             continue
-        if right > wrong + SAME:
+        if sign * (right - wrong) > SAME:
             more.append((right, wrong))
-        elif right < wrong - SAME:
+        elif sign * (wrong - right) > SAME:
             less.append((right, wrong))
             rows.add(row)
     return more, less, rows
@@ -43,6 +45,13 @@ def largest(probes: Sequence[Probe], rewards: Rewards, **wanted: object) -> dict
         if probe.kind != "wrong" and all(getattr(probe, name) == each for name, each in wanted.items()):
             best[probe.row] = max(value or 0.0, best.get(probe.row, float("-inf")))
     return best
+
+
+def lead(probes: Sequence[Probe], rewards: Rewards) -> list[float]:
+    """Return of each row with a right answer by how much the best form of it is above a text that answers nothing."""
+    nothing = [largest(probes, rewards, text=text) for text in OTHERS[:2]]
+    right = largest(probes, rewards, kind="right")
+    return [reward - max(each[row] for each in nothing) for row, reward in right.items()]
 
 
 def value(rewards: Rewards) -> str:

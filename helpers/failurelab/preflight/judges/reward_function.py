@@ -6,7 +6,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from failurelab.guards.reward import name_of
+from failurelab.guards.reward import name_of, reward_weights
 from failurelab.preflight.answers import Answer, Finding, NotChecked
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges import asking
@@ -80,6 +80,11 @@ class RewardFunction:
         probes = self.probes if probes is None else probes
         return self._asker.ask(self.arguments.make(probes, wanted=wanted, **options), **call)
 
+    def compare(self, probes: Sequence[Probe] | None = None, values: figures.Rewards | None = None) -> figures.Pairs:
+        """Return `compare_pairs` of what it gave, or of other values: by a negative weight less is more."""
+        probes = self.probes if probes is None else probes
+        return figures.compare_pairs(probes, self.rewards if values is None else values, -1 if self.weight < 0 else 1)
+
     def tells(self, probes: Sequence[Probe] | None = None, **options: Any) -> str:
         """Return the span of what it gives when asked so, if it tells completions of a prompt apart; else nothing."""
         probes = self.probes if probes is None else probes
@@ -119,6 +124,14 @@ class RewardFunction:
         """Let it read a completion of this dataset, where that is one line of its own."""
         line = "completions = [completion[-1]['content'] for completion in completions]"
         return FirstLine(self.function, line) if self.arguments.form == "a list of messages" else None
+
+    @property
+    def turned_weight(self) -> Repair:
+        """Turn the sign of its weight."""
+        functions = self.seen.trainer.reward_funcs
+        weights = zip(functions, reward_weights(self.seen.trainer, len(functions)))
+        turned = [-weight if function is self.function else weight for function, weight in weights]
+        return TrainingArguments({"reward_weights": turned})
 
     def column_undo(self, name: str, source: str | None) -> Repair | None:
         """Let a column arrive under the name that the function asks for."""

@@ -10,10 +10,15 @@ import torch
 
 from failurelab.preflight.answers import Answer, Finding, NotChecked
 from failurelab.preflight.judges import reward_figures as figures
-from failurelab.preflight.judges.reward_causes import by_place, find_missing_column, match_line_breaks
+from failurelab.preflight.judges.reward_causes import (
+    by_place,
+    find_missing_column,
+    find_other_reference,
+    match_line_breaks,
+)
 from failurelab.preflight.judges.reward_figures import SAME
 from failurelab.preflight.judges.reward_function import RewardFunction
-from failurelab.preflight.repairs import DotAll
+from failurelab.preflight.repairs import DotAll, Repair
 from failurelab.reward_functions import patterns
 from failurelab.reward_functions import source as reward_source
 from failurelab.reward_functions.completions import OTHERS, Probe
@@ -22,8 +27,13 @@ _NO_ANSWER = OTHERS[1]
 _FORMS = 3  # of one answer that get less: fewer are a penalty for these forms
 
 
-def judge_telling(reward: RewardFunction) -> Iterator[Answer]:
-    """Yield what is to be said of a function that gives different rewards to the completions of a prompt."""
+def judge_telling(reward: RewardFunction, totals: list[float] | None) -> Iterator[Answer]:
+    """Yield what is to be said of a function that gives different rewards to the completions of a prompt.
+
+    Args:
+        reward: the function.
+        totals: what the trainer adds up for each completion; None where that is unknown.
+    """
     if not reward_source.reads_completions(reward.function):
         yield reward.finding(
             "F14",
@@ -32,8 +42,12 @@ def judge_telling(reward: RewardFunction) -> Iterator[Answer]:
             "Let the reward depend on the completion.",
         )
         return
-    more, less, rows_less = figures.compare_pairs(reward.probes, reward.rewards)
-    answer = _place(reward) or _line_breaks(reward) or _shown_form(reward)
+    more, less, rows_less = reward.compare()
+    answer = _place(reward)
+    if not answer and not more and not less and reward.asks_reference:
+        given = f"{reward.name} gives {figures.span(reward.rewards)}, and right answers no more than wrong ones"
+        answer = find_other_reference(reward, given)
+    answer = answer or _line_breaks(reward) or _shown_form(reward)
     if not answer and less and reward.asks_reference:
         answer = _wrong_completion(reward)
     if not answer and not more:
@@ -43,7 +57,7 @@ def judge_telling(reward: RewardFunction) -> Iterator[Answer]:
     elif more and reward.asks_reference:
         yield from _rows_not_told(reward)
     elif less and reward.asks_reference and rows_less == _judged_rows(reward):
-        yield from _less_for_right(reward, less)
+        yield from _less_for_right(reward, less, totals)
     elif reward.asks_reference:
         yield reward.not_checked(
             f"{reward.name} asks for the reference (column {reward.column}), and no form of it got more than a wrong "
@@ -53,29 +67,59 @@ def judge_telling(reward: RewardFunction) -> Iterator[Answer]:
         yield _direction(reward)
 
 
-def _less_for_right(reward: RewardFunction, less: list[tuple[float, float]]) -> Iterator[Answer]:
-    """Yield the wrong sign; or a penalty for a few forms of the right answer, or an order among equals."""
+def _less_for_right(
+    reward: RewardFunction, less: list[tuple[float, float]], totals: list[float] | None
+) -> Iterator[Answer]:
+    """Yield the wrong sign; or a penalty, such as one for a few forms of the right answer, or an order among equals."""
     turned = reward.ask(reward.probes[::-1]).values[::-1]
-    in_order = figures.compare_pairs(reward.probes, turned)[0]
-    few = len(less) < _FORMS * len(_judged_rows(reward)) and len(reward.seen.trainer.reward_funcs) > 1
-    if in_order or few:
+    in_order = reward.compare(values=turned)[0]
+    penalty = reward.weight < 0 or len(less) < _FORMS * len(_judged_rows(reward))
+    penalty &= len(reward.seen.trainer.reward_funcs) > 1
+    why = _why_no_penalty(reward, totals) if penalty else ""
+    gives = f"{reward.name} gives the right answer {less[0][0]:g} and a wrong one {less[0][1]:g}"
+    if in_order or (penalty and not why):
         yield reward.not_checked(
-            f"{reward.name} gives the right answer less than a wrong one for {len(less)} pairs, {less[0][0]:g} and "
-            f"{less[0][1]:g}" + (", and more where they stand in another order" if in_order else ": a penalty?")
-        )
-    elif reward.weight > 0:
-        yield wrong_sign(f"{reward.name} has", reward.column, less, reward.name)
+            f"{gives}, for {len(less)} pairs" + f", and its weight is {reward.weight:g}" * (reward.weight < 0)
+            + (", and the other way round where they stand in another order" if in_order else ": a penalty?")
+        )  # fmt: skip
+    elif reward.weight < 0:
+        what = f"{gives}, and times its weight {reward.weight:g} it has"
+        given = [(reward.weight * right + 0.0, reward.weight * wrong + 0.0) for right, wrong in less]
+        yield wrong_sign(what, reward.column, given, reward.name, why, reward.turned_weight)
+    elif reward.weight:
+        yield wrong_sign(f"{reward.name} has", reward.column, less, reward.name, why)
 
 
-def wrong_sign(what: str, column: str | None, less: Sequence[tuple[float, float]], about: str = "") -> Finding:
+def _why_no_penalty(reward: RewardFunction, totals: list[float] | None) -> str:
+    """Return what shows that less for right answers is no penalty that other functions outweigh; empty if nothing."""
+    if totals is None or figures.is_flat(reward.probes, totals):
+        return ""
+    without = [total - reward.weight * (value or 0.0) for total, value in zip(totals, reward.rewards)]
+    others = [each for each in reward.seen.trainer.reward_funcs if each is not reward.function]
+    told = figures.compare_pairs(reward.probes, without)[0] or any(map(reward_source.asked_columns, others))
+    if reward.weight < 0 and not told:
+        return ", and no other function asks for a column or gives right answers more"
+    lost = max(figures.lead(reward.probes, totals)) <= SAME < min(figures.lead(reward.probes, without))
+    return f", and in the sum it takes the lead of right answers over '' or {_NO_ANSWER!r}" * lost
+
+
+def wrong_sign(
+    what: str,
+    column: str | None,
+    less: Sequence[tuple[float, float]],
+    about: str = "",
+    why: str = "",
+    undo: Repair | None = None,
+) -> Finding:
     """Return the finding of right answers that get less."""
     right, wrong = less[0]
     return Finding(
         "F14",
         f"{what} the wrong sign: in the same words the right answer (column {column}) gets {right:g} and a wrong one "
-        f"{wrong:g}, for {len(less)} pairs and never the other way round",
+        f"{wrong:g}, for {len(less)} pairs and never the other way round{why}",
         "Turn the sign of the reward (or of its entry in reward_weights), so that right answers get more.",
-        tried=f"with the sign turned the right answer gets {-right:g} and the wrong one {-wrong:g}",
+        undo=undo,
+        tried=f"with the sign turned the right answer gets {0 - right:g} and the wrong one {0 - wrong:g}",
         about=about,
     )
 
@@ -161,7 +205,7 @@ def _line_breaks(reward: RewardFunction) -> Answer | None:
 def _shown_form(reward: RewardFunction) -> Finding | None:
     """Look whether the form that the prompts show gets no more than a completion that answers nothing."""
     shown, floor, top = _of_shown_forms(reward)
-    if not shown or not _is_about_shown_form(reward):
+    if not shown or reward.weight < 0 or not _is_about_shown_form(reward):  # a penalty need not see that form
         return None
     text = figures.quote(next(probe.text for probe in reward.probes if probe.shown and probe.kind != "wrong"))
     row = next(iter(shown))
@@ -211,7 +255,7 @@ def _rows_not_told(reward: RewardFunction) -> Iterator[Answer]:
     untold = [row for row in sorted(judged) if not _told(reward, lambda probe, row=row: probe.row == row)]
     for row in untold:
         probes = [probe for probe in reward.probes if probe.row == row]
-        alone, *_ = figures.compare_pairs(probes, reward.ask(probes).values)
+        alone, *_ = reward.compare(probes, reward.ask(probes).values)
         if alone:
             yield reward.finding(
                 "F14",
@@ -235,7 +279,7 @@ def _rows_not_told(reward: RewardFunction) -> Iterator[Answer]:
 
 def _told(reward: RewardFunction, chosen: Callable[[Probe], bool]) -> bool:
     pairs = [pair for pair in zip(reward.probes, reward.rewards) if chosen(pair[0])]
-    return bool(figures.compare_pairs([probe for probe, _ in pairs], [value for _, value in pairs])[0])
+    return bool(reward.compare([probe for probe, _ in pairs], [value for _, value in pairs])[0])
 
 
 def _direction(reward: RewardFunction) -> NotChecked:
