@@ -1,6 +1,7 @@
 """Judges of temperature, reference, updates and memory: broken, healthy and odd, with real trainers and models."""
 
 import types
+from copy import deepcopy
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from trl.models import unwrap_model_for_generation  # noqa: E402
 from failurelab.preflight import repairs  # noqa: E402
 from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected  # noqa: E402
 from failurelab.preflight.inputs import Load, Seen  # noqa: E402
-from failurelab.preflight.intercept import cuts, engine  # noqa: E402
+from failurelab.preflight.intercept import cuts, engine, trainers  # noqa: E402
 from failurelab.preflight.intercept.watched import Watch  # noqa: E402
 from failurelab.preflight.judges import memory, plan  # noqa: E402
 from failurelab.preflight.judges.first_rewards import judge_first_rewards  # noqa: E402
@@ -34,12 +35,17 @@ SAMPLED = {"do_sample": True, "top_k": 0, "max_new_tokens": 6}
 @pytest.fixture
 def grpo(tokenizer, tmp_path):
 
-    def make(model, **options):
+    def make(model, more=(), **options):
         config = {"beta": 0.04, "per_device_train_batch_size": 4, "num_generations": 2, "report_to": []} | options
         args = trl.GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, **config)
         rows = datasets.Dataset.from_dict({"prompt": ["1+1=", "2+2="] * 4, "answer": ["2", "4"] * 4})
         return trl.GRPOTrainer(
-            model=model, reward_funcs=small.alternate, args=args, train_dataset=rows, processing_class=tokenizer
+            model=model,
+            reward_funcs=small.alternate,
+            args=args,
+            train_dataset=rows,
+            processing_class=tokenizer,
+            **dict(more),
         )
 
     return make
@@ -127,6 +133,64 @@ def test_a_reference_that_is_the_policy_without_its_adapter(adapted, grpo, model
     trainer = grpo(wrapped)
     without = trainer.ref_model is None and "ref" not in trainer.model.peft_config
     assert type(one(judge_reference(seen(trainer)))) is (Finding if adapted and without else Held)
+
+
+def added(model, std):
+    model.add_adapter(small.lora_config())
+    return small.stir(model, "lora_B", std)
+
+
+@pytest.mark.parametrize("std", [0.0, 0.5])
+def test_a_reference_that_lacks_the_policy_s_adapter(std, grpo, model):
+    """Releases that copy the policy copy what `add_adapter` put on; those that load by name have the base model."""
+    trainer = grpo(added(model, std))
+    lacks = not getattr(trainer.ref_model, "peft_config", None)
+    assert type(one(judge_reference(seen(trainer)))) is (Finding if std and lacks else Held)
+
+
+@pytest.mark.parametrize(("refer", "kind"), [(deepcopy, Held), (lambda policy: policy, Finding)])
+def test_a_reference_that_is_a_copy_or_the_policy_itself(refer, kind, grpo, model):
+    """A copy carries the forward that today's trl puts on the policy: asked by that, it would be the policy."""
+    trainer = grpo(model)
+    trainer.ref_model = refer(trainer.model).eval()
+    assert type(one(judge_reference(seen(trainer)))) is kind
+
+
+def run_of(adapters, **more):
+    def initialize(original, trainer, args, options):
+        original(trainer, *args, **options)
+
+    return types.SimpleNamespace(making=0, training=False, real=False, adapters=adapters, initialize=initialize, **more)
+
+
+@pytest.mark.parametrize(
+    ("adapt", "again", "kind"),
+    [
+        (lambda model: added(model, 0.5), True, Finding),
+        (lambda model: added(model, 0.5), False, Held),
+        (lambda model: small.stir(small.lora(model), "lora_B", 0.5), False, Held),
+        (lambda model: added(model, 1e-5), True, NotChecked),
+        (lambda model: added(model, 0.0), True, NotApplicable),
+        (lambda model: model, True, NotApplicable),
+    ],
+)
+def test_an_adapter_that_the_script_has_trained_itself(adapt, again, kind, grpo, model):
+    """It is in no folder: the model that the trainer is given tells of it, and what is left of it afterwards."""
+    adapters = []
+    with trainers.watched(run_of(adapters)):
+        trainer = grpo(adapt(model), more={"peft_config": small.lora_config()} if again else ())
+    answer = one(each for each in Watch(seen(trainer), adapters).answers() if each.failure == "F8")
+    assert type(answer) is kind
+
+
+def test_an_adapter_whose_training_is_left_out_is_not_zero(model, tmp_path):
+    """What comes after that training would find a trained one."""
+    with trainers.watched(run_of([], train=lambda original, trainer: "left out")):
+        first = transformers.Trainer(
+            small.lora(model), transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+        )
+        assert first.train() == "left out"
+    assert all(weight.any() for name, weight in model.named_parameters() if "lora_B" in name)
 
 
 def test_references_that_are_compared():

@@ -144,6 +144,44 @@ def test_a_small_local_model_keeps_its_own_weights(trained):
     assert torch.equal(model.lm_head.weight, trained[0].lm_head.weight)
 
 
+def test_a_small_model_is_saved_with_its_weights(trained, tmp_path):
+    """A model that is not cut: what the script has made of it is what it loads again."""
+    loads = []
+    with (
+        saved.elsewhere(tmp_path / "output", loads),
+        small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()),
+    ):
+        auto = transformers.AutoModelForCausalLM
+        model = auto.from_pretrained(trained[0].name_or_path or trained[0].config._name_or_path)
+        with torch.no_grad():
+            model.model.norm.weight.mul_(2)
+        model.save_pretrained(tmp_path / "again")
+        again = auto.from_pretrained(tmp_path / "again")
+    assert torch.equal(model.model.norm.weight, again.model.norm.weight) and not loads[-1].small
+    assert not (tmp_path / "again").exists() and again.name_or_path == str(tmp_path / "again")
+
+
+def test_weights_of_the_whole_model_for_a_cut_one(checkpoint):
+    """It gets other ones, the same for the same weights; a name that the whole one has not is an error as before."""
+    whole = {"model.embed_tokens.weight": torch.ones(3000, 896), "model.layers.20.mlp.up_proj.weight": torch.ones(1, 1)}
+    mapped, auto = Mapped(), transformers.AutoModelForCausalLM
+    with small.built_small([], [], lambda: False, False, lambda: False, mapped):
+        first, second, other, model = (auto.from_pretrained(checkpoint) for _ in range(4))
+        names = [first.load_state_dict(whole, strict=False), second.load_state_dict(whole, strict=False)]
+        other.load_state_dict({name: 2 * weight for name, weight in whole.items()}, strict=False)
+        with pytest.raises(RuntimeError, match="Missing key"):
+            model.load_state_dict(whole)
+        with pytest.raises(RuntimeError, match="typo"):
+            model.load_state_dict(whole | {"model.typo": torch.ones(1)})
+        own = auto.from_pretrained(checkpoint).state_dict()
+        model.load_state_dict(own)
+    weights = [each.model.layers[1].mlp.up_proj.weight for each in (first, second, other, model)]
+    assert torch.equal(weights[0], weights[1]) and torch.equal(weights[3], own["model.layers.1.mlp.up_proj.weight"])
+    assert not torch.equal(weights[0], weights[2]) and not torch.equal(weights[0], weights[3])
+    assert not names[0].unexpected_keys and "model.embed_tokens.weight" not in names[0].missing_keys
+    assert mapped.texts == ["load_state_dict, 2 tensors of the whole model's sizes -> random ones"]
+
+
 def test_arguments_are_cut_before_their_validation_and_known_as_asked(tmp_path):
     """Nothing is saved or reported, also where the script's folder is named; what it sets later counts as asked."""
     made = cuts.Arguments(3, str(tmp_path))

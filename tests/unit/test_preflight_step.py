@@ -62,9 +62,7 @@ def test_a_blind_measurement_does_not_hold(model, tokenizer, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(
-    sign, model, tokenizer, tmp_path
-):
+def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, model, tokenizer, tmp_path):
     """At the first step its gradient is 0, whatever it is multiplied by."""
     options = {"beta": 0.4, "max_steps": 3, "learning_rate": 1e-3}
     made = trainer(model, tokenizer, tmp_path, kind=trl.GRPOTrainer, **options)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 import trl
-from small import alternate, cut_from_the_front, lora_config, qwen2
+from small import alternate, cut_from_the_front, lora, lora_config, qwen2, stir
 from steps import before, has, planted, right, trainer
 
 from failurelab import textbook
@@ -158,6 +158,15 @@ def test_a_healthy_step_with_adapters_holds(model, make):
     assert first.verdict == second.verdict == "HELD" and made.model.is_gradient_checkpointing
     assert any("LoRA's A" in line for line in first.not_shown) and any("beta" in line for line in first.not_shown)
     assert not any("beta" in line for line in second.not_shown)
+
+
+@pytest.mark.parametrize("std", [0.0, 0.1])
+@pytest.mark.parametrize("adapt", [lora, lambda model: model.add_adapter(lora_config()) or model])
+def test_an_adapter_that_the_policy_came_with_holds(adapt, std, model, tokenizer, tmp_path):
+    """A new one or a trained one: a release keeps a copy of it for a reference, another computes without it."""
+    policy = stir(adapt(model), "lora_B", std)
+    report = compare(trainer(policy, tokenizer, tmp_path, beta=0.3, learning_rate=1e-2, max_steps=2), (2,))
+    assert report.verdict == "HELD" and report.kl > 1e-4
 
 
 def test_ratios_that_are_clipped_and_entropies_hold(make):
@@ -416,11 +425,11 @@ def test_rows_that_a_step_should_not_train_on_or_should(spans, named, make):
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_reference_that_is_the_policy_itself(lora, model, make):
-    """The KL divergence is always 0. What the reference of an adapter is needs no word of the trainer's."""
+    """The KL divergence is always 0, with an adapter too."""
     made = make(config=lora_config() if lora else None, beta=0.3, learning_rate=2e-2, max_steps=2, **FEW)
     made.ref_model = made.model.get_base_model() if lora else made.model
     report = compare(made, (2,))
-    assert report.verdict == "FOUND" and report.named == ("KL divergence" if lora else "reference model")
+    assert report.verdict == "FOUND" and report.named == "reference model"
 
 
 class Halve(transformers.TrainerCallback):

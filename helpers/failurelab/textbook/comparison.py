@@ -307,16 +307,19 @@ def _say_backward(backward: Backward) -> str:
 
 
 def reference_of(trainer: Any) -> Reference:
-    """Return what gives the reference model for a block: the policy without its adapters, else the trainer's."""
+    """Return what gives the reference model for a block: the trainer's own, else the policy without its adapters.
+
+    In this order trl asks for it too: 0.14 keeps a copy of a policy that came with its adapter.
+    """
     model = trainer.accelerator.unwrap_model(trainer.model)
 
     @contextlib.contextmanager
     def reference() -> Iterator[nn.Module]:
-        if getattr(model, "peft_config", None):
+        if getattr(trainer, "ref_model", None) is not None:
+            yield trainer.accelerator.unwrap_model(trainer.ref_model)
+        elif getattr(model, "peft_config", None):
             with without_adapters(model):
                 yield model
-        elif getattr(trainer, "ref_model", None) is not None:
-            yield trainer.accelerator.unwrap_model(trainer.ref_model)
         else:
             raise ValueError("beta is not 0, and the trainer has no reference model")
 

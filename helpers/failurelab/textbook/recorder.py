@@ -482,10 +482,11 @@ class Recorder:
         """Return a number for each tensor of the reference model: the sum of its bits."""
         trainer = self.trainer
         model = trainer.accelerator.unwrap_model(trainer.model)
-        if getattr(model, "peft_config", None):
-            tensors = [parameter for name, parameter in model.named_parameters() if ".ref." in name]
+        if getattr(trainer, "ref_model", None) is not None:
+            tensors = list(trainer.ref_model.parameters())
         else:
-            tensors = list(trainer.ref_model.parameters()) if getattr(trainer, "ref_model", None) else []
+            own = model.named_parameters() if getattr(model, "peft_config", None) else ()
+            tensors = [parameter for name, parameter in own if ".ref." in name]
         return [int(each.detach().view(_INTEGERS[each.element_size()]).sum(dtype=torch.int64)) for each in tensors]
 
 

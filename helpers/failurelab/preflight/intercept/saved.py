@@ -1,7 +1,7 @@
 """What a script saves before it trains lies in the run's temporary folder, and a load of the script's folder finds it.
 
 A tokenizer is kept as it is, and an adapter with the weights of the cut model. Of a model its configuration is kept,
-of the whole one; with `--real-model` its weights too.
+of the whole one; with `--real-model`, and of a model that is small already, its weights too.
 """
 
 import contextlib
@@ -35,17 +35,21 @@ def elsewhere(output: str | os.PathLike, loads: list[small.Load], real: bool = F
     saved = _Saved(pathlib.Path(output))
 
     def save_model(original: Callable[..., None], model: Any, folder: pathlib.Path, *args: Any, **options: Any) -> None:
-        if real:
+        whole = not small.is_cut(model) and small.is_few(type(model), model.config)
+        if real or whole:
             original(model, folder, *args, **options)
+        if real:
             return
         load = next((load for load in loads if load.name == model.config._name_or_path), None)
-        config = copy.deepcopy(load.config if load else model.config)
+        config = copy.deepcopy(load.config if load and not whole else model.config)
         setattr(config, small.dtype_argument(), getattr(torch, load.dtype) if load else model.dtype)
         config.save_pretrained(folder)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(saved.writing("model", PreTrainedModel, save_model))
         stack.enter_context(saved.reading("model", PretrainedConfig, "get_config_dict"))
+        stack.enter_context(saved.reading("model", PreTrainedModel))
+        stack.enter_context(saved.reading("model", small, "is_small", "name"))
         # An Auto class looks into the folder before any class of a model does.
         stack.enter_context(saved.reading("model", auto_factory, "find_adapter_config_file", "model_id"))
         if hasattr(auto_factory, "cached_file"):  # transformers 4

@@ -9,9 +9,10 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import pathlib
+import re
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -24,6 +25,7 @@ from failurelab.handles import keep_modes, keep_requires_grad
 from failurelab.preflight.inputs import Load
 from failurelab.simulate.loads import FOR_FILES, Call, loaded_by
 from failurelab.simulate.no_gpu import Mapped
+from failurelab.textbook import without_adapters
 
 LAYERS, WIDTH, HEADS = 2, 64, 4
 _SHALLOW = dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "max_window_layers"), LAYERS)
@@ -44,7 +46,7 @@ _FEW = 5_000_000  # elements of a model that is small already: its own weights s
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A trained adapter that the script has loaded: what the model says with it, and without; see `probe`."""
+    """A trained adapter of the script's: what the model says with it, and without; see `probe`."""
 
     name: str
     logits: torch.Tensor
@@ -58,6 +60,40 @@ def probe(model: torch.nn.Module) -> torch.Tensor:
     with torch.no_grad(), keep_modes(model):
         model.eval()
         return model(input_ids=ids).logits.float().cpu()
+
+
+def note_given(model: Any, adapters: list[Trained]) -> None:
+    """Note the adapter of a model that a trainer is about to take: one that is not zero, and was not loaded.
+
+    Such as the script has trained itself. Where the model cannot be asked, nothing is kept of what it says.
+    """
+    if adapters or not isinstance(model, torch.nn.Module) or not getattr(model, "peft_config", None):
+        return
+    with_it = without = torch.zeros(1)
+    with contextlib.suppress(Exception):  # it is none of the script's: `probe` is asked again when training begins
+        with_it = probe(model)
+        with adapters_off(model):
+            without = probe(model)
+        if torch.equal(with_it, without):
+            return
+    adapters.append(Trained("that the trainer is given", with_it, without))
+
+
+def seem_trained(model: torch.nn.Module, std: float) -> None:
+    """Give adapters numbers that are not zero, as training would."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=std)
+
+
+@contextlib.contextmanager
+def adapters_off(model: Any) -> Iterator[None]:
+    """Inside, adapters do nothing: those of a PeftModel, or of a model with `add_adapter`."""
+    off = model.disable_adapter() if hasattr(model, "disable_adapter") else without_adapters(model)
+    with keep_requires_grad(model), off:
+        yield
 
 
 @contextlib.contextmanager
@@ -119,6 +155,7 @@ def built_small(
         if not real:
             stack.enter_context(_quantization_without_its_library())
             stack.enter_context(_made_small(loads, by_trainer))
+            stack.enter_context(_other_weights(mapped))
         stack.enter_context(_adapters_noted(adapters, real, note))
         stack.enter_context(_casts_noted(loads))
         yield
@@ -151,6 +188,42 @@ def _casts_noted(loads: list[Load]) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _other_weights(mapped: Mapped) -> Iterator[None]:
+    """Inside, a cut model takes weights of the whole one: it gets random ones, other ones than it had.
+
+    The same for the same weights. What fits is loaded, and a name that the whole model has not is an error as before.
+    """
+    original = torch.nn.Module.load_state_dict
+
+    def load_state_dict(self: Any, state_dict: Any, *args: Any, **options: Any) -> Any:
+        own = self.state_dict() if is_cut(self) else {}
+        kinds = {_kind(name) for name in own}
+        large = {
+            name: weight
+            for name, weight in (state_dict.items() if own and isinstance(state_dict, Mapping) else ())
+            if _kind(name) in kinds and (name not in own or own[name].shape != weight.shape)
+        }
+        if not large:
+            return original(self, state_dict, *args, **options)
+        mapped.tell(f"load_state_dict, {len(large)} tensors of the whole model's sizes", "random ones")
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(zlib.crc32(str([each.flatten()[:8].tolist() for each in large.values()]).encode()))
+            for parameter in self.parameters():
+                if parameter.ndim > 1 and parameter.is_floating_point():
+                    parameter.normal_(std=0.1)
+        fitting = {name: weight for name, weight in state_dict.items() if name not in large}
+        return original(self, fitting | {name: own[name] for name in large if name in own}, *args, **options)
+
+    with mock.patch.object(torch.nn.Module, "load_state_dict", load_state_dict):
+        yield
+
+
+def _kind(name: str) -> str:
+    """Return a tensor's name without the number of its layer."""
+    return re.sub(r"\d+", "", name)
+
+
 _BUILDING: list[type] = []  # models that are being made: their parts are made by `from_config` too
 
 
@@ -162,7 +235,7 @@ def _made_small(loads: list[Load], by_trainer: Callable[[], bool]) -> Iterator[N
     original = PreTrainedModel._from_config.__func__
 
     def from_config(cls: type, config: Any, **options: Any) -> Any:
-        if _BUILDING or _is_few(cls, config):
+        if _BUILDING or is_few(cls, config):
             with _building(cls):
                 return original(cls, config, **options)
         dtype = options.get("dtype") or options.get("torch_dtype") or torch.float32
@@ -203,6 +276,7 @@ def _built(cls: type, config: Any, options: dict[str, Any]) -> torch.nn.Module:
     with torch.random.fork_rng(devices=[]), _building(cls):
         torch.manual_seed(seed)
         model = cls._from_config(config, **options, **{dtype_argument(): torch.float32})
+        model.is_cut_by_preflight = True
         model.float().eval()  # a classifier's inner model asks its configuration once more, in transformers 4.56
         if getattr(config, "vocab_size", None) and not getattr(config, "is_encoder_decoder", False):
             with torch.no_grad():
@@ -250,10 +324,16 @@ def _without_quantization(config: Any) -> Any:
 def is_small(cls: type, config: Any, name: Any) -> bool:
     """Whether a checkpoint is a local one that is as cheap as a cut one: then its own weights are taken."""
     folder = pathlib.Path(str(name))
-    return folder.is_dir() and any(folder.glob("*.safetensors")) and _is_few(cls, config)
+    return folder.is_dir() and any(folder.glob("*.safetensors")) and is_few(cls, config)
 
 
-def _is_few(cls: type, config: Any) -> bool:
+def is_cut(model: Any) -> bool:
+    """Whether a model, or the one that it is a copy of, was built small; a wrapper is none."""
+    return "is_cut_by_preflight" in vars(model)
+
+
+def is_few(cls: type, config: Any) -> bool:
+    """Whether a model of this configuration is as cheap as a cut one."""
     try:
         with torch.device("meta"):
             return cls(copy.deepcopy(config)).num_parameters() <= _FEW
@@ -350,11 +430,7 @@ def _adapters_noted(adapters: list[Trained], real: bool, note: Callable[[str, bo
         config = options.get("config") or PeftConfig.from_pretrained(name, **files)
         config.inference_mode = not trainable
         wrapped = get_peft_model(model, config, adapter_name=adapter)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(0)
-            for key, parameter in wrapped.named_parameters():
-                if "lora_B" in key:
-                    parameter.normal_(std=0.1)
+        seem_trained(wrapped, std=0.1)
         return wrapped
 
     def from_pretrained(
@@ -364,7 +440,7 @@ def _adapters_noted(adapters: list[Trained], real: bool, note: Callable[[str, bo
             wrapped = original(cls, model, model_id, adapter_name, is_trainable, **options)
         else:
             wrapped = made_anew(model, model_id, adapter_name, is_trainable, **options)
-        with keep_requires_grad(wrapped), wrapped.disable_adapter():
+        with adapters_off(wrapped):
             base = probe(wrapped)
         adapters.append(Trained(str(model_id), probe(wrapped), base, is_trainable))
         note("adapter", True)

@@ -24,6 +24,7 @@ from failurelab.preflight.intercept import controls, cuts, small
 from failurelab.preflight.intercept.cuts import NEW_TOKENS
 from failurelab.preflight.repairs import Keyword, Statement
 
+_WORKS = 1e-3  # of a logit: a new adapter changes it by less, and where its norms are computed (DoRA), not by 0
 _LOGITS_REPAIRED = Statement(
     "for each in filter(None, ({trainer}.model, getattr({trainer}, 'ref_model', None))): logits.repair(each)",
     imports="from failurelab import logits",
@@ -335,7 +336,7 @@ class Watch:
             )
 
     def _find_replaced(self) -> Answer:
-        """Compare what the trainer's model says with what it said when its trained adapter was loaded."""
+        """Compare what the trainer's model says with what it said with its trained adapter."""
         if not self.adapters:
             return NotApplicable("F8", "no trained adapter is loaded")
         trained = self.adapters[-1]
@@ -346,8 +347,12 @@ class Watch:
         effect = (trained.logits - trained.base).abs().max().item()
         kept = (now - trained.logits).abs().max().item()
         lost = (now - trained.base).abs().max().item()
-        if effect == 0 or min(kept, lost) > 0.1 * effect:
-            return NotChecked("F8", f"the model that is trained is another one than {trained.name} was loaded into")
+        if effect < _WORKS:
+            return NotChecked("F8", f"the adapter {trained.name} changes a logit by {effect:.1g} at most, as a new one")
+        if min(kept, lost) > 0.1 * effect:
+            return NotChecked(
+                "F8", f"the model that is trained is another one than that with the adapter {trained.name}"
+            )
         if kept <= lost:
             return Held(
                 "F8",

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 
 from failurelab import handles
-from failurelab.handles import keep_modes
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Seen
+from failurelab.preflight.intercept.small import adapters_off
 from failurelab.preflight.repairs import Arguments, Keyword, Statement
+from failurelab.textbook.scores import plain
 
+_MERGE = "Merge the adapter, save the model, and give the trainer that folder with a new peft_config."
 _APART = 1e-3  # in log-probability; the same weights in the same pass give 0
 
 
@@ -54,7 +56,23 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
             "Load the reference from the policy's checkpoint, or leave ref_model out.",
             undo=Keyword("trainer", "ref_model") if seen.given.get("ref_model") is not None else None,
         )
+    own = {id(parameter) for parameter in reference.parameters()}
+    if any(parameter.requires_grad and id(parameter) in own for parameter in model.parameters()):
+        return Finding(
+            "F19",
+            "the reference model has tensors of the policy that are trained: it moves with it, and does not hold it",
+            "Make it a copy: trainer.ref_model = copy.deepcopy(trainer.model).eval()",
+            undo=Statement("{trainer}.ref_model = copy.deepcopy({trainer}.model).eval()", imports="import copy"),
+        )
     gap, share = _gap(model, model, reference), _share_changed(model, reference)
+    adapted = getattr(model, "peft_config", None) and not getattr(reference, "peft_config", None)
+    if adapted and gap > _APART and _gap(model, model, None) > _APART:
+        return Finding(
+            "F19",
+            f"the policy has an adapter that is trained or not zero, and its reference has none: they are apart by "
+            f"{gap:.3g} in a log-probability before the first step",
+            _MERGE,
+        )
     if not share:
         return _held("policy and reference model have the same weights", model, reference)
     if gap <= _APART:
@@ -89,7 +107,7 @@ def _adapter(seen: Seen, model: Any) -> Answer:
         "F19",
         f"the reference is the policy without its adapter, and that is trained or not zero: they differ by {gap:.3g} "
         "in a log-probability before the first step",
-        "Merge the adapter, save the model, and give the trainer that folder with a new peft_config.",
+        _MERGE,
     )
 
 
@@ -130,8 +148,7 @@ def _gap(model: Any, policy: Any, reference: Any) -> float:
     ids = torch.arange(1, 9, device=device)[None]
 
     def score(of: Any) -> torch.Tensor:
-        with torch.no_grad(), keep_modes(of):
-            of.eval()
+        with torch.no_grad(), plain(of):  # a copy of the policy may have its patched forward, which asks the policy
             return of(input_ids=ids).logits.float().log_softmax(-1).to(device)
 
     before = score(policy)
@@ -147,7 +164,7 @@ def _gap(model: Any, policy: Any, reference: Any) -> float:
                 return float((before - score(policy)).abs().max())
             finally:
                 policy.set_adapter(active)
-    with handles.keep_requires_grad(policy), policy.disable_adapter():
+    with adapters_off(policy):
         return float((before - score(policy)).abs().max())
 
 
