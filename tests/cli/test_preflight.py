@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import tomllib
 import torch
 from tests.cli import one_session
 from tests.cli.benchmark_scripts import load
@@ -248,9 +249,12 @@ def test_every_case_of_the_corpus_can_be_run():
         there = (
             (CORPUS.HERE.parent / "notebooks" / f"{name}.ipynb").is_file()
             if kind == "notebook"
-            else kind in ("trl", "examples") or case.script.partition("/")[0] in ARCHIVED
+            else kind in ("trl", "examples", "lab") or case.script.partition("/")[0] in ARCHIVED
         )
-        assert there and case.half in (*ARCHIVED, "trl", "course", "chains")
+        assert there and case.half in (*ARCHIVED, "trl", "course", "chains", "labs")
+    told = tomllib.loads((CORPUS.CORPUS / "labs.toml").read_text())
+    scripts = {each.removeprefix("lab_") for each in names}
+    assert {each for table in told.values() for each in table if not each.isdigit()} <= scripts
 
 
 OWN_ERRORS = {
