@@ -17,6 +17,11 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
+def has_adapter(model: nn.Module) -> bool:
+    """Whether a model has an adapter now: some releases of PEFT leave `peft_config` on one that was merged."""
+    return hasattr(model, "disable_adapter") or any("lora_" in name for name, _ in model.named_parameters())
+
+
 def vocabulary_size(model: nn.Module) -> int:
     """Return how many token ids the model knows."""
     embedding = unwrap(model).get_input_embeddings()

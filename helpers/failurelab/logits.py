@@ -25,6 +25,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from failurelab._alignment import Alignment, MisalignedLogProbs, check_alignment, probing
@@ -68,12 +69,16 @@ def kept_rows(model: nn.Module, name: str) -> str:
     that refuses the name.
     """
     ids = torch.arange(4, device=input_device(model))[None] % vocabulary_size(model)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}  # as a trainer asks, for hooks of the script's
     with contextlib.suppress(TypeError), probing(model):
-        some, every = (model(ids, **options).logits for options in ({name: 2}, {}))  # (1, rows, vocabulary)
+        some, every = (model(**batch, **options).logits for options in ({name: 2}, {}))  # (1, rows, vocabulary)
         if some.shape[1] >= every.shape[1]:
             return "all"
+        if isinstance(some, FakeTensor):  # it has no values to compare
+            return "last"
         starts = range(every.shape[1] - some.shape[1], -1, -1)  # the last first, for all may be alike
-        far = [(every[:, start : start + some.shape[1]] - some).abs().max().item() for start in starts]
+        apart = (every[:, start : start + some.shape[1]] - some for start in starts)
+        far = [each.nan_to_num(nan=0.0).abs().max().item() for each in apart]  # words that are masked by -inf
         return "last" if far[0] == min(far) else "other"
     return "none"
 

@@ -180,6 +180,7 @@ def compare(
     tokenizer: Any,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
+    /,
     *,
     generate: Callable[..., Any] | None = None,
     rounding: float | None = None,

@@ -79,6 +79,18 @@ def test_a_name_in_the_signature_that_does_nothing_is_not_believed():
     assert logits.keep_argument(cut_from_the_front(small())) is None
 
 
+def test_words_that_are_masked_by_minus_infinity_are_no_other_rows():
+    """Nor is a hook that reads what a trainer hands over."""
+
+    def mask(model, args, kwargs, output):
+        assert kwargs["input_ids"].shape == kwargs["attention_mask"].shape
+        output.logits[..., 3:] = -torch.inf
+
+    model = small()
+    model.register_forward_hook(mask, with_kwargs=True)
+    assert logits.keep_argument(model) == logits.keep_argument(small())
+
+
 def test_a_probe_leaves_modes_and_the_random_state_alone():
     """A module that was in eval mode within a model in train mode stays so; dropout draws nothing."""
     model = small()

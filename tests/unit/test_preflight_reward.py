@@ -497,7 +497,7 @@ def test_kinds_of_rows_that_alternate_are_all_seen(function, dead, tokenizer):
     [
         ([exact, exact], [1.0, -1.0], ("F10", "the sum is the same")),
         ([exact], [-1.0], ("F14", "times its weight -1 it has the wrong sign")),
-        ([exact, shorter], [-1.0, 1.0], ("F14", "no other function asks for a column")),
+        ([exact, shorter], [-1.0, 1.0], None),  # nobody asked for right answers, as of a tutor who must not tell
         ([exact, penalty_for_answer_alone], None, None),  # a penalty that others outweigh is no wrong sign
         ([unknown_form, penalty_for_answer_alone], None, None),  # nobody knows what the other would give
         ([last_number, in_reasoning], [1.0, -1.0], None),

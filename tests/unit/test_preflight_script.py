@@ -174,6 +174,8 @@ def test_weights_of_the_whole_model_for_a_cut_one(checkpoint):
         with pytest.raises(RuntimeError, match="typo"):
             model.load_state_dict(whole | {"model.typo": torch.ones(1)})
         own = auto.from_pretrained(checkpoint).state_dict()
+        with pytest.raises(RuntimeError, match="size mismatch"):  # a vocabulary that was resized
+            model.load_state_dict(own | {"lm_head.weight": torch.ones(3001, 64)})
         model.load_state_dict(own)
     weights = [each.model.layers[1].mlp.up_proj.weight for each in (first, second, other, model)]
     assert torch.equal(weights[0], weights[1]) and torch.equal(weights[3], own["model.layers.1.mlp.up_proj.weight"])

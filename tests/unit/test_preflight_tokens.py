@@ -136,7 +136,7 @@ def ending(tokenizer, end):
         (MESSAGES, "x-Instruct", TEXT, TEXT, Suspected),
         (MESSAGES, "x", TEXT, TEXT, NotChecked),
         # Qwen2's own generation config has two ends; the turn ends with the tokenizer's.
-        (TEXTS, "x-Instruct", TURN, [TURN, TEXT], Held),
+        (TEXTS, "x-Instruct", TURN, [TURN], Held),
         (MESSAGES, "x-Instruct", TURN, [TURN, TEXT], Held),
     ],
 )
@@ -264,14 +264,14 @@ def test_generation_that_stops_at_an_end_that_the_trainer_does_not_know(padding,
 
 
 @pytest.mark.parametrize(
-    ("shortest", "engine", "failure", "kind"),
-    [(3, True, "F18", Suspected), (3, False, "F11", NotChecked), (64, True, "F11", Finding)],
+    ("shortest", "engine", "kind"), [(3, True, NotChecked), (3, False, NotChecked), (64, True, Finding)]
 )
-def test_a_completion_that_is_short_and_has_no_end_was_not_cut(shortest, engine, failure, kind, model, tokenizer):
+def test_a_completion_that_is_short_and_has_no_end_was_not_cut(shortest, engine, kind, model, tokenizer):
     log = [{"completions/clipped_ratio": 1.0, "completions/min_length": shortest}]
     given = seen(model, tokenizer, TEXTS, log=log, small=False)
     given.trainer.rollout_func = (lambda prompts, trainer: {}) if engine else None
-    assert type(only(judge_lengths(given), failure)) is kind
+    answer = only(judge_lengths(given), "F11")
+    assert type(answer) is kind and ("F18" in getattr(answer, "why", "")) is (engine and kind is NotChecked)
 
 
 def test_other_trainers_have_no_completions(model, tokenizer):

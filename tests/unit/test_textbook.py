@@ -70,10 +70,14 @@ def test_what_drew_the_tokens_is_the_policy(always):
     def halve(model, args, output):
         if always or torch.is_grad_enabled():
             output.logits = output.logits / 2
+        output.logits = output.logits - 0.5 * torch.nn.functional.one_hot(torch.tensor(5), output.logits.shape[-1])
 
     rows, model = rows_of_two_groups(), qwen2()
     options = textbook.Options(loss_type="grpo", max_completion_length=10, epsilon=0.2)
+    bias = 0.5 * torch.nn.functional.one_hot(torch.tensor(5), model.config.vocab_size)
+    head = model.lm_head.register_forward_hook(lambda module, args, output: output - bias)
     without = textbook.expected_gradient(model, rows, options)["model.norm.weight"]
+    head.remove()
     model.register_forward_hook(halve)
     assert torch.allclose(textbook.expected_gradient(model, rows, options)["model.norm.weight"], without) is not always
     assert len(model._forward_hooks) == 1

@@ -81,6 +81,7 @@ class RolloutGuard(Guard):
         model: nn.Module,
         tokenizer: Any,
         generate: Callable[..., Any],
+        /,
         inputs: torch.Tensor | None = None,
         generation_config: Any = None,
         **kwargs: Any,

@@ -16,6 +16,7 @@ from torch import nn
 
 from failurelab import gradients, updates
 from failurelab._text import list_names
+from failurelab._unwrap import has_adapter
 from failurelab.guards.base import Action, Guard
 
 _TRAINABLE = (
@@ -145,7 +146,7 @@ class UpdateGuard(Guard):
             return
         # beside tensors in 16 bits those in float32 would hide what is lost
         judged = [parameter for parameter in trained if parameter.dtype.itemsize < 4] or trained
-        self._adapters = hasattr(model, "peft_config")
+        self._adapters = has_adapter(model)
         if self._from_zero is None:
             self._from_zero = {id(parameter) for parameter in judged if not parameter.detach().any()}
         rate = max(rates.values())

@@ -33,7 +33,7 @@ def count_cut_off(model: nn.Module) -> int:
             hook = module.register_forward_hook(_detach)
             try:
                 with gradients.watch(model) as watched, torch.enable_grad():
-                    rows = model(input_ids=ids).logits  # (1, 8, vocabulary)
+                    rows = _logits(model, ids)  # (1, 8, vocabulary)
                     if rows.requires_grad:
                         rows.float().logsumexp(-1).sum().backward()
                 missing = len(watched.report().without_gradient)
@@ -57,9 +57,9 @@ def error_without_context(model: nn.Module, tokenizer: Any, prompts: Sequence[An
             )  # fmt: skip
             whole = getattr(whole, "sequences", whole)  # (1, prompt + new)
             drawn = whole[0, prompt.shape[1] :]  # (new,)
-            right = model(input_ids=whole, use_cache=False).logits[0, prompt.shape[1] - 1 : -1]  # (new, vocabulary)
+            right = _logits(model, whole)[0, prompt.shape[1] - 1 : -1]  # (new, vocabulary)
             before = whole[0, prompt.shape[1] - 1 : -1, None]  # (new, 1): the token before each
-            alone = model(input_ids=before, use_cache=False).logits[:, 0]  # (new, vocabulary)
+            alone = _logits(model, before)[:, 0]  # (new, vocabulary)
             gap = right.float().log_softmax(-1) - alone.float().log_softmax(-1)
             worst = max(worst, gap.gather(1, drawn[:, None]).abs().max().item())
     return worst
@@ -72,7 +72,7 @@ def sees_shifted_scores(model: nn.Module, ids: torch.Tensor) -> bool:
     """
     for sequence in ids.split(1):  # (1, tokens)
         with torch.random.fork_rng(), torch.enable_grad():
-            rows = model(input_ids=sequence, use_cache=False).logits.detach().requires_grad_()  # (1, tokens, words)
+            rows = _logits(model, sequence).detach().requires_grad_()  # (1, tokens, words)
             scores = rows[:, :-2].float().log_softmax(-1).gather(2, sequence[:, 2:, None])
             (gradient,) = torch.autograd.grad(scores.sum(), rows)
         report = read_scored_tokens(gradient, sequence)
@@ -84,7 +84,12 @@ def sees_shifted_scores(model: nn.Module, ids: torch.Tensor) -> bool:
 def count_all_rows(model: nn.Module, ids: torch.Tensor) -> int:
     """Return how many rows of logits the model makes for `ids`, (batch, tokens), when it is not asked for fewer."""
     with torch.no_grad(), torch.random.fork_rng():
-        return model(input_ids=ids[:1], use_cache=False).logits.shape[1]
+        return _logits(model, ids[:1]).shape[1]
+
+
+def _logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Return the logits for `ids` without padding, asked for as a trainer does: hooks of the script's read the mask."""
+    return model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
 
 
 def _detach(module: nn.Module, args: tuple, output: Any) -> Any:

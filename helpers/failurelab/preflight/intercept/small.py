@@ -59,7 +59,7 @@ def probe(model: torch.nn.Module) -> torch.Tensor:
     ids = torch.arange(1, 9, device=next(model.parameters()).device)[None]
     with torch.no_grad(), keep_modes(model):
         model.eval()
-        return model(input_ids=ids).logits.float().cpu()
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().cpu()
 
 
 def note_given(model: Any, adapters: list[Trained]) -> None:
@@ -69,13 +69,13 @@ def note_given(model: Any, adapters: list[Trained]) -> None:
     """
     if adapters or not isinstance(model, torch.nn.Module) or not getattr(model, "peft_config", None):
         return
-    with_it = without = torch.zeros(1)
+    with_it = without = torch.zeros(1, device="cpu")
     with contextlib.suppress(Exception):  # it is none of the script's: `probe` is asked again when training begins
         with_it = probe(model)
         with adapters_off(model):
             without = probe(model)
-        if torch.equal(with_it, without):
-            return
+        if with_it.shape != without.shape or torch.equal(with_it, without):
+            return  # of a prompt that is learned the logits are more
     adapters.append(Trained("that the trainer is given", with_it, without))
 
 
@@ -141,7 +141,9 @@ def built_small(
         if load.device_map is not None and not (load.by_trainer and load.device_map == "auto"):  # trl's own default
             call.options["device_map"] = mapped.device_map(load.device_map)
         if real:
-            return call.load()
+            model = call.load()
+            load.model = weakref.ref(model)
+            return model
         if not load.small:
             call.arguments, call.config = (), _without_quantization(config)
             call.options = _attention(given) | {key: value for key, value in given.items() if key in FOR_FILES}
@@ -204,7 +206,8 @@ def _other_weights(mapped: Mapped) -> Iterator[None]:
             for name, weight in (state_dict.items() if own and isinstance(state_dict, Mapping) else ())
             if _kind(name) in kinds and (name not in own or own[name].shape != weight.shape)
         }
-        if not large:
+        # A matrix whose rows alone are other ones is a vocabulary's, and an error of the script's.
+        if all(name in own and own[name].shape[1:] == weight.shape[1:] for name, weight in large.items()):
             return original(self, state_dict, *args, **options)
         mapped.tell(f"load_state_dict, {len(large)} tensors of the whole model's sizes", "random ones")
         with torch.random.fork_rng(devices=[]), torch.no_grad():

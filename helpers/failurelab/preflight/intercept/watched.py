@@ -15,6 +15,7 @@ import torch
 
 from failurelab import _greedy, failures, gradients, guards, logits
 from failurelab._text import list_names
+from failurelab._unwrap import has_adapter
 from failurelab.failures import loader
 from failurelab.handles import is_unseen, wrap_method
 from failurelab.preflight import temperature
@@ -171,13 +172,10 @@ class Watch:
             return NotChecked("F23", "training ended before there was an optimizer")
         groups = [{id(parameter) for parameter in group["params"]} for group in optimizer.param_groups]
         kept = set().union(*groups)
-        adapted = _has_adapter(model)
-        wanted = [
-            id(parameter)
-            for name, parameter in model.named_parameters()
-            if (_is_adapter(name, model) if adapted else parameter.requires_grad)
-        ]
-        count, what = len(kept.intersection(wanted)), "tensors of the adapters" if adapted else "trainable tensors"
+        named = list(model.named_parameters()) if has_adapter(model) else []
+        adapters = [id(parameter) for name, parameter in named if _is_adapter(name, model)]  # none of a learned prompt
+        wanted = adapters or [id(parameter) for parameter in model.parameters() if parameter.requires_grad]
+        count, what = len(kept.intersection(wanted)), "tensors of the adapters" if adapters else "trainable tensors"
         evidence = f"the optimizer holds {count} of {len(wanted)} {what}"
         if not count:
             frozen = self.adapters and not self.adapters[-1].trainable
@@ -199,7 +197,7 @@ class Watch:
 
     def _judge_gradients(self) -> Iterator[Answer]:
         report = self._reports.get("GradientGuard", self._gradients.report)
-        adapted = _has_adapter(self.trainer.model)
+        adapted = has_adapter(self.trainer.model)
         own, other = ("F2", "F1") if adapted else ("F1", "F2")
         yield NotApplicable(other, "the model has adapters: see F2" if adapted else "no adapters")
         if report is None:
@@ -428,10 +426,6 @@ def _tokenizer(seen: Seen) -> Any:
 
 def _is_text(prompt: Any) -> bool:
     return isinstance(prompt, list) and all(isinstance(turn.get("content"), str) for turn in prompt)
-
-
-def _has_adapter(model: Any) -> bool:
-    return hasattr(model, "peft_config") or any("lora_" in name for name, _ in model.named_parameters())
 
 
 def _is_adapter(name: str, model: Any) -> bool:

@@ -111,16 +111,12 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]
             f"none of the completions has an end, and the shortest has {shortest:g} of {limit} tokens: it was not cut, "
             "and its end is missing"
         )
-        if not getattr(seen.trainer, "rollout_func", None):
-            yield NotChecked("F11", evidence)
-            return
-        yield Suspected(
-            "F18",
-            f"{evidence} where rollout_func returns it",
-            "whether the engine drew an end, or stopped at a text, only the engine tells",
-            "Return the ids that the engine drew, the one that ended a completion among them: no text encoded again.",
-            "10_two_policies",
-        )
+        if getattr(seen.trainer, "rollout_func", None):
+            evidence += (
+                " where rollout_func returns it. An engine that stops at a text, or at a limit of its own, draws none; "
+                "one that drew it has lost it in text that is encoded again (F18)"
+            )
+        yield NotChecked("F11", evidence)
         return
     evidence = f"{share:.0%} of the completions reached max_completion_length {limit} without an end"
     if share >= CLIPPED:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from failurelab._unwrap import has_adapter
 from failurelab.preflight.answers import Answer, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.batch import read_step
@@ -130,7 +131,7 @@ def _rate(seen: Seen, rates: Sequence[float]) -> Iterator[Answer]:
     optimizer = str(getattr(seen.asked.get("optim"), "value", seen.asked.get("optim") or "adamw"))
     if not own and "adamw" not in optimizer:
         return
-    load, adapted = policy_load(seen), hasattr(seen.trainer.model, "peft_config")
+    load, adapted = policy_load(seen), has_adapter(seen.trainer.model)
     if adapted and highest <= _LOW_RATE and total <= _LOW_SUM:
         yield Suspected(
             "rate",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from failurelab import handles
+from failurelab._unwrap import has_adapter
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept.small import adapters_off
@@ -65,7 +66,7 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
             undo=Statement("{trainer}.ref_model = copy.deepcopy({trainer}.model).eval()", imports="import copy"),
         )
     gap, share = _gap(model, model, reference), _share_changed(model, reference)
-    adapted = getattr(model, "peft_config", None) and not getattr(reference, "peft_config", None)
+    adapted = has_adapter(model) and not has_adapter(reference)
     if adapted and gap > _APART and _gap(model, model, None) > _APART:
         return Finding(
             "F19",

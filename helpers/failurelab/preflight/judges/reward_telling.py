@@ -95,10 +95,6 @@ def _why_no_penalty(reward: RewardFunction, totals: list[float] | None) -> str:
     if totals is None or figures.is_flat(reward.probes, totals):
         return ""
     without = [total - reward.weight * (value or 0.0) for total, value in zip(totals, reward.rewards)]
-    others = [each for each in reward.seen.trainer.reward_funcs if each is not reward.function]
-    told = figures.compare_pairs(reward.probes, without)[0] or any(map(reward_source.asked_columns, others))
-    if reward.weight < 0 and not told:
-        return ", and no other function asks for a column or gives right answers more"
     lost = max(figures.lead(reward.probes, totals)) <= SAME < min(figures.lead(reward.probes, without))
     return f", and in the sum it takes the lead of right answers over '' or {_NO_ANSWER!r}" * lost
 

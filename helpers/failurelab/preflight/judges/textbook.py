@@ -139,7 +139,7 @@ class StepJudge(TrainerCallback):
                     self.trainer,
                     self._recorder.evidence(),
                     with_suspects=affordable and not self.explained(),
-                    with_controls=not self.reports,
+                    with_controls=all(report.verdict != "HELD" for report in self.reports),
                 )
         except Exception as error:  # of this check's own: the cut training goes on
             self._error = f"{type(error).__name__}: {first_line(error)}"

@@ -226,7 +226,7 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
     rows = sample(seen, 1)
     turn = _turn_end(tokenizer)
     template = rows and (is_conversation(rows[0].get("prompt")) or (turn and _mark(tokenizer) in str(rows[0])))
-    if (not template or turn is None) and config:
+    if (not template or turn is None) and config and config <= known:
         evidence = f"{ends}, as the model's generation config says; the prompts are without a chat template"
         return Held("F13", evidence, "with another end in the tokenizer the model's own would not be among them")
     if not template or turn is None:

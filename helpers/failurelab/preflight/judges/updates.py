@@ -16,7 +16,7 @@ import torch
 from packaging.version import Version
 
 from failurelab import updates
-from failurelab._unwrap import unwrap
+from failurelab._unwrap import has_adapter, unwrap
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.repairs import Arguments, Keyword, Repair, Statement
@@ -34,7 +34,7 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
     trainer, rate = seen.trainer, own[1].get("lr") if own else seen.asked.get("learning_rate")
     if load is None or not rate:
         return
-    if hasattr(trainer.model, "peft_config"):
+    if has_adapter(trainer.model):
         low = {p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4}
         copied = not seen.zero_stage and any(tensor.requires_grad for _, tensor in _copies(trainer.model))
         if not low and copied and load.dtype in _LOW:
@@ -171,7 +171,7 @@ def _share(seen: Seen, load: Load, rate: float, dtype: torch.dtype) -> tuple[flo
     """Return the share of elements that a first step changes, and of which elements."""
     if not load.small:
         model = seen.trainer.model
-        named = _copies(model) if hasattr(model, "peft_config") else model.named_parameters()
+        named = _copies(model) if has_adapter(model) else model.named_parameters()
         named = [(name, weight) for name, weight in named if weight.requires_grad]
         return updates.shares(_parts(named), rate, dtype=dtype).share, "the checkpoint's elements"
     tensors = list(_parts(_stored(load.name)))
