@@ -240,6 +240,24 @@ def test_a_script_for_a_gpu_is_judged_without_one(stack, last, tmp_path, monkeyp
     assert cut == set().union(*(each for _, _, each in forms))
 
 
+@pytest.mark.parametrize(
+    ("words", "text", "told"),
+    [
+        (["train.py", "--diff", "fix.diff"], "", True),
+        (["train.py", "--diff", "fix.diff"], "parser.add_argument('--diff')", False),
+        (["--", "train.py", "--diff", "fix.diff"], "", False),
+        (["train.py", "--epochs", "3"], "", False),
+    ],
+)
+def test_an_option_behind_the_script_is_told_to_be_the_script_s(words, text, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("train.py").write_text(text)
+    monkeypatch.setattr(command, "ask", lambda line, **options: answer.Told(line.script, {}, error=str(line.arguments)))
+    assert command.main(words) == 3
+    said = capsys.readouterr()
+    assert ("--diff behind the script is the script's" in said.err) is told and words[-1] in said.out
+
+
 def test_every_case_of_the_corpus_can_be_run():
     """Names are used once, scripts are there, and no case expects what no failure is called."""
     names = [case.name for case in CORPUS.read_corpus()]

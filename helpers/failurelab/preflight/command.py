@@ -67,6 +67,14 @@ def _positive(text: str) -> int:
     return number
 
 
+def _misplaced(line: list[str]) -> str:
+    """Return the options of preflight's among the script's arguments that its text does not know."""
+    script = pathlib.Path(line[0])
+    text = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
+    own = ("--diff", "--json", "--junit", "--report", "--no-try", "--try", "--python", "--real-model", "--time-limit")
+    return ", ".join(word for word in line[1:] if word in own and word not in text)
+
+
 def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
     options = parser().parse_args(arguments)
@@ -76,6 +84,9 @@ def main(arguments: list[str]) -> int:
     if not line:
         print("ERROR preflight needs a script. Next: failurelab preflight train.py", file=sys.stderr)
         return 3
+    if options.line[:1] != ["--"] and (misplaced := _misplaced(line)):
+        note = f"Note: {misplaced} behind the script is the script's. Preflight's options stand before it"
+        print(note, file=sys.stderr)
     if refused := _issue.refuse(options.diff, "--diff") or _issue.refuse(options.report, "--report"):
         print(refused, file=sys.stderr)
         return 3
