@@ -7,9 +7,10 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from small import alternate, checkpoint, lora_config, stir
+from small import alternate, checkpoint, lora, lora_config, qwen2, stir
 
 from failurelab import _checkpointing, adapters, gradients, guards, rollouts
+from failurelab._unwrap import has_adapter
 from failurelab.handles import keep_modes
 from failurelab_course.experiments import models, trainers
 
@@ -271,3 +272,11 @@ def test_what_cannot_be_asked_for_is_refused(model):
     model.supports_gradient_checkpointing = False
     with pytest.raises(adapters.AdapterError, match="does not support gradient checkpointing"):
         gradients.prepare_peft(model, lora_config(), {})
+
+
+@pytest.mark.parametrize(("adapt", "adapted"), [(lora, True), (lambda model: lora(model).unload(), False)])
+def test_a_model_has_an_adapter_until_it_is_taken_off(adapt, adapted):
+    """Some releases of PEFT leave `peft_config` on what is left."""
+    model = adapt(qwen2())
+    model.peft_config = getattr(model, "peft_config", {"default": None})
+    assert has_adapter(model) is adapted

@@ -73,6 +73,20 @@ def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, mode
     assert "beta" not in answer.evidence.partition("does not show")[2]
 
 
+def test_mistakes_are_planted_in_the_step_that_holds(model, tokenizer, tmp_path):
+    """The first step shows nothing where all rewards are equal: the second one holds, and not without its controls."""
+    calls = []
+
+    def rewards(completions, **_):
+        calls.append(len(completions))
+        return [float(len(calls) > 1) * number for number in range(len(completions))]
+
+    answer = judge(trainer(model, tokenizer, tmp_path, rewards=[rewards], max_steps=3, gradient_accumulation_steps=1))[
+        "F21"
+    ]
+    assert isinstance(answer, Held) and answer.evidence.startswith("step 2") and "opposite sign" in answer.control
+
+
 def test_a_failure_that_explains_the_gradient_stays_the_finding(model, tokenizer, tmp_path):
     """Tensors without a gradient are F1: the comparison is its evidence, and no second finding."""
     others = [Finding("F1", "24 of 25", "-")]

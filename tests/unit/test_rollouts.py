@@ -12,6 +12,7 @@ from small import checkpoint, lora
 
 from failurelab import _greedy, gradients, rollouts
 from failurelab._unwrap import unwrap
+from failurelab.guards import RolloutGuard
 from failurelab.handles import HandleError
 from failurelab_course.experiments import models
 
@@ -116,6 +117,19 @@ def test_a_repaired_model_generates_as_in_eval_mode_until_the_handle_goes(model,
     assert check(model, tokenizer) == broken
     with pytest.raises(HandleError):
         handle.remove()
+
+
+def test_a_tokenizer_for_generate_is_no_second_one(model, tokenizer):
+    """`generate(stop_strings=..., tokenizer=...)`: the guard and the comparison have a tokenizer of their own."""
+    batch = tokenizer(MIXED, return_tensors="pt", padding=True, padding_side="left")
+    options = {"stop_strings": ["="], "tokenizer": tokenizer, "max_new_tokens": 4}
+    assert rollouts.compare(model, tokenizer, batch.input_ids, batch.attention_mask, **options).agrees
+    guard = RolloutGuard()
+    guard.report, guard._rounding = None, None
+    guard._judge(
+        model.train(), tokenizer, model.generate, batch.input_ids, attention_mask=batch.attention_mask, **options
+    )
+    assert guard.report.agrees
 
 
 def test_a_model_whose_generate_is_a_partial_is_repaired(model, tokenizer):
