@@ -76,12 +76,13 @@ def apply(script, diff, folder):
 # Imports trl once. Each line of its input is a script, which is run and measured in forks, one for each process that a
 # launcher would start, and answered in a line.
 RUNNER = """
-import atexit, functools, json, os, socket, sys
+import atexit, functools, gc, json, os, socket, sys
 
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the import and the scripts print
 from trl import GRPOTrainer
 
+gc.freeze()  # each training begins with a collection
 make = GRPOTrainer.__init__
 
 

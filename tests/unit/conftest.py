@@ -4,6 +4,7 @@ The models are tiny, and other work on the machine must not slow threads down.
 """
 
 import copy
+import gc
 import os
 import pathlib
 import sys
@@ -12,6 +13,13 @@ import pytest
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # for `small`
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imports_are_not_collected():
+    """A trainer collects when it begins to train, which takes a quarter of a second with all that was imported."""
+    gc.collect()  # what the tests before left is not kept
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -19,6 +19,7 @@ stop torch, which reserves far more than it uses.
 import collections
 import contextlib
 import dataclasses
+import gc
 import json
 import multiprocessing
 import os
@@ -213,6 +214,9 @@ def import_needs() -> dict[str, str]:
             broken[need] = f"{type(error).__name__}: {first}"
     if threading.active_count() != 1:
         raise RuntimeError("a forked check could hang: the check server has more than one thread")
+    # A trainer collects when it begins to train: each check would look through all that was imported, and copy its
+    # pages, for half a second.
+    gc.freeze()
     return broken
 
 
