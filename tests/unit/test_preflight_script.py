@@ -14,7 +14,7 @@ import transformers
 from small import qwen2
 
 from failurelab import updates
-from failurelab.preflight import launcher_line, notebook, run, script_text
+from failurelab.preflight import launcher_line, notebook, preload, run, script_text
 from failurelab.preflight.answers import Finding, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Load, Seen, Source
 from failurelab.preflight.intercept import cuts, own_code, processes, ranks, saved, small, watched
@@ -567,3 +567,18 @@ def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
     watched.initialize(subclass, trainer, ("model", "arguments", rows), {"tokenizer": "t", "keep": False})
     assert taken["model"] == "model" and taken["tokenizer"] == "t" and len(taken["train_dataset"]) == 512
     assert watched.datasets[id(trainer)] is rows and watched.given[id(trainer)]["args"] == "arguments"
+
+
+def test_libraries_that_a_script_s_own_modules_begin_with_are_imported_once(tmp_path):
+    """Up to its first statement that may change what an import does, in whatever file; a cycle ends."""
+    files = {
+        "train.py": "import os\nfrom src import build\nimport src.late\nfrom transformers import Trainer\n",
+        "src/__init__.py": "import datasets\n",
+        "src/build.py": "from trl import GRPOTrainer\nimport src.build\n\n\ndef make():\n    import accelerate\n",
+        "src/late.py": "import peft\nos.environ['A'] = '1'\nimport torch\n",
+    }
+    (tmp_path / "src").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = list(preload.leading_imports(tmp_path / "train.py", tmp_path, set()))
+    assert found == [("datasets", []), ("trl", ["GRPOTrainer"]), ("peft", [])]

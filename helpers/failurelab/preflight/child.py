@@ -45,7 +45,7 @@ def main() -> None:
     if spec["fork"]:
         from failurelab.preflight import preload
 
-        preload.preload(spec["script"])
+        preload.preload(spec["script"], spec["folder"])
         gc.collect()
         gc.freeze()  # or the collector of each run would write into all pages that it shares with this process
     for line in iter(sys.stdin.readline, ""):

@@ -8,8 +8,9 @@ first may change what an import does.
 import ast
 import contextlib
 import importlib
+import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from failurelab.preflight.script_text import read_source
 
@@ -24,23 +25,35 @@ _BEFORE_ANY_SCRIPT = {  # what `Run.watching` imports; of preflight's own module
 }
 
 
-def preload(script: str) -> None:
+def preload(script: str, folder: str) -> None:
     """Import what every run needs, and the libraries that a script begins with, names of lazy modules too.
+
+    Args:
+        script: its path.
+        folder: where its own modules are found.
 
     An error is left to the script.
     """
     for module, names in _BEFORE_ANY_SCRIPT.items():
         _import(module, names)
     with contextlib.suppress(Exception):
-        tree = ast.parse(read_source(script))
-        for module, names in leading_imports(tree):
+        for module, names in leading_imports(pathlib.Path(script), pathlib.Path(folder), set()):
             _import(module, names)
     sys.stdout.flush()
 
 
-def leading_imports(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
-    """Yield the modules that a script imports of these libraries, and names from them, before any other statement."""
-    for node in tree.body:
+def leading_imports(
+    file: pathlib.Path, folder: pathlib.Path, seen: set[pathlib.Path]
+) -> Generator[tuple[str, list[str]], None, bool]:
+    """Yield the modules that a script imports of these libraries, and names from them, before any other statement.
+
+    The modules of its own that it imports are followed: what they import comes in its turn.
+
+    Returns:
+        Whether nothing but imports and definitions stands in the file, so that what comes behind it may count too.
+    """
+    seen.add(file)
+    for node in ast.parse(read_source(str(file))).body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
         if isinstance(node, ast.Import):
@@ -50,13 +63,28 @@ def leading_imports(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.decorator_list:
             continue  # it is only defined
         else:
-            return
+            return False
         for module, names in modules:
             root = module.partition(".")[0]
             if root in _LIBRARIES:
                 yield module, names
             elif root not in sys.stdlib_module_names:
-                return  # a module of the script's own may do anything
+                own = own_files(module, names, folder)
+                if not own:
+                    return False  # another library may do anything
+                for path in own:
+                    if path not in seen and not (yield from leading_imports(path, folder, seen)):
+                        return False
+    return True
+
+
+def own_files(module: str, names: list[str], folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files in the script's folder that an import runs, in their order; a name may be a module too."""
+    parts = module.split(".")
+    paths = [folder.joinpath(*parts[:length]) for length in range(1, len(parts) + 1)]
+    paths += [paths[-1] / name for name in names]
+    files = [file for path in paths for file in (path / "__init__.py", path.with_suffix(".py"))]
+    return [file for file in files if file.is_file()]
 
 
 def _import(module: str, names: list[str]) -> None:
