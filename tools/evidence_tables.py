@@ -43,21 +43,6 @@ def learning() -> str:
     )
 
 
-def faces() -> str:
-    """The three faces of the warning in trl 0.14, both trainers, and the cures."""
-    trained = ("full", "embeddings frozen", "LoRA")
-    kinds = ("reentrant", "reentrant, require_input_grads", "non-reentrant", "off")
-    pattern = rf"(?P<trainer>GRPO|Online DPO), (?P<trained>{'|'.join(trained)}), (?P<kind>.+)"
-
-    def changed(run: Any) -> str:
-        warned = "warning" if run["warnings"] else "no warning"
-        return f"{run['changed']} of {run['trainable']}, {warned}{', RuntimeError' if run['error'] else ''}"
-
-    head = ["what is trained", "trainer", *kinds]
-    runs = read_runs("three_faces", pattern, "trl-0.14")
-    return grid(head, runs, changed, trained=trained, trainer=("GRPO", "Online DPO"), kind=kinds)
-
-
 def comes_back() -> str:
     """Frozen embeddings, no adapter: tensors that change in three steps, by what was asked for, cure and release."""
     eras = ("trl-0.14", "trl-0.15", "trl-0.22", "today")
