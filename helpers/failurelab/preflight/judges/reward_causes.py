@@ -260,11 +260,12 @@ def _reads_another_row(reward: RewardFunction) -> bool:
 def _slip(reward: RewardFunction, given: str) -> Answer | None:
     """An error in its code that it catches itself, for every completion."""
     written = sum(1 for probe in reward.probes if probe.text)
-    slip = next((slip for slip in reward.ask(slips=True).slips if slip.count >= written), None)
-    if slip is None:
+    slips = [slip for slip, count in reward.ask(slips=True).slips.items() if count >= written]
+    if not slips:
         return None
-    evidence = f"{given}: in line {slip.line} it raises {slip.text}, and catches it, each time"
-    if slip.text.startswith(("ModuleNotFoundError", "ImportError")):
+    line, text = slips[0]
+    evidence = f"{given}: in line {line} it raises {text}, and catches it, each time"
+    if text.startswith(("ModuleNotFoundError", "ImportError")):
         return reward.not_checked(evidence)
     return reward.finding("F14", evidence, "Let that error come out, and mend its line.")
 
