@@ -107,7 +107,9 @@ def _fork(call: Callable[[], Given], limit: float) -> Given:
     given = None
     try:
         # A process that the function has left behind keeps the pipe open: then only the time ends.
-        given = reading.recv() if reading.poll(limit) else Given(unasked=f"it did not return within {limit:.0f} seconds")
+        given = (
+            reading.recv() if reading.poll(limit) else Given(unasked=f"it did not return within {limit:.0f} seconds")
+        )
     except EOFError:
         pass
     finally:

@@ -21,7 +21,7 @@ from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.intercept.cuts import counts_prompts
 from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, sample
-from failurelab.preflight.judges.updates import policy_load
+from failurelab.preflight.judges.updates import optimizer_name, policy_load
 from failurelab.preflight.repairs import Arguments
 
 GIB = 2**30
@@ -116,13 +116,12 @@ def _simulate(step: dict[str, Any]) -> dict[str, Any]:
 
 def _weigh(seen: Seen, load: Load, step: dict[str, Any], peak: dict[str, Any]) -> Answer:
     asked = seen.asked
-    optimizer = str(getattr(asked.get("optim"), "value", asked.get("optim") or "adamw_torch"))
+    optimizer = optimizer_name(seen)
     states = next((count for name, count in _STATES.items() if name in optimizer), 2)
-    each = 1 if "8bit" in optimizer else peak["trainable_bytes"] / max(peak["trainable"], 1)
     terms = {
         "weights": peak["weights"],
         "gradients": peak["gradients"],
-        f"{optimizer}'s states": states * each * peak["trainable"],
+        f"{optimizer}'s states": states * peak["trainable" if "8bit" in optimizer else "gradients"],
         "activations and logits": peak["rest"],
     }
     if getattr(seen.trainer, "ref_model", None) is not None:
@@ -222,7 +221,6 @@ def main() -> None:
                 "gradients": gradients * wide,
                 "rest": rest,
                 "trainable": sum(p.numel() for p in trained),
-                "trainable_bytes": gradients * wide,
                 "cache_per_token": 2 * 2 * heads * width * text.num_hidden_layers,
             }
         )

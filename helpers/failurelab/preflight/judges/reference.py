@@ -17,7 +17,7 @@ from failurelab import handles
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept.small import adapters_off
+from failurelab.preflight.intercept.small import adapters_off, probe
 from failurelab.preflight.repairs import Arguments, Keyword, Statement
 from failurelab.textbook.scores import plain
 
@@ -65,9 +65,9 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
             "Make it a copy: trainer.ref_model = copy.deepcopy(trainer.model).eval()",
             undo=Statement("{trainer}.ref_model = copy.deepcopy({trainer}.model).eval()", imports="import copy"),
         )
-    gap, share = _gap(model, model, reference), _share_changed(model, reference)
+    gap, share = _gap(model, reference), _share_changed(model, reference)
     adapted = has_adapter(model) and not has_adapter(reference)
-    if adapted and gap > _APART and _gap(model, model, None) > _APART:
+    if adapted and gap > _APART and _gap(model, None) > _APART:
         return Finding(
             "F19",
             f"the policy has an adapter that is trained or not zero, and its reference has none: they are apart by "
@@ -93,7 +93,7 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
 
 def _adapter(seen: Seen, model: Any) -> Answer:
     if "ref" in model.peft_config:
-        gap = _gap(model, model, "ref")
+        gap = _gap(model, "ref")
         if gap <= _APART:
             return _held(f"the reference is an adapter of its own, and the same (apart by {gap:.2g})", model, "ref")
         return Finding(
@@ -101,7 +101,7 @@ def _adapter(seen: Seen, model: Any) -> Answer:
             f"the reference is an adapter of its own, and differs by {gap:.3g} in a log-probability at the first step",
             "Do not change the policy's adapter after the trainer is made, which copies it.",
         )
-    gap = _gap(model, model, None)
+    gap = _gap(model, None)
     if gap <= _APART:
         return _held(f"the policy without its adapter is the reference, and the same (apart by {gap:.2g})", model, None)
     return Finding(
@@ -123,7 +123,7 @@ def _held(evidence: str, model: Any, reference: Any) -> Answer:
     try:
         with torch.no_grad():
             changed.add_(noise, alpha=0.1)
-        gap = _gap(model, model, reference)
+        gap = _gap(model, reference)
         share = _share_changed(model, reference) if isinstance(reference, torch.nn.Module) else 1.0
     finally:
         with torch.no_grad():
@@ -140,33 +140,32 @@ def _bare(model: Any) -> Any:
     return model
 
 
-def _gap(model: Any, policy: Any, reference: Any) -> float:
+def _gap(policy: Any, reference: Any) -> float:
     """Return the largest difference in log-probability over eight tokens.
 
     The reference is a model, "ref" for the adapter of that name, or None for the policy without its adapter.
     """
-    device = next(model.parameters()).device
-    ids = torch.arange(1, 9, device=device)[None]
 
-    def score(of: Any) -> torch.Tensor:
-        with torch.no_grad(), plain(of):  # a copy of the policy may have its patched forward, which asks the policy
-            return of(input_ids=ids).logits.float().log_softmax(-1).to(device)
+    def score(model: Any) -> torch.Tensor:
+        with plain(model):  # a copy of the policy may have its patched forward, which asks the policy
+            return probe(model).log_softmax(-1)
 
     before = score(policy)
     if isinstance(reference, torch.nn.Module):
         after = score(reference)
-        width = min(before.shape[-1], after.shape[-1])  # one of them may have tokens added
-        return float((before[..., :width] - after[..., :width]).abs().max())
-    if reference == "ref":
+    elif reference == "ref":
         active = policy.active_adapter
         with handles.keep_requires_grad(policy):
             policy.set_adapter("ref")
             try:
-                return float((before - score(policy)).abs().max())
+                after = score(policy)
             finally:
                 policy.set_adapter(active)
-    with adapters_off(policy):
-        return float((before - score(policy)).abs().max())
+    else:
+        with adapters_off(policy):
+            after = score(policy)
+    width = min(before.shape[-1], after.shape[-1])  # one of them may have tokens added
+    return float((before[..., :width] - after[..., :width]).abs().max())
 
 
 def _share_changed(model: Any, reference: Any) -> float:

@@ -27,7 +27,6 @@ from failurelab.preflight.judges.reward_telling import judge_telling, wrong_sign
 from failurelab.preflight.judges.rows import prompted
 from failurelab.reward_functions import completions
 from failurelab.reward_functions import source as reward_source
-from failurelab.reward_functions.source import reference_column
 
 ROWS = 4  # asked of
 _LOOKED_AT = 48  # rows among which they are chosen
@@ -88,20 +87,21 @@ def _find_greedy_sampling(seen: Seen) -> str:
 def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> Iterator[Answer]:
     arguments = Arguments(seen, rows)
     asked = [name for function in functions for name in reward_source.asked_columns(function)]
-    column, opened = reference_column(rows, asked), arguments.opened()
+    column, opened = reward_source.reference_column(rows, asked), arguments.opened()
     probes = completions.make(rows, column, functions, opened, _drawn(seen))
     every = seen.trainer.reward_funcs
-    weights = [
-        weight
+    rewards = [
+        RewardFunction(function, seen, arguments, probes, column, opened, weight)
         for function, weight in zip(every, reward_weights(seen.trainer, len(every)))
         if any(function is each for each in functions)
     ]
-    rewards = [
-        RewardFunction(function, seen, arguments, probes, column, opened, weight)
-        for function, weight in zip(functions, weights)
-    ]
     problems = [reward.examine() for reward in rewards]
-    totals = _add_up(rewards) if all(reward.rewards is not None for reward in rewards) else None
+    totals = None  # what the trainer adds up for each completion
+    if all(reward.rewards is not None for reward in rewards):
+        given = zip(*(reward.rewards for reward in rewards))
+        totals = [
+            sum(reward.weight * value for reward, value in zip(rewards, row) if value is not None) for row in given
+        ]
     known, accused = totals if len(rewards) == len(every) else None, False
     for reward, problem in zip(rewards, problems):
         answers = [problem] if problem else judge_telling(reward, known) if reward.varies else [explain_equal(reward)]
@@ -110,14 +110,6 @@ def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> I
             yield answer
     if totals is not None and any(reward.varies for reward in rewards):
         yield from _judge_sum(seen, rewards, totals, accused)
-
-
-def _add_up(rewards: list[RewardFunction]) -> list[float]:
-    """Return what the trainer adds up for each completion."""
-    return [
-        sum(reward.weight * value for reward, value in zip(rewards, row) if value is not None)
-        for row in zip(*(reward.rewards for reward in rewards))
-    ]
 
 
 def _drawn(seen: Seen) -> list[str]:

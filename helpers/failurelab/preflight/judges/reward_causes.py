@@ -111,20 +111,15 @@ def _opened(reward: RewardFunction, given: str) -> Finding | None:
     ) if told else None  # fmt: skip
 
 
-def _line_breaks(reward: RewardFunction, given: str) -> Finding | str:
+def _line_breaks(reward: RewardFunction, given: str) -> Finding | None:
     told = reward.tells(prepare=functools.partial(match_line_breaks, reward.function))
-    evidence = f"{given}: in its patterns '.' matches no line break"
-    return (
-        reward.finding(
-            "F14",
-            evidence,
-            "Give the pattern re.DOTALL.",
-            undo=DotAll(reward.function),
-            tried=f"with re.DOTALL it gives {told}",
-        )
-        if told
-        else None
-    )
+    return by_line_breaks(reward, given, f"with re.DOTALL it gives {told}") if told else None
+
+
+def by_line_breaks(reward: RewardFunction, given: str, tried: str) -> Finding:
+    """Return the finding of patterns that match no completion of several lines."""
+    evidence, repair = f"{given}: in its patterns '.' matches no line break", "Give the pattern re.DOTALL."
+    return reward.finding("F14", evidence, repair, undo=DotAll(reward.function), tried=tried)
 
 
 def match_line_breaks(function: Callable[..., Any]) -> None:
@@ -161,21 +156,15 @@ def _place(reward: RewardFunction, given: str) -> Finding | None:
     name, column = reward_source.own_list(reward.function, reward.arguments.rows)
     if name is None or not hasattr(reward.seen.dataset, "__getitem__"):
         return None
-    drawn = reward.arguments.rows
-    try:
-        reward.arguments.rows = [
-            dict(reward.seen.dataset[place]) for place in range(min(ROWS, len(reward.seen.dataset)))
-        ]
-        probes = completions.make(reward.arguments.rows, column, [reward.function], reward.opened)
-        for form in sorted({probe.form for probe in probes if probe.kind == "right"}):
-            rights = [probe for probe in probes if probe.kind == "right" and probe.form == form]
-            ordered, turned = reward.ask(rights).values, reward.ask(rights[::-1]).values[::-1]
-            if None not in (*ordered, *turned) and sum(ordered) > sum(turned):
-                more = sum(one > other for one, other in zip(ordered, turned))
-                said = f"in that list's order {more} of {len(rights)} right answers get more than in the opposite one"
-                return by_place(reward, f"{given}: it", name, column, tried=said)
-    finally:
-        reward.arguments.rows = drawn
+    rows = [dict(reward.seen.dataset[place]) for place in range(min(ROWS, len(reward.seen.dataset)))]
+    probes = completions.make(rows, column, [reward.function], reward.opened)
+    for form in sorted({probe.form for probe in probes if probe.kind == "right"}):
+        rights = [probe for probe in probes if probe.kind == "right" and probe.form == form]
+        ordered, turned = reward.ask(rights, rows=rows).values, reward.ask(rights[::-1], rows=rows).values[::-1]
+        if None not in (*ordered, *turned) and sum(ordered) > sum(turned):
+            more = sum(one > other for one, other in zip(ordered, turned))
+            said = f"in that list's order {more} of {len(rights)} right answers get more than in the opposite one"
+            return by_place(reward, f"{given}: it", name, column, tried=said)
     return None
 
 
@@ -248,13 +237,9 @@ def _find_readable(reward: RewardFunction, column: str) -> Any:
 
 
 def _reads_another_row(reward: RewardFunction) -> bool:
-    rows = reward.arguments.rows
-    try:
-        reward.arguments.rows = prompted(reward.seen, ROWS)
-        probes = completions.make(reward.arguments.rows, reward.column, [reward.function], reward.opened)
-        return bool(reward.tells(probes))
-    finally:
-        reward.arguments.rows = rows
+    rows = prompted(reward.seen, ROWS)
+    probes = completions.make(rows, reward.column, [reward.function], reward.opened)
+    return bool(reward.tells(probes, rows=rows))
 
 
 def _slip(reward: RewardFunction, given: str) -> Answer | None:

@@ -1,5 +1,6 @@
 """One reward function of a script, asked alone about made-up completions: what it takes, gives and raises."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,12 +21,9 @@ from failurelab.reward_functions import source as reward_source
 from failurelab.reward_functions.completions import Probe
 
 _MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
-_READ = {
-    "plain text": "Read a completion as the text that it is.",
-    "a list of messages": 'Read the text of a completion as completion[0]["content"].',
-}
 
 
+@dataclasses.dataclass(eq=False)
 class RewardFunction:
     """A reward function, and what it gave.
 
@@ -37,26 +35,26 @@ class RewardFunction:
         column: with the references; None where the dataset has none.
         opened: what the prompt has written of a completion already.
         weight: its entry in reward_weights.
+        rewards: for each probe; None where it could not be asked, or gave no numbers.
         name: for messages.
         asked: the columns that it asks for.
-        rewards: for each probe; None where it could not be asked, or gave no numbers.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        seen: Seen,
-        arguments: Arguments,
-        probes: list[Probe],
-        column: str | None,
-        opened: str,
-        weight: float,
-    ):
-        self.function, self.seen, self.arguments, self.probes = function, seen, arguments, probes
-        self.column, self.opened, self.weight = column, opened, weight
-        self.name, self.asked = name_of(function), reward_source.asked_columns(function)
-        self.rewards: list[float | None] | None = None
-        self._asker = Asker(function)
+    function: Callable[..., Any]
+    seen: Seen
+    arguments: Arguments
+    probes: list[Probe]
+    column: str | None
+    opened: str
+    weight: float
+    rewards: list[float | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.name, self.asked = name_of(self.function), reward_source.asked_columns(self.function)
+        self._asker, self._wanted = (
+            Asker(self.function),
+            [each.name for each in reward_source.parameters(self.function)],
+        )
 
     @property
     def asks_reference(self) -> bool:
@@ -76,9 +74,8 @@ class RewardFunction:
             options: of `Arguments.make` and `Asker.ask`.
         """
         call = {name: options.pop(name) for name in ("prepare", "slips") if name in options}
-        wanted = [each.name for each in reward_source.parameters(self.function)]
         probes = self.probes if probes is None else probes
-        return self._asker.ask(self.arguments.make(probes, wanted=wanted, **options), **call)
+        return self._asker.ask(self.arguments.make(probes, wanted=self._wanted, **options), **call)
 
     def compare(self, probes: Sequence[Probe] | None = None, values: figures.Rewards | None = None) -> figures.Pairs:
         """Return `compare_pairs` of what it gave, or of other values: by a negative weight less is more."""
@@ -109,15 +106,16 @@ class RewardFunction:
     def other_form(self) -> tuple[str, str] | None:
         """Return another form of the same completions in which it tells them apart, and what it gives then."""
         for form in FORMS:
-            told = form != self.arguments.form and self.tells(form=form)
-            if told:
+            if form != self.arguments.form and (told := self.tells(form=form)):
                 return form, f"as {form} the same texts get {told}"
         return None
 
     @property
     def read_repair(self) -> str:
         """How to read a completion of this dataset."""
-        return _READ[self.arguments.form]
+        if self.arguments.form == "plain text":
+            return "Read a completion as the text that it is."
+        return 'Read the text of a completion as completion[0]["content"].'
 
     @property
     def read_undo(self) -> Repair | None:
@@ -243,18 +241,15 @@ class RewardFunction:
                 what = f"gives {len(rewards)} rewards for {count} completions"
             repair = "Return one reward for each completion, also for those that it cannot read."
             return self.finding("F14", f"{self.name} {what}", repair, ends=True)
-        counts = {
-            "inf": sum(value is not None and math.isinf(value) for value in rewards),
-            "NaN": sum(value is not None and math.isnan(value) for value in rewards),
-            "None": sum(value is None for value in rewards),
-        }
-        if installed_version("trl") >= _MASKED:
-            counts |= {"NaN": 0, "None": 0}
-        what = next((name for name, number in counts.items() if number), None)
+        odd = [
+            "None" if value is None else "inf" if math.isinf(value) else "NaN" * math.isnan(value) for value in rewards
+        ]
+        wrong = ("inf",) if installed_version("trl") >= _MASKED else ("inf", "NaN", "None")
+        what = next((name for name in wrong if name in odd), None)
         if what:
             return self.finding(
                 "F14",
-                f"{self.name} gives {what} for {counts[what]} of {count} completions, which makes "
+                f"{self.name} gives {what} for {odd.count(what)} of {count} completions, which makes "
                 + ("an error in this trl" if what == "None" else "its group's advantages NaN, and then the weights"),
                 "Return a finite number for every completion.",
                 ends=what == "None",
@@ -264,8 +259,7 @@ class RewardFunction:
 
     def _second_call(self) -> Finding | None:
         """Call it twice in one process: what it keeps from call to call must not make the next one fail."""
-        wanted = [each.name for each in reward_source.parameters(self.function)]
-        first = self.arguments.make(self.probes, wanted=wanted)
+        first = self.arguments.make(self.probes, wanted=self._wanted)
         again = self.ask(prepare=lambda: asking.call(self.function, first))
         if again.unasked or len(again.values) == len(self.probes):
             return None

@@ -11,6 +11,7 @@ import torch
 from failurelab.preflight.answers import Answer, Finding, NotChecked
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.reward_causes import (
+    by_line_breaks,
     by_place,
     find_missing_column,
     find_other_reference,
@@ -18,7 +19,7 @@ from failurelab.preflight.judges.reward_causes import (
 )
 from failurelab.preflight.judges.reward_figures import SAME
 from failurelab.preflight.judges.reward_function import RewardFunction
-from failurelab.preflight.repairs import DotAll, Repair
+from failurelab.preflight.repairs import Repair
 from failurelab.reward_functions import patterns
 from failurelab.reward_functions import source as reward_source
 from failurelab.reward_functions.completions import OTHERS, Probe
@@ -189,13 +190,7 @@ def _line_breaks(reward: RewardFunction) -> Answer | None:
     then = figures.largest(reward.probes, healed, lines=3)
     if any(then.get(row, 0.0) < single[row] - SAME for row in single):
         return reward.not_checked(evidence) if reward.asks_reference else None
-    return reward.finding(
-        "F14",
-        f"{evidence}: in its patterns '.' matches no line break",
-        "Give the pattern re.DOTALL.",
-        undo=DotAll(reward.function),
-        tried=f"with re.DOTALL completions of several lines get {then[row]:g} too",
-    )
+    return by_line_breaks(reward, evidence, f"with re.DOTALL completions of several lines get {then[row]:g} too")
 
 
 def _shown_form(reward: RewardFunction) -> Finding | None:

@@ -51,7 +51,7 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
     if load.dtype not in _LOW:
         yield _judge_wide(seen, load, float(rate))
         return
-    optimizer = str(getattr(seen.asked.get("optim"), "value", seen.asked.get("optim") or "adamw_torch"))
+    optimizer = optimizer_name(seen)
     if own:
         optimizer = f"the script's own {getattr(own[0], '__name__', own[0])}"
         known, arrived = (_arrived(*own, dtype) for dtype in (torch.float32, _LOW[load.dtype]))
@@ -82,6 +82,12 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
         yield Suspected("F9", evidence, why, _repair(load), _NOTEBOOK)
     else:
         yield Finding("F9", evidence, _repair(load), _NOTEBOOK, undo=_undo(seen, load))
+
+
+def optimizer_name(seen: Seen) -> str:
+    """Return the name of the optimizer that the arguments ask for."""
+    asked = seen.asked.get("optim") or "adamw_torch"
+    return str(getattr(asked, "value", asked))
 
 
 def own_optimizer(seen: Seen) -> tuple[Any, dict[str, Any]] | None:
