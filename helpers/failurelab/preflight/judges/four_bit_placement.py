@@ -37,20 +37,13 @@ def _judge_ranks(seen: Seen) -> Answer:
         moved = "it is then moved in silence, after all of them have filled GPU 0" if newer else (
             "accelerate refuses to train it: \"You can't train a model that has been loaded ... on a different device\""
         )  # fmt: skip
+        own_device, imports = '{"": str(PartialState().device)}', "from accelerate import PartialState"
         return Finding(
             "F5",
             f"{what} ({load.name}) is loaded with device_map={load.device_map!r}, and the last of "
             f"{seen.world_size} processes (simulated) puts it on {place}, though it trains on GPU {own}; {moved}",
-            "device_map={'': str(PartialState().device)}, with `from accelerate import PartialState`",
-            undo=None
-            if load.by_trainer
-            else Keyword(
-                "load",
-                "device_map",
-                '{"": str(PartialState().device)}',
-                index=number,
-                imports="from accelerate import PartialState",
-            ),
+            f"device_map={{'': str(PartialState().device)}}, with `{imports}`",
+            undo=None if load.by_trainer else Keyword("load", "device_map", own_device, index=number, imports=imports),
         )
     named = [load for load in seen.loads if load.bits or load.device_map is not None]
     if not named:
