@@ -20,7 +20,7 @@ from failurelab._checkpointing import enable_checkpointing, option_name
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.intercept.cuts import counts_prompts
-from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, sample
+from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted
 from failurelab.preflight.judges.updates import optimizer_name, policy_load
 from failurelab.preflight.repairs import Arguments
 
@@ -59,7 +59,7 @@ def _step(seen: Seen, load: Load) -> dict[str, Any] | NotChecked:
     asked, trainer = seen.asked, seen.trainer
     rows = int(asked.get("per_device_train_batch_size") or 1)
     if generates(trainer):
-        prompts = [row["prompt"] for row in sample(seen, _ROWS) if row.get("prompt")]
+        prompts = [row["prompt"] for row in prompted(seen, _ROWS)]
         longest = max((len(ids) for ids in prompt_ids(trainer, prompts)), default=0) if prompts else 0
         longest = min(longest, prompt_limit(seen) or longest)
         completion = asked.get("max_completion_length") or asked.get("max_new_tokens")
@@ -73,8 +73,7 @@ def _step(seen: Seen, load: Load) -> dict[str, Any] | NotChecked:
     else:
         return NotChecked("memory", "the training arguments name no length")
     lora = None
-    adapters = getattr(trainer.model, "peft_config", None)
-    if adapters:
+    if adapters := getattr(trainer.model, "peft_config", None):
         config = next(iter(adapters.values())).to_dict()
         if str(config.get("peft_type")).rpartition(".")[2] != "LORA":
             return NotChecked("memory", f"an adapter of type {config.get('peft_type')} is not simulated")
@@ -143,24 +142,22 @@ def _weigh(seen: Seen, load: Load, step: dict[str, Any], peak: dict[str, Any]) -
     )
     if total <= seen.memory:
         return Held("memory", evidence, "a device with less than that would be told")
-    if max(terms, key=terms.__getitem__) != "activations and logits" and held + cache <= training:
+    in_training = held + cache <= training  # the peak, and not in generation
+    if max(terms, key=terms.__getitem__) != "activations and logits" and in_training:
         repair = "Train an adapter (peft_config), or shard the states (DeepSpeed, FSDP): a smaller batch does not help."
         return Finding("memory", evidence, repair)
     option = option_name()
-    if not step["checkpointing"] and held + cache <= training:
+    if not step["checkpointing"] and in_training:
         return Finding("memory", evidence, f"Set {option}=True.", undo=Arguments({option: True}))
-    rows, accumulated = (
-        asked.get(name) or 1 for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
-    )
-    fixed = training - terms["activations and logits"] if held + cache <= training else held
+    batch, accumulation = "per_device_train_batch_size", "gradient_accumulation_steps"
+    rows, accumulated = (asked.get(name) or 1 for name in (batch, accumulation))
+    fixed = training - terms["activations and logits"] if in_training else held
     times = next((2**power for power in range(1, 8) if fixed + (total - fixed) / 2**power <= seen.memory), 0)
-    values = {"per_device_train_batch_size": rows // times, "gradient_accumulation_steps": accumulated * times} if (
-        times and rows % times == 0
-    ) else {}  # fmt: skip
-    repair = "Halve per_device_train_batch_size and double gradient_accumulation_steps."
-    if values:
-        repair = f"Set {', '.join(f'{name}={value}' for name, value in values.items())}."
-    return Finding("memory", evidence, repair, undo=Arguments(values) if values else None)
+    if not times or rows % times:
+        return Finding("memory", evidence, f"Halve {batch} and double {accumulation}.")
+    values = {batch: rows // times, accumulation: accumulated * times}
+    repair = f"Set {', '.join(f'{name}={value}' for name, value in values.items())}."
+    return Finding("memory", evidence, repair, undo=Arguments(values))
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import transformers
 from packaging.version import Version
 
 from failurelab import updates
@@ -34,20 +35,12 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
     trainer, rate = seen.trainer, own[1].get("lr") if own else seen.asked.get("learning_rate")
     if load is None or not rate:
         return
+    low = next((p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4), None)
     if has_adapter(trainer.model):
-        low = {p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4}
-        copied = not seen.zero_stage and any(tensor.requires_grad for _, tensor in _copies(trainer.model))
-        if not low and copied and load.dtype in _LOW:
-            yield _judge_copies(seen, load, float(rate))
-            return
-        if not low:
-            yield NotApplicable("F9", f"the adapter is trained in float32, whatever the base's {load.dtype}")
-            return
-        yield _judge_adapter(load, float(rate), low.pop())
+        yield _judge_adapter(seen, load, float(rate), low)
         return
-    cast = next((p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4), None)
-    if load.dtype not in _LOW and cast is not None:
-        load = dataclasses.replace(load, dtype=str(cast).removeprefix("torch."))
+    if load.dtype not in _LOW and low is not None:
+        load = dataclasses.replace(load, dtype=str(low).removeprefix("torch."))
     if load.dtype not in _LOW:
         yield _judge_wide(seen, load, float(rate))
         return
@@ -70,7 +63,7 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
         f"{load.name} is loaded in {load.dtype}{' by the trainer' if load.by_trainer else ''}, and {optimizer} steps "
         f"these weights: a step of {rate:g} changes {share:.1%} of {of}; in float32 it changes all"
     )
-    grade = updates.grade(share)
+    grade, (repair, undo) = updates.grade(share), _in_float32(seen, load)
     if grade == "whole":
         lost, _ = _share(seen, load, float(rate) / 1000, _LOW[load.dtype])
         if updates.grade(lost) == "whole":
@@ -79,9 +72,9 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
         yield Held("F9", evidence, f"a step a thousandth as long would change {lost:.1%}")
     elif grade == "slowed":
         why = "slowed, not lost: runs of large models with shares of 2 to 8 % are known to learn; how much, a run tells"
-        yield Suspected("F9", evidence, why, _repair(load), _NOTEBOOK)
+        yield Suspected("F9", evidence, why, repair, _NOTEBOOK)
     else:
-        yield Finding("F9", evidence, _repair(load), _NOTEBOOK, undo=_undo(seen, load))
+        yield Finding("F9", evidence, repair, _NOTEBOOK, undo=undo)
 
 
 def optimizer_name(seen: Seen) -> str:
@@ -128,8 +121,16 @@ def _judge_wide(seen: Seen, load: Load, rate: float) -> Answer:
     return Held("F9", evidence, f"in bfloat16 it would change {planted:.1%}")
 
 
-def _judge_adapter(load: Load, rate: float, dtype: torch.dtype) -> Answer:
-    """Tell an adapter in 16 bits, as trl makes those of a quantized model: how much it is slowed, a run tells."""
+def _judge_adapter(seen: Seen, load: Load, rate: float, dtype: torch.dtype | None) -> Answer:
+    """Tell an adapter in 16 bits, as trl makes those of a quantized model: how much it is slowed, a run tells.
+
+    `dtype` is of what is trained in less than float32; None where nothing is.
+    """
+    copies = sum(tensor.requires_grad for _, tensor in _copies(seen.trainer.model))
+    if dtype is None and copies and not seen.zero_stage and load.dtype in _LOW:
+        return _judge_copies(seen, load, rate, copies)
+    if dtype is None:
+        return NotApplicable("F9", f"the adapter is trained in float32, whatever the base's {load.dtype}")
     width = int(getattr(load.config, "hidden_size", None) or 1024)
     a = (2 * torch.rand(1 << 16, generator=torch.Generator().manual_seed(0), device="cpu") - 1) / width**0.5
     share = updates.expected_share(a, rate, dtype=dtype)
@@ -149,11 +150,10 @@ def _copies(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, tensor) for name, tensor in model.named_parameters() if ".modules_to_save." in name)
 
 
-def _judge_copies(seen: Seen, load: Load, rate: float) -> Answer:
+def _judge_copies(seen: Seen, load: Load, rate: float, count: int) -> Answer:
     """Tell full copies beside an adapter: PEFT makes A and B in float32, and leaves these in the dtype of the load."""
     dtype = _LOW[load.dtype]
     share, of = _share(seen, load, rate, dtype)
-    count = sum(tensor.requires_grad for _, tensor in _copies(seen.trainer.model))
     evidence = (
         f"modules_to_save trains {count} tensor(s) of the base in full, in {load.dtype}: a step of {rate:g} changes "
         f"{share:.1%} of {of}"
@@ -214,26 +214,15 @@ def _parts(named: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, part
 
 
-def _argument(load: Load) -> str:
-    import transformers
-
+def _in_float32(seen: Seen, load: Load) -> tuple[str, Repair]:
+    """Return how the load is told to be in float32; a cast that came after the load is undone before training."""
     new = Version(transformers.__version__) >= Version("4.56") and "torch_dtype" not in load.options
-    return "dtype" if new else "torch_dtype"
-
-
-def _undo(seen: Seen, load: Load) -> Repair:
-    """Return the load in float32; a cast that came after the load is undone before training."""
-    name = _argument(load)
+    name = "dtype" if new else "torch_dtype"
     at = next((index for index, each in enumerate(seen.loads) if each is load), None)
+    how, undo = f"Load the model with {name}=torch.float32", Keyword("load", name, '"float32"', index=at or 0)
+    if load.by_trainer:
+        how = f'Set model_init_kwargs={{"{name}": "float32"}}'
+        undo = Arguments({"model_init_kwargs": {**(seen.asked.get("model_init_kwargs") or {}), name: "float32"}})
     if at is None:
-        return Statement("{trainer}.model.float()")
-    if load.by_trainer:
-        return Arguments({"model_init_kwargs": {**(seen.asked.get("model_init_kwargs") or {}), name: "float32"}})
-    return Keyword("load", name, '"float32"', index=at)
-
-
-def _repair(load: Load) -> str:
-    argument = _argument(load)
-    if load.by_trainer:
-        return f'Set model_init_kwargs={{"{argument}": "float32"}}; bf16=True computes in bfloat16 all the same.'
-    return f"Load the model with {argument}=torch.float32; bf16=True computes in bfloat16 all the same."
+        undo = Statement("{trainer}.model.float()")
+    return f"{how}; bf16=True computes in bfloat16 all the same.", undo
