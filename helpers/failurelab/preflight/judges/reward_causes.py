@@ -132,12 +132,14 @@ def match_line_breaks(function: Callable[..., Any]) -> None:
     re._compile = compile_dotall
     code = reward_source.plain_function(function)
     for names in (getattr(code, "__globals__", {}), getattr(function, "__dict__", {})):
-        for name, value in list(names.items()):
-            if isinstance(value, re.Pattern):
-                names[name] = re.compile(value.pattern, value.flags | re.DOTALL)
+        names.update({name: _dotall(value) for name, value in names.items() if isinstance(value, re.Pattern)})
     for cell in getattr(code, "__closure__", None) or ():
         if isinstance(cell.cell_contents, re.Pattern):
-            cell.cell_contents = re.compile(cell.cell_contents.pattern, cell.cell_contents.flags | re.DOTALL)
+            cell.cell_contents = _dotall(cell.cell_contents)
+
+
+def _dotall(pattern: re.Pattern) -> re.Pattern:
+    return re.compile(pattern.pattern, pattern.flags | re.DOTALL)
 
 
 def by_place(reward: RewardFunction, given: str, name: str, column: str, tried: str = "") -> Finding:
@@ -180,19 +182,16 @@ def _reference(reward: RewardFunction, given: str) -> Answer | None:
     value = _find_readable(reward, name)
     if value is None or _reads_another_row(reward):
         return None
-    finds_none = patterns.forms(reward.function, str(value)) and not patterns.forms(
-        reward.function, completions.readings(real)[0]
-    )
-    if finds_none or type(value) is not type(real):
+    finds, finds_own = (patterns.forms(reward.function, each) for each in (str(value), completions.readings(real)[0]))
+    if (finds and not finds_own) or type(value) is not type(real):
         return reward.finding(
             "F14",
             f"{shown}, which its patterns do not find",
             f"Compare with what {name} holds: the same type, and a pattern that finds it.",
             tried=f"with a reference {value!r} ({type(value).__name__}) it tells right from wrong",
         )
-    return reward.not_checked(
-        f"{shown}, in no form that was tried; a reference {value!r} would be told from a wrong one"
-    )
+    why = f"{shown}, in no form that was tried; a reference {value!r} would be told from a wrong one"
+    return reward.not_checked(why)
 
 
 def find_other_reference(reward: RewardFunction, given: str) -> Finding | None:

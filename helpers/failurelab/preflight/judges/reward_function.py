@@ -62,6 +62,11 @@ class RewardFunction:
         return self.column is not None and self.column in self.asked
 
     @property
+    def judged_rows(self) -> set[int]:
+        """The rows that it gives a number for."""
+        return {probe.row for probe, value in zip(self.probes, self.rewards) if value is not None}
+
+    @property
     def varies(self) -> bool:
         """Whether it gives different rewards to completions of one prompt."""
         return self.rewards is not None and not figures.is_flat(self.probes, self.rewards)
