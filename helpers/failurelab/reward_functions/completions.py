@@ -168,11 +168,12 @@ def _tagged(text: str) -> Iterator[Write]:
         return
     row = max(rows, key=len)
     if len(row) == 1 and len(rows) > 1:  # "<think> </think> and <answer> </answer>": no word is said of what is between
-        separators: tuple[str, ...] = ("\n", "")
         names = list(dict.fromkeys(each[0][1] for each in rows))
-        pieces = [("", f"<{name}>", f"</{name}>") for name in names]
+        written = [
+            [(gap * bool(place), f"<{name}>", f"</{name}>") for place, name in enumerate(names)] for gap in ("\n", "")
+        ]
     else:
-        separators = ("",)
+        names = [match[1] for match in row]
         pieces = []
         for before, match in zip([None, *row], row):
             inner = match[2]
@@ -181,18 +182,15 @@ def _tagged(text: str) -> Iterator[Write]:
                 left, right = inner, ""
             gap = text[before.end() : match.start()] if before else ""
             pieces.append((gap, f"<{match[1]}>{left}", f"{right}</{match[1]}>"))
-        names = [match[1] for match in row]
+        written = [pieces]
     if not _ANSWER_TAG.search(names[-1]):
         return
-    for separator in separators:
+    for pieces in written:
         for end in ("", "\n") if "\n" in text[row[-1].start() :] else ("",):
 
-            def write(answer: str, reasoning: str, separator: str = separator, end: str = end) -> str:
-                parts = [
-                    f"{separator if place else ''}{gap}{start}{answer if place == len(pieces) - 1 else reasoning}{stop}"
-                    for place, (gap, start, stop) in enumerate(pieces)
-                ]
-                return "".join(parts) + end
+            def write(answer: str, reasoning: str, pieces: list = pieces, end: str = end) -> str:
+                inside = [reasoning] * (len(pieces) - 1) + [answer]
+                return "".join(f"{gap}{start}{said}{stop}" for (gap, start, stop), said in zip(pieces, inside)) + end
 
             yield write
 

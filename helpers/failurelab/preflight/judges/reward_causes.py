@@ -49,12 +49,10 @@ def _never_reads(reward: RewardFunction, given: str) -> Answer:
 
 def _form(reward: RewardFunction, given: str) -> Finding | None:
     other = reward.other_form()
-    return other and reward.finding(
-        "F14",
-        f"{given}: it reads a completion as {other[0]}, and each is {reward.arguments.form} here",
-        reward.read_repair,
-        undo=reward.read_undo,
-        tried=other[1],
+    if other is None:
+        return None
+    return reward.not_read(
+        f"{given}: it reads a completion as {other[0]}, and each is {reward.arguments.form} here", other
     )
 
 
@@ -70,13 +68,9 @@ def find_missing_column(reward: RewardFunction, given: str) -> Finding | None:
     for name in reward.asked:
         value = None if name in there else _find_readable(reward, name)
         if value is not None:
-            return reward.finding(
-                "F14",
-                f"{given}: it asks for the column {name!r}, which never arrives",
-                reward.column_repair(name),
-                undo=reward.column_undo(name, reward.column),
-                tried=f"with {name}={value!r} it tells right from wrong",
-            )
+            evidence = f"{given}: it asks for the column {name!r}, which never arrives"
+            tried = f"with {name}={value!r} it tells right from wrong"
+            return reward.never_arrives(name, reward.column, evidence, tried)
     return None
 
 

@@ -115,18 +115,13 @@ class RewardFunction:
                 return form, f"as {form} the same texts get {told}"
         return None
 
-    @property
-    def read_repair(self) -> str:
-        """How to read a completion of this dataset."""
+    def not_read(self, evidence: str, other: tuple[str, str], ends: bool = False) -> Finding:
+        """Return the finding of a function that reads completions of another form (see `other_form`) than these."""
         if self.arguments.form == "plain text":
-            return "Read a completion as the text that it is."
-        return 'Read the text of a completion as completion[0]["content"].'
-
-    @property
-    def read_undo(self) -> Repair | None:
-        """Let it read a completion of this dataset, where that is one line of its own."""
+            return self.finding("F14", evidence, "Read a completion as the text that it is.", tried=other[1], ends=ends)
         line = "completions = [completion[-1]['content'] for completion in completions]"
-        return FirstLine(self.function, line) if self.arguments.form == "a list of messages" else None
+        repair = 'Read the text of a completion as completion[0]["content"].'
+        return self.finding("F14", evidence, repair, undo=FirstLine(self.function, line), tried=other[1], ends=ends)
 
     @property
     def turned_weight(self) -> Repair:
@@ -136,26 +131,32 @@ class RewardFunction:
         turned = [-weight if function is self.function else weight for function, weight in weights]
         return TrainingArguments({"reward_weights": turned})
 
-    def column_undo(self, name: str, source: str | None) -> Repair | None:
-        """Let a column arrive under the name that the function asks for."""
-        if self._is_dropped(name):
-            return TrainingArguments({"remove_unused_columns": False})
-        if source is None or source == name:
-            return None
-        return Keyword("trainer", "train_dataset", f"{{}}.rename_column({source!r}, {name!r})")
+    def never_arrives(
+        self, name: str, source: str | None, evidence: str, tried: str | None = None, **more: Any
+    ) -> Finding:
+        """Return the finding of a column that it asks for and that never arrives.
 
-    def _is_dropped(self, name: str) -> bool:
-        there = name in self.arguments.rows[0] and name not in ("prompt", "completion")
-        return there and name not in self.arguments.columns
-
-    def column_repair(self, name: str) -> str:
-        """Return what to do about a column that never arrives."""
-        if self._is_dropped(name):
-            return "Set remove_unused_columns=False: the trainer drops the columns that the model does not take."
-        return (
-            f"Call the dataset's column {name!r} (dataset.rename_column), or the argument as the column: "
-            f"{', '.join(self.arguments.columns) or 'none besides prompt'}."
-        )
+        Args:
+            name: of the column.
+            source: the column of the dataset that is to arrive under this name.
+            evidence: what was seen.
+            tried: what it gave with such a column; by default it is asked, with `source` in its place.
+            more: of a Finding.
+        """
+        if name in self.arguments.rows[0] and name not in ("prompt", "completion", *self.arguments.columns):
+            undo = TrainingArguments({"remove_unused_columns": False})
+            repair = "Set remove_unused_columns=False: the trainer drops the columns that the model does not take."
+        else:
+            undo = Keyword("trainer", "train_dataset", f"{{}}.rename_column({source!r}, {name!r})")
+            undo = None if source in (None, name) else undo
+            repair = (
+                f"Call the dataset's column {name!r} (dataset.rename_column), or the argument as the column: "
+                f"{', '.join(self.arguments.columns) or 'none besides prompt'}."
+            )
+        if tried is None:
+            told = source and self.tells(columns={name: lambda row: row.get(source)})
+            tried = f"with {source} under this name it gives {told}" if told else ""
+        return self.finding("F14", evidence, repair, undo=undo, tried=tried, **more)
 
     def one_at_a_time(self) -> str:
         """Ask about single completions of the first prompt; return what they get, if that differs."""
@@ -175,16 +176,12 @@ class RewardFunction:
     def _misfit(self) -> Finding | None:
         missing, extra = self.arguments.missing(self.function)
         if missing:
-            source = missing[0] if missing[0] in self.arguments.rows[0] else self.column
-            return self.finding(
-                "F14",
+            evidence = (
                 f"{self.name} asks for {', '.join(missing)}, which never arrives: it is given "
-                f"{', '.join(self.arguments.names())}. A TypeError ends the run",
-                self.column_repair(missing[0]),
-                undo=self.column_undo(missing[0], source),
-                tried=self._under_name(missing[0], source) if len(missing) == 1 else "",
-                ends=True,
+                f"{', '.join(self.arguments.names())}. A TypeError ends the run"
             )
+            source = missing[0] if missing[0] in self.arguments.rows[0] else self.column
+            return self.never_arrives(missing[0], source, evidence, "" if missing[1:] else None, ends=True)
         if extra:
             given = self.ask(without=extra).values
             return self.finding(
@@ -197,11 +194,6 @@ class RewardFunction:
             )
         return None
 
-    def _under_name(self, name: str, source: str | None) -> str:
-        """Return what it gives when the column `source` arrives under `name`; empty if that does not help."""
-        told = source and self.tells(columns={name: lambda row: row.get(source)})
-        return f"with {source} under this name it gives {told}" if told else ""
-
     def _error(self, given: Given) -> Answer | None:
         if given.unasked:
             self.seen.not_called.add(id(self.function))
@@ -209,25 +201,18 @@ class RewardFunction:
         if not given.error:
             return None
         if given.key in self.asked and given.key not in self.arguments.columns:
-            return self.finding(
-                "F14",
-                f"{self.name} reads the column {given.key!r}, which never arrives: a KeyError ends the run",
-                self.column_repair(given.key),
-                undo=self.column_undo(given.key, self.column),
-                tried=self._under_name(given.key, self.column),
-                ends=True,
-            )
-        what, tried, undo = "completions in plain words", "", None
-        repair = "Let it give its lowest reward to what it cannot read."
-        filled = [probe for probe in self.probes if probe.text]
-        if values := self.ask(filled).values:
+            evidence = f"{self.name} reads the column {given.key!r}, which never arrives: a KeyError ends the run"
+            return self.never_arrives(given.key, self.column, evidence, ends=True)
+        evidence = f"{self.name} raises {given.error}, for"
+        what, tried = "completions in plain words", ""
+        if values := self.ask([probe for probe in self.probes if probe.text]).values:
             what = "an empty completion, which a model makes when it ends at once"
             tried = f"without those it gives {figures.span(values)}"
         elif other := self.other_form():
             what = f"this dataset's completions, each of which is {self.arguments.form}"
-            repair, tried, undo = self.read_repair, other[1], self.read_undo
-        evidence = f"{self.name} raises {given.error}, for {what}"
-        return self.finding("F14", evidence, repair, tried=tried, undo=undo, ends=True)
+            return self.not_read(f"{evidence} {what}", other, ends=True)
+        repair = "Let it give its lowest reward to what it cannot read."
+        return self.finding("F14", f"{evidence} {what}", repair, tried=tried, ends=True)
 
     def _no_numbers(self, given: Given) -> Answer | None:
         """Keep the rewards; return what is wrong with them as numbers."""
