@@ -43,19 +43,19 @@ def judge_memory(seen: Seen) -> Iterator[Answer]:
         yield NotChecked("memory", "the states are sharded over the devices (DeepSpeed, FSDP), which is not simulated")
         return
     step = _step(seen, load)
-    if isinstance(step, NotChecked):
-        yield step
+    if isinstance(step, str):
+        yield NotChecked("memory", step)
         return
     try:
         peak = _simulate(step)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         yield NotChecked("memory", f"the step could not be simulated: {error}")
-        return
-    yield _weigh(seen, load, step, peak)
+    else:
+        yield _weigh(seen, load, step, peak)
 
 
-def _step(seen: Seen, load: Load) -> dict[str, Any] | NotChecked:
-    """Return what one pass of the full model computes: rows, tokens, rows of logits, and what is trained."""
+def _step(seen: Seen, load: Load) -> dict[str, Any] | str:
+    """Return what one pass of the full model computes: rows, tokens, logits, what is trained; or why nobody knows."""
     asked, trainer = seen.asked, seen.trainer
     rows = int(asked.get("per_device_train_batch_size") or 1)
     if generates(trainer):
@@ -64,19 +64,19 @@ def _step(seen: Seen, load: Load) -> dict[str, Any] | NotChecked:
         longest = min(longest, prompt_limit(seen) or longest)
         completion = asked.get("max_completion_length") or asked.get("max_new_tokens")
         if not longest or not completion:
-            return NotChecked("memory", "the lengths of prompts and completions are not known")
+            return "the lengths of prompts and completions are not known"
         length, logits = longest + completion, completion + 1
         rows *= asked["num_generations"] if counts_prompts() and "num_generations" in asked else 1
     elif asked.get("max_length") or asked.get("max_seq_length"):
         length = logits = asked.get("max_length") or asked.get("max_seq_length")
         rows *= 2 if type(trainer).__name__.startswith("DPO") else 1
     else:
-        return NotChecked("memory", "the training arguments name no length")
+        return "the training arguments name no length"
     lora = None
     if adapters := getattr(trainer.model, "peft_config", None):
         config = next(iter(adapters.values())).to_dict()
         if str(config.get("peft_type")).rpartition(".")[2] != "LORA":
-            return NotChecked("memory", f"an adapter of type {config.get('peft_type')} is not simulated")
+            return f"an adapter of type {config.get('peft_type')} is not simulated"
         lora = {
             key: sorted(value) if isinstance(value, set) else value for key, value in config.items() if key in _LORA
         }
@@ -129,10 +129,9 @@ def _weigh(seen: Seen, load: Load, step: dict[str, Any], peak: dict[str, Any]) -
     held = training - terms["activations and logits"] - terms["gradients"]
     cache = 0
     if generates(seen.trainer) and not asked.get("use_vllm"):
-        steps = asked.get("steps_per_generation") or (
-            asked.get("gradient_accumulation_steps") if hasattr(seen.trainer.args, "steps_per_generation") else 1
-        )
-        cache = peak["cache_per_token"] * step["rows"] * step["length"] * (steps or 1)
+        cut = hasattr(seen.trainer.args, "steps_per_generation")  # a generation, into the batches of several steps
+        steps = asked.get("steps_per_generation") or (asked.get("gradient_accumulation_steps") if cut else 1) or 1
+        cache = peak["cache_per_token"] * step["rows"] * step["length"] * steps
     total = max(training, held + cache)
     named = ", ".join(f"{name} {size / GIB:.2f}" for name, size in terms.items())
     evidence = (
@@ -201,9 +200,8 @@ def main() -> None:
         wider = logits.float() if step["autocast"] else logits
         wider.log_softmax(-1)[..., 0].mean().backward()
 
-    peak = simulate.peak_memory(run, model)
     gradients = sum(p.numel() * p.element_size() for p in trained)
-    rest = max(peak.total - weights - gradients, 0)
+    rest = max(simulate.peak_memory(run, model).total - weights - gradients, 0)
     wide = dtype.itemsize / (2 if half else dtype.itemsize)
     if half:
         rest += 2 * linear  # copies in bfloat16 that autocast makes of the weights, and keeps for the pass
@@ -211,14 +209,11 @@ def main() -> None:
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    print(
-        json.dumps(
-            {
-                "weights": weights * wide - saved,
-                "gradients": gradients * wide,
-                "rest": rest,
-                "trainable": sum(p.numel() for p in trained),
-                "cache_per_token": 2 * 2 * heads * width * text.num_hidden_layers,
-            }
-        )
-    )
+    peak = {
+        "weights": weights * wide - saved,
+        "gradients": gradients * wide,
+        "rest": rest,
+        "trainable": sum(p.numel() for p in trained),
+        "cache_per_token": 2 * 2 * heads * width * text.num_hidden_layers,
+    }
+    print(json.dumps(peak))
