@@ -11,6 +11,7 @@ Upstream: TRL #3452, #3857 (equal rewards), #4501, #2771, #6966, PR #5775, #5902
 that never see what they need).
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -160,8 +161,8 @@ def _judge_sum(seen: Seen, rewards: list[RewardFunction], totals: list[float], a
         return
     more, less, rows_less = figures.compare_pairs(probes, totals)
     if more:
-        best = max(total for probe, total in zip(probes, totals) if probe.kind == "right")
-        text = next(p.text for p, total in zip(probes, totals) if p.kind == "right" and total == best)
+        rights = [(total, probe.text) for probe, total in zip(probes, totals) if probe.kind == "right"]
+        best, text = max(rights, key=operator.itemgetter(0))
         evidence = f"the right answer (column {column}) got {best:g} as {figures.quote(text)}"
         if max(figures.lead(probes, totals)) <= figures.SAME:
             yield NotChecked("F14", f"{evidence}, and a completion that answers nothing no less: read what each adds")

@@ -69,7 +69,7 @@ class StepJudge(TrainerCallback):
         self.reports: list[textbook.Comparison] = []
         self._error = ""
         self._listening = contextlib.ExitStack()
-        self._recorder: textbook.Recorder | None = None
+        self._recorder: textbook.Recorder  # from the beginning of training on
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -132,7 +132,7 @@ class StepJudge(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare."""
-        if self._recorder is None or not self._wanted(state.global_step + 1):
+        if not self._wanted(state.global_step + 1):
             return
         model = self.trainer.model
         affordable = next(model.parameters()).is_cuda or sum(p.numel() for p in model.parameters()) < _MOST
@@ -151,8 +151,7 @@ class StepJudge(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Forget the step."""
-        if self._recorder is not None:
-            self._recorder.next_step()
+        self._recorder.next_step()
 
     def outweigh(self, others: Sequence[Answer]) -> list[Answer]:
         """Return the other judges' answers and its own, without those that the comparison contradicts.

@@ -35,37 +35,36 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
     trainer, rate = seen.trainer, own[1].get("lr") if own else seen.asked.get("learning_rate")
     if load is None or not rate:
         return
+    rate = float(rate)
     low = next((p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4), None)
     if has_adapter(trainer.model):
-        yield _judge_adapter(seen, load, float(rate), low)
+        yield _judge_adapter(seen, load, rate, low)
         return
     if load.dtype not in _LOW and low is not None:
         load = dataclasses.replace(load, dtype=str(low).removeprefix("torch."))
     if load.dtype not in _LOW:
-        yield _judge_wide(seen, load, float(rate))
+        yield _judge_wide(seen, load, rate)
         return
     optimizer = optimizer_name(seen)
+    known, arrived = optimizer.startswith(_STEPPED), float(any(name in optimizer for name in _COPIES))
     if own:
         optimizer = f"the script's own {getattr(own[0], '__name__', own[0])}"
         known, arrived = (_arrived(*own, dtype) for dtype in (torch.float32, _LOW[load.dtype]))
-    else:
-        known = optimizer.startswith(_STEPPED)
-        arrived = float(any(name in optimizer for name in _COPIES))
-    known = 0.5 < known < 2
+        known = 0.5 < known < 2
     if seen.zero_stage or (known and arrived > 0.5):
         yield NotApplicable("F9", f"loaded in {load.dtype}, and {optimizer} steps float32 copies of the weights")
         return
     if seen.asked.get("fsdp") or not known or arrived > 0.1:
         yield NotChecked("F9", f"loaded in {load.dtype}; how large a step of {optimizer} is, and on what, is not known")
         return
-    share, of = _share(seen, load, float(rate), _LOW[load.dtype])
+    share, of = _share(seen, load, rate, _LOW[load.dtype])
     evidence = (
         f"{load.name} is loaded in {load.dtype}{' by the trainer' if load.by_trainer else ''}, and {optimizer} steps "
         f"these weights: a step of {rate:g} changes {share:.1%} of {of}; in float32 it changes all"
     )
     grade, (repair, undo) = updates.grade(share), _in_float32(seen, load)
     if grade == "whole":
-        lost, _ = _share(seen, load, float(rate) / 1000, _LOW[load.dtype])
+        lost, _ = _share(seen, load, rate / 1000, _LOW[load.dtype])
         if updates.grade(lost) == "whole":
             yield NotChecked("F9", f"{evidence}; a step a thousandth as long would look the same here ({lost:.1%})")
             return
@@ -175,17 +174,17 @@ def policy_load(seen: Seen) -> Load | None:
 
 def _share(seen: Seen, load: Load, rate: float, dtype: torch.dtype) -> tuple[float, str]:
     """Return the share of elements that a first step changes, and of which elements."""
-    if not load.small:
-        model = seen.trainer.model
+    model, what = seen.trainer.model, "the checkpoint's elements"
+    if load.small:
+        tensors, what = list(_parts(_stored(load.name))), f"a sample of {what}"
+    else:
         named = _copies(model) if has_adapter(model) else model.named_parameters()
-        named = [(name, weight) for name, weight in named if weight.requires_grad]
-        return updates.shares(_parts(named), rate, dtype=dtype).share, "the checkpoint's elements"
-    tensors = list(_parts(_stored(load.name)))
-    if tensors:
-        return updates.shares(tensors, rate, dtype=dtype).share, "a sample of the checkpoint's elements"
-    spread = float(getattr(load.config, "initializer_range", None) or 0.02)
-    numbers = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0), device="cpu") * spread
-    return updates.shares([("", numbers)], rate, dtype=dtype).share, f"numbers spread by {spread:g} (initializer_range)"
+        tensors = _parts((name, weight) for name, weight in named if weight.requires_grad)
+    if not tensors:
+        spread = float(getattr(load.config, "initializer_range", None) or 0.02)
+        numbers = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0), device="cpu") * spread
+        tensors, what = [("", numbers)], f"numbers spread by {spread:g} (initializer_range)"
+    return updates.shares(tensors, rate, dtype=dtype).share, what
 
 
 def _stored(name: str) -> Iterator[tuple[str, torch.Tensor]]:
