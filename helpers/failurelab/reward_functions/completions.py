@@ -9,6 +9,7 @@ Where the prompt ends with an opened tag, a completion begins inside of it.
 import dataclasses
 import json
 import re
+import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -87,10 +88,9 @@ def make(
         drawn: completions of a model, to be asked about as well.
     """
     probes: list[Probe] = []
-    known = [readings(row.get(column))[:1] if column else [] for row in rows]
-    few = list(dict.fromkeys(text for texts in known for text in texts))
-    for number, row in enumerate(rows):
-        answers = readings(row.get(column))[:_VARIANTS] if column else []
+    known = [readings(row.get(column))[:_VARIANTS] if column else [] for row in rows]
+    few = list(dict.fromkeys(answers[0] for answers in known if answers))
+    for number, (row, answers) in enumerate(zip(rows, known)):
         shown = shown_forms(row["prompt"])
         form = 0
         for variant, answer in enumerate(answers or ["4"]):
@@ -105,11 +105,8 @@ def make(
         solution = "" if not column else str(row.get(column) or "")
         if answers and len(solution) > 3 * len(answers[0]) and answers[0] in solution:  # a worked solution
             head, _, tail = solution.rpartition(answers[0])
-            form += 1
-            probes += [
-                Probe(number, kind, form, _after(opened, head + text + tail))
-                for kind, text in (("right", answers[0]), ("wrong", other_answer(answers[0], few)))
-            ]
+            pair = [("right", answers[0]), ("wrong", other_answer(answers[0], few))]
+            probes += [Probe(number, kind, form + 1, _after(opened, head + text + tail)) for kind, text in pair]
         probes += [Probe(number, "other", -1 - place, text) for place, text in enumerate((*OTHERS, *drawn))]
     return list({(probe.row, probe.kind, probe.text): probe for probe in reversed(probes)}.values())[::-1]
 
@@ -155,10 +152,7 @@ def shown_forms(prompt: Any) -> list[Write]:
     if texts and texts[-1][0] == "assistant":  # the beginning of the completion, which the model goes on with
         texts.pop()
     for role, text in texts:
-        if role == "assistant":
-            found += _few_shot(text)
-        else:
-            found += [*_tagged(text), *_json(text), *_marked(text)]
+        found += _few_shot(text) if role == "assistant" else [*_tagged(text), *_json(text), *_marked(text)]
     return found[:6]
 
 
@@ -174,11 +168,12 @@ def _tagged(text: str) -> Iterator[Write]:
         return
     row = max(rows, key=len)
     if len(row) == 1 and len(rows) > 1:  # "<think> </think> and <answer> </answer>": no word is said of what is between
-        separators: tuple[str, ...] = ("\n", "")
         names = list(dict.fromkeys(each[0][1] for each in rows))
-        pieces = [("", f"<{name}>", f"</{name}>") for name in names]
+        written = [
+            [(gap * bool(place), f"<{name}>", f"</{name}>") for place, name in enumerate(names)] for gap in ("\n", "")
+        ]
     else:
-        separators = ("",)
+        names = [match[1] for match in row]
         pieces = []
         for before, match in zip([None, *row], row):
             inner = match[2]
@@ -187,18 +182,15 @@ def _tagged(text: str) -> Iterator[Write]:
                 left, right = inner, ""
             gap = text[before.end() : match.start()] if before else ""
             pieces.append((gap, f"<{match[1]}>{left}", f"{right}</{match[1]}>"))
-        names = [match[1] for match in row]
+        written = [pieces]
     if not _ANSWER_TAG.search(names[-1]):
         return
-    for separator in separators:
+    for pieces in written:
         for end in ("", "\n") if "\n" in text[row[-1].start() :] else ("",):
 
-            def write(answer: str, reasoning: str, separator: str = separator, end: str = end) -> str:
-                parts = [
-                    f"{separator if place else ''}{gap}{start}{answer if place == len(pieces) - 1 else reasoning}{stop}"
-                    for place, (gap, start, stop) in enumerate(pieces)
-                ]
-                return "".join(parts) + end
+            def write(answer: str, reasoning: str, pieces: list = pieces, end: str = end) -> str:
+                inside = [reasoning] * (len(pieces) - 1) + [answer]
+                return "".join(f"{gap}{start}{said}{stop}" for (gap, start, stop), said in zip(pieces, inside)) + end
 
             yield write
 
@@ -238,12 +230,10 @@ def _marked(text: str) -> Iterator[Write]:
 
 def _few_shot(text: str) -> Iterator[Write]:
     """Yield the form of an answer that the prompt gives as an example."""
-    pairs = list(_PAIR.finditer(text))
-    if pairs:
-        yield from _tagged(text)
-        return
     numbers = list(re.finditer(r"-?\d[\d,.]*\d|\d", text))
-    if numbers:
+    if _PAIR.search(text):
+        yield from _tagged(text)
+    elif numbers:
         last = numbers[-1]
         yield lambda answer, reasoning: text[: last.start()] + answer + text[last.end() :]
 
@@ -274,8 +264,7 @@ def readings(value: Any) -> list[str]:
     boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
     answer = text.rpartition("####")[2].strip() if "####" in text else boxed[-1] if boxed else text
     found = [answer, bare(answer)]
-    number = re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?|[-+]?\d{4,}", found[-1])
-    if number:
+    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?|[-+]?\d{4,}", found[-1]):
         plain = found[-1].replace(",", "")
         found += [plain, f"{int(float(plain)):,}"]
     if len(text) < 60:
@@ -285,18 +274,12 @@ def readings(value: Any) -> list[str]:
 
 def bare(text: str) -> str:
     r"""Return an answer without what is put around it: `$5$`, `\(5\)`, `\boxed{5}`, `5 cm`, `$5`, `5 %`, `5.`"""
-    before = None
-    while before != text:
-        before = text
-        text = re.sub(
-            r"^\$+(.+?)\$+$|^\\\((.+)\\\)$|^\\\[(.+)\\\]$|^\\(?:boxed|text|mathrm)\{(.+)\}$", _inside, text
-        ).strip()
+    around = r"\$+(.+?)\$+|\\\((.+)\\\)|\\\[(.+)\\\]|\\(?:boxed|text|mathrm)\{(.+)\}"
+    text = text.strip()
+    while match := re.fullmatch(around, text):
+        text = match[match.lastindex].strip()
     match = re.fullmatch(r"[$€£]?\s*([-+]?\d[\d,]*(?:\.\d+)?)\s*(?:[%°]|\\%|[A-Za-z][A-Za-z .^/0-9]*)?\.?", text)
     return match[1] if match else text
-
-
-def _inside(match: re.Match) -> str:
-    return next(group for group in match.groups() if group is not None)
 
 
 def other_answer(text: str, few: Sequence[str] = ()) -> str:
@@ -312,7 +295,6 @@ def other_answer(text: str, few: Sequence[str] = ()) -> str:
     if choices and (len(text) == 1 or len(set(few)) < 4):
         return choices[0]
     shift = {}
-    for first, last in (("a", "z"), ("A", "Z")):
-        letters = [chr(code) for code in range(ord(first), ord(last) + 1)]
-        shift |= {letter: letters[(place + 3) % 26] for place, letter in enumerate(letters)}
-    return "".join(shift.get(letter, letter) for letter in text)
+    for letters in (string.ascii_lowercase, string.ascii_uppercase):
+        shift |= str.maketrans(letters, letters[3:] + letters[:3])
+    return text.translate(shift)

@@ -32,7 +32,7 @@ def forms(function: Callable[..., Any], answer: str) -> list[Write]:
     Its regular expressions and texts are taken from its code and from the functions of its module that it calls. A
     regular expression counts where it finds `answer` in what is written for it, or, without groups, where it matches.
     """
-    known = list(texts(function))
+    known = texts(function)
     written: list[Write] = []
     for pattern in known:
         for group in _groups(pattern):
@@ -49,7 +49,7 @@ def forms(function: Callable[..., Any], answer: str) -> list[Write]:
     said = [text for text in known if 1 < len(text) <= 30 and not re.search(r"[\\{}*\n]", text) and text not in _KEYS]
     if said:
         written.append(functools.partial(_saying, said[:12]))
-    if "json" in _names(function):
+    if any("json" in code.co_names for code, _ in _codes(function)):
         keys = [text for text in known if re.fullmatch(r"[A-Za-z_]\w*", text)]
         if keys:
             written += [functools.partial(_object, keys, number) for number in (False, True)]
@@ -77,28 +77,14 @@ def _object(keys: list[str], number: bool, answer: str, reasoning: str) -> str:
     return "{" + ", ".join(f"{json.dumps(key)}: {value}" for key in keys) + "}"
 
 
-def texts(function: Any) -> dict[str, None]:
+def texts(function: Any) -> list[str]:
     """Return the texts and patterns that stand in a function, and in what it calls in its own module."""
-    return dict.fromkeys(_texts(function, 3))
+    found = [each for code, values in _codes(function) for each in (*code.co_consts, *values)]
+    found = [each.pattern if isinstance(each, re.Pattern) else each for each in found]
+    return list(dict.fromkeys(each for each in found if isinstance(each, str)))
 
 
-def _names(function: Any) -> set[str]:
-    """Return the names that a function uses, and those that the functions of its module use that it calls."""
-    return {name for code, _ in _codes(function, 3) for name in code.co_names}
-
-
-def _texts(function: Any, depth: int) -> Iterator[str]:
-    """Yield the string constants and compiled patterns of a function, and of what it calls in its own module."""
-    for code, values in _codes(function, depth):
-        yield from (constant for constant in code.co_consts if isinstance(constant, str))
-        for value in values:
-            if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
-                yield value.pattern
-            elif isinstance(value, str):
-                yield value
-
-
-def _codes(function: Any, depth: int) -> Iterator[tuple[types.CodeType, list[Any]]]:
+def _codes(function: Any, depth: int = 3) -> Iterator[tuple[types.CodeType, list[Any]]]:
     """Yield the code of a function, of what is defined in it, and of what it calls in its own module.
 
     Beside the code stand the values of the names that are from outside.
@@ -139,9 +125,29 @@ def _groups(pattern: str) -> list[int]:
 
 def _write(pattern: str, group: int, answer: str, reasoning: str) -> str:
     """Return a text that a pattern matches, with `answer` in one of its groups."""
-    tokens = parser.parse(pattern)
-    free = _free(tokens)
-    return _part(tokens, group, answer, reasoning, free[-1] if group == _FREE and free else None)
+    parsed = parser.parse(pattern)
+    last = (_free(parsed) or [None])[-1] if group == _FREE else None
+
+    def part(tokens: Any) -> str:
+        return "".join(token(str(kind), value) for kind, value in tokens)
+
+    def token(kind: str, value: Any) -> str:
+        if kind == "LITERAL":
+            return chr(value)
+        if kind == "SUBPATTERN":
+            return answer if value[0] == group else part(value[-1])
+        if kind == "BRANCH":
+            return part(value[1][0])
+        if kind in _REPEATS and _is_free(value):
+            return answer if value is last else reasoning
+        if kind in _REPEATS:
+            low, _, inner = value
+            return part(inner) * max(low, "SUBPATTERN" in {str(kind) for kind, _ in inner})
+        if kind == "IN":
+            return _member(value)
+        return "x" if kind in ("ANY", "NOT_LITERAL") else ""
+
+    return part(parsed)
 
 
 def _free(tokens: Any) -> list[Any]:
@@ -172,34 +178,11 @@ def _is_free(repeat: Any) -> bool:
     )
 
 
-def _part(tokens: Any, group: int, answer: str, reasoning: str, last: Any) -> str:
-    return "".join(_token(str(kind), value, group, answer, reasoning, last) for kind, value in tokens)
-
-
-def _token(kind: str, value: Any, group: int, answer: str, reasoning: str, last: Any) -> str:
-    if kind == "LITERAL":
-        return chr(value)
-    if kind == "SUBPATTERN":
-        return answer if value[0] == group else _part(value[-1], group, answer, reasoning, last)
-    if kind == "BRANCH":
-        return _part(value[1][0], group, answer, reasoning, last)
-    if kind in _REPEATS:
-        if _is_free(value):
-            return answer if value is last else reasoning
-        low, _, inner = value
-        once = _part(inner, group, answer, reasoning, last)
-        return once * max(low, 1 if "SUBPATTERN" in {str(kind) for kind, _ in inner} else low)
-    if kind == "IN":
-        return _member(value)
-    return {"ANY": "x", "NOT_LITERAL": "x", "ATOMIC_GROUP": ""}.get(kind, "")
-
-
 def _member(choices: Any) -> str:
     """Return one character of a set."""
-    kinds = [(str(kind), value) for kind, value in choices]
-    if kinds and kinds[0][0] == "NEGATE":
+    kind, value = str(choices[0][0]), choices[0][1]
+    if kind == "NEGATE":
         return "x"
-    kind, value = kinds[0]
     if kind == "RANGE":
         return chr(value[0])
     if kind == "CATEGORY":

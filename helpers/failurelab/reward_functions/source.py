@@ -54,10 +54,9 @@ def reads_completions(function: Callable[..., Any]) -> bool:
         return True
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
     typed = {call.args[0] for call in calls if _is_name(call.func, ("isinstance", "type"))}
-    counted, unread = set(), set()
+    counted = {call.args[0] for call in calls if _is_name(call.func, "len")}
+    unread = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _is_name(node.func, "len") and node.args:
-            counted.add(node.args[0])
         iterated = node.generators if isinstance(node, (ast.ListComp, ast.GeneratorExp)) else ()
         for loop in (node,) if isinstance(node, ast.For) else iterated:
             target = getattr(loop.target, "id", None)

@@ -13,10 +13,9 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import multiprocessing
 import os
-import pickle
 import re
-import select
 import signal
 import sys
 import tempfile
@@ -34,7 +33,6 @@ from failurelab.preflight.intercept.processes import Stopped
 from failurelab.preflight.script_error import causes
 from failurelab.reward_functions import source as reward_source
 
-_HEAD = 8  # bytes that say how long an answer is
 LIMIT = 30.0  # seconds for all that one function is asked
 # An error of these types is the function's own. Another one comes from what is not here: a service, a file, a package.
 _OWN = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, NameError, AssertionError)
@@ -44,33 +42,22 @@ _SLIPS = (NameError, TypeError, AttributeError, ImportError)
 
 
 @dataclasses.dataclass(frozen=True)
-class Slip:
-    """An error that a function raised inside, and caught: where, what, and how often."""
-
-    line: int
-    text: str
-    count: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Given:
     """What came of one call.
 
     Attributes:
         rewards: what the function returned: a list, a number, or the text of what else it was.
         error: of the function's own: type and message; empty if none.
-        kind: the type of that error.
         key: that was missing, of a KeyError.
         unasked: why the function could not be asked; empty if it was.
-        slips: errors that it caught, where it was asked to tell.
+        slips: how often it raised and caught an error, by line and text, the most frequent first; where that was asked.
     """
 
     rewards: Any = None
     error: str = ""
-    kind: str = ""
     key: str | None = None
     unasked: str = ""
-    slips: tuple[Slip, ...] = ()
+    slips: dict[tuple[int, str], int] = dataclasses.field(default_factory=dict)
 
     @property
     def values(self) -> list[Any]:
@@ -81,9 +68,8 @@ class Given:
 class Asker:
     """One reward function, and the time that is left for it."""
 
-    def __init__(self, function: Callable[..., Any], limit: float | None = None):
-        self.function = function
-        self.left = LIMIT if limit is None else limit
+    def __init__(self, function: Callable[..., Any]):
+        self.function, self.left = function, LIMIT
 
     def ask(self, arguments: dict[str, Any], prepare: Callable[[], None] | None = None, slips: bool = False) -> Given:
         """Call the function once.
@@ -97,8 +83,6 @@ class Asker:
             return Given(unasked="its time is used up")
         started = time.monotonic()
         try:
-            if not hasattr(os, "fork"):
-                return _call(self.function, arguments, prepare, slips)
             return _fork(lambda: _call(self.function, arguments, prepare, slips), self.left)
         finally:
             self.left -= time.monotonic() - started
@@ -106,7 +90,7 @@ class Asker:
 
 def _fork(call: Callable[[], Given], limit: float) -> Given:
     """Run `call` in a fork of this process; end it, and what it started, when it answered or its time is over."""
-    reading, writing = os.pipe()
+    reading, writing = multiprocessing.Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
@@ -115,44 +99,26 @@ def _fork(call: Callable[[], Given], limit: float) -> Given:
     if child == 0:
         try:
             os.setsid()
-            os.close(reading)
             _silence()
-            answer = pickle.dumps(call())
-            with open(writing, "wb") as pipe:
-                pipe.write(len(answer).to_bytes(_HEAD, "big") + answer)
+            writing.send(call())
         finally:
             os._exit(0)
-    os.close(writing)
+    writing.close()
+    given = None
     try:
-        with open(reading, "rb", buffering=0) as pipe:
-            received = _read(pipe, time.monotonic() + limit)
+        # A process that the function has left behind keeps the pipe open: then only the time ends.
+        given = (
+            reading.recv() if reading.poll(limit) else Given(unasked=f"it did not return within {limit:.0f} seconds")
+        )
+    except EOFError:
+        pass
     finally:
+        reading.close()
         for end in (os.killpg, os.kill):  # the second where it has not made its group yet
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 end(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-    if received is None:
-        return Given(unasked=f"it did not return within {limit:.0f} seconds")
-    if not received:
-        return Given(unasked=f"it ended its process ({os.waitstatus_to_exitcode(status)})")
-    return pickle.loads(received)
-
-
-def _read(pipe: Any, deadline: float) -> bytes | None:
-    """Return the answer that is written; empty if there is none, and None if it takes longer than till `deadline`.
-
-    Its length stands before it: a process that the function has left behind keeps the pipe open.
-    """
-    received = b""
-    while len(received) < _HEAD or len(received) - _HEAD < int.from_bytes(received[:_HEAD], "big"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([pipe], [], [], left)[0]:
-            return None
-        part = pipe.read(1 << 16)
-        if not part:
-            return b""
-        received += part
-    return received[_HEAD:]
+    return given or Given(unasked=f"it ended its process ({os.waitstatus_to_exitcode(status)})")
 
 
 def _silence() -> None:
@@ -191,7 +157,7 @@ def _call(
         return _told(error)
     finally:
         sys.settrace(None)
-    return Given(given, slips=tuple(Slip(line, text, count) for (line, text), count in seen.most_common()))
+    return Given(given, slips=dict(seen.most_common()))
 
 
 def call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -227,7 +193,7 @@ def _told(error: BaseException) -> Given:
     if not isinstance(error, _OWN) or _MISSING.search(text) or any(isinstance(each, OSError) for each in causes(error)):
         return Given(unasked=text)
     key = error.args[0] if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str) else None
-    return Given(error=text, kind=type(error).__name__, key=key)
+    return Given(error=text, key=key)
 
 
 def _file(function: Callable[..., Any]) -> str:

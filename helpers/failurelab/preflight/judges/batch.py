@@ -18,7 +18,7 @@ from failurelab import failures
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import cuts
-from failurelab.preflight.judges.rows import installed_version
+from failurelab.preflight.judges.rows import dataset_size, installed_version
 from failurelab.preflight.repairs import Arguments
 
 _REFUSALS = re.compile(
@@ -42,6 +42,7 @@ class Step:
     Attributes:
         generations: completions of each prompt.
         completions: of all devices in a step.
+        accumulated: batches whose gradients are added.
         unit: what per_device_train_batch_size counts.
         per_round: completions of one round of generation; None where this trl does not cut groups.
         steps: batches that one round is cut into.
@@ -50,6 +51,7 @@ class Step:
 
     generations: int
     completions: int
+    accumulated: int
     unit: str
     per_round: int | None = None
     steps: int = 1
@@ -65,13 +67,13 @@ def read_step(seen: Seen) -> Step | None:
     accumulated = asked.get("gradient_accumulation_steps") or 1
     each = device * world
     if cuts.counts_prompts():
-        return Step(generations, each * accumulated * generations, "prompts")
+        return Step(generations, each * accumulated * generations, accumulated, "prompts")
     if not hasattr(arguments, "steps_per_generation"):
-        return Step(generations, each * accumulated, "completions", each)
+        return Step(generations, each * accumulated, accumulated, "completions", each)
     steps, per_round = asked.get("steps_per_generation"), asked.get("generation_batch_size")
     if steps is None:
         steps = max(1, per_round // each) if per_round else accumulated
-    return Step(generations, each * accumulated, "completions", each * steps, steps, rounds=True)
+    return Step(generations, each * accumulated, accumulated, "completions", each * steps, steps, rounds=True)
 
 
 def judge_batch(seen: Seen) -> Iterator[Answer]:
@@ -79,8 +81,7 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
     step = read_step(seen)
     if step is None:
         return
-    generations, per_round = step.generations, step.per_round
-    accumulated = seen.asked.get("gradient_accumulation_steps") or 1
+    generations, per_round, accumulated = step.generations, step.per_round, step.accumulated
     if generations < 2:
         yield Finding(
             "F22",
@@ -90,7 +91,7 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
         )
         return
     yield from _rows(seen, step)
-    yield from _accumulation(seen, step.steps, accumulated)
+    yield _accumulation(seen, step.steps, accumulated)
     yield Held(
         "F22",
         f"one optimizer step is {step.completions} completions of {step.completions / generations:g} prompts "
@@ -104,8 +105,7 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
 
 def _rows(seen: Seen, step: Step) -> Iterator[Answer]:
     """The sampler drops prompts that do not fill a round of generation; where none is filled, nothing is trained."""
-    dataset = seen.dataset
-    size = len(dataset) if hasattr(dataset, "__len__") else None
+    size = dataset_size(seen)
     prompts = step.per_round // step.generations if step.rounds else 0
     if size is not None and size < prompts:
         yield Finding(
@@ -116,7 +116,7 @@ def _rows(seen: Seen, step: Step) -> Iterator[Answer]:
         )
 
 
-def _accumulation(seen: Seen, steps: int, accumulated: int) -> Iterator[Answer]:
+def _accumulation(seen: Seen, steps: int, accumulated: int) -> Answer:
     """F20: `num_items_in_batch` spans a round of generation, and gradients are accumulated over another number."""
     loss: Any = getattr(seen.trainer.args, "loss_type", None)
     installed = {"trl": str(installed_version("trl"))}
@@ -124,16 +124,12 @@ def _accumulation(seen: Seen, steps: int, accumulated: int) -> Iterator[Answer]:
     repaired = any(stack.holds(installed) for stack in stacks.fixed)
     divided = repaired or any(stack.holds(installed) for stack in stacks.affected)
     if not divided or loss not in ("dapo", "cispo", "vespo"):
-        yield NotApplicable("F20", "this loss is not divided by the tokens of a round of generation")
-        return
+        return NotApplicable("F20", "this loss is not divided by the tokens of a round of generation")
     if repaired or steps == accumulated:
-        yield NotApplicable(
-            "F20",
-            f"loss_type {loss}: {steps} steps for each generation, {accumulated} accumulated"
-            + (", which this trl scales to one step" if steps != accumulated else ": the same number"),
-        )
-        return
-    yield Finding(
+        scaled = ", which this trl scales to one step" if steps != accumulated else ": the same number"
+        why = f"loss_type {loss}: {steps} steps for each generation, {accumulated} accumulated{scaled}"
+        return NotApplicable("F20", why)
+    return Finding(
         "F20",
         f"loss_type {loss}: the loss is divided by the tokens of {steps} steps, and {accumulated} are accumulated into "
         f"one: every gradient is {accumulated / steps:g} times as large as it should be",

@@ -5,7 +5,6 @@ look that would tell is the same for all: a few completions of the untrained mod
 real weights that look is taken here.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -72,10 +71,7 @@ def _draw(seen: Seen, rows: Sequence[dict[str, Any]]) -> list[Probe]:
     limit = min(seen.asked.get("max_completion_length") or TOKENS, TOKENS)
     temperature = seen.asked.get("temperature") or 1.0
     probes = []
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(keep_random_state())
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(rollouts.safe_generation(model))
+    with keep_random_state(), torch.no_grad(), rollouts.safe_generation(model):
         for number, ids in enumerate(prompt_ids(seen.trainer, [row["prompt"] for row in rows])):
             prompt = torch.tensor([ids] * COMPLETIONS, device=model.device)  # (completions, prompt)
             drawn = model.generate(

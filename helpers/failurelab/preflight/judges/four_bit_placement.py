@@ -37,20 +37,13 @@ def _judge_ranks(seen: Seen) -> Answer:
         moved = "it is then moved in silence, after all of them have filled GPU 0" if newer else (
             "accelerate refuses to train it: \"You can't train a model that has been loaded ... on a different device\""
         )  # fmt: skip
+        own_device, imports = '{"": str(PartialState().device)}', "from accelerate import PartialState"
         return Finding(
             "F5",
             f"{what} ({load.name}) is loaded with device_map={load.device_map!r}, and the last of "
             f"{seen.world_size} processes (simulated) puts it on {place}, though it trains on GPU {own}; {moved}",
-            "device_map={'': str(PartialState().device)}, with `from accelerate import PartialState`",
-            undo=None
-            if load.by_trainer
-            else Keyword(
-                "load",
-                "device_map",
-                '{"": str(PartialState().device)}',
-                index=number,
-                imports="from accelerate import PartialState",
-            ),
+            f"device_map={{'': str(PartialState().device)}}, with `{imports}`",
+            undo=None if load.by_trainer else Keyword("load", "device_map", own_device, index=number, imports=imports),
         )
     named = [load for load in seen.loads if load.bits or load.device_map is not None]
     if not named:
@@ -86,16 +79,12 @@ def _judge_one_process(seen: Seen) -> Answer:
         return NotApplicable("F6", "no model is loaded in 4 bit")
     if seen.world_size > 1:
         return NotApplicable("F6", f"one process for each GPU ({seen.world_size})")
-    if installed_version("transformers") >= Version("5.6"):
-        return NotApplicable(
-            "F6", f"transformers {installed_version('transformers')} wraps no 4-bit model into DataParallel"
-        )
+    release = installed_version("transformers")
+    if release >= Version("5.6"):
+        return NotApplicable("F6", f"transformers {release} wraps no 4-bit model into DataParallel")
     if seen.gpus is None:
-        return NotChecked(
-            "F6",
-            "a 4-bit model in one process fails if that process sees several GPUs, and this machine has none. "
-            "Next: CUDA_VISIBLE_DEVICES as the run will have it, or --world-size",
-        )
+        why = "a 4-bit model in one process fails if that process sees several GPUs, and this machine has none."
+        return NotChecked("F6", f"{why} Next: CUDA_VISIBLE_DEVICES as the run will have it, or --world-size")
     if seen.gpus < 2:
         return NotApplicable("F6", "the process sees one GPU")
     if any(isinstance(load.device_map, str) and load.device_map in _AUTOMATIC for load in four):

@@ -107,16 +107,16 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]
     share = sum(ratios) / len(ratios)
     shortest = min((record.get("completions/min_length", limit) for record in seen.log), default=limit)
     if share == 1 and shortest < limit:
-        evidence = (
+        why = (
             f"none of the completions has an end, and the shortest has {shortest:g} of {limit} tokens: it was not cut, "
             "and its end is missing"
         )
         if getattr(seen.trainer, "rollout_func", None):
-            evidence += (
+            why += (
                 " where rollout_func returns it. An engine that stops at a text, or at a limit of its own, draws none; "
                 "one that drew it has lost it in text that is encoded again (F18)"
             )
-        yield NotChecked("F11", evidence)
+        yield NotChecked("F11", why)
         return
     evidence = f"{share:.0%} of the completions reached max_completion_length {limit} without an end"
     if share >= CLIPPED:
@@ -136,10 +136,9 @@ def _too_short(seen: Seen, rows: Sequence[dict[str, Any]], name: str, limit: int
             "a shorter one that was not thought of may get it too",
             f"Set {name} to several times {best}.",
         )
-    texts = [_text(row["prompt"]) for row in rows]
-    questions = [_text(row["prompt"][-1:]) if is_conversation(row["prompt"]) else row["prompt"] for row in rows]
-    asking = sum(bool(_REASONING.search(text)) for text in texts)
-    long = median(map(len, questions))
+    prompts = [row["prompt"] for row in rows]
+    asking = sum(bool(_REASONING.search(_text(prompt))) for prompt in prompts)
+    long = median(len(_text(prompt[-1:]) if is_conversation(prompt) else prompt) for prompt in prompts)
     if limit > _SHORT or 2 * asking < len(rows) or long < _QUESTION or not seen.small:
         return None
     return Suspected(

@@ -20,8 +20,8 @@ from failurelab._checkpointing import enable_checkpointing, option_name
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.intercept.cuts import counts_prompts
-from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, sample
-from failurelab.preflight.judges.updates import policy_load
+from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted
+from failurelab.preflight.judges.updates import optimizer_name, policy_load
 from failurelab.preflight.repairs import Arguments
 
 GIB = 2**30
@@ -43,41 +43,40 @@ def judge_memory(seen: Seen) -> Iterator[Answer]:
         yield NotChecked("memory", "the states are sharded over the devices (DeepSpeed, FSDP), which is not simulated")
         return
     step = _step(seen, load)
-    if isinstance(step, NotChecked):
-        yield step
+    if isinstance(step, str):
+        yield NotChecked("memory", step)
         return
     try:
         peak = _simulate(step)
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         yield NotChecked("memory", f"the step could not be simulated: {error}")
-        return
-    yield _weigh(seen, load, step, peak)
+    else:
+        yield _weigh(seen, load, step, peak)
 
 
-def _step(seen: Seen, load: Load) -> dict[str, Any] | NotChecked:
-    """Return what one pass of the full model computes: rows, tokens, rows of logits, and what is trained."""
+def _step(seen: Seen, load: Load) -> dict[str, Any] | str:
+    """Return what one pass of the full model computes: rows, tokens, logits, what is trained; or why nobody knows."""
     asked, trainer = seen.asked, seen.trainer
     rows = int(asked.get("per_device_train_batch_size") or 1)
     if generates(trainer):
-        prompts = [row["prompt"] for row in sample(seen, _ROWS) if row.get("prompt")]
+        prompts = [row["prompt"] for row in prompted(seen, _ROWS)]
         longest = max((len(ids) for ids in prompt_ids(trainer, prompts)), default=0) if prompts else 0
         longest = min(longest, prompt_limit(seen) or longest)
         completion = asked.get("max_completion_length") or asked.get("max_new_tokens")
         if not longest or not completion:
-            return NotChecked("memory", "the lengths of prompts and completions are not known")
+            return "the lengths of prompts and completions are not known"
         length, logits = longest + completion, completion + 1
         rows *= asked["num_generations"] if counts_prompts() and "num_generations" in asked else 1
     elif asked.get("max_length") or asked.get("max_seq_length"):
         length = logits = asked.get("max_length") or asked.get("max_seq_length")
         rows *= 2 if type(trainer).__name__.startswith("DPO") else 1
     else:
-        return NotChecked("memory", "the training arguments name no length")
+        return "the training arguments name no length"
     lora = None
-    adapters = getattr(trainer.model, "peft_config", None)
-    if adapters:
+    if adapters := getattr(trainer.model, "peft_config", None):
         config = next(iter(adapters.values())).to_dict()
         if str(config.get("peft_type")).rpartition(".")[2] != "LORA":
-            return NotChecked("memory", f"an adapter of type {config.get('peft_type')} is not simulated")
+            return f"an adapter of type {config.get('peft_type')} is not simulated"
         lora = {
             key: sorted(value) if isinstance(value, set) else value for key, value in config.items() if key in _LORA
         }
@@ -116,13 +115,12 @@ def _simulate(step: dict[str, Any]) -> dict[str, Any]:
 
 def _weigh(seen: Seen, load: Load, step: dict[str, Any], peak: dict[str, Any]) -> Answer:
     asked = seen.asked
-    optimizer = str(getattr(asked.get("optim"), "value", asked.get("optim") or "adamw_torch"))
+    optimizer = optimizer_name(seen)
     states = next((count for name, count in _STATES.items() if name in optimizer), 2)
-    each = 1 if "8bit" in optimizer else peak["trainable_bytes"] / max(peak["trainable"], 1)
     terms = {
         "weights": peak["weights"],
         "gradients": peak["gradients"],
-        f"{optimizer}'s states": states * each * peak["trainable"],
+        f"{optimizer}'s states": states * peak["trainable" if "8bit" in optimizer else "gradients"],
         "activations and logits": peak["rest"],
     }
     if getattr(seen.trainer, "ref_model", None) is not None:
@@ -131,10 +129,9 @@ def _weigh(seen: Seen, load: Load, step: dict[str, Any], peak: dict[str, Any]) -
     held = training - terms["activations and logits"] - terms["gradients"]
     cache = 0
     if generates(seen.trainer) and not asked.get("use_vllm"):
-        steps = asked.get("steps_per_generation") or (
-            asked.get("gradient_accumulation_steps") if hasattr(seen.trainer.args, "steps_per_generation") else 1
-        )
-        cache = peak["cache_per_token"] * step["rows"] * step["length"] * (steps or 1)
+        cut = hasattr(seen.trainer.args, "steps_per_generation")  # a generation, into the batches of several steps
+        steps = asked.get("steps_per_generation") or (asked.get("gradient_accumulation_steps") if cut else 1) or 1
+        cache = peak["cache_per_token"] * step["rows"] * step["length"] * steps
     total = max(training, held + cache)
     named = ", ".join(f"{name} {size / GIB:.2f}" for name, size in terms.items())
     evidence = (
@@ -144,24 +141,22 @@ def _weigh(seen: Seen, load: Load, step: dict[str, Any], peak: dict[str, Any]) -
     )
     if total <= seen.memory:
         return Held("memory", evidence, "a device with less than that would be told")
-    if max(terms, key=terms.__getitem__) != "activations and logits" and held + cache <= training:
+    in_training = held + cache <= training  # the peak, and not in generation
+    if max(terms, key=terms.__getitem__) != "activations and logits" and in_training:
         repair = "Train an adapter (peft_config), or shard the states (DeepSpeed, FSDP): a smaller batch does not help."
         return Finding("memory", evidence, repair)
     option = option_name()
-    if not step["checkpointing"] and held + cache <= training:
+    if not step["checkpointing"] and in_training:
         return Finding("memory", evidence, f"Set {option}=True.", undo=Arguments({option: True}))
-    rows, accumulated = (
-        asked.get(name) or 1 for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
-    )
-    fixed = training - terms["activations and logits"] if held + cache <= training else held
+    batch, accumulation = "per_device_train_batch_size", "gradient_accumulation_steps"
+    rows, accumulated = (asked.get(name) or 1 for name in (batch, accumulation))
+    fixed = training - terms["activations and logits"] if in_training else held
     times = next((2**power for power in range(1, 8) if fixed + (total - fixed) / 2**power <= seen.memory), 0)
-    values = {"per_device_train_batch_size": rows // times, "gradient_accumulation_steps": accumulated * times} if (
-        times and rows % times == 0
-    ) else {}  # fmt: skip
-    repair = "Halve per_device_train_batch_size and double gradient_accumulation_steps."
-    if values:
-        repair = f"Set {', '.join(f'{name}={value}' for name, value in values.items())}."
-    return Finding("memory", evidence, repair, undo=Arguments(values) if values else None)
+    if not times or rows % times:
+        return Finding("memory", evidence, f"Halve {batch} and double {accumulation}.")
+    values = {batch: rows // times, accumulation: accumulated * times}
+    repair = f"Set {', '.join(f'{name}={value}' for name, value in values.items())}."
+    return Finding("memory", evidence, repair, undo=Arguments(values))
 
 
 def main() -> None:
@@ -205,9 +200,8 @@ def main() -> None:
         wider = logits.float() if step["autocast"] else logits
         wider.log_softmax(-1)[..., 0].mean().backward()
 
-    peak = simulate.peak_memory(run, model)
     gradients = sum(p.numel() * p.element_size() for p in trained)
-    rest = max(peak.total - weights - gradients, 0)
+    rest = max(simulate.peak_memory(run, model).total - weights - gradients, 0)
     wide = dtype.itemsize / (2 if half else dtype.itemsize)
     if half:
         rest += 2 * linear  # copies in bfloat16 that autocast makes of the weights, and keeps for the pass
@@ -215,15 +209,11 @@ def main() -> None:
     text = config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    print(
-        json.dumps(
-            {
-                "weights": weights * wide - saved,
-                "gradients": gradients * wide,
-                "rest": rest,
-                "trainable": sum(p.numel() for p in trained),
-                "trainable_bytes": gradients * wide,
-                "cache_per_token": 2 * 2 * heads * width * text.num_hidden_layers,
-            }
-        )
-    )
+    peak = {
+        "weights": weights * wide - saved,
+        "gradients": gradients * wide,
+        "rest": rest,
+        "trainable": sum(p.numel() for p in trained),
+        "cache_per_token": 2 * 2 * heads * width * text.num_hidden_layers,
+    }
+    print(json.dumps(peak))

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from transformers import get_scheduler
 
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answers import Answer, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.batch import read_step
-from failurelab.preflight.judges.rows import generates
-from failurelab.preflight.judges.updates import own_optimizer, policy_load
+from failurelab.preflight.judges.rows import dataset_size, generates
+from failurelab.preflight.judges.updates import optimizer_name, own_optimizer, policy_load
 
 _MOST = 20_000  # steps whose rates are computed
 _OVER, _WARM = 0.5, 0.5  # shares: of steps at a rate of nothing, and of the rate that is never reached
@@ -29,6 +30,7 @@ _NOTHING = 1e-3  # of the largest rate
 # begins at 0, so the sum over all planned steps is about the most that it becomes; public runs that learned nothing
 # stood at 2e-4 (X-R1 #66) and less.
 _LOW_RATE, _LOW_SUM = 2e-6, 1e-3
+_BY_SCHEDULE = "by the schedule's own values; the cut run is over before that shows"
 _HIGH_RATE, _LARGE = 5e-5, 100_000_000  # of a whole model with so many elements
 
 
@@ -36,8 +38,7 @@ def judge_plan(seen: Seen) -> Iterator[Answer]:
     """Tell a learning rate that cannot teach in the steps that are planned, and a dataset of one prompt."""
     if not generates(seen.trainer):
         return
-    size = len(seen.dataset) if hasattr(seen.dataset, "__len__") else None
-    if size == 1:
+    if dataset_size(seen) == 1:
         yield Suspected(
             "one row",
             "the training dataset has 1 row: every step asks for completions of the same prompt",
@@ -55,7 +56,7 @@ def planned_steps(seen: Seen) -> int | None:
     asked = seen.asked
     if (asked.get("max_steps") or -1) > 0:
         return int(asked["max_steps"])
-    step, size = read_step(seen), len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
+    step, size = read_step(seen), dataset_size(seen)
     if step is None or not size:
         return None
     prompts = step.completions / step.generations
@@ -71,7 +72,16 @@ def planned_rates(seen: Seen) -> list[float]:
     schedule, own = (*(seen.given.get("optimizers") or ()), None, None)[1], own_optimizer(seen)
     rate = float((own[1].get("lr") if own else seen.asked.get("learning_rate")) or 0)
     try:
-        schedule = _copy(schedule) if schedule is not None else _make(seen, rate, steps)
+        if schedule is not None:
+            schedule = _copy(schedule)
+        else:  # as the trainer makes it by its arguments
+            schedule = get_scheduler(
+                seen.asked.get("lr_scheduler_type") or "linear",
+                torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate),
+                num_warmup_steps=seen.trainer.args.get_warmup_steps(steps),
+                num_training_steps=steps,
+                scheduler_specific_kwargs=seen.asked.get("lr_scheduler_kwargs") or {},
+            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it steps without its optimizer
             rates = []
@@ -89,19 +99,6 @@ def _copy(schedule: Any) -> Any:
     return copy.deepcopy(schedule, {id(tensor): torch.nn.Parameter(torch.zeros(1)) for tensor in tensors})
 
 
-def _make(seen: Seen, rate: float, steps: int) -> Any:
-    """Return the schedule that the trainer makes by its arguments, for the planned steps."""
-    from transformers import get_scheduler
-
-    return get_scheduler(
-        seen.asked.get("lr_scheduler_type") or "linear",
-        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate),
-        num_warmup_steps=seen.trainer.args.get_warmup_steps(steps),
-        num_training_steps=steps,
-        scheduler_specific_kwargs=seen.asked.get("lr_scheduler_kwargs") or {},
-    )
-
-
 def _schedule(rates: Sequence[float]) -> Iterator[Answer]:
     highest, steps = max(rates), len(rates)
     dead = [place for place, rate in enumerate(rates) if rate <= _NOTHING * highest]
@@ -111,7 +108,7 @@ def _schedule(rates: Sequence[float]) -> Iterator[Answer]:
             "rate",
             f"the learning rate is 0 for {len(dead)} of about {steps} planned steps"
             + (f", from step {after + 1} on" if after else ""),
-            "by the schedule's own values; the cut run is over before that shows",
+            _BY_SCHEDULE,
             "Make the schedule for the optimizer steps of the whole run: rows x epochs / prompts of a step.",
         )
 
@@ -124,12 +121,11 @@ def _rate(seen: Seen, rates: Sequence[float]) -> Iterator[Answer]:
             "rate",
             f"the learning rate of {asked:g} is never reached: it is {highest:g} at most in about {len(rates)} planned "
             "steps, which are fewer than the steps of its warm-up",
-            "by the schedule's own values; the cut run is over before that shows",
+            _BY_SCHEDULE,
             "Set warmup_steps to a small part of the steps, or train longer.",
         )
         return
-    optimizer = str(getattr(seen.asked.get("optim"), "value", seen.asked.get("optim") or "adamw"))
-    if not own and "adamw" not in optimizer:
+    if not own and "adamw" not in optimizer_name(seen):
         return
     load, adapted = policy_load(seen), has_adapter(seen.trainer.model)
     if adapted and highest <= _LOW_RATE and total <= _LOW_SUM:

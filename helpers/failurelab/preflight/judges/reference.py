@@ -17,7 +17,7 @@ from failurelab import handles
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept.small import adapters_off
+from failurelab.preflight.intercept.small import adapters_off, probe
 from failurelab.preflight.repairs import Arguments, Keyword, Statement
 from failurelab.textbook.scores import plain
 
@@ -49,25 +49,25 @@ def judge_reference(seen: Seen) -> Iterator[Answer]:
 
 
 def _models(seen: Seen, model: Any, reference: Any) -> Answer:
-    names = [getattr(getattr(each, "config", None), "_name_or_path", "") for each in (model, reference)]
-    if all(names) and names[0] != names[1]:
+    own, other = (getattr(getattr(each, "config", None), "_name_or_path", "") for each in (model, reference))
+    if own and other and own != other:
         return Finding(
             "F19",
-            f"the policy is {names[0]} and its reference is {names[1]}: KL is above 0 before the first step",
+            f"the policy is {own} and its reference is {other}: KL is above 0 before the first step",
             "Load the reference from the policy's checkpoint, or leave ref_model out.",
             undo=Keyword("trainer", "ref_model") if seen.given.get("ref_model") is not None else None,
         )
-    own = {id(parameter) for parameter in reference.parameters()}
-    if any(parameter.requires_grad and id(parameter) in own for parameter in model.parameters()):
+    shared = set(model.parameters()) & set(reference.parameters())
+    if any(parameter.requires_grad for parameter in shared):
         return Finding(
             "F19",
             "the reference model has tensors of the policy that are trained: it moves with it, and does not hold it",
             "Make it a copy: trainer.ref_model = copy.deepcopy(trainer.model).eval()",
             undo=Statement("{trainer}.ref_model = copy.deepcopy({trainer}.model).eval()", imports="import copy"),
         )
-    gap, share = _gap(model, model, reference), _share_changed(model, reference)
+    gap, share = _gap(model, reference), _share_changed(model, reference)
     adapted = has_adapter(model) and not has_adapter(reference)
-    if adapted and gap > _APART and _gap(model, model, None) > _APART:
+    if adapted and gap > _APART and _gap(model, None) > _APART:
         return Finding(
             "F19",
             f"the policy has an adapter that is trained or not zero, and its reference has none: they are apart by "
@@ -77,9 +77,8 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
     if not share:
         return _held("policy and reference model have the same weights", model, reference)
     if gap <= _APART:
-        return _held(
-            f"policy and reference model give the same log-probabilities (apart by {gap:.2g} at most)", model, reference
-        )
+        same = f"policy and reference model give the same log-probabilities (apart by {gap:.2g} at most)"
+        return _held(same, model, reference)
     if seen.small and share == 1:
         return NotChecked("F19", "policy and reference were both built small, and differ by how they were loaded")
     return Finding(
@@ -93,16 +92,14 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
 
 def _adapter(seen: Seen, model: Any) -> Answer:
     if "ref" in model.peft_config:
-        gap = _gap(model, model, "ref")
-        if gap <= _APART:
+        if (gap := _gap(model, "ref")) <= _APART:
             return _held(f"the reference is an adapter of its own, and the same (apart by {gap:.2g})", model, "ref")
         return Finding(
             "F19",
             f"the reference is an adapter of its own, and differs by {gap:.3g} in a log-probability at the first step",
             "Do not change the policy's adapter after the trainer is made, which copies it.",
         )
-    gap = _gap(model, model, None)
-    if gap <= _APART:
+    if (gap := _gap(model, None)) <= _APART:
         return _held(f"the policy without its adapter is the reference, and the same (apart by {gap:.2g})", model, None)
     return Finding(
         "F19",
@@ -118,15 +115,13 @@ def _held(evidence: str, model: Any, reference: Any) -> Answer:
     adapter = [weight for name, weight in model.named_parameters() if "lora_B" in name and ".ref." not in name]
     changed = weights[-1] if isinstance(reference, torch.nn.Module) else (adapter or weights)[-1]
     before = changed.detach().clone()
-    draws = torch.Generator().manual_seed(0)
-    noise = torch.randn(changed.shape, generator=draws, device="cpu").to(changed)
-    try:
-        with torch.no_grad():
+    noise = torch.randn(changed.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(changed)
+    with torch.no_grad():
+        try:
             changed.add_(noise, alpha=0.1)
-        gap = _gap(model, model, reference)
-        share = _share_changed(model, reference) if isinstance(reference, torch.nn.Module) else 1.0
-    finally:
-        with torch.no_grad():
+            gap = _gap(model, reference)
+            share = _share_changed(model, reference) if isinstance(reference, torch.nn.Module) else 1.0
+        finally:
             changed.copy_(before)
     if gap <= _APART or not share:
         return NotChecked("F19", f"{evidence}; a policy whose weights were changed would look the same ({gap:.2g})")
@@ -140,33 +135,32 @@ def _bare(model: Any) -> Any:
     return model
 
 
-def _gap(model: Any, policy: Any, reference: Any) -> float:
+def _gap(policy: Any, reference: Any) -> float:
     """Return the largest difference in log-probability over eight tokens.
 
     The reference is a model, "ref" for the adapter of that name, or None for the policy without its adapter.
     """
-    device = next(model.parameters()).device
-    ids = torch.arange(1, 9, device=device)[None]
 
-    def score(of: Any) -> torch.Tensor:
-        with torch.no_grad(), plain(of):  # a copy of the policy may have its patched forward, which asks the policy
-            return of(input_ids=ids).logits.float().log_softmax(-1).to(device)
+    def score(model: Any) -> torch.Tensor:
+        with plain(model):  # a copy of the policy may have its patched forward, which asks the policy
+            return probe(model).log_softmax(-1)
 
     before = score(policy)
     if isinstance(reference, torch.nn.Module):
         after = score(reference)
-        width = min(before.shape[-1], after.shape[-1])  # one of them may have tokens added
-        return float((before[..., :width] - after[..., :width]).abs().max())
-    if reference == "ref":
+    elif reference == "ref":
         active = policy.active_adapter
         with handles.keep_requires_grad(policy):
             policy.set_adapter("ref")
             try:
-                return float((before - score(policy)).abs().max())
+                after = score(policy)
             finally:
                 policy.set_adapter(active)
-    with adapters_off(policy):
-        return float((before - score(policy)).abs().max())
+    else:
+        with adapters_off(policy):
+            after = score(policy)
+    width = min(before.shape[-1], after.shape[-1])  # one of them may have tokens added
+    return float((before[..., :width] - after[..., :width]).abs().max())
 
 
 def _share_changed(model: Any, reference: Any) -> float:

@@ -11,6 +11,7 @@ Upstream: TRL #3452, #3857 (equal rewards), #4501, #2771, #6966, PR #5775, #5902
 that never see what they need).
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,7 +28,6 @@ from failurelab.preflight.judges.reward_telling import judge_telling, wrong_sign
 from failurelab.preflight.judges.rows import prompted
 from failurelab.reward_functions import completions
 from failurelab.reward_functions import source as reward_source
-from failurelab.reward_functions.source import reference_column
 
 ROWS = 4  # asked of
 _LOOKED_AT = 48  # rows among which they are chosen
@@ -88,20 +88,21 @@ def _find_greedy_sampling(seen: Seen) -> str:
 def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> Iterator[Answer]:
     arguments = Arguments(seen, rows)
     asked = [name for function in functions for name in reward_source.asked_columns(function)]
-    column, opened = reference_column(rows, asked), arguments.opened()
+    column, opened = reward_source.reference_column(rows, asked), arguments.opened()
     probes = completions.make(rows, column, functions, opened, _drawn(seen))
     every = seen.trainer.reward_funcs
-    weights = [
-        weight
+    rewards = [
+        RewardFunction(function, seen, arguments, probes, column, opened, weight)
         for function, weight in zip(every, reward_weights(seen.trainer, len(every)))
         if any(function is each for each in functions)
     ]
-    rewards = [
-        RewardFunction(function, seen, arguments, probes, column, opened, weight)
-        for function, weight in zip(functions, weights)
-    ]
     problems = [reward.examine() for reward in rewards]
-    totals = _add_up(rewards) if all(reward.rewards is not None for reward in rewards) else None
+    totals = None  # what the trainer adds up for each completion
+    if all(reward.rewards is not None for reward in rewards):
+        given = zip(*(reward.rewards for reward in rewards))
+        totals = [
+            sum(reward.weight * value for reward, value in zip(rewards, row) if value is not None) for row in given
+        ]
     known, accused = totals if len(rewards) == len(every) else None, False
     for reward, problem in zip(rewards, problems):
         answers = [problem] if problem else judge_telling(reward, known) if reward.varies else [explain_equal(reward)]
@@ -110,14 +111,6 @@ def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> I
             yield answer
     if totals is not None and any(reward.varies for reward in rewards):
         yield from _judge_sum(seen, rewards, totals, accused)
-
-
-def _add_up(rewards: list[RewardFunction]) -> list[float]:
-    """Return what the trainer adds up for each completion."""
-    return [
-        sum(reward.weight * value for reward, value in zip(rewards, row) if value is not None)
-        for row in zip(*(reward.rewards for reward in rewards))
-    ]
 
 
 def _drawn(seen: Seen) -> list[str]:
@@ -168,8 +161,8 @@ def _judge_sum(seen: Seen, rewards: list[RewardFunction], totals: list[float], a
         return
     more, less, rows_less = figures.compare_pairs(probes, totals)
     if more:
-        best = max(total for probe, total in zip(probes, totals) if probe.kind == "right")
-        text = next(p.text for p, total in zip(probes, totals) if p.kind == "right" and total == best)
+        rights = [(total, probe.text) for probe, total in zip(probes, totals) if probe.kind == "right"]
+        best, text = max(rights, key=operator.itemgetter(0))
         evidence = f"the right answer (column {column}) got {best:g} as {figures.quote(text)}"
         if max(figures.lead(probes, totals)) <= figures.SAME:
             yield NotChecked("F14", f"{evidence}, and a completion that answers nothing no less: read what each adds")

@@ -47,6 +47,7 @@ class Arguments:
         self,
         probes: Sequence[Probe],
         *,
+        rows: Sequence[Mapping[str, Any]] = (),
         form: str = "",
         change: Callable[[str], str] = str,
         columns: Mapping[str, Callable[[Mapping[str, Any]], Any]] | None = None,
@@ -57,21 +58,22 @@ class Arguments:
 
         Args:
             probes: the completions.
+            rows: other rows than its own, of which each probe has the place.
             form: one of FORMS to hand them over in, whatever the prompts are.
             change: of each completion's text.
             columns: what stands in a column instead, by its name: a function of the row.
             without: arguments that are left out.
             wanted: the arguments that the function names.
         """
-        texts = [change(probe.text) for probe in probes]
+        texts, rows = [change(probe.text) for probe in probes], rows or self.rows
         write = FORMS[form or self.form]
         made: dict[str, Any] = {
-            "prompts": [copy.deepcopy(self.rows[probe.row]["prompt"]) for probe in probes],
+            "prompts": [copy.deepcopy(rows[probe.row]["prompt"]) for probe in probes],
             "completions": [write(each) for each in texts],
         }
         for name in dict.fromkeys([*self.columns, *(columns or ())]):
             read = (columns or {}).get(name) or operator.itemgetter(name)
-            made[name] = [copy.deepcopy(read(self.rows[probe.row])) for probe in probes]
+            made[name] = [copy.deepcopy(read(rows[probe.row])) for probe in probes]
         more = self.handed
         if more is None:  # the run called none: what a function asks for, as releases hand it over
             state = getattr(self.trainer, "state", None) or transformers.TrainerState()

@@ -49,12 +49,10 @@ def _never_reads(reward: RewardFunction, given: str) -> Answer:
 
 def _form(reward: RewardFunction, given: str) -> Finding | None:
     other = reward.other_form()
-    return other and reward.finding(
-        "F14",
-        f"{given}: it reads a completion as {other[0]}, and each is {reward.arguments.form} here",
-        reward.read_repair,
-        undo=reward.read_undo,
-        tried=other[1],
+    if other is None:
+        return None
+    return reward.not_read(
+        f"{given}: it reads a completion as {other[0]}, and each is {reward.arguments.form} here", other
     )
 
 
@@ -70,13 +68,9 @@ def find_missing_column(reward: RewardFunction, given: str) -> Finding | None:
     for name in reward.asked:
         value = None if name in there else _find_readable(reward, name)
         if value is not None:
-            return reward.finding(
-                "F14",
-                f"{given}: it asks for the column {name!r}, which never arrives",
-                reward.column_repair(name),
-                undo=reward.column_undo(name, reward.column),
-                tried=f"with {name}={value!r} it tells right from wrong",
-            )
+            evidence = f"{given}: it asks for the column {name!r}, which never arrives"
+            tried = f"with {name}={value!r} it tells right from wrong"
+            return reward.never_arrives(name, reward.column, evidence, tried)
     return None
 
 
@@ -111,20 +105,15 @@ def _opened(reward: RewardFunction, given: str) -> Finding | None:
     ) if told else None  # fmt: skip
 
 
-def _line_breaks(reward: RewardFunction, given: str) -> Finding | str:
+def _line_breaks(reward: RewardFunction, given: str) -> Finding | None:
     told = reward.tells(prepare=functools.partial(match_line_breaks, reward.function))
-    evidence = f"{given}: in its patterns '.' matches no line break"
-    return (
-        reward.finding(
-            "F14",
-            evidence,
-            "Give the pattern re.DOTALL.",
-            undo=DotAll(reward.function),
-            tried=f"with re.DOTALL it gives {told}",
-        )
-        if told
-        else None
-    )
+    return by_line_breaks(reward, given, f"with re.DOTALL it gives {told}") if told else None
+
+
+def by_line_breaks(reward: RewardFunction, given: str, tried: str) -> Finding:
+    """Return the finding of patterns that match no completion of several lines."""
+    evidence, repair = f"{given}: in its patterns '.' matches no line break", "Give the pattern re.DOTALL."
+    return reward.finding("F14", evidence, repair, undo=DotAll(reward.function), tried=tried)
 
 
 def match_line_breaks(function: Callable[..., Any]) -> None:
@@ -137,12 +126,14 @@ def match_line_breaks(function: Callable[..., Any]) -> None:
     re._compile = compile_dotall
     code = reward_source.plain_function(function)
     for names in (getattr(code, "__globals__", {}), getattr(function, "__dict__", {})):
-        for name, value in list(names.items()):
-            if isinstance(value, re.Pattern):
-                names[name] = re.compile(value.pattern, value.flags | re.DOTALL)
+        names.update({name: _dotall(value) for name, value in names.items() if isinstance(value, re.Pattern)})
     for cell in getattr(code, "__closure__", None) or ():
         if isinstance(cell.cell_contents, re.Pattern):
-            cell.cell_contents = re.compile(cell.cell_contents.pattern, cell.cell_contents.flags | re.DOTALL)
+            cell.cell_contents = _dotall(cell.cell_contents)
+
+
+def _dotall(pattern: re.Pattern) -> re.Pattern:
+    return re.compile(pattern.pattern, pattern.flags | re.DOTALL)
 
 
 def by_place(reward: RewardFunction, given: str, name: str, column: str, tried: str = "") -> Finding:
@@ -161,21 +152,15 @@ def _place(reward: RewardFunction, given: str) -> Finding | None:
     name, column = reward_source.own_list(reward.function, reward.arguments.rows)
     if name is None or not hasattr(reward.seen.dataset, "__getitem__"):
         return None
-    drawn = reward.arguments.rows
-    try:
-        reward.arguments.rows = [
-            dict(reward.seen.dataset[place]) for place in range(min(ROWS, len(reward.seen.dataset)))
-        ]
-        probes = completions.make(reward.arguments.rows, column, [reward.function], reward.opened)
-        for form in sorted({probe.form for probe in probes if probe.kind == "right"}):
-            rights = [probe for probe in probes if probe.kind == "right" and probe.form == form]
-            ordered, turned = reward.ask(rights).values, reward.ask(rights[::-1]).values[::-1]
-            if None not in (*ordered, *turned) and sum(ordered) > sum(turned):
-                more = sum(one > other for one, other in zip(ordered, turned))
-                said = f"in that list's order {more} of {len(rights)} right answers get more than in the opposite one"
-                return by_place(reward, f"{given}: it", name, column, tried=said)
-    finally:
-        reward.arguments.rows = drawn
+    rows = [dict(reward.seen.dataset[place]) for place in range(min(ROWS, len(reward.seen.dataset)))]
+    probes = completions.make(rows, column, [reward.function], reward.opened)
+    for form in sorted({probe.form for probe in probes if probe.kind == "right"}):
+        rights = [probe for probe in probes if probe.kind == "right" and probe.form == form]
+        ordered, turned = reward.ask(rights, rows=rows).values, reward.ask(rights[::-1], rows=rows).values[::-1]
+        if None not in (*ordered, *turned) and sum(ordered) > sum(turned):
+            more = sum(one > other for one, other in zip(ordered, turned))
+            said = f"in that list's order {more} of {len(rights)} right answers get more than in the opposite one"
+            return by_place(reward, f"{given}: it", name, column, tried=said)
     return None
 
 
@@ -191,19 +176,16 @@ def _reference(reward: RewardFunction, given: str) -> Answer | None:
     value = _find_readable(reward, name)
     if value is None or _reads_another_row(reward):
         return None
-    finds_none = patterns.forms(reward.function, str(value)) and not patterns.forms(
-        reward.function, completions.readings(real)[0]
-    )
-    if finds_none or type(value) is not type(real):
+    finds, finds_own = (patterns.forms(reward.function, each) for each in (str(value), completions.readings(real)[0]))
+    if (finds and not finds_own) or type(value) is not type(real):
         return reward.finding(
             "F14",
             f"{shown}, which its patterns do not find",
             f"Compare with what {name} holds: the same type, and a pattern that finds it.",
             tried=f"with a reference {value!r} ({type(value).__name__}) it tells right from wrong",
         )
-    return reward.not_checked(
-        f"{shown}, in no form that was tried; a reference {value!r} would be told from a wrong one"
-    )
+    why = f"{shown}, in no form that was tried; a reference {value!r} would be told from a wrong one"
+    return reward.not_checked(why)
 
 
 def find_other_reference(reward: RewardFunction, given: str) -> Finding | None:
@@ -248,23 +230,20 @@ def _find_readable(reward: RewardFunction, column: str) -> Any:
 
 
 def _reads_another_row(reward: RewardFunction) -> bool:
-    rows = reward.arguments.rows
-    try:
-        reward.arguments.rows = prompted(reward.seen, ROWS)
-        probes = completions.make(reward.arguments.rows, reward.column, [reward.function], reward.opened)
-        return bool(reward.tells(probes))
-    finally:
-        reward.arguments.rows = rows
+    rows = prompted(reward.seen, ROWS)
+    probes = completions.make(rows, reward.column, [reward.function], reward.opened)
+    return bool(reward.tells(probes, rows=rows))
 
 
 def _slip(reward: RewardFunction, given: str) -> Answer | None:
     """An error in its code that it catches itself, for every completion."""
     written = sum(1 for probe in reward.probes if probe.text)
-    slip = next((slip for slip in reward.ask(slips=True).slips if slip.count >= written), None)
-    if slip is None:
+    slips = [slip for slip, count in reward.ask(slips=True).slips.items() if count >= written]
+    if not slips:
         return None
-    evidence = f"{given}: in line {slip.line} it raises {slip.text}, and catches it, each time"
-    if slip.text.startswith(("ModuleNotFoundError", "ImportError")):
+    line, text = slips[0]
+    evidence = f"{given}: in line {line} it raises {text}, and catches it, each time"
+    if text.startswith(("ModuleNotFoundError", "ImportError")):
         return reward.not_checked(evidence)
     return reward.finding("F14", evidence, "Let that error come out, and mend its line.")
 

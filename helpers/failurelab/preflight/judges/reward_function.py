@@ -1,5 +1,6 @@
 """One reward function of a script, asked alone about made-up completions: what it takes, gives and raises."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,12 +21,9 @@ from failurelab.reward_functions import source as reward_source
 from failurelab.reward_functions.completions import Probe
 
 _MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
-_READ = {
-    "plain text": "Read a completion as the text that it is.",
-    "a list of messages": 'Read the text of a completion as completion[0]["content"].',
-}
 
 
+@dataclasses.dataclass(eq=False)
 class RewardFunction:
     """A reward function, and what it gave.
 
@@ -37,31 +35,36 @@ class RewardFunction:
         column: with the references; None where the dataset has none.
         opened: what the prompt has written of a completion already.
         weight: its entry in reward_weights.
+        rewards: for each probe; None where it could not be asked, or gave no numbers.
         name: for messages.
         asked: the columns that it asks for.
-        rewards: for each probe; None where it could not be asked, or gave no numbers.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        seen: Seen,
-        arguments: Arguments,
-        probes: list[Probe],
-        column: str | None,
-        opened: str,
-        weight: float,
-    ):
-        self.function, self.seen, self.arguments, self.probes = function, seen, arguments, probes
-        self.column, self.opened, self.weight = column, opened, weight
-        self.name, self.asked = name_of(function), reward_source.asked_columns(function)
-        self.rewards: list[float | None] | None = None
-        self._asker = Asker(function)
+    function: Callable[..., Any]
+    seen: Seen
+    arguments: Arguments
+    probes: list[Probe]
+    column: str | None
+    opened: str
+    weight: float
+    rewards: list[float | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.name, self.asked = name_of(self.function), reward_source.asked_columns(self.function)
+        self._asker, self._wanted = (
+            Asker(self.function),
+            [each.name for each in reward_source.parameters(self.function)],
+        )
 
     @property
     def asks_reference(self) -> bool:
         """Whether it asks for the column with the references."""
         return self.column is not None and self.column in self.asked
+
+    @property
+    def judged_rows(self) -> set[int]:
+        """The rows that it gives a number for."""
+        return {probe.row for probe, value in zip(self.probes, self.rewards) if value is not None}
 
     @property
     def varies(self) -> bool:
@@ -76,9 +79,8 @@ class RewardFunction:
             options: of `Arguments.make` and `Asker.ask`.
         """
         call = {name: options.pop(name) for name in ("prepare", "slips") if name in options}
-        wanted = [each.name for each in reward_source.parameters(self.function)]
         probes = self.probes if probes is None else probes
-        return self._asker.ask(self.arguments.make(probes, wanted=wanted, **options), **call)
+        return self._asker.ask(self.arguments.make(probes, wanted=self._wanted, **options), **call)
 
     def compare(self, probes: Sequence[Probe] | None = None, values: figures.Rewards | None = None) -> figures.Pairs:
         """Return `compare_pairs` of what it gave, or of other values: by a negative weight less is more."""
@@ -109,21 +111,17 @@ class RewardFunction:
     def other_form(self) -> tuple[str, str] | None:
         """Return another form of the same completions in which it tells them apart, and what it gives then."""
         for form in FORMS:
-            told = form != self.arguments.form and self.tells(form=form)
-            if told:
+            if form != self.arguments.form and (told := self.tells(form=form)):
                 return form, f"as {form} the same texts get {told}"
         return None
 
-    @property
-    def read_repair(self) -> str:
-        """How to read a completion of this dataset."""
-        return _READ[self.arguments.form]
-
-    @property
-    def read_undo(self) -> Repair | None:
-        """Let it read a completion of this dataset, where that is one line of its own."""
+    def not_read(self, evidence: str, other: tuple[str, str], ends: bool = False) -> Finding:
+        """Return the finding of a function that reads completions of another form (see `other_form`) than these."""
+        if self.arguments.form == "plain text":
+            return self.finding("F14", evidence, "Read a completion as the text that it is.", tried=other[1], ends=ends)
         line = "completions = [completion[-1]['content'] for completion in completions]"
-        return FirstLine(self.function, line) if self.arguments.form == "a list of messages" else None
+        repair = 'Read the text of a completion as completion[0]["content"].'
+        return self.finding("F14", evidence, repair, undo=FirstLine(self.function, line), tried=other[1], ends=ends)
 
     @property
     def turned_weight(self) -> Repair:
@@ -133,26 +131,32 @@ class RewardFunction:
         turned = [-weight if function is self.function else weight for function, weight in weights]
         return TrainingArguments({"reward_weights": turned})
 
-    def column_undo(self, name: str, source: str | None) -> Repair | None:
-        """Let a column arrive under the name that the function asks for."""
-        if self._is_dropped(name):
-            return TrainingArguments({"remove_unused_columns": False})
-        if source is None or source == name:
-            return None
-        return Keyword("trainer", "train_dataset", f"{{}}.rename_column({source!r}, {name!r})")
+    def never_arrives(
+        self, name: str, source: str | None, evidence: str, tried: str | None = None, **more: Any
+    ) -> Finding:
+        """Return the finding of a column that it asks for and that never arrives.
 
-    def _is_dropped(self, name: str) -> bool:
-        there = name in self.arguments.rows[0] and name not in ("prompt", "completion")
-        return there and name not in self.arguments.columns
-
-    def column_repair(self, name: str) -> str:
-        """Return what to do about a column that never arrives."""
-        if self._is_dropped(name):
-            return "Set remove_unused_columns=False: the trainer drops the columns that the model does not take."
-        return (
-            f"Call the dataset's column {name!r} (dataset.rename_column), or the argument as the column: "
-            f"{', '.join(self.arguments.columns) or 'none besides prompt'}."
-        )
+        Args:
+            name: of the column.
+            source: the column of the dataset that is to arrive under this name.
+            evidence: what was seen.
+            tried: what it gave with such a column; by default it is asked, with `source` in its place.
+            more: of a Finding.
+        """
+        if name in self.arguments.rows[0] and name not in ("prompt", "completion", *self.arguments.columns):
+            undo = TrainingArguments({"remove_unused_columns": False})
+            repair = "Set remove_unused_columns=False: the trainer drops the columns that the model does not take."
+        else:
+            undo = Keyword("trainer", "train_dataset", f"{{}}.rename_column({source!r}, {name!r})")
+            undo = None if source in (None, name) else undo
+            repair = (
+                f"Call the dataset's column {name!r} (dataset.rename_column), or the argument as the column: "
+                f"{', '.join(self.arguments.columns) or 'none besides prompt'}."
+            )
+        if tried is None:
+            told = source and self.tells(columns={name: lambda row: row.get(source)})
+            tried = f"with {source} under this name it gives {told}" if told else ""
+        return self.finding("F14", evidence, repair, undo=undo, tried=tried, **more)
 
     def one_at_a_time(self) -> str:
         """Ask about single completions of the first prompt; return what they get, if that differs."""
@@ -172,16 +176,12 @@ class RewardFunction:
     def _misfit(self) -> Finding | None:
         missing, extra = self.arguments.missing(self.function)
         if missing:
-            source = missing[0] if missing[0] in self.arguments.rows[0] else self.column
-            return self.finding(
-                "F14",
+            evidence = (
                 f"{self.name} asks for {', '.join(missing)}, which never arrives: it is given "
-                f"{', '.join(self.arguments.names())}. A TypeError ends the run",
-                self.column_repair(missing[0]),
-                undo=self.column_undo(missing[0], source),
-                tried=self._under_name(missing[0], source) if len(missing) == 1 else "",
-                ends=True,
+                f"{', '.join(self.arguments.names())}. A TypeError ends the run"
             )
+            source = missing[0] if missing[0] in self.arguments.rows[0] else self.column
+            return self.never_arrives(missing[0], source, evidence, "" if missing[1:] else None, ends=True)
         if extra:
             given = self.ask(without=extra).values
             return self.finding(
@@ -194,11 +194,6 @@ class RewardFunction:
             )
         return None
 
-    def _under_name(self, name: str, source: str | None) -> str:
-        """Return what it gives when the column `source` arrives under `name`; empty if that does not help."""
-        told = source and self.tells(columns={name: lambda row: row.get(source)})
-        return f"with {source} under this name it gives {told}" if told else ""
-
     def _error(self, given: Given) -> Answer | None:
         if given.unasked:
             self.seen.not_called.add(id(self.function))
@@ -206,25 +201,18 @@ class RewardFunction:
         if not given.error:
             return None
         if given.key in self.asked and given.key not in self.arguments.columns:
-            return self.finding(
-                "F14",
-                f"{self.name} reads the column {given.key!r}, which never arrives: a KeyError ends the run",
-                self.column_repair(given.key),
-                undo=self.column_undo(given.key, self.column),
-                tried=self._under_name(given.key, self.column),
-                ends=True,
-            )
-        what, tried, undo = "completions in plain words", "", None
-        repair = "Let it give its lowest reward to what it cannot read."
-        filled = [probe for probe in self.probes if probe.text]
-        if values := self.ask(filled).values:
+            evidence = f"{self.name} reads the column {given.key!r}, which never arrives: a KeyError ends the run"
+            return self.never_arrives(given.key, self.column, evidence, ends=True)
+        evidence = f"{self.name} raises {given.error}, for"
+        what, tried = "completions in plain words", ""
+        if values := self.ask([probe for probe in self.probes if probe.text]).values:
             what = "an empty completion, which a model makes when it ends at once"
             tried = f"without those it gives {figures.span(values)}"
         elif other := self.other_form():
             what = f"this dataset's completions, each of which is {self.arguments.form}"
-            repair, tried, undo = self.read_repair, other[1], self.read_undo
-        evidence = f"{self.name} raises {given.error}, for {what}"
-        return self.finding("F14", evidence, repair, tried=tried, undo=undo, ends=True)
+            return self.not_read(f"{evidence} {what}", other, ends=True)
+        repair = "Let it give its lowest reward to what it cannot read."
+        return self.finding("F14", f"{evidence} {what}", repair, tried=tried, ends=True)
 
     def _no_numbers(self, given: Given) -> Answer | None:
         """Keep the rewards; return what is wrong with them as numbers."""
@@ -243,18 +231,15 @@ class RewardFunction:
                 what = f"gives {len(rewards)} rewards for {count} completions"
             repair = "Return one reward for each completion, also for those that it cannot read."
             return self.finding("F14", f"{self.name} {what}", repair, ends=True)
-        counts = {
-            "inf": sum(value is not None and math.isinf(value) for value in rewards),
-            "NaN": sum(value is not None and math.isnan(value) for value in rewards),
-            "None": sum(value is None for value in rewards),
-        }
-        if installed_version("trl") >= _MASKED:
-            counts |= {"NaN": 0, "None": 0}
-        what = next((name for name, number in counts.items() if number), None)
+        odd = [
+            "None" if value is None else "inf" if math.isinf(value) else "NaN" * math.isnan(value) for value in rewards
+        ]
+        wrong = ("inf",) if installed_version("trl") >= _MASKED else ("inf", "NaN", "None")
+        what = next((name for name in wrong if name in odd), None)
         if what:
             return self.finding(
                 "F14",
-                f"{self.name} gives {what} for {counts[what]} of {count} completions, which makes "
+                f"{self.name} gives {what} for {odd.count(what)} of {count} completions, which makes "
                 + ("an error in this trl" if what == "None" else "its group's advantages NaN, and then the weights"),
                 "Return a finite number for every completion.",
                 ends=what == "None",
@@ -264,8 +249,7 @@ class RewardFunction:
 
     def _second_call(self) -> Finding | None:
         """Call it twice in one process: what it keeps from call to call must not make the next one fail."""
-        wanted = [each.name for each in reward_source.parameters(self.function)]
-        first = self.arguments.make(self.probes, wanted=wanted)
+        first = self.arguments.make(self.probes, wanted=self._wanted)
         again = self.ask(prepare=lambda: asking.call(self.function, first))
         if again.unasked or len(again.values) == len(self.probes):
             return None

@@ -11,6 +11,7 @@ import torch
 from failurelab.preflight.answers import Answer, Finding, NotChecked
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.reward_causes import (
+    by_line_breaks,
     by_place,
     find_missing_column,
     find_other_reference,
@@ -18,7 +19,7 @@ from failurelab.preflight.judges.reward_causes import (
 )
 from failurelab.preflight.judges.reward_figures import SAME
 from failurelab.preflight.judges.reward_function import RewardFunction
-from failurelab.preflight.repairs import DotAll, Repair
+from failurelab.preflight.repairs import Repair
 from failurelab.reward_functions import patterns
 from failurelab.reward_functions import source as reward_source
 from failurelab.reward_functions.completions import OTHERS, Probe
@@ -43,20 +44,20 @@ def judge_telling(reward: RewardFunction, totals: list[float] | None) -> Iterato
         )
         return
     more, less, rows_less = reward.compare()
+    given = f"{reward.name} gives {figures.span(reward.rewards)}"
     answer = _place(reward)
     if not answer and not more and not less and reward.asks_reference:
-        given = f"{reward.name} gives {figures.span(reward.rewards)}, and right answers no more than wrong ones"
-        answer = find_other_reference(reward, given)
+        answer = find_other_reference(reward, f"{given}, and right answers no more than wrong ones")
     answer = answer or _line_breaks(reward) or _shown_form(reward)
     if not answer and less and reward.asks_reference:
         answer = _wrong_completion(reward)
     if not answer and not more:
-        answer = find_missing_column(reward, f"{reward.name} gives {figures.span(reward.rewards)}")
+        answer = find_missing_column(reward, given)
     if answer:
         yield answer
     elif more and reward.asks_reference:
         yield from _rows_not_told(reward)
-    elif less and reward.asks_reference and rows_less == _judged_rows(reward):
+    elif less and reward.asks_reference and rows_less == reward.judged_rows:
         yield from _less_for_right(reward, less, totals)
     elif reward.asks_reference:
         yield reward.not_checked(
@@ -73,7 +74,7 @@ def _less_for_right(
     """Yield the wrong sign; or a penalty, such as one for a few forms of the right answer, or an order among equals."""
     turned = reward.ask(reward.probes[::-1]).values[::-1]
     in_order = reward.compare(values=turned)[0]
-    penalty = reward.weight < 0 or len(less) < _FORMS * len(_judged_rows(reward))
+    penalty = reward.weight < 0 or len(less) < _FORMS * len(reward.judged_rows)
     penalty &= len(reward.seen.trainer.reward_funcs) > 1
     why = _why_no_penalty(reward, totals) if penalty else ""
     gives = f"{reward.name} gives the right answer {less[0][0]:g} and a wrong one {less[0][1]:g}"
@@ -118,11 +119,6 @@ def wrong_sign(
         tried=f"with the sign turned the right answer gets {0 - right:g} and the wrong one {0 - wrong:g}",
         about=about,
     )
-
-
-def _judged_rows(reward: RewardFunction) -> set[int]:
-    """Return the rows that it gives a number for."""
-    return {probe.row for probe, value in zip(reward.probes, reward.rewards) if value is not None}
 
 
 def _place(reward: RewardFunction) -> Finding | None:
@@ -176,11 +172,8 @@ def _line_breaks(reward: RewardFunction) -> Answer | None:
     if not single or any(several[row] >= single[row] - SAME or several[row] > floor[row] + SAME for row in single):
         return None
     row, best = next(iter(single.items()))
-    example = next(
-        probe.text
-        for probe, value in zip(reward.probes, reward.rewards)
-        if (probe.row, probe.lines, value) == (row, 1, best)
-    )
+    given = zip(reward.probes, reward.rewards)
+    example = next(probe.text for probe, value in given if (probe.row, probe.lines, value) == (row, 1, best))
     evidence = (
         f"{reward.name} gives {best:g} to {figures.quote(example)}, and {several[row]:g} to every completion whose "
         "reasoning has more than one line"
@@ -189,13 +182,7 @@ def _line_breaks(reward: RewardFunction) -> Answer | None:
     then = figures.largest(reward.probes, healed, lines=3)
     if any(then.get(row, 0.0) < single[row] - SAME for row in single):
         return reward.not_checked(evidence) if reward.asks_reference else None
-    return reward.finding(
-        "F14",
-        f"{evidence}: in its patterns '.' matches no line break",
-        "Give the pattern re.DOTALL.",
-        undo=DotAll(reward.function),
-        tried=f"with re.DOTALL completions of several lines get {then[row]:g} too",
-    )
+    return by_line_breaks(reward, evidence, f"with re.DOTALL completions of several lines get {then[row]:g} too")
 
 
 def _shown_form(reward: RewardFunction) -> Finding | None:
@@ -247,7 +234,7 @@ def _likes_shown_form(reward: RewardFunction) -> bool:
 
 def _rows_not_told(reward: RewardFunction) -> Iterator[Answer]:
     """Look at the rows whose right answer gets no more than a wrong one, while that of another row does."""
-    judged = _judged_rows(reward)
+    judged = reward.judged_rows
     untold = [row for row in sorted(judged) if not _told(reward, lambda probe, row=row: probe.row == row)]
     for row in untold:
         probes = [probe for probe in reward.probes if probe.row == row]
@@ -261,14 +248,13 @@ def _rows_not_told(reward: RewardFunction) -> Iterator[Answer]:
                 tried=f"asked about that prompt alone, it gives {alone[0][0]:g} and {alone[0][1]:g}",
             )
             return
+    reference = str(reward.arguments.rows[untold[0] if untold else 0][reward.column])[:40]
     if untold:
-        reference = str(reward.arguments.rows[untold[0]][reward.column])[:40]
         yield reward.not_checked(
             f"{reward.name} gives the right answer and a wrong one the same for {len(untold)} of {len(judged)} rows, "
             f"such as {reward.column} {reference!r}, in all forms that were tried",
         )
     elif not _told(reward, lambda probe: not probe.variant):
-        reference = str(reward.arguments.rows[0][reward.column])[:40]
         why = f"{reward.name} rewards another way to write the answer, and never that of the dataset, {reference!r}"
         yield reward.not_checked(why)
 
@@ -280,9 +266,8 @@ def _told(reward: RewardFunction, chosen: Callable[[Probe], bool]) -> bool:
 
 def _direction(reward: RewardFunction) -> NotChecked:
     """Return which completion gets the least and which the most: a line to read, and no verdict."""
-    given = [
-        (value, len(probe.text), probe.text) for probe, value in zip(reward.probes, reward.rewards) if value is not None
-    ]
+    pairs = zip(reward.probes, reward.rewards)
+    given = [(value, len(probe.text), probe.text) for probe, value in pairs if value is not None]
     least, most = min(given), max(given, key=lambda each: (each[0], -each[1]))
     ends = [f"{value:g} for {figures.quote(text)} ({size} characters)" for value, size, text in (least, most)]
     why = f"{reward.name} has no reference to be compared with, so read its direction: {', '.join(ends)}"

@@ -12,6 +12,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -19,7 +20,7 @@ from failurelab._text import first_line
 from failurelab.handles import keep_modes
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges.rows import sample
+from failurelab.preflight.judges.rows import prompted
 
 ROWS = 8
 _SPREAD = 4.0  # of the logits under the other weights: of 150,000 tokens, some hundred are likely then
@@ -34,23 +35,19 @@ def judge_rollout_engine(seen: Seen) -> Iterator[Answer]:
         if hasattr(trainer, "reward_funcs") and not seen.asked.get("use_vllm"):
             yield NotApplicable("F16", "the trainer generates with the model that it trains")
         return
-    prompts = [row["prompt"] for row in sample(seen, ROWS) if row.get("prompt")]
+    prompts = [row["prompt"] for row in prompted(seen, ROWS)]
     temperature = float(seen.asked.get("temperature") or 1.0)
     if not prompts:
         return
     try:
         answer = _ask(function, prompts, trainer, temperature)
         if isinstance(answer, Finding) and trainer.state.global_step:
-            step, trainer.state.global_step = trainer.state.global_step, 0
-            try:
+            step = trainer.state.global_step
+            with mock.patch.object(trainer.state, "global_step", 0):
                 first = _ask(function, prompts, trainer, temperature)
-            finally:
-                trainer.state.global_step = step
             if isinstance(first, Held):
-                answer = NotChecked(
-                    "F16",
-                    f"rollout_func sends the weights at step 0 and not at {step}: how old they get, a run tells",
-                )
+                why = f"rollout_func sends the weights at step 0 and not at {step}: how old they get, a run tells"
+                answer = NotChecked("F16", why)
     except Exception as error:  # the engine may be a service that is not there
         answer = NotChecked("F16", f"rollout_func could not be asked: {type(error).__name__}: {first_line(error)}")
     yield answer

@@ -34,6 +34,11 @@ def sample(seen: Seen, count: int, prepared: bool = False) -> list[dict[str, Any
     return [dict(row) for row in rows if isinstance(row, Mapping)]
 
 
+def dataset_size(seen: Seen) -> int | None:
+    """Return how many rows the script's dataset has; None of a stream."""
+    return len(seen.dataset) if hasattr(seen.dataset, "__len__") else None
+
+
 def prompted(seen: Seen, count: int) -> list[dict[str, Any]]:
     """Return the rows of `sample` that have a prompt."""
     return [row for row in sample(seen, count) if row.get("prompt")]
@@ -60,14 +65,13 @@ def prompt_ids(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
     if own is not None:
         return [list(ids) for ids in own(list(prompts))[0]]
     tokenizer = tokenizer_of(trainer)
-    texts = [
-        prompt
-        if isinstance(prompt, str)
-        else tokenizer.apply_chat_template(
-            prompt, tokenize=False, **_continuation(prompt), **(getattr(trainer, "chat_template_kwargs", None) or {})
-        )
-        for prompt in prompts
-    ]
+    options = {"tokenize": False, **(getattr(trainer, "chat_template_kwargs", None) or {})}
+
+    def render(prompt: Sequence[Mapping[str, Any]]) -> str:
+        goes_on = "continue_final_message" if prompt[-1]["role"] == "assistant" else "add_generation_prompt"
+        return tokenizer.apply_chat_template(prompt, **{goes_on: True}, **options)
+
+    texts = [prompt if isinstance(prompt, str) else render(prompt) for prompt in prompts]
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
@@ -75,11 +79,6 @@ def prompt_limit(seen: Seen) -> int | None:
     """Return how many tokens of a prompt are kept; None where nothing is cut: trl 0.26 and 0.27 only warn of it."""
     warns = Version("0.26") <= installed_version("trl") < Version("0.28")
     return None if warns else seen.asked.get("max_prompt_length")
-
-
-def _continuation(prompt: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
-    assistant = prompt[-1]["role"] == "assistant"
-    return {"continue_final_message": True} if assistant else {"add_generation_prompt": True}
 
 
 def installed_version(package: str) -> Version:

@@ -28,26 +28,21 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
     asked = seen.asked.get("temperature")
     if asked is None or not hasattr(seen.trainer, "reward_funcs"):
         return
-    drawn = seen.drawn_at or float(given.get("temperature", asked))
-    scored = seen.scored_at
-    repair = f"Give the config temperature={drawn:g} and take it out of generation_kwargs."
-    if abs(drawn - asked) <= _OFF:
-        repair = "Set temperature=1.0, or upgrade to trl 0.16 or later."
-    if scored is not None and abs(drawn / scored - 1) > _OFF:
-        yield Finding(
-            "F15",
-            f"completions are drawn at temperature {drawn:g} and scored at {scored:.2f}",
-            repair,
-            _NOTEBOOK,
-            undo=Arguments({"temperature": drawn if abs(drawn - asked) > _OFF else 1.0}),
-        )
-    elif scored is not None:
+    drawn, scored = seen.drawn_at or float(given.get("temperature", asked)), seen.scored_at
+    by_kwargs = abs(drawn - asked) > _OFF
+    repair = "Set temperature=1.0, or upgrade to trl 0.16 or later."
+    if by_kwargs:
+        repair = f"Give the config temperature={drawn:g} and take it out of generation_kwargs."
+    if scored is not None:
         evidence = f"completions are drawn at temperature {drawn:g} and scored at {scored:.2f}"
-        if seen.scored_planted and abs(seen.scored_planted - _PLANTED) <= _OFF:
+        if abs(drawn / scored - 1) > _OFF:
+            undo = Arguments({"temperature": drawn if by_kwargs else 1.0})
+            yield Finding("F15", evidence, repair, _NOTEBOOK, undo=undo)
+        elif seen.scored_planted and abs(seen.scored_planted - _PLANTED) <= _OFF:
             yield Held("F15", evidence, f"scores at {_PLANTED:g} are read as {seen.scored_planted:.2f}")
         else:
             yield NotChecked("F15", f"{evidence}; scores at {_PLANTED:g} could not be told from these")
-    elif abs(drawn - asked) > _OFF:
+    elif by_kwargs:
         yield Suspected(
             "F15",
             f"completions are drawn at temperature {drawn:g}, by generation_kwargs, which reach no score",
@@ -58,6 +53,5 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
     elif abs(drawn - 1) <= _OFF:
         yield NotApplicable("F15", "completions are drawn at temperature 1, which needs no division")
     else:
-        yield NotChecked(
-            "F15", f"drawn at temperature {drawn:g}; the step against the textbook tells whether the scores have it"
-        )
+        why = f"drawn at temperature {drawn:g}; the step against the textbook tells whether the scores have it"
+        yield NotChecked("F15", why)

@@ -69,7 +69,7 @@ class StepJudge(TrainerCallback):
         self.reports: list[textbook.Comparison] = []
         self._error = ""
         self._listening = contextlib.ExitStack()
-        self._recorder: textbook.Recorder | None = None
+        self._recorder: textbook.Recorder  # from the beginning of training on
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -90,13 +90,16 @@ class StepJudge(TrainerCallback):
         That is the next one where completions are used again, for ratios are not 1 then, and else the last one where
         the policy was still its reference: only then a KL penalty has a gradient.
         """
-        held = [report for report in self.reports if report.verdict == "HELD"]
-        if any(report.verdict == "FOUND" for report in self.reports) or self._error or len(held) > 1:
+        held = self._reports("HELD")
+        if self._reports("FOUND") or self._error or len(held) > 1:
             return False
         if not held or self._uses_again():
             return True
         last = step == self.trainer.state.max_steps
         return last and any(line.startswith("beta") for line in held[0].not_shown)
+
+    def _reports(self, verdict: str) -> list[textbook.Comparison]:
+        return [report for report in self.reports if report.verdict == verdict]
 
     def _uses_again(self) -> bool:
         args = self.trainer.args
@@ -129,7 +132,7 @@ class StepJudge(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare."""
-        if self._recorder is None or not self._wanted(state.global_step + 1):
+        if not self._wanted(state.global_step + 1):
             return
         model = self.trainer.model
         affordable = next(model.parameters()).is_cuda or sum(p.numel() for p in model.parameters()) < _MOST
@@ -139,7 +142,7 @@ class StepJudge(TrainerCallback):
                     self.trainer,
                     self._recorder.evidence(),
                     with_suspects=affordable and not self.explained(),
-                    with_controls=all(report.verdict != "HELD" for report in self.reports),
+                    with_controls=not self._reports("HELD"),
                 )
         except Exception as error:  # of this check's own: the cut training goes on
             self._error = f"{type(error).__name__}: {first_line(error)}"
@@ -148,8 +151,7 @@ class StepJudge(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Forget the step."""
-        if self._recorder is not None:
-            self._recorder.next_step()
+        self._recorder.next_step()
 
     def outweigh(self, others: Sequence[Answer]) -> list[Answer]:
         """Return the other judges' answers and its own, without those that the comparison contradicts.
@@ -157,11 +159,10 @@ class StepJudge(TrainerCallback):
         A finding that explains the wrong gradient keeps its place, and gets the comparison's line. A judge of the same
         gradient that saw nothing is NOT CHECKED then. Where the textbook holds a failure, nobody else suspects it.
         """
-        own = list(self.answers())
-        wrong = next((report for report in self.reports if report.verdict == "FOUND"), None)
+        own, wrong = list(self.answers()), self._reports("FOUND")
         found = next((answer for answer in own if isinstance(answer, Finding) and answer.failure != "F14"), None)
-        if found is not None and wrong is not None:
-            return [*_explained(found, bool(wrong.named), own, others)]
+        if found is not None:
+            return [*_explained(found, bool(wrong[0].named), own, others)]
         held = {answer.failure for answer in own if isinstance(answer, Held)}
         return [answer for answer in others if answer.failure not in held or isinstance(answer, Held)] + own
 
@@ -173,33 +174,27 @@ class StepJudge(TrainerCallback):
         if reason is not None:
             yield NotChecked("F21", reason)
             return
-        yield from self._texts()
-        found = next((report for report in self.reports if report.verdict == "FOUND"), None)
-        held = [report for report in self.reports if report.verdict == "HELD"]
-        if found is not None:
-            yield self._found(found)
-        elif held:
-            yield self._held(held)
-            yield from self._held_too(held[0])
-        else:
-            yield NotChecked("F21", self.reports[0].reason)
-
-    def _texts(self) -> Iterator[Answer]:
-        texts = next((report.texts for report in self.reports if report.texts), "")
-        if texts:
+        if texts := next((report.texts for report in self.reports if report.texts), ""):
             yield Finding(
                 "F14",
                 f"what your reward functions read is not what was drawn: {texts}",
                 "Decode completions by the tokenizer's own decode; look into what is overridden or patched there.",
             )
+        if found := self._reports("FOUND"):
+            yield self._found(found[0])
+        elif held := self._reports("HELD"):
+            yield self._held(held)
+            yield from self._held_too(held[0])
+        else:
+            yield NotChecked("F21", self.reports[0].reason)
 
     def _found(self, report: textbook.Comparison) -> Answer:
         failure = _FAILURES.get(report.named or "", "F21")
         if _uses_liger(self.seen):
             return NotChecked("F21", f"Liger's loss is cut away; without it, {report.reason}")
         own = _overridden(self.trainer)
-        names = [f"{kind.__name__}.{name}" for kind, name in own]
-        where = f" Overridden by the script: {', '.join(names)}." if own else ""
+        names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
+        where = f" Overridden by the script: {names}." if own else ""
         repair = _REPAIRS.get(failure) or _REPAIRS.get(report.named or "", _OTHERWISE)
         undo = _UNDOS.get(failure) or _UNDOS.get(report.named or "") or _without(own)
         return Finding(failure, f"step {report.step}: {report.reason}{where}", repair, undo=undo)
@@ -210,8 +205,7 @@ class StepJudge(TrainerCallback):
         hidden = sorted({line.partition(":")[0].partition(" (")[0] for line in last.not_shown})
         if hidden:
             evidence += f". This does not show: {', '.join(hidden)}"
-        cut = cut_away(self.seen)
-        if cut:
+        if cut := cut_away(self.seen):
             return NotChecked("F21", f"{'; '.join(cut)}; without it, {evidence}")
         blind = [name for name in ("opposite sign", "scores shifted by one") if not first.sees(name)]
         if blind:
@@ -268,20 +262,20 @@ def _uses_liger(seen: Seen) -> bool:
     return bool(seen.asked.get("use_liger_loss") or seen.asked.get("use_liger_kernel"))
 
 
-def _overridden(trainer: Any) -> list[tuple[type, str]]:
-    """Return the methods that classes of the script's own override: the class and the name."""
+def _overridden(trainer: Any) -> list[WithoutMethod]:
+    """Return the methods that classes of the script's own override, each as the repair that takes it out."""
     kinds = [each for each in type(trainer).__mro__ if each.__module__.partition(".")[0] not in _LIBRARIES]
     return [
-        (kind, name)
+        WithoutMethod(kind, name)
         for kind in kinds
         for name, value in vars(kind).items()
         if inspect.isfunction(value) and name != "__init__"
     ]
 
 
-def _without(own: Sequence[tuple[type, str]]) -> Repair | tuple[Repair, ...] | None:
+def _without(own: Sequence[WithoutMethod]) -> Repair | tuple[Repair, ...] | None:
     """Return what takes out the methods of the script's own: each alone, then all at once."""
-    parts = tuple(WithoutMethod(kind, name) for kind, name in own)
-    if len(parts) < 2:
-        return parts or None
-    return (*parts, Together(parts)) if len(parts) <= _FEW else Together(parts)
+    if len(own) < 2:
+        return tuple(own) or None
+    together = Together(tuple(own))
+    return (*own, together) if len(own) <= _FEW else together

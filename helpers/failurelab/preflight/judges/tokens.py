@@ -12,11 +12,12 @@ Upstream: TRL PR #7039 and #6357.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from failurelab.handles import keep_modes
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, sample, tokenizer_of
@@ -41,9 +42,9 @@ def judge_template(seen: Seen) -> Iterator[Answer]:
     rows = sample(seen, ROWS)
     if tokenizer is None or not rows:
         return
-    yield from _beginning(seen, tokenizer, rows)
-    prompts = [row["prompt"] for row in rows if row.get("prompt")]
-    if not generates(trainer) or not prompts:
+    prompts = [row["prompt"] for row in rows if row.get("prompt")] if generates(trainer) else []
+    yield from _beginning(seen, tokenizer, prompts)
+    if not prompts:
         return
     if is_conversation(prompts[0]):
         yield NotApplicable("F12", "the prompts are messages: trl applies the chat template")
@@ -64,7 +65,9 @@ def judge_template(seen: Seen) -> Iterator[Answer]:
     turn = _turn_end(tokenizer)
     if not seen.small:
         yield _ask_model(seen, tokenizer, [prompt for prompt in prompts if mark not in prompt][:4], evidence, repair)
-    elif turn in _ends(seen, tokenizer) and 2 * sum(map(_is_asked, prompts)) > len(prompts):
+    elif turn in {tokenizer.eos_token_id, *_own_ends(trainer.model)} and 2 * sum(map(_is_asked, prompts)) > len(
+        prompts
+    ):
         yield Suspected(
             "F12",
             f"{evidence}; they ask or tell, and what ends a turn of the template, {_names(tokenizer, {turn})}, ends "
@@ -100,10 +103,9 @@ def _turn_opened(tokenizer: Any, prompts: Sequence[str], mark: str) -> Answer:
     )
 
 
-def _ends(seen: Seen, tokenizer: Any) -> set[int]:
-    """Return the tokens that end this model's texts, by its generation config and its tokenizer."""
-    config = getattr(getattr(seen.trainer.model, "generation_config", None), "eos_token_id", None)
-    return {tokenizer.eos_token_id, *_ids(config)}
+def _own_ends(model: Any) -> set[int]:
+    """Return the tokens that end a model's texts, by its generation config."""
+    return _ids(getattr(getattr(model, "generation_config", None), "eos_token_id", None))
 
 
 def _is_asked(prompt: str) -> bool:
@@ -120,10 +122,8 @@ def _mark(tokenizer: Any) -> str:
 
 def _ask_model(seen: Seen, tokenizer: Any, prompts: Sequence[str], evidence: str, repair: str) -> Answer:
     """Let the real model answer the same prompts both ways, greedily; a chat model that needs its template ends so."""
-    chats = [
-        tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
-        for text in prompts
-    ]
+    messages = ([{"role": "user", "content": text}] for text in prompts)
+    chats = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in messages]
     model = seen.trainer.model
     plain, templated = (_ended(model, tokenizer, texts) for texts in (prompts, chats))
     counted = f"{evidence}; of {len(prompts)} asked greedily, {plain} end within {TOKENS} tokens, with it {templated}"
@@ -137,43 +137,35 @@ def _ask_model(seen: Seen, tokenizer: Any, prompts: Sequence[str], evidence: str
 
 def _ended(model: Any, tokenizer: Any, texts: Sequence[str], may_end: bool = True) -> int:
     """Return how many greedy completions end; with `may_end=False` the model is kept from it, as a control."""
-    training = model.training
-    model.eval()
-    try:
-        ends = _ids(model.generation_config.eos_token_id) | {tokenizer.eos_token_id}
-        count = 0
+    ends, count = _own_ends(model) | {tokenizer.eos_token_id}, 0
+    with keep_modes(model), torch.no_grad():
+        model.eval()
         for text in texts:
             ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"].to(model.device)
-            with torch.no_grad():
-                drawn = model.generate(
-                    input_ids=ids,
-                    attention_mask=torch.ones_like(ids),
-                    do_sample=False,
-                    max_new_tokens=TOKENS,
-                    eos_token_id=sorted(ends),
-                    pad_token_id=min(ends),
-                    suppress_tokens=None if may_end else sorted(ends),
-                )
+            drawn = model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=TOKENS,
+                eos_token_id=sorted(ends),
+                pad_token_id=min(ends),
+                suppress_tokens=None if may_end else sorted(ends),
+            )
             count += bool(ends & set(drawn[0, ids.shape[1] :].tolist()))
-        return count
-    finally:
-        model.train(training)
+    return count
 
 
-def _beginning(seen: Seen, tokenizer: Any, rows: Sequence[Mapping[str, Any]]) -> Iterator[Answer]:
+def _beginning(seen: Seen, tokenizer: Any, prompts: Sequence[Any]) -> Iterator[Answer]:
     bos = tokenizer.bos_token_id
     if bos is None:
         return
-    prompts = [row["prompt"] for row in rows if row.get("prompt")]
-    if generates(seen.trainer) and prompts:
+    if prompts:
         rows_ids = prompt_ids(seen.trainer, prompts)
     else:
         rows = sample(seen, ROWS, prepared=True)
         names = ("input_ids", "prompt_input_ids", "prompt_ids")
         name = next((name for name in names if rows and name in rows[0]), None)
-        if name is None:
-            return
-        rows_ids = [list(row[name]) for row in rows]
+        rows_ids = [list(row[name]) for row in rows] if name else []
     doubled = sum(ids[:2] == [bos, bos] for ids in rows_ids)
     if doubled:
         yield Finding(
@@ -198,7 +190,7 @@ def judge_ends(seen: Seen) -> Iterator[Answer]:
 def _turns(seen: Seen, tokenizer: Any) -> Answer:
     trainer = seen.trainer
     known = {tokenizer.eos_token_id, *_ids(getattr(trainer, "eos_token_ids", None))}
-    config = _ids(getattr(getattr(trainer.model, "generation_config", None), "eos_token_id", None))
+    config = _own_ends(trainer.model)
     ends = f"the trainer ends a completion at {_names(tokenizer, known)}"
     own = _ids((seen.asked.get("generation_kwargs") or {}).get("eos_token_id"))
     if own and not own & known:
@@ -238,13 +230,13 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
             f"{ends}, which is the end of a turn in the chat template",
             f"without it the trainer would know {others}, and a turn would not be seen to end",
         )
-    name = seen.loads[0].name if seen.loads else ""
     found = f"{ends}, and a turn of the chat template ends with {_names(tokenizer, {turn})}"
     token = tokenizer.convert_ids_to_tokens(turn)
     repair = f"Set tokenizer.eos_token = {token!r} before the trainer is made."
     if turn in config:
         evidence = f"{found}, which the model's generation config has too: after it, padding counts as the completion"
         return Finding("F13", evidence, repair, undo=_set_end(token))
+    name = seen.loads[0].name if seen.loads else ""
     if _CHAT.search(name.rstrip("/").split("/")[-1].replace("_", "-")):
         why = f"{name} is a chat model by its name alone; whether it ends so, only the real model tells (--real-model)"
         return Suspected("F13", f"{found}: nothing stops the model there", why, repair)
@@ -290,12 +282,12 @@ def _labels(seen: Seen, tokenizer: Any) -> Iterator[Answer]:
             "Give the tokenizer a padding token of its own (tokenizer.pad_token = …), another than the end.",
         )
     else:
-        blind = batch["labels"].clone().masked_fill_(batch["input_ids"] == eos, -100)
-        planted = sum((blind[row] != labels).any().item() for row, labels in enumerate(batch["labels"]))
-        if not planted:
+        blind = batch["labels"].masked_fill(batch["input_ids"] == eos, -100)
+        planted = int((blind != batch["labels"]).any(-1).sum())
+        if planted:
+            yield Held("F13", evidence, f"with the end masked as padding is, {planted} of {len(rows)} would have it")
+        else:
             yield NotChecked("F13", f"{evidence}; no row of this batch has an end whose label could be masked")
-            return
-        yield Held("F13", evidence, f"with the end masked as padding is, {planted} of {len(rows)} would have it")
 
 
 def _ids(value: Any) -> set[int]:

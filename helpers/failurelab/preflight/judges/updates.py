@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import transformers
 from packaging.version import Version
 
 from failurelab import updates
@@ -34,54 +35,51 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
     trainer, rate = seen.trainer, own[1].get("lr") if own else seen.asked.get("learning_rate")
     if load is None or not rate:
         return
+    rate = float(rate)
+    low = next((p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4), None)
     if has_adapter(trainer.model):
-        low = {p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4}
-        copied = not seen.zero_stage and any(tensor.requires_grad for _, tensor in _copies(trainer.model))
-        if not low and copied and load.dtype in _LOW:
-            yield _judge_copies(seen, load, float(rate))
-            return
-        if not low:
-            yield NotApplicable("F9", f"the adapter is trained in float32, whatever the base's {load.dtype}")
-            return
-        yield _judge_adapter(load, float(rate), low.pop())
+        yield _judge_adapter(seen, load, rate, low)
         return
-    cast = next((p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4), None)
-    if load.dtype not in _LOW and cast is not None:
-        load = dataclasses.replace(load, dtype=str(cast).removeprefix("torch."))
+    if load.dtype not in _LOW and low is not None:
+        load = dataclasses.replace(load, dtype=str(low).removeprefix("torch."))
     if load.dtype not in _LOW:
-        yield _judge_wide(seen, load, float(rate))
+        yield _judge_wide(seen, load, rate)
         return
-    optimizer = str(getattr(seen.asked.get("optim"), "value", seen.asked.get("optim") or "adamw_torch"))
+    optimizer = optimizer_name(seen)
+    known, arrived = optimizer.startswith(_STEPPED), float(any(name in optimizer for name in _COPIES))
     if own:
         optimizer = f"the script's own {getattr(own[0], '__name__', own[0])}"
         known, arrived = (_arrived(*own, dtype) for dtype in (torch.float32, _LOW[load.dtype]))
-    else:
-        known = optimizer.startswith(_STEPPED)
-        arrived = float(any(name in optimizer for name in _COPIES))
-    known = 0.5 < known < 2
+        known = 0.5 < known < 2
     if seen.zero_stage or (known and arrived > 0.5):
         yield NotApplicable("F9", f"loaded in {load.dtype}, and {optimizer} steps float32 copies of the weights")
         return
     if seen.asked.get("fsdp") or not known or arrived > 0.1:
         yield NotChecked("F9", f"loaded in {load.dtype}; how large a step of {optimizer} is, and on what, is not known")
         return
-    share, of = _share(seen, load, float(rate), _LOW[load.dtype])
+    share, of = _share(seen, load, rate, _LOW[load.dtype])
     evidence = (
         f"{load.name} is loaded in {load.dtype}{' by the trainer' if load.by_trainer else ''}, and {optimizer} steps "
         f"these weights: a step of {rate:g} changes {share:.1%} of {of}; in float32 it changes all"
     )
-    grade = updates.grade(share)
+    grade, (repair, undo) = updates.grade(share), _in_float32(seen, load)
     if grade == "whole":
-        lost, _ = _share(seen, load, float(rate) / 1000, _LOW[load.dtype])
+        lost, _ = _share(seen, load, rate / 1000, _LOW[load.dtype])
         if updates.grade(lost) == "whole":
             yield NotChecked("F9", f"{evidence}; a step a thousandth as long would look the same here ({lost:.1%})")
             return
         yield Held("F9", evidence, f"a step a thousandth as long would change {lost:.1%}")
     elif grade == "slowed":
         why = "slowed, not lost: runs of large models with shares of 2 to 8 % are known to learn; how much, a run tells"
-        yield Suspected("F9", evidence, why, _repair(load), _NOTEBOOK)
+        yield Suspected("F9", evidence, why, repair, _NOTEBOOK)
     else:
-        yield Finding("F9", evidence, _repair(load), _NOTEBOOK, undo=_undo(seen, load))
+        yield Finding("F9", evidence, repair, _NOTEBOOK, undo=undo)
+
+
+def optimizer_name(seen: Seen) -> str:
+    """Return the name of the optimizer that the arguments ask for."""
+    asked = seen.asked.get("optim") or "adamw_torch"
+    return str(getattr(asked, "value", asked))
 
 
 def own_optimizer(seen: Seen) -> tuple[Any, dict[str, Any]] | None:
@@ -122,8 +120,16 @@ def _judge_wide(seen: Seen, load: Load, rate: float) -> Answer:
     return Held("F9", evidence, f"in bfloat16 it would change {planted:.1%}")
 
 
-def _judge_adapter(load: Load, rate: float, dtype: torch.dtype) -> Answer:
-    """Tell an adapter in 16 bits, as trl makes those of a quantized model: how much it is slowed, a run tells."""
+def _judge_adapter(seen: Seen, load: Load, rate: float, dtype: torch.dtype | None) -> Answer:
+    """Tell an adapter in 16 bits, as trl makes those of a quantized model: how much it is slowed, a run tells.
+
+    `dtype` is of what is trained in less than float32; None where nothing is.
+    """
+    copies = sum(tensor.requires_grad for _, tensor in _copies(seen.trainer.model))
+    if dtype is None and copies and not seen.zero_stage and load.dtype in _LOW:
+        return _judge_copies(seen, load, rate, copies)
+    if dtype is None:
+        return NotApplicable("F9", f"the adapter is trained in float32, whatever the base's {load.dtype}")
     width = int(getattr(load.config, "hidden_size", None) or 1024)
     a = (2 * torch.rand(1 << 16, generator=torch.Generator().manual_seed(0), device="cpu") - 1) / width**0.5
     share = updates.expected_share(a, rate, dtype=dtype)
@@ -143,11 +149,10 @@ def _copies(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, tensor) for name, tensor in model.named_parameters() if ".modules_to_save." in name)
 
 
-def _judge_copies(seen: Seen, load: Load, rate: float) -> Answer:
+def _judge_copies(seen: Seen, load: Load, rate: float, count: int) -> Answer:
     """Tell full copies beside an adapter: PEFT makes A and B in float32, and leaves these in the dtype of the load."""
     dtype = _LOW[load.dtype]
     share, of = _share(seen, load, rate, dtype)
-    count = sum(tensor.requires_grad for _, tensor in _copies(seen.trainer.model))
     evidence = (
         f"modules_to_save trains {count} tensor(s) of the base in full, in {load.dtype}: a step of {rate:g} changes "
         f"{share:.1%} of {of}"
@@ -169,17 +174,17 @@ def policy_load(seen: Seen) -> Load | None:
 
 def _share(seen: Seen, load: Load, rate: float, dtype: torch.dtype) -> tuple[float, str]:
     """Return the share of elements that a first step changes, and of which elements."""
-    if not load.small:
-        model = seen.trainer.model
+    model, what = seen.trainer.model, "the checkpoint's elements"
+    if load.small:
+        tensors, what = list(_parts(_stored(load.name))), f"a sample of {what}"
+    else:
         named = _copies(model) if has_adapter(model) else model.named_parameters()
-        named = [(name, weight) for name, weight in named if weight.requires_grad]
-        return updates.shares(_parts(named), rate, dtype=dtype).share, "the checkpoint's elements"
-    tensors = list(_parts(_stored(load.name)))
-    if tensors:
-        return updates.shares(tensors, rate, dtype=dtype).share, "a sample of the checkpoint's elements"
-    spread = float(getattr(load.config, "initializer_range", None) or 0.02)
-    numbers = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0), device="cpu") * spread
-    return updates.shares([("", numbers)], rate, dtype=dtype).share, f"numbers spread by {spread:g} (initializer_range)"
+        tensors = _parts((name, weight) for name, weight in named if weight.requires_grad)
+    if not tensors:
+        spread = float(getattr(load.config, "initializer_range", None) or 0.02)
+        numbers = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0), device="cpu") * spread
+        tensors, what = [("", numbers)], f"numbers spread by {spread:g} (initializer_range)"
+    return updates.shares(tensors, rate, dtype=dtype).share, what
 
 
 def _stored(name: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -208,26 +213,15 @@ def _parts(named: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, part
 
 
-def _argument(load: Load) -> str:
-    import transformers
-
+def _in_float32(seen: Seen, load: Load) -> tuple[str, Repair]:
+    """Return how the load is told to be in float32; a cast that came after the load is undone before training."""
     new = Version(transformers.__version__) >= Version("4.56") and "torch_dtype" not in load.options
-    return "dtype" if new else "torch_dtype"
-
-
-def _undo(seen: Seen, load: Load) -> Repair:
-    """Return the load in float32; a cast that came after the load is undone before training."""
-    name = _argument(load)
+    name = "dtype" if new else "torch_dtype"
     at = next((index for index, each in enumerate(seen.loads) if each is load), None)
+    how, undo = f"Load the model with {name}=torch.float32", Keyword("load", name, '"float32"', index=at or 0)
+    if load.by_trainer:
+        how = f'Set model_init_kwargs={{"{name}": "float32"}}'
+        undo = Arguments({"model_init_kwargs": {**(seen.asked.get("model_init_kwargs") or {}), name: "float32"}})
     if at is None:
-        return Statement("{trainer}.model.float()")
-    if load.by_trainer:
-        return Arguments({"model_init_kwargs": {**(seen.asked.get("model_init_kwargs") or {}), name: "float32"}})
-    return Keyword("load", name, '"float32"', index=at)
-
-
-def _repair(load: Load) -> str:
-    argument = _argument(load)
-    if load.by_trainer:
-        return f'Set model_init_kwargs={{"{argument}": "float32"}}; bf16=True computes in bfloat16 all the same.'
-    return f"Load the model with {argument}=torch.float32; bf16=True computes in bfloat16 all the same."
+        undo = Statement("{trainer}.model.float()")
+    return f"{how}; bf16=True computes in bfloat16 all the same.", undo

@@ -15,9 +15,8 @@ def judge_zero3(seen: Seen) -> Iterator[Answer]:
     """Tell whether training and generation get the DeepSpeed engine that they need."""
     bare = [taker for taker, is_bare in seen.handed_over.items() if is_bare]
     if seen.zero_stage < 3:
-        yield NotApplicable(
-            "F4", f"ZeRO stage {seen.zero_stage}: no parameter is partitioned" if seen.zero_stage else "no ZeRO"
-        )
+        stage = f"ZeRO stage {seen.zero_stage}: no parameter is partitioned"
+        yield NotApplicable("F4", stage if seen.zero_stage else "no ZeRO")
     elif seen.evaluated:
         yield Suspected(
             "F4",
