@@ -67,7 +67,7 @@ def resolve(device: str | torch.device = "auto") -> str:
 
 
 def argument(text: str) -> str:
-    """Return the device that a script's `--device` means; for argparse, as `type=tiers.argument`.
+    """Return the device that a script's `--device` means; for argparse, as `type=devices.argument`.
 
     Raises:
         SystemExit: there is no such device (status 2), or it cannot be used (3); one line on stderr says why.
@@ -173,8 +173,3 @@ def require_memory(gib: float, device: str | torch.device, what: str) -> None:
     memory = f"{torch.cuda.get_device_name(device)} has {total / GIB:.1f} GiB, {free / GIB:.1f} of them free"
     step = "--model tiny, or a larger card" if total < gib * GIB else "end what else runs on it (nvidia-smi lists it)"
     raise TierError(f"{memory}, and {what} needs {gib:.1f}. Next: {step}")
-
-
-def learner(model: str) -> str:
-    """Return the model that learning is shown with: `tiny` in the place of `random-0.5b`, which knows nothing."""
-    return "tiny" if model == "random-0.5b" else model

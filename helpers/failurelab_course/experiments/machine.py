@@ -32,9 +32,10 @@ class DeviceError(FailureLabError):
     exit_status = 3
 
 
-def is_device(name: str) -> bool:
-    """Whether `name` is written as a device: `auto`, `cpu`, `cuda` or `cuda:N`."""
-    return bool(_DEVICE.fullmatch(name))
+class UnknownDevice(DeviceError):
+    """What was named is no device at all."""
+
+    exit_status = 2
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
@@ -50,8 +51,8 @@ def describe(device: str = "cpu") -> dict[str, Any]:
     Raises:
         DeviceError: `device` is none, or cannot be used here.
     """
-    if not is_device(device):
-        raise DeviceError(f"unknown device {device!r}. Next: give one of auto, cpu, cuda, or cuda:N for GPU number N")
+    if not _DEVICE.fullmatch(device):
+        raise UnknownDevice(f"unknown device {device!r}. Next: give one of auto, cpu, cuda, or cuda:N for GPU number N")
     if device == "cpu":
         answer = {"device": "cpu", "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
     else:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from failurelab_course import eras as stacks
 
 STYLE = pathlib.Path(__file__).with_name("failurelab.mplstyle")
-COLUMNS = ("measured", "found", "healthy", "red flag", "verdict")
 
 
 class Mark(NamedTuple):
@@ -37,8 +36,11 @@ class Mark(NamedTuple):
 
 
 # A mark, a word and a colour, so that no one of them is needed. Each brings its own ground: legible in both themes.
-_MARKS = {True: Mark("✓ healthy", "#d5f2de", "#0b3d1c"), False: Mark("✗ red flag", "#fbdcd7", "#5c1209")}
-_NOT_RUN = Mark("– not run", "#e3e3e3", "#303030")
+_MARKS = {
+    True: Mark("✓ healthy", "#d5f2de", "#0b3d1c"),
+    False: Mark("✗ red flag", "#fbdcd7", "#5c1209"),
+    None: Mark("– not run", "#e3e3e3", "#303030"),
+}
 
 
 class NotRun(Exception):
@@ -161,11 +163,10 @@ def show(figure: Any, alt: str) -> None:
     _display({"image/png": small.getvalue(), "text/plain": alt}, {"image/png": {"alt": alt}})
 
 
-def verdict_table(rows: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> None:
+def verdict_table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> None:
     """Show a table of verdicts, as plain text and as HTML for light and dark themes.
 
     A boolean (numpy's and torch's too) becomes a verdict in words: True is healthy, False a red flag, None not run.
-    A `Mark` is a verdict in other words.
     Floats are shown with two decimals, or two digits where these would be 0.00; where they vary by processor, show
     the verdict and not the figure, for nbval compares the table.
 
@@ -187,9 +188,7 @@ def verdict_table(rows: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMN
 
 def _mark(value: Any) -> Mark | None:
     """Return the verdict that a value stands for, if it is one."""
-    if isinstance(value, Mark):
-        return value
-    return _NOT_RUN if value is None else _MARKS[value] if isinstance(value, bool) else None
+    return _MARKS[value] if value is None or isinstance(value, bool) else None
 
 
 def _words(value: Any) -> str:
