@@ -39,7 +39,7 @@ def executed(plant_once, tmp_path_factory):
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("CUDA_VISIBLE_DEVICES", "")
         out = tmp_path_factory.mktemp("run")
-        return course.run(folder=plant_once.folder, out=out, seed=3, progress=False, time_limit=600)
+        return course.run(folder=plant_once.folder, out=out, seed=3, time_limit=600)
 
 
 def outputs(result):

@@ -4,6 +4,7 @@ In a process of its own, because torch takes seconds to import, and because whoe
 some hundred MiB of it until the process ends.
 """
 
+import functools
 import importlib.metadata
 import json
 import pathlib
@@ -60,6 +61,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
     return answer | {"versions": versions()}
 
 
+@functools.cache
 def _asked(device: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", _ASK, device], capture_output=True, text=True)
     if done.returncode == 0:

@@ -201,8 +201,3 @@ def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator
                         return
                     say(f"waiting for a change of labs/{lab.name}/train.py (Ctrl-C ends)")
             time.sleep(POLL)
-
-
-def check(lab: Lab, device: str = "cpu") -> labs.Row:
-    """Check the learner's script once, and keep what came of it."""
-    return keep_result(lab, labs.check(lab, device=device))

@@ -80,13 +80,13 @@ class _Task:
         return metrics.EARLY.issuperset(name for predicate in self.declared.signature for name in predicate.names)
 
 
-def resolved(device: str, lab: Lab | None = None) -> str:
+def resolved(device: str, lab: Lab) -> str:
     """Return `cpu`, `cuda` or `cuda:N`; of `auto` what is best for the lab: the GPU, if one works and the lab uses it.
 
     Raises:
         DeviceError: no such device, or a GPU is asked for and none works.
     """
-    if device == "cpu" or (device == "auto" and lab is not None and lab.devices == ("cpu",)):
+    if device == "cpu" or (device == "auto" and lab.devices == ("cpu",)):
         return "cpu"
     return machine.describe(device)["device"]
 
@@ -137,11 +137,9 @@ def verify(
         DeviceError: the device cannot be used.
     """
     tasks, matrix = [], []
-    chosen = find(names, folder)
-    best = resolved(device)
+    labs = [(lab, resolved(device, lab)) for lab in find(names, folder)]
     with tempfile.TemporaryDirectory(prefix="failurelab-verify-") as scripts:
-        for lab in chosen:
-            here = "cpu" if device == "auto" and lab.devices == ("cpu",) else best
+        for lab, here in labs:
             for state, script, declared in (
                 (BROKEN, lab.broken, broken_in_full(lab)),
                 *((WRONG_FIX, fix, fix) for fix in lab.wrong_fixes),
