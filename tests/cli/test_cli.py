@@ -15,7 +15,7 @@ from failurelab_course.notebook_runs import notebooks as course
 @pytest.fixture(scope="module")
 def no_gpu():
     """What a machine says of `cuda` on which every GPU is hidden: a process is asked."""
-    with pytest.MonkeyPatch.context() as changed, pytest.raises(machine.DeviceError) as error:
+    with pytest.MonkeyPatch.context() as changed, pytest.raises(machine.TierError) as error:
         changed.setenv("CUDA_VISIBLE_DEVICES", "")
         machine.describe("cuda")
     return str(error.value)
@@ -47,7 +47,7 @@ def test_a_call_that_cannot_be_answered_starts_nothing(
     """No traceback: one line says what is wrong, and what there is, or the next step; nothing is written."""
 
     def asked(device):
-        raise machine.DeviceError(no_gpu)
+        raise machine.TierError(no_gpu)
 
     monkeypatch.setattr(machine, "_asked", asked)
     out = tmp_path / "out"
@@ -175,7 +175,7 @@ def test_a_device_is_described(monkeypatch):
     assert found["device"] == "cpu" and found["driver"] == "" and found["memory_gib"] is None
     assert found["versions"]["torch"] == importlib.metadata.version("torch")
     assert machine.line(found).startswith(f"tier: cpu, {found['name']}, torch {found['versions']['torch']}")
-    with pytest.raises(machine.DeviceError, match="unknown device 'gpu'"):
+    with pytest.raises(machine.TierError, match="unknown device 'gpu'"):
         machine.describe("gpu")
 
 

@@ -17,22 +17,10 @@ import warnings
 
 import torch
 
-from failurelab.errors import FailureLabError
+from failurelab_course.experiments import machine
+from failurelab_course.experiments.machine import TierError as TierError
 
-DEVICES = ("auto", "cpu", "cuda")
 GIB = 2**30
-
-
-class TierError(FailureLabError):
-    """A device cannot be used, or is too small; the message says what was found and the next step."""
-
-    exit_status = 3
-
-
-class UnknownDevice(TierError):
-    """What was named is no device at all."""
-
-    exit_status = 2
 
 
 def resolve(device: str | torch.device = "auto") -> str:
@@ -46,19 +34,15 @@ def resolve(device: str | torch.device = "auto") -> str:
         TierError: a GPU is asked for and none works; says why, and the next step.
     """
     name = str(device)
-    if name == "auto":
-        return "cpu" if gpu_problem() else "cuda"
+    number = machine.read_device(name)
     if name == "cpu":
         return name
-    match = re.fullmatch(r"cuda(?::(\d+))?", name)
-    if not match:
-        raise UnknownDevice(
-            f"unknown device {name!r}. Next: give one of {', '.join(DEVICES)}, or cuda:N for GPU number N"
-        )
     problem = gpu_problem()
+    if name == "auto":
+        return "cpu" if problem else "cuda"
     if problem:
         raise TierError(f"device {name} is asked for, and {problem}, or run with --device cpu")
-    if match[1] and int(match[1]) >= torch.cuda.device_count():
+    if number and number >= torch.cuda.device_count():
         raise TierError(
             f"device {name} is asked for, and this process sees {torch.cuda.device_count()} GPU(s), numbered from 0. "
             "Next: a smaller number, or look at CUDA_VISIBLE_DEVICES"
@@ -76,7 +60,7 @@ def argument(text: str) -> str:
         return resolve(text)
     except TierError as error:
         print(f"{pathlib.Path(sys.argv[0]).name}: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, UnknownDevice) else 3) from None
+        raise SystemExit(error.exit_status) from None
 
 
 def gpu_problem() -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from failurelab.errors import FailureLabError
 from failurelab.failures.versions import LIBRARIES
 
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_DEVICE = re.compile(r"auto|cpu|cuda(?::(\d+))?")
 _LIBRARIES = (*LIBRARIES, "datasets")
 # What decides how a CPU computes with bfloat16, and how wide: two processors without the same round differently.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
@@ -27,16 +27,28 @@ _ASK = (
 )
 
 
-class DeviceError(FailureLabError):
-    """The device that is asked for cannot be used; the message says why, and the next step."""
+class TierError(FailureLabError):
+    """A device cannot be used, or is too small; the message says what was found and the next step."""
 
     exit_status = 3
 
 
-class UnknownDevice(DeviceError):
+class UnknownDevice(TierError):
     """What was named is no device at all."""
 
     exit_status = 2
+
+
+def read_device(name: str) -> int:
+    """Return N of `cuda:N`; 0 for `auto`, `cpu` and `cuda`, which is the first one.
+
+    Raises:
+        UnknownDevice: it is none of these.
+    """
+    match = _DEVICE.fullmatch(name)
+    if not match:
+        raise UnknownDevice(f"unknown device {name!r}. Next: give one of auto, cpu, cuda, or cuda:N for GPU number N")
+    return int(match[1] or 0)
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
@@ -50,10 +62,9 @@ def describe(device: str = "cpu") -> dict[str, Any]:
         CPU), `memory_gib` (of the card; None on a CPU), and `versions` of Python and today's libraries.
 
     Raises:
-        DeviceError: `device` is none, or cannot be used here.
+        TierError: `device` is none, or cannot be used here.
     """
-    if not _DEVICE.fullmatch(device):
-        raise UnknownDevice(f"unknown device {device!r}. Next: give one of auto, cpu, cuda, or cuda:N for GPU number N")
+    read_device(device)
     if device == "cpu":
         answer = {"device": "cpu", "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
     else:
@@ -67,7 +78,7 @@ def _asked(device: str) -> dict[str, Any]:
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    raise DeviceError(re.sub(r"^[\w.]*TierError: ", "", last))
+    raise TierError(re.sub(r"^[\w.]*TierError: ", "", last))
 
 
 def processor(cpuinfo: str = "") -> str:

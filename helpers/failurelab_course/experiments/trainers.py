@@ -193,10 +193,6 @@ def rate(model: Any, small: float) -> float:
 
     What teaches 0.3 million parameters within a hundred steps destroys a pretrained model. A hundredth of 4e-4 is near
     what GRPO recipes take for models of 0.5 to 7 billion; it is a beginning, not tuned.
-
-    Args:
-        model: the policy, also with adapters.
-        small: the rate for the small model.
     """
     return small if model.num_parameters() < _LARGE else small / 100
 

@@ -117,12 +117,8 @@ def hint(lab: Lab, *, again: bool = False) -> list[tuple[int, str]]:
 def solution(lab: Lab, *, asked: bool = False) -> str:
     """Return what the solution changes, as a unified diff.
 
-    Args:
-        lab: the lab.
-        asked: show it although the lab is not solved; it is noted.
-
     Raises:
-        LabError: it is not solved and was not asked for.
+        LabError: the lab is not solved, and it was not `asked` for all the same, which is noted.
     """
     with lab_state.change(lab.name) as progress:
         if not progress.solved and not asked:

@@ -167,7 +167,7 @@ def run(
 
     Raises:
         CourseError: an unknown name or parameter, or an impossible number; nothing was started.
-        DeviceError: the device cannot be used here; nothing was started.
+        TierError: the device cannot be used here; nothing was started.
         KeyboardInterrupt: after all children were ended and what is known was written.
     """
     model_folder = pathlib.Path(model).expanduser()

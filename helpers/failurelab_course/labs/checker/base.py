@@ -33,15 +33,12 @@ class Measured:
 
 @dataclasses.dataclass
 class Run:
-    """What a kind's `measure` works with.
+    """What a kind's `measure` works with, and whose `metrics` it fills in.
 
     Attributes:
         model_path: the folder of the model that the script is given.
-        output_dir: a folder to write to.
         trainer_class: the lab's `trainer`, the name of a class or function; what it means is the kind's.
-        metrics: to be filled in.
         clean: the model as it was before the script was imported, in eval mode.
-        tokenizer: its tokenizer.
         scorer: scores weights in a process that the script never ran in, on the CPU whatever `device` is.
         device: `cpu` or `cuda`, where the script must compute.
         start: the clean model's state dict, copied.

@@ -125,7 +125,7 @@ def start(era_name: str, needs: list[str], jobs: int, *, device: str = "cpu") ->
     It does not wait for the server's imports: they go on while others are checked.
 
     Args:
-        era_name: the era.
+        era_name: the era's.
         needs: what is imported before the first check, as `module.Name`.
         jobs: how many checks run at once, each with one thread.
         device: `cpu`, `cuda` or `cuda:N`, where the checks compute.
