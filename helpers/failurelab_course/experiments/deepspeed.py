@@ -53,11 +53,8 @@ def config(stage: int = 3, **options: Any) -> dict[str, Any]:
     """Return a DeepSpeed config that transformers fills in ("auto"), for a small model on any device.
 
     Args:
-        stage: of ZeRO. 1 partitions the optimizer's state, 2 the gradients too, 3 the parameters too.
+        stage: of ZeRO, 0 to 3; see `check_config`.
         options: further entries of the config, at its top level.
-
-    Raises:
-        EngineError: the stage is none of 0 to 3.
     """
     settings: dict[str, Any] = {
         "zero_optimization": {"stage": stage},
@@ -81,10 +78,7 @@ def config(stage: int = 3, **options: Any) -> dict[str, Any]:
 
 
 def check_config(source: Mapping[str, Any] | str | pathlib.Path) -> int:
-    """Return the ZeRO stage of a DeepSpeed config.
-
-    Args:
-        source: the config, or the path of its JSON file.
+    """Return the ZeRO stage of a DeepSpeed config, or of the config in a JSON file.
 
     Raises:
         EngineError: no such file, no JSON, no `zero_optimization`, or a stage that does not exist.
@@ -228,10 +222,6 @@ def one_process(stage: int = 3, **options: Any) -> Iterator[dict[str, Any]]:
     memory of DeepSpeed; so blocks may follow each other, with other stages, and a trainer without DeepSpeed after them.
     The process group and its port (MASTER_PORT's, else a free one) stay until the process ends: DeepSpeed makes them
     once.
-
-    Args:
-        stage: of ZeRO, 0 to 3.
-        options: further entries of the config.
 
     Raises:
         EngineError: whatever `check`, `check_config`, `check_port` and `launched` find; or this process was started as

@@ -19,7 +19,7 @@ STYLE = pathlib.Path(__file__).with_name("failurelab.mplstyle")
 
 
 class Mark(NamedTuple):
-    """Words on a ground of their own, for a cell of a table: legible in light and dark themes, without the colour too.
+    """Words on a ground of their own, legible in light and dark themes, without the colour too.
 
     `ground` and `ink` are colours such as `#d5f2de`, with a contrast of 7 or more.
     """
@@ -35,7 +35,7 @@ class Mark(NamedTuple):
         return f'<span style="{style}">{html.escape(self.words)}</span>'
 
 
-# A mark, a word and a colour, so that no one of them is needed. Each brings its own ground: legible in both themes.
+# A mark, a word and a colour, so that no one of them is needed.
 _MARKS = {
     True: Mark("✓ healthy", "#d5f2de", "#0b3d1c"),
     False: Mark("✗ red flag", "#fbdcd7", "#5c1209"),
@@ -126,11 +126,7 @@ def _only(device: str) -> str:
 
 
 def not_run(reason: str) -> None:
-    """End the notebook: its question cannot be asked here. Say what is missing.
-
-    Raises:
-        NotRun: always.
-    """
+    """End the notebook by `NotRun`: its question cannot be asked here; `reason` says what is missing."""
     raise NotRun(reason)
 
 

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 from failurelab_course.labs.checker import scorer
+from failurelab_course.labs.checker.scorer import Refused as Refused
 
 
 @dataclasses.dataclass
@@ -96,14 +97,8 @@ class Run:
         safetensors.torch.save_file(copies, path)
         try:
             return self.scorer.accuracy(weights=path)
-        except scorer.ScorerError as error:
-            raise Refused(str(error)) from error
         finally:
             path.unlink()
-
-
-class Refused(Exception):
-    """What the script hands over cannot be measured as an answer to the lab."""
 
 
 def import_script(path: str | pathlib.Path) -> types.ModuleType:

@@ -19,7 +19,6 @@ from failurelab import handles
 from failurelab._unwrap import unwrap
 from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Refused, Run
-from failurelab_course.labs.checker.scorer import ScorerError
 
 # Of one completion: the step it was generated for, its prompt, 1.0 if it is right, else 0.0; whether it goes on after
 # its end
@@ -276,10 +275,7 @@ def after(trainer: transformers.Trainer, run: Run) -> None:
     if hasattr(trained, "get_base_model") or getattr(trained, "_hf_peft_config_loaded", False):
         folder = run.output_dir / "measured-adapter"
         trained.save_pretrained(folder)
-        try:
-            metrics["accuracy_after"] = run.scorer.accuracy(adapter=folder)
-        except ScorerError as error:
-            raise Refused(str(error)) from error
+        metrics["accuracy_after"] = run.scorer.accuracy(adapter=folder)
     else:
         metrics["accuracy_after"] = run.accuracy_of(trained.state_dict())
     metrics["accuracy_gain"] = metrics["accuracy_after"] - metrics["accuracy_before"]
