@@ -9,7 +9,6 @@ Qwen2-0.5B's shape and knows nothing: it is for memory, time and placement. A hu
 
 import os
 import pathlib
-import platform
 import re
 import subprocess
 import sys
@@ -124,15 +123,11 @@ def driver() -> str:
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
 
 
-def describe(device: str = "auto") -> dict[str, object]:
-    """Return what a device is: `device` (resolved), `name`, `driver`, `cuda`, `memory_gib`; the last three of a GPU.
-
-    Raises:
-        TierError: as `resolve`.
-    """
+def describe(device: str) -> dict[str, object]:
+    """Return what `machine.describe` says of a device, but for versions; raises as `resolve`."""
     device = resolve(device)
     if device == "cpu":
-        return {"device": device, "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
+        return machine.CPU
     total = torch.cuda.mem_get_info(device)[1]
     return {
         "device": device,

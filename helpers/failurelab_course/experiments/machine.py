@@ -21,6 +21,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(?::(\d+))?")
 _LIBRARIES = (*LIBRARIES, "datasets")
 # What decides how a CPU computes with bfloat16, and how wide: two processors without the same round differently.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
+CPU = {"device": "cpu", "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
 _ASK = (
     "import json, sys; from failurelab_course.experiments import devices; "
     "print(json.dumps(devices.describe(sys.argv[1])))"
@@ -65,11 +66,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
         TierError: `device` is none, or cannot be used here.
     """
     read_device(device)
-    if device == "cpu":
-        answer = {"device": "cpu", "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
-    else:
-        answer = _asked(device)
-    return answer | {"versions": versions()}
+    return (CPU if device == "cpu" else _asked(device)) | {"versions": versions()}
 
 
 @functools.cache
