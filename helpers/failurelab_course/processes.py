@@ -51,10 +51,6 @@ def end(find: Callable[[], Iterable[psutil.Process]], patience: float = 0.0) -> 
 
     It looks again until nothing is found, for a process may start another while it is looked for; it gives up on what
     the system itself cannot end, such as a process that waits for a disk that is gone.
-
-    Args:
-        find: looks for the processes anew at each call.
-        patience: seconds.
     """
     if patience:
         psutil.wait_procs(list(find()), timeout=patience)

@@ -27,12 +27,8 @@ def locked(path: pathlib.Path) -> Iterator[None]:
 def read(path: pathlib.Path, broken: Callable[[str], Exception]) -> Any:
     """Return what the file holds, as JSON; None where there is no file yet.
 
-    Args:
-        path: the file.
-        broken: makes the error for a file that cannot be read, of the reason.
-
     Raises:
-        Exception: what `broken` made.
+        Exception: what `broken` made of the reason why the file cannot be read.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

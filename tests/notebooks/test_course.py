@@ -65,7 +65,7 @@ def ran(plant_once, tmp_path_factory):
         changed.setattr(supervise, "PATIENCE", 0.5)
         changed.setenv("JUPYTER_PATH", str(out / "jupyter"))
         changed.setenv("JUPYTER_PREFER_ENV_PATH", "0")
-        found = course.run(folder=plant_once.folder, out=out, seed=5, jobs=2, time_limit=300, progress=False)
+        found = course.run(folder=plant_once.folder, out=out, seed=5, jobs=2, time_limit=300)
     return {each.name: each for each in found} | {"out": out, "all": found, "folder": plant_once.folder}
 
 
@@ -147,7 +147,7 @@ def test_bad_input_is_told_before_anything_starts(plant, tmp_path):
 
     def told(match, names=(), **options):
         with pytest.raises(course.CourseError, match=match):
-            course.run(names, folder=plant.folder, out=tmp_path / "run", progress=False, **options)
+            course.run(names, folder=plant.folder, out=tmp_path / "run", **options)
 
     told("unknown notebook '7': the notebooks are 00_one", ["7"])
     told("has no parameter 'stesp'; it declares steps, rate, fast", parameters={"stesp": 1})
@@ -178,7 +178,7 @@ def test_a_hung_kernel_is_ended_with_all_it_started(plant, tmp_path, gone, pipe,
                 self.function(*self.args)
 
     monkeypatch.setattr(supervise.threading, "Timer", Timer)
-    hung, passed = course.run(folder=plant.folder, out=tmp_path / "run", time_limit=20, progress=False)
+    hung, passed = course.run(folder=plant.folder, out=tmp_path / "run", time_limit=20)
     assert (hung.status, passed.status) == ("FAIL", "PASS")
     assert hung.reason.startswith("over its time limit of 20 s, after 1 of 2 cells")
     assert len(pids) == 2 and gone(pids) == []
@@ -191,7 +191,7 @@ def test_a_runner_that_cannot_start_is_the_environments_fault(plant, tmp_path, m
     (broken / "__init__.py").write_text("raise ImportError('papermill is broken here')")
     monkeypatch.setenv("PYTHONPATH", str(broken.parent))
     plant("00_one", "print(1)")
-    (result,) = course.run(folder=plant.folder, out=tmp_path / "run", progress=False, time_limit=300)
+    (result,) = course.run(folder=plant.folder, out=tmp_path / "run", time_limit=300)
     assert result.status == "ENVIRONMENT" and "papermill is broken here" in result.reason
     assert course.exit_status([result]) == 3
 

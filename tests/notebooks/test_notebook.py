@@ -27,7 +27,7 @@ notebook.verdict_table([
     ("tensors without a gradient", 0, "0", "1 or more", True),
     ("reward <gain>", 0.204, "0.1 or more", "below", numpy.bool_(False)),
     ("on a GPU", torch.tensor(3), 1e-6, "other", None),
-])
+], columns=("measured", "found", "healthy", "red flag", "verdict"))
 """
 
 
@@ -39,7 +39,7 @@ def executed(plant_once, tmp_path_factory):
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("CUDA_VISIBLE_DEVICES", "")
         out = tmp_path_factory.mktemp("run")
-        return course.run(folder=plant_once.folder, out=out, seed=3, progress=False, time_limit=600)
+        return course.run(folder=plant_once.folder, out=out, seed=3, time_limit=600)
 
 
 def outputs(result):
@@ -100,8 +100,8 @@ def test_without_a_gpu_a_notebook_on_cuda_is_not_run(executed):
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: notebook.verdict_table([]), "without a row"),
-        (lambda: notebook.verdict_table([("a", True)]), "2 cells, and the columns are 5"),
+        (lambda: notebook.verdict_table([], ["a"]), "without a row"),
+        (lambda: notebook.verdict_table([("a", True)], ["a"]), "2 cells, and the columns are 1"),
         (lambda: notebook.show(None, alt="plot"), "does not say what the figure shows"),
     ],
 )

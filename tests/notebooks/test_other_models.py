@@ -43,7 +43,7 @@ def stranger(deeper, tmp_path):
 
 def test_learning_is_not_shown_with_a_model_that_cannot(stranger, tmp_path):
     """Each notebook about learning ends with the reason in one line, and no verdict of another model under its name."""
-    found = course.run(LEARNING, model=stranger, out=tmp_path / "run", time_limit=1800, progress=False)
+    found = course.run(LEARNING, model=stranger, out=tmp_path / "run", time_limit=1800)
     assert [each.name for each in found] == LEARNING
     for result in found:
         assert result.status == "NOT RUN", f"{result.name}: {result.reason} (see {result.html})"
@@ -56,7 +56,7 @@ def test_learning_is_not_shown_with_a_model_that_cannot(stranger, tmp_path):
 
 def test_counts_are_the_models_own(deeper, tmp_path):
     """Notebook 01 with three layers instead of two: the same story, in other numbers, learning included."""
-    (result,) = course.run(["01"], model=deeper, out=tmp_path / "run", time_limit=1800, progress=False)
+    (result,) = course.run(["01"], model=deeper, out=tmp_path / "run", time_limit=1800)
     assert result.status == "PASS", f"{result.reason} (see {result.html})"
     assert result.figures(case="notebook 01: all weights")["gradients"] == "38 of 38"
     assert result.figures(case="notebook 01") == {"lost": 36, "trainable": 37}

@@ -5,11 +5,10 @@ import pytest
 from failurelab_course.experiments.expect import UnexpectedOutcome, expect_failure
 
 
-def test_the_expected_failure_is_printed_and_kept(capsys):
-    with expect_failure(RuntimeError, match="element 0") as caught:
+def test_the_expected_failure_is_printed(capsys):
+    with expect_failure(RuntimeError, match="element 0"):
         raise RuntimeError("element 0 of tensors does not require grad\nsecond line")
     assert capsys.readouterr().out == "RuntimeError: element 0 of tensors does not require grad (expected)\n"
-    assert "second line" in str(caught.error)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_equal_length_rows_need_no_padding(tiny):
     rows = models.rows(form="chat")
     most, long = models.equal_length_rows(rows), models.equal_length_rows(rows, length=6)
     assert (len(most), len(long)) == (200, 100)
-    assert {len(ids) for ids in tiny[1]([models.as_text(prompt) for prompt in long["prompt"]])["input_ids"]} == {6}
+    assert {len(ids) for ids in tiny[1]([prompt[-1]["content"] for prompt in long["prompt"]])["input_ids"]} == {6}
     with pytest.raises(ValueError, match="no prompt has 9 characters"):
         models.equal_length_rows(rows, length=9)
 
@@ -114,19 +114,19 @@ def test_accuracy_leaves_no_trace(tiny, monkeypatch):
     assert seen == [(True, False, 2)] and not model.training
 
 
-def test_random_weights_have_the_shape_of_qwen2_and_a_seed(monkeypatch):
+def test_random_weights_have_the_shape_of_qwen2_and_are_the_same_each_time(monkeypatch):
     """Named for memory work; here with two layers of its 24, for time. The caller's random state is untouched."""
     monkeypatch.setitem(models.HALF_BILLION, "num_hidden_layers", 1)
     monkeypatch.setitem(models.HALF_BILLION, "vocab_size", 1000)
     state = torch.random.get_rng_state()
-    one, tokenizer = models.load("random-0.5b", dtype=torch.bfloat16, seed=1)
-    same, _ = models.load("random-0.5b", dtype=torch.bfloat16, seed=1)
+    one, tokenizer = models.load("random-0.5b", dtype=torch.bfloat16)
+    same, _ = models.load("random-0.5b", dtype=torch.bfloat16)
     assert torch.get_default_dtype() == torch.float32
-    other, _ = models.load("random-0.5b", seed=2)
+    other, _ = models.load("random-0.5b")
     assert torch.equal(torch.random.get_rng_state(), state)
     assert {each.dtype for each in one.parameters()} == {torch.bfloat16} and other.dtype == torch.float32
     pick = [each.model.layers[0].self_attn.q_proj.weight.float() for each in (one, same, other)]
-    assert torch.equal(pick[0], pick[1]) and not torch.allclose(pick[0], pick[2], atol=1e-3)
+    assert torch.equal(pick[0], pick[1]) and pick[0].std() > 0
     assert one.config.pad_token_id == tokenizer.pad_token_id and not one.training
 
 

@@ -10,6 +10,7 @@ from failurelab.failures import loader as files
 from failurelab_course.labs import metrics
 
 FOLDER = registry._FOLDER
+MEASURED = set().union(*map(metrics.of, metrics.KINDS))  # by the labs' checker
 # What preflight measures of a script, and no lab.
 OF_SCRIPTS = {"groups", "flat_groups", "clipped_share", "prompts_without_template", "ends_not_seen", "gradient_scale"}
 OF_SCRIPTS |= {"right_answers_rewarded", "kl_at_first_step", "completions_left_over"}
@@ -23,7 +24,7 @@ def test_every_failure_is_whole():
     assert {"F1", "F7"} <= {each.id for each in failures}
     for failure in failures:
         for predicate in failure.signature:
-            assert set(predicate.names) <= {*metrics.METRICS, *OF_SCRIPTS}, f"{failure.id}: {predicate}"
+            assert set(predicate.names) <= {*MEASURED, *OF_SCRIPTS}, f"{failure.id}: {predicate}"
         assert (failure.symptoms or failure.seen_as) and failure.threads and failure.fix
         for thread in failure.threads:
             assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/issues/\d+", thread.url)

@@ -262,7 +262,7 @@ def test_the_lock_of_a_living_build_stays(tmp_path):
     assert engines.remove_dead_locks(tmp_path) == [folder / "lock"] and not (folder / "lock").exists()
 
 
-def test_a_taken_port():
+def test_a_taken_port(monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -270,7 +270,8 @@ def test_a_taken_port():
         with pytest.raises(engines.EngineError, match=f"port {port} is taken .* Next: leave MASTER_PORT unset"):
             engines.check_port(port)
         if not CANNOT:
-            with pytest.raises(engines.EngineError, match="is taken"), engines.one_process(port=port):
+            monkeypatch.setenv("MASTER_PORT", str(port))
+            with pytest.raises(engines.EngineError, match="is taken"), engines.one_process():
                 pass
     engines.check_port(engines.free_port())
 
@@ -304,7 +305,7 @@ import os, socket
 import torch
 from failurelab_course.experiments import deepspeed as engines
 before = dict(os.environ)
-with engines.one_process(port={port}) as config:
+with engines.one_process() as config:
     import deepspeed
     deepspeed.init_distributed(dist_backend="gloo")
     assert torch.distributed.get_world_size() == 1 and config["zero_optimization"]["stage"] == 3
@@ -316,7 +317,7 @@ print("LEFT", sorted(name for name in before | now if before.get(name) != now.ge
 @engine
 def test_nothing_is_left_behind():
     port = engines.free_port()
-    done = child("-c", LEFT.format(port=port), FAILURELAB_TEST_TOKEN=f"engine-{port}")
+    done = child("-c", LEFT, MASTER_PORT=str(port), FAILURELAB_TEST_TOKEN=f"engine-{port}")
     left = [line for line in done.stdout.splitlines() if line.startswith("LEFT")]
     assert left == ["LEFT []"], done.stdout + done.stderr
     engines.check_port(port)

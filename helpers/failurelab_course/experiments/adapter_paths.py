@@ -28,12 +28,9 @@ _ROWS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a question.
+    """What came of a question: whether the repair or measurement `holds`, and `figure`, what was measured, in words.
 
-    Attributes:
-        holds: whether the repair or measurement does what it says.
-        needed: whether it was proved: without the repair, the failure is there.
-        figure: what was measured, in words.
+    It was proved if it was `needed`: without the repair, the failure is there.
     """
 
     holds: bool

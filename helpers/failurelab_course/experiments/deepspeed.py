@@ -53,11 +53,8 @@ def config(stage: int = 3, **options: Any) -> dict[str, Any]:
     """Return a DeepSpeed config that transformers fills in ("auto"), for a small model on any device.
 
     Args:
-        stage: of ZeRO. 1 partitions the optimizer's state, 2 the gradients too, 3 the parameters too.
+        stage: of ZeRO, 0 to 3; see `check_config`.
         options: further entries of the config, at its top level.
-
-    Raises:
-        EngineError: the stage is none of 0 to 3.
     """
     settings: dict[str, Any] = {
         "zero_optimization": {"stage": stage},
@@ -81,10 +78,7 @@ def config(stage: int = 3, **options: Any) -> dict[str, Any]:
 
 
 def check_config(source: Mapping[str, Any] | str | pathlib.Path) -> int:
-    """Return the ZeRO stage of a DeepSpeed config.
-
-    Args:
-        source: the config, or the path of its JSON file.
+    """Return the ZeRO stage of a DeepSpeed config, or of the config in a JSON file.
 
     Raises:
         EngineError: no such file, no JSON, no `zero_optimization`, or a stage that does not exist.
@@ -221,17 +215,13 @@ def check_port(port: int) -> None:
 
 
 @contextlib.contextmanager
-def one_process(stage: int = 3, *, port: int | None = None, **options: Any) -> Iterator[dict[str, Any]]:
+def one_process(stage: int = 3, **options: Any) -> Iterator[dict[str, Any]]:
     """Let a DeepSpeed engine run in this process alone; yield a config for `TrainingArguments(deepspeed=...)`.
 
     Sets what a launcher would set, on a free port, and takes it back at the end, with accelerate's and transformers'
     memory of DeepSpeed; so blocks may follow each other, with other stages, and a trainer without DeepSpeed after them.
-    The process group and its port stay until the process ends: DeepSpeed makes them once.
-
-    Args:
-        stage: of ZeRO, 0 to 3.
-        port: to listen on; by default MASTER_PORT, else a free one.
-        options: further entries of the config.
+    The process group and its port (MASTER_PORT's, else a free one) stay until the process ends: DeepSpeed makes them
+    once.
 
     Raises:
         EngineError: whatever `check`, `check_config`, `check_port` and `launched` find; or this process was started as
@@ -243,7 +233,7 @@ def one_process(stage: int = 3, *, port: int | None = None, **options: Any) -> I
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} is set: this process would wait for the others of that group. "
             f"Next: unset {', '.join(LAUNCHED)} to run alone; or deepspeed.ready() in a script for launchers."
         )
-    with _alone(port), contextlib.redirect_stdout(_Sieve(sys.stdout)):
+    with _alone(), contextlib.redirect_stdout(_Sieve(sys.stdout)):
         load_operation()
         with each_gather_finished():
             yield settings
@@ -263,7 +253,7 @@ def ready() -> Iterator[None]:
         check()
         alone = contextlib.nullcontext()
     else:
-        alone = _alone(None)
+        alone = _alone()
     with alone:
         load_operation()
         try:
@@ -275,18 +265,16 @@ def ready() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(port: int | None) -> Iterator[None]:
+def _alone() -> Iterator[None]:
     """Set what a launcher would set, and make accelerate and transformers forget DeepSpeed before and after."""
     check()
-    if not torch.distributed.is_initialized():
-        named = os.environ.get("MASTER_PORT", "")
-        if port is None and named and not named.isdigit():
-            raise EngineError(f"MASTER_PORT={named!r} is no number. Next: unset it, and a free port is chosen.")
-        port = port or (int(named) if named else free_port())
-        check_port(port)
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    if port:
-        variables["MASTER_PORT"] = str(port)
+    if not torch.distributed.is_initialized():
+        port = os.environ.get("MASTER_PORT") or str(free_port())
+        if not port.isdigit():
+            raise EngineError(f"MASTER_PORT={port!r} is no number. Next: unset it, and a free port is chosen.")
+        check_port(int(port))
+        variables["MASTER_PORT"] = port
     with mock.patch.dict(os.environ, variables | _surroundings()):  # with accelerate's own, all put back at the end
         _forget()
         try:

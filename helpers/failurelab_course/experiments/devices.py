@@ -9,7 +9,6 @@ Qwen2-0.5B's shape and knows nothing: it is for memory, time and placement. A hu
 
 import os
 import pathlib
-import platform
 import re
 import subprocess
 import sys
@@ -17,22 +16,10 @@ import warnings
 
 import torch
 
-from failurelab.errors import FailureLabError
+from failurelab_course.experiments import machine
+from failurelab_course.experiments.machine import TierError as TierError
 
-DEVICES = ("auto", "cpu", "cuda")
 GIB = 2**30
-
-
-class TierError(FailureLabError):
-    """A device cannot be used, or is too small; the message says what was found and the next step."""
-
-    exit_status = 3
-
-
-class UnknownDevice(TierError):
-    """What was named is no device at all."""
-
-    exit_status = 2
 
 
 def resolve(device: str | torch.device = "auto") -> str:
@@ -46,19 +33,15 @@ def resolve(device: str | torch.device = "auto") -> str:
         TierError: a GPU is asked for and none works; says why, and the next step.
     """
     name = str(device)
-    if name == "auto":
-        return "cpu" if gpu_problem() else "cuda"
+    number = machine.read_device(name)
     if name == "cpu":
         return name
-    match = re.fullmatch(r"cuda(?::(\d+))?", name)
-    if not match:
-        raise UnknownDevice(
-            f"unknown device {name!r}. Next: give one of {', '.join(DEVICES)}, or cuda:N for GPU number N"
-        )
     problem = gpu_problem()
+    if name == "auto":
+        return "cpu" if problem else "cuda"
     if problem:
         raise TierError(f"device {name} is asked for, and {problem}, or run with --device cpu")
-    if match[1] and int(match[1]) >= torch.cuda.device_count():
+    if number and number >= torch.cuda.device_count():
         raise TierError(
             f"device {name} is asked for, and this process sees {torch.cuda.device_count()} GPU(s), numbered from 0. "
             "Next: a smaller number, or look at CUDA_VISIBLE_DEVICES"
@@ -67,7 +50,7 @@ def resolve(device: str | torch.device = "auto") -> str:
 
 
 def argument(text: str) -> str:
-    """Return the device that a script's `--device` means; for argparse, as `type=tiers.argument`.
+    """Return the device that a script's `--device` means; for argparse, as `type=devices.argument`.
 
     Raises:
         SystemExit: there is no such device (status 2), or it cannot be used (3); one line on stderr says why.
@@ -76,7 +59,7 @@ def argument(text: str) -> str:
         return resolve(text)
     except TierError as error:
         print(f"{pathlib.Path(sys.argv[0]).name}: {error}", file=sys.stderr)
-        raise SystemExit(2 if isinstance(error, UnknownDevice) else 3) from None
+        raise SystemExit(error.exit_status) from None
 
 
 def gpu_problem() -> str:
@@ -140,15 +123,11 @@ def driver() -> str:
     return done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
 
 
-def describe(device: str = "auto") -> dict[str, object]:
-    """Return what a device is: `device` (resolved), `name`, `driver`, `cuda`, `memory_gib`; the last three of a GPU.
-
-    Raises:
-        TierError: as `resolve`.
-    """
+def describe(device: str) -> dict[str, object]:
+    """Return what `machine.describe` says of a device, but for versions; raises as `resolve`."""
     device = resolve(device)
     if device == "cpu":
-        return {"device": device, "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
+        return machine.CPU
     total = torch.cuda.mem_get_info(device)[1]
     return {
         "device": device,
@@ -173,8 +152,3 @@ def require_memory(gib: float, device: str | torch.device, what: str) -> None:
     memory = f"{torch.cuda.get_device_name(device)} has {total / GIB:.1f} GiB, {free / GIB:.1f} of them free"
     step = "--model tiny, or a larger card" if total < gib * GIB else "end what else runs on it (nvidia-smi lists it)"
     raise TierError(f"{memory}, and {what} needs {gib:.1f}. Next: {step}")
-
-
-def learner(model: str) -> str:
-    """Return the model that learning is shown with: `tiny` in the place of `random-0.5b`, which knows nothing."""
-    return "tiny" if model == "random-0.5b" else model

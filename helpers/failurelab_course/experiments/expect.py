@@ -13,28 +13,17 @@ class UnexpectedOutcome(AssertionError):
     """Nothing was raised where a failure was expected, or another failure was raised."""
 
 
-class Expected:
-    """What `expect_failure` caught; `error` is the exception once the block has ended."""
-
-    error: BaseException | None = None
-
-
 @contextlib.contextmanager
-def expect_failure(kind: type[BaseException], match: str = "") -> Iterator[Expected]:
-    """Run a block that must raise `kind` with a message that `match` finds.
-
-    Args:
-        kind: the exception type; a subclass counts too.
-        match: a regular expression, searched for in the message as pytest's `raises` does.
+def expect_failure(kind: type[BaseException], match: str = "") -> Iterator[None]:
+    """Run a block that must raise `kind`, or a subclass, with a message that `match`, an expression, finds.
 
     Prints the first line of the message as `Type: message (expected)`.
 
     Raises:
         UnexpectedOutcome: nothing was raised, or the type or message is another one; the original is its cause.
     """
-    caught = Expected()
     try:
-        yield caught
+        yield
     except BaseException as error:
         text = str(error)
         if not isinstance(error, kind):
@@ -48,7 +37,6 @@ def expect_failure(kind: type[BaseException], match: str = "") -> Iterator[Expec
                 f"{kind.__name__} was raised as expected, but for another reason: {_first_line(text)!r} "
                 f"does not match {match!r}"
             ) from error
-        caught.error = error
         print(f"{type(error).__name__}: {_first_line(text)} (expected)")
     else:
         raise UnexpectedOutcome(f"expected {kind.__name__} matching {match!r}, but nothing was raised")

@@ -4,6 +4,7 @@ In a process of its own, because torch takes seconds to import, and because whoe
 some hundred MiB of it until the process ends.
 """
 
+import functools
 import importlib.metadata
 import json
 import pathlib
@@ -16,25 +17,39 @@ from typing import Any
 from failurelab.errors import FailureLabError
 from failurelab.failures.versions import LIBRARIES
 
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_DEVICE = re.compile(r"auto|cpu|cuda(?::(\d+))?")
 _LIBRARIES = (*LIBRARIES, "datasets")
 # What decides how a CPU computes with bfloat16, and how wide: two processors without the same round differently.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "sve", "bf16")
+CPU = {"device": "cpu", "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
 _ASK = (
     "import json, sys; from failurelab_course.experiments import devices; "
     "print(json.dumps(devices.describe(sys.argv[1])))"
 )
 
 
-class DeviceError(FailureLabError):
-    """The device that is asked for cannot be used; the message says why, and the next step."""
+class TierError(FailureLabError):
+    """A device cannot be used, or is too small; the message says what was found and the next step."""
 
     exit_status = 3
 
 
-def is_device(name: str) -> bool:
-    """Whether `name` is written as a device: `auto`, `cpu`, `cuda` or `cuda:N`."""
-    return bool(_DEVICE.fullmatch(name))
+class UnknownDevice(TierError):
+    """What was named is no device at all."""
+
+    exit_status = 2
+
+
+def read_device(name: str) -> int:
+    """Return N of `cuda:N`; 0 for `auto`, `cpu` and `cuda`, which is the first one.
+
+    Raises:
+        UnknownDevice: it is none of these.
+    """
+    match = _DEVICE.fullmatch(name)
+    if not match:
+        raise UnknownDevice(f"unknown device {name!r}. Next: give one of auto, cpu, cuda, or cuda:N for GPU number N")
+    return int(match[1] or 0)
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
@@ -48,23 +63,19 @@ def describe(device: str = "cpu") -> dict[str, Any]:
         CPU), `memory_gib` (of the card; None on a CPU), and `versions` of Python and today's libraries.
 
     Raises:
-        DeviceError: `device` is none, or cannot be used here.
+        TierError: `device` is none, or cannot be used here.
     """
-    if not is_device(device):
-        raise DeviceError(f"unknown device {device!r}. Next: give one of auto, cpu, cuda, or cuda:N for GPU number N")
-    if device == "cpu":
-        answer = {"device": "cpu", "name": f"{platform.machine()} CPU", "driver": "", "cuda": "", "memory_gib": None}
-    else:
-        answer = _asked(device)
-    return answer | {"versions": versions()}
+    read_device(device)
+    return (CPU if device == "cpu" else _asked(device)) | {"versions": versions()}
 
 
+@functools.cache
 def _asked(device: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", _ASK, device], capture_output=True, text=True)
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    raise DeviceError(re.sub(r"^[\w.]*TierError: ", "", last))
+    raise TierError(re.sub(r"^[\w.]*TierError: ", "", last))
 
 
 def processor(cpuinfo: str = "") -> str:

@@ -27,37 +27,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from failurelab.errors import FailureLabError
 from failurelab_course import eras
 from failurelab_course.experiments import devices
-from failurelab_course.experiments.task import (
-    Prompt,
-    accuracy,
-    as_chat,
-    as_text,
-    equal_length_rows,
-    form_for,
-    random_weights,
-    reward,
-    rows,
-    sums,
-)
+from failurelab_course.experiments.task import accuracy as accuracy
+from failurelab_course.experiments.task import as_chat as as_chat
+from failurelab_course.experiments.task import equal_length_rows as equal_length_rows
+from failurelab_course.experiments.task import form_for as form_for
+from failurelab_course.experiments.task import random_state
+from failurelab_course.experiments.task import reward as reward
+from failurelab_course.experiments.task import rows as rows
+from failurelab_course.experiments.task import sums as sums
 
-__all__ = [
-    "HALF_BILLION",
-    "NAMES",
-    "ModelError",
-    "Prompt",
-    "accuracy",
-    "as_chat",
-    "as_text",
-    "dtype_key",
-    "equal_length_rows",
-    "form_for",
-    "load",
-    "path",
-    "reward",
-    "rows",
-    "source",
-    "sums",
-]
 NAMES = ("tiny", "random-0.5b")
 _HUB_PATIENCE = 5.0  # seconds
 _THETA = 10000.0  # what Qwen2's config takes where nothing is said
@@ -107,7 +85,7 @@ def path(name: str) -> pathlib.Path:
 
 
 def load(
-    name: str = "tiny", *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, seed: int = 0
+    name: str = "tiny", *, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model, in eval mode, and its tokenizer, padding on the left.
 
@@ -115,16 +93,15 @@ def load(
         name: `tiny` (the small Qwen2 that ships), `random-0.5b` (the shape of Qwen2-0.5B with random weights, and the
             small model's tokenizer), a folder, or a hub id such as `Qwen/Qwen2-0.5B-Instruct`.
         device: where the model is put; `auto`, `cpu`, `cuda` or `cuda:N`.
-        dtype: of the weights; None is float32.
-        seed: of the random weights; the caller's random state is left as it was.
+        dtype: of the weights.
 
     Raises:
         ModelError: the model is unknown, not to be fetched, incomplete or corrupt.
         TierError: the device cannot be used, or has not the memory.
     """
-    dtype, device = dtype or torch.float32, devices.resolve(device)
+    device = devices.resolve(device)
     if name == "random-0.5b":
-        return _half_billion(torch.device(device), dtype, seed)
+        return _half_billion(torch.device(device), dtype)
     where = source(name)
     try:
         AutoConfig.from_pretrained(where)  # first: it says most clearly what is missing
@@ -208,16 +185,14 @@ def dtype_key() -> str:
     return "dtype" if hasattr(transformers.PretrainedConfig(), "dtype") else "torch_dtype"
 
 
-def _half_billion(
-    device: torch.device, dtype: torch.dtype, seed: int
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _half_billion(device: torch.device, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     tokenizer = AutoTokenizer.from_pretrained(path("tiny"), padding_side="left")
     config = transformers.Qwen2Config(
         **HALF_BILLION, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
     devices.require_memory(0.5e9 * dtype.itemsize / devices.GIB, device, "the model random-0.5b")
-    with random_weights(seed, dtype, device):
-        model = transformers.Qwen2ForCausalLM(config)
+    with random_state(0), device:
+        model = AutoModelForCausalLM.from_config(config, **{dtype_key(): dtype})
     return model.eval(), tokenizer
 
 

@@ -17,25 +17,12 @@ from typing import Any
 import torch
 
 from failurelab_course.experiments import devices, machine
-from failurelab_course.experiments.memory import held_memory, peak_memory, stopwatch
-from failurelab_course.experiments.quiet import count_warnings, quiet
+from failurelab_course.experiments.memory import held_memory as held_memory
+from failurelab_course.experiments.memory import peak_memory as peak_memory
+from failurelab_course.experiments.memory import stopwatch as stopwatch
+from failurelab_course.experiments.quiet import count_warnings as count_warnings
+from failurelab_course.experiments.quiet import quiet as quiet
 
-__all__ = [
-    "SCHEMA",
-    "STATES",
-    "TIERS",
-    "count_warnings",
-    "device_name",
-    "era",
-    "held_memory",
-    "peak_memory",
-    "processor",
-    "quiet",
-    "record",
-    "stopwatch",
-    "tier_of",
-    "versions",
-]
 SCHEMA = 1
 STATES = ("healthy", "broken", "wrong_fix", "right_fix", "measured")
 TIERS = ("cpu", "gpu", "simulated")

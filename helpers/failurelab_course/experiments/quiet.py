@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import types
 import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -94,16 +95,13 @@ class _QuietDeepSpeed:
         return spec
 
 
-class SeenWarnings:
-    """How often the warning was issued; filled in while `count_warnings` runs."""
-
-    count: int = 0
-
-
 @contextlib.contextmanager
-def count_warnings(match: str) -> Iterator[SeenWarnings]:
-    """Count the Python warnings whose text `match` finds, every one, and show none of them meanwhile."""
-    seen = SeenWarnings()
+def count_warnings(match: str) -> Iterator[types.SimpleNamespace]:
+    """Count the Python warnings whose text `match` finds, every one, and show none of them meanwhile.
+
+    What is yielded has their `count` when the block has ended.
+    """
+    seen = types.SimpleNamespace(count=0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -26,11 +26,9 @@ GPUS = 2
 
 @contextlib.contextmanager
 def of_a_node(rank: int, gpus: int = GPUS) -> Iterator[None]:
-    """Be this rank of two while the block runs; all is as before afterwards.
+    """Be this rank, 0 or 1 of two, while the block runs; all is as before afterwards.
 
-    Args:
-        rank: 0 or 1.
-        gpus: that the process sees; 1 where a scheduler shows each process its own GPU only, as number 0.
+    The process sees so many `gpus`: 1 where a scheduler shows each process its own GPU only, as number 0.
     """
     with (
         node.process(node.started(COMMAND, GPUS), rank, gpus),

@@ -23,8 +23,7 @@ class SecondEngine:
     """Generates as trl's `rollout_func` does: ids of prompts and completions, and the tokens' log-probabilities.
 
     Args:
-        model: the policy before training, which is copied.
-        tokenizer: of the prompts.
+        model: the policy before training, which is copied; `tokenizer` is of its prompts.
         dtype: of the engine's weights; None for the policy's.
         behind: so many optimizer steps its weights are old; `math.inf` if none are ever sent.
         temperature: of the sampling; None for the trainer's.

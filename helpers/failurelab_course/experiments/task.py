@@ -26,18 +26,6 @@ def random_state(seed: int) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def random_weights(seed: int, dtype: torch.dtype, device: str | torch.device) -> Iterator[None]:
-    """Let a block draw a model's weights by a seed, in a dtype, on a device; then give torch its defaults back."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with random_state(seed), torch.device(device):
-            yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 def sums() -> list[tuple[str, str]]:
     """Return the 400 sums as (prompt, answer), such as `("3+4=", "7")`."""
     return [(f"{a}+{b}=", f"{a + b}") for a in range(20) for b in range(20)]

@@ -142,9 +142,6 @@ def online_dpo(
     peft_config: Any = None,
     prompts_per_step: int = 32,
     learning_rate: float | None = None,
-    beta: float = 0.1,
-    output_dir: str | None = None,
-    callbacks: Sequence[transformers.TrainerCallback] = (),
     rows: Any = None,
     **config: Any,
 ) -> Any:
@@ -172,7 +169,7 @@ def online_dpo(
         "per_device_train_batch_size": prompts_per_step,
         "max_new_tokens": 4,
         "max_length": 64,
-        "beta": beta,
+        "beta": 0.1,
         "loss_type": "sigmoid",
         **{key: IMPLIED[key] for key in ("top_k", "top_p", "gradient_checkpointing_kwargs")},
         **config,
@@ -181,12 +178,12 @@ def online_dpo(
         OnlineDPOTrainer,
         OnlineDPOConfig,
         options,
-        output_dir,
+        None,
         tokenizer,
         rows,
         model=model,
         peft_config=peft_config,
-        callbacks=[_Seeded(seed), scores, *callbacks],
+        callbacks=[_Seeded(seed), scores],
         **preference,
     )
 
@@ -196,10 +193,6 @@ def rate(model: Any, small: float) -> float:
 
     What teaches 0.3 million parameters within a hundred steps destroys a pretrained model. A hundredth of 4e-4 is near
     what GRPO recipes take for models of 0.5 to 7 billion; it is a beginning, not tuned.
-
-    Args:
-        model: the policy, also with adapters.
-        small: the rate for the small model.
     """
     return small if model.num_parameters() < _LARGE else small / 100
 

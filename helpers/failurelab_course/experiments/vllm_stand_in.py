@@ -22,16 +22,11 @@ from typing import Any
 import torch
 
 
-@dataclasses.dataclass
 class SamplingParams:
     """Those of vLLM's that are used here; others are taken and have no effect."""
 
-    temperature: float = 1.0
-    max_tokens: int = 16
-    logprobs: int | None = None
-
-    def __init__(self, temperature: float = 1.0, max_tokens: int = 16, logprobs: int | None = None, **_: Any):
-        self.temperature, self.max_tokens, self.logprobs = temperature, max_tokens, logprobs
+    def __init__(self, temperature: float = 1.0, max_tokens: int = 16, **_: Any):
+        self.temperature, self.max_tokens = temperature, max_tokens
 
 
 @dataclasses.dataclass(frozen=True)

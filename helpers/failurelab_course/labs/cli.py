@@ -79,7 +79,7 @@ def check(name: Name = None, device: Device = "cpu") -> None:
     where = "" if device == "cpu" else f" on {device}"
     task = f"lab {lab.number}: running labs/{lab.name}/train.py in {lab.era}{where}"
     with _progress(task):
-        row = lab_work.check(lab, device)
+        row = lab_work.keep_result(lab, labs.check(lab, device=device))
     _show(lab, row)
     raise typer.Exit(outcomes.exit_status([row.result]))
 

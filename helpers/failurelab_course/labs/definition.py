@@ -52,13 +52,7 @@ class _Checked(pydantic.BaseModel):
 
 
 class Edit(_Checked):
-    """One change of a script.
-
-    Attributes:
-        kind: `replace`, `after` or `drop`; see the module's text.
-        text: what is looked for.
-        new: what replaces it, or the lines that are added.
-    """
+    """One change of a script; `kind` is `replace`, `after` or `drop`, see the module's text."""
 
     kind: str
     text: str
@@ -94,13 +88,7 @@ _SomePredicates = Annotated[_Predicates, pydantic.Field(min_length=1)]
 
 
 class Script(_Checked):
-    """A script of a lab: its start script, with edits.
-
-    Attributes:
-        start: the file of the start script.
-        name: `start`, `solution`, or what a wrong fix is called.
-        edits: what is changed in it, in order.
-    """
+    """A script of a lab: its start script, with edits, in order."""
 
     start: pathlib.Path
     name: str = "solution"
@@ -300,11 +288,7 @@ def read_start(path: pathlib.Path) -> str:
 
 
 def learner_script(lab: Lab) -> pathlib.Path:
-    """Return the learner's train.py; where there is none yet, it is made of start.py.
-
-    Raises:
-        LabError: there is no start script.
-    """
+    """Return the learner's train.py; where there is none yet, it is made as by `copy_start`."""
     if not lab.train.exists():
         copy_start(lab)
     return lab.train

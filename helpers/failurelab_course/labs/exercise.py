@@ -117,12 +117,8 @@ def hint(lab: Lab, *, again: bool = False) -> list[tuple[int, str]]:
 def solution(lab: Lab, *, asked: bool = False) -> str:
     """Return what the solution changes, as a unified diff.
 
-    Args:
-        lab: the lab.
-        asked: show it although the lab is not solved; it is noted.
-
     Raises:
-        LabError: it is not solved and was not asked for.
+        LabError: the lab is not solved, and it was not `asked` for all the same, which is noted.
     """
     with lab_state.change(lab.name) as progress:
         if not progress.solved and not asked:
@@ -201,8 +197,3 @@ def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator
                         return
                     say(f"waiting for a change of labs/{lab.name}/train.py (Ctrl-C ends)")
             time.sleep(POLL)
-
-
-def check(lab: Lab, device: str = "cpu") -> labs.Row:
-    """Check the learner's script once, and keep what came of it."""
-    return keep_result(lab, labs.check(lab, device=device))

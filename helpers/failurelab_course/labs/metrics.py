@@ -142,7 +142,6 @@ CPU_ONLY = {
     "node": "its node and GPUs are simulated, the same on every machine",
     "launch": "its ranks have simulated devices, and a process with these takes no others",
 }
-METRICS = {name: text for metrics in _BY_KIND.values() for name, text in metrics.items()}
 
 
 def agree(claimed: str | float, measured: str | float | None) -> bool:

@@ -106,7 +106,7 @@ def _broken(path: pathlib.Path, problem: str) -> StateError:
 
 
 @contextlib.contextmanager
-def change(name: str, path: pathlib.Path | None = None) -> Iterator[Progress]:
+def change(name: str) -> Iterator[Progress]:
     """Give one lab's progress to be changed, and write the file whole when the block is left, error or not.
 
     Two commands at once do not lose each other's changes: the file is locked meanwhile.
@@ -114,7 +114,7 @@ def change(name: str, path: pathlib.Path | None = None) -> Iterator[Progress]:
     Raises:
         StateError: the file is damaged; it is left as it is.
     """
-    path = path or default_path()
+    path = default_path()
     with state_file.locked(path):
         state = read(path)
         progress = state.setdefault(name, Progress())

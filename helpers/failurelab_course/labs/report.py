@@ -20,9 +20,8 @@ class LabStatistics:
     """One lab over all learners.
 
     Attributes:
-        lab: its name.
-        learners: who touched it.
-        solved: who solved it.
+        learners: how many touched it.
+        solved: how many solved it.
         with_solution: of these, who had looked at the solution before.
         hints: how often each number of hints was read, by those who solved it.
         wrong_fixes: how many learners tried each declared wrong fix.

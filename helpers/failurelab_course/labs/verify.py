@@ -40,17 +40,9 @@ BROKEN, WRONG_FIX, RIGHT_FIX, CHECK = "broken", "wrong_fix", "right_fix", "check
 class Row:
     """What became of one script of a lab.
 
-    Attributes:
-        lab: the lab's name.
-        state: `broken`, `wrong_fix`, `right_fix`, or `check` (a learner's script).
-        script: `start`, `solution`, a wrong fix's name, or the name of a learner's file.
-        result: PASS, FAIL, ENVIRONMENT or NOT RUN.
-        reason: why, with the metrics that were measured.
-        metrics: what was measured; empty where nothing was.
-        seconds: wall-clock.
-        output: the end of what the script printed.
-        traceback: of an error in the script.
-        device: where it ran, `cpu`, `cuda` or `cuda:N`.
+    `state` is `broken`, `wrong_fix`, `right_fix`, or `check` (a learner's script); `script` is `start`, `solution`, a
+    wrong fix's name, or a learner's file; `metrics` is empty where nothing was measured; `seconds` are wall-clock;
+    `output` is the end of what the script printed; `device` is `cpu`, `cuda` or `cuda:N`.
     """
 
     lab: str
@@ -80,24 +72,19 @@ class _Task:
         return metrics.EARLY.issuperset(name for predicate in self.declared.signature for name in predicate.names)
 
 
-def resolved(device: str, lab: Lab | None = None) -> str:
+def resolved(device: str, lab: Lab) -> str:
     """Return `cpu`, `cuda` or `cuda:N`; of `auto` what is best for the lab: the GPU, if one works and the lab uses it.
 
     Raises:
-        DeviceError: no such device, or a GPU is asked for and none works.
+        TierError: no such device, or a GPU is asked for and none works.
     """
-    if device == "cpu" or (device == "auto" and lab is not None and lab.devices == ("cpu",)):
+    if device == "cpu" or (device == "auto" and lab.devices == ("cpu",)):
         return "cpu"
     return machine.describe(device)["device"]
 
 
 def check(lab: Lab, script: pathlib.Path | None = None, *, device: str = "cpu") -> Row:
     """Run one script, by default the learner's train.py; say whether it is healed, or what is still wrong.
-
-    Args:
-        lab: the lab.
-        script: an answer to it.
-        device: `cpu`, `cuda` or `cuda:N`; see `resolved`.
 
     Raises:
         LabError: the script is not there.
@@ -134,14 +121,12 @@ def verify(
 
     Raises:
         LabError: an unknown lab, or one whose lab.toml cannot be read.
-        DeviceError: the device cannot be used.
+        TierError: the device cannot be used.
     """
     tasks, matrix = [], []
-    chosen = find(names, folder)
-    best = resolved(device)
+    labs = [(lab, resolved(device, lab)) for lab in find(names, folder)]
     with tempfile.TemporaryDirectory(prefix="failurelab-verify-") as scripts:
-        for lab in chosen:
-            here = "cpu" if device == "auto" and lab.devices == ("cpu",) else best
+        for lab, here in labs:
             for state, script, declared in (
                 (BROKEN, lab.broken, broken_in_full(lab)),
                 *((WRONG_FIX, fix, fix) for fix in lab.wrong_fixes),

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 from failurelab_course import eras as stacks
 
 STYLE = pathlib.Path(__file__).with_name("failurelab.mplstyle")
-COLUMNS = ("measured", "found", "healthy", "red flag", "verdict")
 
 
 class Mark(NamedTuple):
-    """Words on a ground of their own, for a cell of a table: legible in light and dark themes, without the colour too.
+    """Words on a ground of their own, legible in light and dark themes, without the colour too.
 
     `ground` and `ink` are colours such as `#d5f2de`, with a contrast of 7 or more.
     """
@@ -36,9 +35,12 @@ class Mark(NamedTuple):
         return f'<span style="{style}">{html.escape(self.words)}</span>'
 
 
-# A mark, a word and a colour, so that no one of them is needed. Each brings its own ground: legible in both themes.
-_MARKS = {True: Mark("✓ healthy", "#d5f2de", "#0b3d1c"), False: Mark("✗ red flag", "#fbdcd7", "#5c1209")}
-_NOT_RUN = Mark("– not run", "#e3e3e3", "#303030")
+# A mark, a word and a colour, so that no one of them is needed.
+_MARKS = {
+    True: Mark("✓ healthy", "#d5f2de", "#0b3d1c"),
+    False: Mark("✗ red flag", "#fbdcd7", "#5c1209"),
+    None: Mark("– not run", "#e3e3e3", "#303030"),
+}
 
 
 class NotRun(Exception):
@@ -124,11 +126,7 @@ def _only(device: str) -> str:
 
 
 def not_run(reason: str) -> None:
-    """End the notebook: its question cannot be asked here. Say what is missing.
-
-    Raises:
-        NotRun: always.
-    """
+    """End the notebook by `NotRun`: its question cannot be asked here; `reason` says what is missing."""
     raise NotRun(reason)
 
 
@@ -161,11 +159,10 @@ def show(figure: Any, alt: str) -> None:
     _display({"image/png": small.getvalue(), "text/plain": alt}, {"image/png": {"alt": alt}})
 
 
-def verdict_table(rows: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> None:
+def verdict_table(rows: Iterable[Sequence[Any]], columns: Sequence[str]) -> None:
     """Show a table of verdicts, as plain text and as HTML for light and dark themes.
 
     A boolean (numpy's and torch's too) becomes a verdict in words: True is healthy, False a red flag, None not run.
-    A `Mark` is a verdict in other words.
     Floats are shown with two decimals, or two digits where these would be 0.00; where they vary by processor, show
     the verdict and not the figure, for nbval compares the table.
 
@@ -187,9 +184,7 @@ def verdict_table(rows: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMN
 
 def _mark(value: Any) -> Mark | None:
     """Return the verdict that a value stands for, if it is one."""
-    if isinstance(value, Mark):
-        return value
-    return _NOT_RUN if value is None else _MARKS[value] if isinstance(value, bool) else None
+    return _MARKS[value] if value is None or isinstance(value, bool) else None
 
 
 def _words(value: Any) -> str:

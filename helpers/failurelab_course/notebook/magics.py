@@ -25,20 +25,8 @@ from IPython.core.magic_arguments import argument, magic_arguments, parse_argstr
 
 from failurelab_course import eras
 from failurelab_course.notebook.kernel import EraKernel
-from failurelab_course.notebook.kernel_output import EraCellError, EraInterrupted, EraKernelDied, EraMagicError
-
-__all__ = [
-    "EraCellError",
-    "EraInterrupted",
-    "EraKernel",
-    "EraKernelDied",
-    "EraMagicError",
-    "EraMagics",
-    "kernel",
-    "load_ipython_extension",
-    "start",
-    "stop",
-]
+from failurelab_course.notebook.kernel_output import EraCellError, EraMagicError
+from failurelab_course.notebook.kernel_output import EraKernelDied as EraKernelDied
 
 # A forked child has its parent's objects, and must not end its parent's kernels: so the process id is in the key.
 _kernels: dict[tuple[int, str], EraKernel] = {}

@@ -6,7 +6,7 @@ trained, and a notebook does not pass by curves of a model that could not have l
 
 import pathlib
 
-from failurelab_course.experiments import devices, models
+from failurelab_course.experiments import models
 from failurelab_course.notebook import display as notebook
 
 _LEARNS = (0.05, 0.9)  # sampled accuracy on the sums; below, most groups of eight completions have no reward at all
@@ -29,10 +29,10 @@ def model_path(model: str, *, device: str = "cpu", seed: int = 0, fall_back: boo
         ModelError: the model cannot be loaded.
         NotRun: it cannot learn this task, and `fall_back` is False.
     """
-    if devices.learner(model) != model:
-        print(f"{model} has random weights: learning is shown with the small model, {devices.learner(model)}")
+    if model == "random-0.5b":
+        print(f"{model} has random weights: learning is shown with the small model, tiny")
     if model in models.NAMES:
-        return models.source(devices.learner(model))
+        return models.source("tiny")
     loaded = models.load(model, device=device)
     accuracy = models.accuracy(*loaded, sampled=True, seed=seed, prompts=models.sums())
     if _LEARNS[0] <= accuracy <= _LEARNS[1]:

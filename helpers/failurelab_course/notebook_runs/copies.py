@@ -22,11 +22,8 @@ FOLDER = "my_notebooks"
 def refresh(folder: pathlib.Path | None = None) -> list[str]:
     """Copy every notebook of the course that has no copy yet, or a copy that nobody changed; return what was kept.
 
-    Args:
-        folder: where the copies are; my_notebooks/ in the course.
-
-    Returns:
-        A line for each copy that was left alone although the course's notebook is a newer one.
+    `folder` is where the copies are, my_notebooks/ in the course. What was kept is a line for each copy that was left
+    alone although the course's notebook is a newer one.
 
     Raises:
         CourseError: a notebook of the course cannot be read.

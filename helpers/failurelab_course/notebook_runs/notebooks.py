@@ -151,9 +151,8 @@ def run(
     jobs: int = 2,
     out: pathlib.Path | None = None,
     time_limit: float = 600,
-    progress: bool = True,
 ) -> list[Result]:
-    """Run notebooks, several at once, and return what became of each, in their order.
+    """Run notebooks, several at once; say how far each is, and return what became of each, in their order.
 
     Args:
         names: numbers or names; all when none is given.
@@ -165,11 +164,10 @@ def run(
         jobs: how many run at the same time.
         out: where copies and evidence go; a new folder under `.course/runs` if not given.
         time_limit: seconds that one notebook may take, over which its kernel and all that this started are ended.
-        progress: whether to say how far each is, and show a table at the end.
 
     Raises:
         CourseError: an unknown name or parameter, or an impossible number; nothing was started.
-        DeviceError: the device cannot be used here; nothing was started.
+        TierError: the device cannot be used here; nothing was started.
         KeyboardInterrupt: after all children were ended and what is known was written.
     """
     model_folder = pathlib.Path(model).expanduser()
@@ -183,8 +181,8 @@ def run(
     if jobs < 1 or time_limit <= 0:
         raise CourseError(f"jobs must be at least 1 and the time limit above 0, not {jobs} and {time_limit}")
     out = pathlib.Path(out).resolve() if out else _new_folder()
-    say = functools.partial(print, flush=True) if progress else lambda line: None
-    runs = [_prepare(notebook, values, out, machine.line(described), say) for notebook, values in work]
+    ran_on, say = machine.line(described), functools.partial(print, flush=True)
+    runs = [_prepare(notebook, values, out, ran_on, say) for notebook, values in work]
     interrupted = False
     try:
         supervise.execute(runs, jobs, time_limit, say)
@@ -202,8 +200,7 @@ def run(
     state_file.write(out / "results.json", json.dumps(to_json(results, described), indent=1, default=str) + "\n")
     cases = [outcomes.Case("notebooks", each.name, each.status, each.reason, each.seconds) for each in results]
     outcomes.write_junit(out / "junit.xml", cases, "GRPO Failure Lab")
-    if progress:
-        _report(results, out, machine.line(described))
+    _report(results, out, ran_on)
     if interrupted:
         raise KeyboardInterrupt
     return results

@@ -30,10 +30,10 @@ NOT_READY = re.compile(r"era \S+ (is (missing|broken|stale)|did not (start|answe
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-def first_line(text: str, limit: int = 400) -> str:
-    """Return the first line that says something, without colours, cut at `limit` characters."""
+def first_line(text: str) -> str:
+    """Return the first line that says something, without colours, cut at 400 characters."""
     line = next(filter(None, map(str.strip, _COLOURS.sub("", text).splitlines())), "")
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return line if len(line) <= 400 else f"{line[:399]}…"
 
 
 def is_setup(source: str) -> bool:

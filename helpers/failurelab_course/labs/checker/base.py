@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 from failurelab_course.labs.checker import scorer
+from failurelab_course.labs.checker.scorer import Refused as Refused
 
 
 @dataclasses.dataclass
@@ -33,15 +34,12 @@ class Measured:
 
 @dataclasses.dataclass
 class Run:
-    """What a kind's `measure` works with.
+    """What a kind's `measure` works with, and whose `metrics` it fills in.
 
     Attributes:
         model_path: the folder of the model that the script is given.
-        output_dir: a folder to write to.
         trainer_class: the lab's `trainer`, the name of a class or function; what it means is the kind's.
-        metrics: to be filled in.
         clean: the model as it was before the script was imported, in eval mode.
-        tokenizer: its tokenizer.
         scorer: scores weights in a process that the script never ran in, on the CPU whatever `device` is.
         device: `cpu` or `cuda`, where the script must compute.
         start: the clean model's state dict, copied.
@@ -99,14 +97,8 @@ class Run:
         safetensors.torch.save_file(copies, path)
         try:
             return self.scorer.accuracy(weights=path)
-        except scorer.ScorerError as error:
-            raise Refused(str(error)) from error
         finally:
             path.unlink()
-
-
-class Refused(Exception):
-    """What the script hands over cannot be measured as an answer to the lab."""
 
 
 def import_script(path: str | pathlib.Path) -> types.ModuleType:

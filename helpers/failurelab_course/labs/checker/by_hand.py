@@ -10,10 +10,7 @@ from failurelab_course.labs.checker import measure
 def show(script: str, kind: str, function: str) -> None:
     """Run a script on the simulated node of its lab, and print what is raised there, and by whom.
 
-    Args:
-        script: the path.
-        kind: of the lab, `placement` or `node`.
-        function: that the script defines.
+    `kind` is the lab's, `placement` or `node`; `function` is what the script defines.
     """
     observe.quiet()
     with tempfile.TemporaryDirectory() as folder:

@@ -68,12 +68,10 @@ class Server:
         trainer: str,
         time_limit: float,
         *,
-        kind: str = "trainer",
         memory_limit: int = 4096,
-        facts: dict[str, Any] | None = None,
-        stop_after: int = 0,
+        **asked: Any,
     ) -> None:
-        """Order one check; its answer carries `id`. Limits are in seconds and MiB; for the last ones see `measure`.
+        """Order one check; its answer carries `id`. Limits are in seconds and MiB; `asked` is for `measure.run`.
 
         Raises:
             EnvironmentBroken: the server has ended.
@@ -87,12 +85,9 @@ class Server:
             "script": str(pathlib.Path(script).resolve()),
             "model": str(model),
             "folder": str(self.folder / f"check-{self._count}"),
-            "trainer": trainer,
-            "kind": kind,
+            "asked": {"trainer_class": trainer, **asked},
             "time_limit": time_limit + (_FRESH_SECONDS if on_gpu else 0),
             "memory_limit": memory_limit + (_FRESH_MEMORY if on_gpu else 0),
-            "facts": facts,
-            "stop_after": stop_after,
         }
         try:
             self.pipe.send_bytes(json.dumps(order).encode())
@@ -130,7 +125,7 @@ def start(era_name: str, needs: list[str], jobs: int, *, device: str = "cpu") ->
     It does not wait for the server's imports: they go on while others are checked.
 
     Args:
-        era_name: the era.
+        era_name: the era's.
         needs: what is imported before the first check, as `module.Name`.
         jobs: how many checks run at once, each with one thread.
         device: `cpu`, `cuda` or `cuda:N`, where the checks compute.

@@ -25,8 +25,8 @@ import torch
 from failurelab_course.experiments import models
 
 
-class ScorerError(Exception):
-    """The scorer has ended, or could not answer; the message says why."""
+class Refused(Exception):
+    """What the script hands over cannot be measured as an answer to the lab."""
 
 
 class Scorer:
@@ -51,16 +51,16 @@ class Scorer:
             prompts: pairs of prompt and answer; by default all sums.
 
         Raises:
-            ScorerError: the weights do not belong to this model, or the scorer has ended.
+            Refused: the weights do not belong to this model, or the scorer has ended.
         """
         question = {"weights": str(weights or ""), "adapter": str(adapter or ""), "prompts": prompts}
         try:
             self._pipe.send_bytes(json.dumps(question).encode())
             answer = json.loads(self._pipe.recv_bytes())
         except (EOFError, OSError) as error:
-            raise ScorerError("the process that scores the run was ended by the run") from error
+            raise Refused("the process that scores the run was ended by the run") from error
         if "error" in answer:
-            raise ScorerError(answer["error"])
+            raise Refused(answer["error"])
         return answer["accuracy"]
 
 

@@ -158,12 +158,9 @@ def _measure(order: dict[str, Any]) -> dict[str, Any]:
         folder / "work" / "train.py",
         folder / "model",
         folder / "output",
-        order["trainer"],
-        order["kind"],
         device=order["device"],
-        facts=order["facts"],
         accuracy_before=order["accuracy_before"],
-        stop_after=order["stop_after"],
+        **order["asked"],
     )
     return dataclasses.asdict(measured)
 

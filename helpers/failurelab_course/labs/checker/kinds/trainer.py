@@ -19,7 +19,6 @@ from failurelab import handles
 from failurelab._unwrap import unwrap
 from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Refused, Run
-from failurelab_course.labs.checker.scorer import ScorerError
 
 # Of one completion: the step it was generated for, its prompt, 1.0 if it is right, else 0.0; whether it goes on after
 # its end
@@ -152,12 +151,8 @@ def train(trainer: transformers.Trainer, run: Run) -> None:
 def watched(model: torch.nn.Module, run: Run, planned: Callable[[], int]) -> Iterator[None]:
     """Look at a model while it is trained in the block, whoever trains it, and fill in `run.metrics`.
 
-    Torch calls a hook before each step of every optimizer of the process: gradients and rates are read there.
-
-    Args:
-        model: what is trained.
-        run: whose metrics are filled in.
-        planned: returns, after the block, how many steps the whole run has, which may have been stopped before.
+    Torch calls a hook before each step of every optimizer of the process: gradients and rates are read there. `planned`
+    returns, after the block, how many steps the whole run has, which may have been stopped before.
 
     Raises:
         Refused: the model left the device that the check is about.
@@ -220,13 +215,8 @@ def _differ(before: torch.Tensor, now: torch.Tensor) -> bool:
 def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Callable[[], int]) -> handles.Handle:
     """Score every completion that the model generates, until the handle is removed.
 
-    It stands on `generate` of the model itself, below any trainer, so that it sees what is trained on.
-
-    Args:
-        model: what is trained.
-        tokenizer: of the prompts.
-        scores: filled with a score for each completion.
-        step: returns how many optimizer steps were done.
+    It stands on `generate` of the model itself, below any trainer, so that it sees what is trained on. `scores` is
+    filled with a score for each completion; `step` returns how many optimizer steps were done.
     """
     answers = dict(models.sums())
 
@@ -255,10 +245,7 @@ def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Calla
 def score(scores: list[Score], run: Run, planned: int) -> None:
     """Work out the rewards at the start and at the end, and how far the first rollouts are below the model.
 
-    Args:
-        scores: of all completions.
-        run: whose metrics are filled in.
-        planned: number of steps of the whole run, which may have been stopped before.
+    `planned` is the number of steps of the whole run, which may have been stopped before.
     """
     metrics = run.metrics
     metrics["rollouts"] = len(scores)
@@ -288,10 +275,7 @@ def after(trainer: transformers.Trainer, run: Run) -> None:
     if hasattr(trained, "get_base_model") or getattr(trained, "_hf_peft_config_loaded", False):
         folder = run.output_dir / "measured-adapter"
         trained.save_pretrained(folder)
-        try:
-            metrics["accuracy_after"] = run.scorer.accuracy(adapter=folder)
-        except ScorerError as error:
-            raise Refused(str(error)) from error
+        metrics["accuracy_after"] = run.scorer.accuracy(adapter=folder)
     else:
         metrics["accuracy_after"] = run.accuracy_of(trained.state_dict())
     metrics["accuracy_gain"] = metrics["accuracy_after"] - metrics["accuracy_before"]
