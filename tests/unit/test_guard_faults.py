@@ -78,7 +78,8 @@ def test_what_is_found_is_told_though_the_cure_cannot_be_asked_for(trained, monk
     monkeypatch.setattr(guards.logits, "keep_argument", lambda model: 1 / 0)
     with pytest.raises(guards.GuardTripped, match=r"scored against the token .*could not be found: ZeroDivisionError"):
         trainer = injected.late_scores(copy.deepcopy(trained[0]), trained[1])
-        trainer.add_callback(guards.LogitsGuard(waste=9))
+        monkeypatch.setattr(guards.logits, "_WASTE", 9)
+        trainer.add_callback(guards.LogitsGuard())
         trainer.train()
 
 
