@@ -43,7 +43,7 @@ class PlacementGuard(Guard):
         split = len({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}) > 1
         if report.first_to_fail or report.problems or (report.elsewhere and not split):
             self._trip(str(report), report)
-        elif not report.precisions.mixed:
+        elif not report.mixed:
             self._held(str(report))
-        if report.precisions.mixed:
-            self._warn("; ".join(report.precisions.mixed))
+        if report.mixed:
+            self._warn("; ".join(report.mixed))

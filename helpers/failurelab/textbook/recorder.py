@@ -15,7 +15,6 @@ model that changes, and a gradient that the optimizer is not given are wrong wha
 import contextlib
 import dataclasses
 import functools
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from failurelab.handles import wrap_method
+from failurelab.handles import listen_to, wrap_method
 from failurelab.textbook.gradient import Gradient, score_old
 from failurelab.textbook.measure import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.rows import Row, cut_at_end
@@ -151,45 +150,13 @@ class Recorder:
     # what is listened to
 
     def _listen_to_rewards(self) -> None:
-        functions = self.trainer.reward_funcs
-        before = list(functions)
-        self.functions = before
-
-        def put_back() -> None:
-            for index, function in enumerate(before):
-                if index < len(functions) and functions[index] is listened[index]:
-                    functions[index] = function
-
-        listened: list[Any] = list(before)
-        self._attached.callback(put_back)
-        for index, function in enumerate(before):
+        self.functions = list(self.trainer.reward_funcs)
+        after = functools.partial(self._safely, self._rewards)
+        self._attached.enter_context(listen_to(self.trainer.reward_funcs, lambda *_: None, after))
+        for index, function in enumerate(self.functions):
             if isinstance(function, nn.Module):
                 hook = function.register_forward_hook(functools.partial(self._reward_model, index))
                 self._attached.callback(hook.remove)
-            else:
-                listened[index] = self._listen(function, index)
-                functions[index] = listened[index]
-
-    def _listen(self, function: Callable[..., Any], index: int) -> Callable[..., Any]:
-        """Return the function, listened to: what it gives is the same."""
-        named = function if hasattr(function, "__name__") else type(function)
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-
-            @functools.wraps(named)
-            async def listened(*args: Any, **kwargs: Any) -> Any:
-                rewards = await function(*args, **kwargs)
-                self._safely(self._rewards, index, args, kwargs, rewards)
-                return rewards
-
-        else:
-
-            @functools.wraps(named)
-            def listened(*args: Any, **kwargs: Any) -> Any:
-                rewards = function(*args, **kwargs)
-                self._safely(self._rewards, index, args, kwargs, rewards)
-                return rewards
-
-        return listened
 
     def _reward_model(self, index: int, module: nn.Module, args: Any, output: Any) -> None:
         self._safely(self._rewards, index, (), {}, output.logits[:, 0].tolist())
