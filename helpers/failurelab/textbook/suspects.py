@@ -57,9 +57,8 @@ class Suspicion:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What the search has found: the suspects, best first, the name of the one that explains, and a line."""
+    """What the search has found: the name of the suspect that explains the gradient, or None, and a line."""
 
-    suspicions: tuple[Suspicion, ...] = ()
     named: str | None = None
     text: str = ""
 
@@ -100,19 +99,18 @@ class Search:
         self.trainer, self.model, self.rows, self.options = trainer, model, rows, options
         self.theirs, self.floor, self.gradient = theirs, floor, gradient
 
-    def explain(self, ours: Gradient, apart: Apart, without: Sequence[str]) -> Finding:
+    def explain(self, ours: Gradient, apart: Apart) -> Finding:
         """Return the suspect that explains the trainer's gradient.
 
         Args:
             ours: the expected gradient.
             apart: the trainer's and this one.
-            without: parameters for which the trainer has none.
         """
         if not norm(self.theirs):
-            return Finding((), "no gradient", "Named: no gradient, in any of the tensors.")
+            return Finding("no gradient", "Named: no gradient, in any of the tensors.")
         missing = self._missing_tensors(ours)
         if missing is not None:
-            return Finding((missing,), missing.name, f"Named: {missing}.")
+            return Finding(missing.name, f"Named: {missing}.")
         pad, asked = pad_id(self.trainer), int(self.trainer.args.gradient_accumulation_steps)
         tried = self._try(_of_scores(self.rows, self.options, pad), ours)
         finding = self._choose(tried, apart.distance)
@@ -125,11 +123,7 @@ class Search:
         if finding is not None:
             return finding
         nearest = tried[0]
-        return Finding(
-            tuple(tried[:3]),
-            None,
-            f"None of {len(tried)} suspects explains it; the nearest: {nearest}, {nearest.apart}.",
-        )
+        return Finding(None, f"None of {len(tried)} suspects explains it; the nearest: {nearest}, {nearest.apart}.")
 
     def _try(self, some: Iterator[Suspect], ours: Gradient) -> list[Suspicion]:
         """Return what would make another gradient than the definition's, `ours`, the nearest first."""
@@ -234,15 +228,15 @@ class Search:
             f"right scores of the right tokens, with other weights: correlation with the advantages {like:+.2f}",
             Apart(math.sqrt(max(0.0, 1 - rest**2)), 1.0, rest),
         )
-        return Finding((suspicion,), suspicion.name, f"Named: {suspicion}; the rest is {rest:.2g} of the gradient.")
+        return Finding(suspicion.name, f"Named: {suspicion}; the rest is {rest:.2g} of the gradient.")
 
 
 def _say(fits: Sequence[Suspicion], same: str) -> Finding:
     """Return the finding that some suspects fit, the best first: it is named where all are of its kind."""
     if len({each.name for each in fits}) == 1:
-        return Finding(tuple(fits), fits[0].name, f"Named: {fits[0]}, whose {same} is the trainer's: {fits[0].apart}.")
+        return Finding(fits[0].name, f"Named: {fits[0]}, whose {same} is the trainer's: {fits[0].apart}.")
     listed = "; ".join(map(str, fits))
-    return Finding(tuple(fits), None, f"{len(fits)} suspects have the trainer's {same}, so none is named: {listed}.")
+    return Finding(None, f"{len(fits)} suspects have the trainer's {same}, so none is named: {listed}.")
 
 
 def _others(rows: Sequence[Row], options: Options, pad: int, accumulated: int) -> Iterator[Suspect]:
