@@ -1,6 +1,7 @@
 """Names of modules, and short texts for reports and messages."""
 
 from collections.abc import Container, Sequence
+from typing import Any
 
 
 def list_names(names: Sequence[str], limit: int = 3) -> str:
@@ -14,6 +15,11 @@ def enclosing_name(name: str, names: Container[str]) -> str | None:
     while name and name not in names:
         name = name.rpartition(".")[0]
     return name if name in names else None
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of torch's dtype without its module: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def first_line(error: Exception) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from failurelab import gradients, updates
-from failurelab._text import list_names
+from failurelab._text import dtype_name, list_names
 from failurelab._unwrap import has_adapter
 from failurelab.guards.base import Action, Guard
 
@@ -247,7 +247,7 @@ class UpdateGuard(Guard):
 
     def _judge(self, tensors: list[torch.Tensor], optimizer: Any, step: int) -> None:
         elements, changed, predicted, moved, expected = self._counts
-        dtypes = tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
+        dtypes = tuple(sorted({dtype_name(tensor.dtype) for tensor in tensors}))
         zeros = sum(id(tensor) in self._from_zero for tensor in tensors)
         rest = self._rest[1] / self._rest[0] if self._rest[0] else None
         # a tensor that begins at zero moves while it is small: it says nothing of later steps, and the run learns by it

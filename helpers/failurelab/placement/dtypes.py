@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from failurelab._text import dtype_name
+
 _UNSETTLED = "first input's"
 
 
@@ -24,15 +26,15 @@ def find_mixed_precision(model: nn.Module, adapter_names: set[str], autocast: to
         adapter_names: names of the parameters that are an adapter's.
         autocast: what autocast will cast to in training; None where it is off.
     """
-    adapters = {_short(parameter.dtype) for name, parameter in model.named_parameters() if name in adapter_names}
+    adapters = {dtype_name(parameter.dtype) for name, parameter in model.named_parameters() if name in adapter_names}
     layers: dict[str, str] = {}
     for name, module in model.named_modules():
         if quantized(getattr(module, "weight", None)) == 4 and not hasattr(module, "base_layer"):
             dtype = getattr(module, "compute_dtype", None)
             # bitsandbytes < 0.46 replaces even a given dtype by that of the first input
-            layers[name] = _UNSETTLED if dtype is None else _short(dtype)
+            layers[name] = _UNSETTLED if dtype is None else dtype_name(dtype)
     compute = collections.Counter(layers.values())
-    cast = "" if autocast is None else _short(autocast)
+    cast = "" if autocast is None else dtype_name(autocast)
     problems = []
     if len(compute) > 1:
         first = {dtype: name for name, dtype in reversed(layers.items())}
@@ -52,10 +54,6 @@ def find_mixed_precision(model: nn.Module, adapter_names: set[str], autocast: to
             "adapters in float32"
         )
     return problems
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def quantized(weight: Any) -> int:
