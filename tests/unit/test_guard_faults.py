@@ -133,7 +133,7 @@ def test_every_guard_says_in_one_line_that_it_found_nothing_wrong(trained, caplo
 
 
 def test_a_second_run_is_told_again(trained):
-    guard = guards.PlacementGuard(device="no such device")
+    guard, args = guards.PlacementGuard(), types.SimpleNamespace(bf16=False, fp16=False, device="no such device")
     for _ in range(2):
         with pytest.warns(guards.GuardWarning, match="could not check"):
-            guard.on_train_begin(types.SimpleNamespace(bf16=False, fp16=False), None, None, model=trained[0])
+            guard.on_train_begin(args, None, None, model=trained[0])

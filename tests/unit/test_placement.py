@@ -157,7 +157,7 @@ def test_the_guard_stops_before_the_first_step(model):
     begin(guard, model)
     assert guard.report.local
     with pytest.raises(guards.GuardTripped, match=r"PlacementGuard: 2\d of 2\d tensors are not on cuda:0") as caught:
-        begin(guards.PlacementGuard(device="cuda:0"), model)
+        begin(guards.PlacementGuard(), model, device=torch.device("cuda", 0))
     assert caught.value.report.first_to_fail == "model.embed_tokens"
     with pytest.warns(guards.GuardWarning, match="model.embed_tokens"):
         begin(guards.PlacementGuard("warn"), model, device=torch.device("cuda", 0))

@@ -27,6 +27,7 @@ _WIDE = (
     "load the weights in float32 (dtype=torch.float32) and compute under bf16=True, use an optimizer that keeps "
     "float32 copies, or "
 )
+_SAMPLE = 4096  # elements of each tensor
 _COPIES = ("master", "kahan", "compensation")  # what optimizers call what they keep beside the weights
 
 
@@ -97,18 +98,17 @@ class UpdateGuard(Guard):
         action: `warn` issues a GuardWarning, `stop` raises GuardTripped.
         least: share of the elements with a gradient below which a step is lost.
         steps: optimizer steps to compare.
-        sample: elements of each tensor that are compared.
     """
 
     failures = ("F9", "F23")
 
-    def __init__(self, action: Action = "warn", *, least: float = updates.LOST, steps: int = 3, sample: int = 4096):
+    def __init__(self, action: Action = "warn", *, least: float = updates.LOST, steps: int = 3):
         super().__init__(action)
         if not 0 < least <= 1:
             raise ValueError(f"least={least}: a share between 0 and 1 is to change")
-        if steps < 2 or sample < 1:
-            raise ValueError(f"steps={steps}, sample={sample}: two steps and an element are needed")
-        self.least, self.steps, self.sample = least, steps, sample
+        if steps < 2:
+            raise ValueError(f"steps={steps}: two steps are needed")
+        self.least, self.steps = least, steps
         self._begin()
         self._forget()
         self._done = True
@@ -223,10 +223,10 @@ class UpdateGuard(Guard):
         )
 
     def _take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of at most `sample` elements, evenly spaced."""
+        """Return a copy of at most _SAMPLE elements, evenly spaced."""
         tensor = tensor.detach()
         flat = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).reshape(-1)
-        return flat[:: max(1, -(-flat.numel() // self.sample))].clone()
+        return flat[:: max(1, -(-flat.numel() // _SAMPLE))].clone()
 
     def _count(self, before: torch.Tensor, after: torch.Tensor, rate: float, from_zero: bool) -> None:
         if not before.numel():
