@@ -86,7 +86,6 @@ class RewardReport:
         groups: of completions of one prompt that were seen.
         flat: of these, groups whose rewards were all equal.
         cause: one of CAUSES where the last groups were all flat, else empty.
-        rewards: of the last groups' completions, the weighted sum of all functions.
         problem: what was wrong beside; empty if nothing.
         functions: each by itself, where they were asked.
     """
@@ -94,7 +93,6 @@ class RewardReport:
     groups: int = 0
     flat: int = 0
     cause: str = ""
-    rewards: tuple[float, ...] = ()
     problem: str = ""
     functions: tuple[FunctionReport, ...] = ()
 
@@ -215,9 +213,9 @@ class RewardGuard(Guard):
         if not all(_is_flat(group.totals) for group in self._recent):
             self._check_each(kwargs)
             return
-        rewards = tuple(value for group in self._recent for value in group.totals)
+        rewards = [value for group in self._recent for value in group.totals]
         cause, functions = self._find_cause(kwargs)
-        self.report = dataclasses.replace(self.report, cause=cause, rewards=rewards, functions=functions)
+        self.report = dataclasses.replace(self.report, cause=cause, functions=functions)
         told = f". {'; '.join(map(str, functions))}" if functions else ""
         self._tell(
             "flat",
