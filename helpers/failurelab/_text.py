@@ -4,10 +4,10 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 
-def list_names(names: Sequence[str], limit: int = 3) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are: `a, b, c and 4 more`; an empty name is the whole model."""
-    more = len(names) - limit
-    return ", ".join(name or "the whole model" for name in names[:limit]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - 3
+    return ", ".join(name or "the whole model" for name in names[:3]) + (f" and {more} more" if more > 0 else "")
 
 
 def enclosing_name(name: str, names: Container[str]) -> str | None:

@@ -230,7 +230,7 @@ class RewardGuard(Guard):
         prompts, texts = kwargs.get("prompts") or [], list(map(_text, kwargs["completions"]))
         if len(prompts) != len(totals):
             return []
-        starts = [place for place in range(len(prompts)) if not place or prompts[place] != prompts[place - 1]]
+        starts = _starts(prompts)
         cut = self._find_cut(kwargs, texts)
         return [
             _Group(
@@ -380,11 +380,15 @@ def _rows(kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
         and isinstance(column, (list, tuple))
         and len(column) == len(prompts)
     }
-    places = [place for place in range(len(prompts)) if not place or prompts[place] != prompts[place - 1]]
     return [
         {"prompt": prompts[place], **{name: column[place] for name, column in columns.items()}}
-        for place in places[:_ROWS]
+        for place in _starts(prompts)[:_ROWS]
     ]
+
+
+def _starts(prompts: Sequence[Any]) -> list[int]:
+    """Return the places at which another prompt begins."""
+    return [place for place in range(len(prompts)) if not place or prompts[place] != prompts[place - 1]]
 
 
 def _is_flat(values: Sequence[float | None]) -> bool:

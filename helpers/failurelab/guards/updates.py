@@ -36,33 +36,27 @@ class RoundedReport:
     """What the steps did to the elements of the sample that had a gradient.
 
     Attributes:
-        steps: that were compared.
-        elements: of these tensors with a gradient that is not zero, added up over the steps.
+        elements: of the tensors, with a gradient that is not zero, added up over the steps.
         changed: of these, how many a step has changed.
         predicted: the share that steps as large as the learning rate change, by `updates.expected_share`.
-        learning_rate: the highest of these steps.
         dtypes: of the tensors.
-        tensors: how many there are.
         from_zero: how many of these were all zero at first, such as an adapter's B, which any step changes then.
         rest: share of the other tensors' elements that a step changed; None where there are no others.
         grade: `lost`, `slowed` or `whole` (see `updates.grade`).
     """
 
-    steps: int = 0
-    elements: int = 0
-    changed: int = 0
-    predicted: float = 0.0
-    learning_rate: float = 0.0
-    dtypes: tuple[str, ...] = ()
-    tensors: int = 0
-    from_zero: int = 0
-    rest: float | None = None
-    grade: str = "whole"
+    elements: int
+    changed: int
+    predicted: float
+    dtypes: tuple[str, ...]
+    from_zero: int
+    rest: float | None
+    grade: str
 
     @property
     def share(self) -> float:
         """Share of the elements with a gradient that a step changed."""
-        return self.changed / max(self.elements, 1)
+        return self.changed / self.elements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,8 +248,7 @@ class UpdateGuard(Guard):
         grade = updates.grade(changed / elements, self.least)
         if grade == "whole" and rest is not None:
             grade = updates.grade(rest, 0)
-        numbers = (self._steps_seen, elements, changed, predicted / elements, self._rate, dtypes, len(tensors))
-        self.report = report = RoundedReport(*numbers, zeros, rest, grade)
+        self.report = report = RoundedReport(elements, changed, predicted / elements, dtypes, zeros, rest, grade)
         others = f" ({zeros} that began at zero aside, {rest:.2%})" if zeros and rest is not None else ""
         found = (
             f"in step {step}, at learning rate {self._rate:g}, {report.share:.2%} of the elements with a gradient "

@@ -98,6 +98,8 @@ def not_grpo(trainer: Any) -> str | None:
 
 def why_not_here(trainer: Any) -> list[str]:
     """Return why the gradient of this trainer is not implemented, a line for each reason."""
+    if elsewhere := not_grpo(trainer):
+        return [elsewhere]
     lines = fields.why_not(trainer.args)
     accelerator, model = trainer.accelerator, trainer.accelerator.unwrap_model(trainer.model)
     if "fp16" in _precisions(trainer) and not getattr(trainer.args, "fp16", False):
@@ -140,8 +142,7 @@ def compare_step(
         with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each.
         variants: other options to compare with too, by name.
     """
-    elsewhere = not_grpo(trainer)
-    problems = [elsewhere] if elsewhere else why_not_here(trainer)
+    problems = why_not_here(trainer)
     wrong = [] if problems else evidence.wrong
     problems = problems or list(dict.fromkeys(evidence.problems))
     if problems:

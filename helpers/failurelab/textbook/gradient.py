@@ -119,12 +119,12 @@ def expected_gradient(
     reference: Reference | None = None,
     change: Change = DEFINITION,
     precision: Precision = EXACT,
-    rows_at_once: int | None = None,
     tally: Tally | None = None,
 ) -> Gradient:
     """Return the gradient of GRPO's loss for every trainable parameter of the model, by name, in float32.
 
-    The model is afterwards what it was: its `.grad`, its modes and its random state.
+    The model is afterwards what it was: its `.grad`, its modes and its random state. A forward pass takes as many
+    rows as fit LOGITS_BYTES of logits, and half as many where memory ends.
 
     Args:
         model: the policy at the weights before the step, wrapped or not.
@@ -133,7 +133,6 @@ def expected_gradient(
         reference: gives the reference model for a block; needed where beta is not 0.
         change: what a suspect does otherwise.
         precision: of the computation.
-        rows_at_once: rows of one forward pass; None: as many as fit LOGITS_BYTES of logits. Out of memory: half of it.
         tally: is added to.
 
     Raises:
@@ -151,7 +150,7 @@ def expected_gradient(
         forward, leaves = forward_of(model, dict(trained), precision)
         if options.top_entropy_quantile < 1:
             step.find_thresholds(lambda some: step.score_rows(forward, some, entropy=True))
-        size = rows_at_once or step.rows_that_fit(model)
+        size = step.rows_that_fit(model)
         start = 0
         while start < len(step.rows):
             part = range(start, min(start + size, len(step.rows)))
