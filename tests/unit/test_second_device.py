@@ -48,7 +48,6 @@ MOVED_LATER = (
     # Rewards, advantages and weights of rows are kept on the CPU, and follow the logits in Step.loss.
     "advantages._deviation advantages.advantages advantages.reward_table advantages.rounding advantages.sum_rewards "
     "comparison._Comparer gradient.Step gradient.row_weights suspects.Search suspects._biased suspects._only "
-    "suspects._spread_in_groups "
     # On the CPU for good: stand-ins of parameters, a made-up batch, an engine that is not here.
     "adapter_paths._moved adapter_paths.asks_for_rows adapter_paths.hook_runs plan._copy plan._make vllm_stand_in.LLM"
 )

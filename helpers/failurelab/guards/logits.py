@@ -76,7 +76,7 @@ class LogitsGuard(Guard):
         self._start: int | None = None  # bytes
         self._first_peaks: list[int] = []
         self._asked: str | None = None
-        self._read_once = self._fused = self._judged = self._grew = False
+        self._fused = self._judged = self._grew = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
         """Start to listen to the model's forward."""
@@ -107,13 +107,11 @@ class LogitsGuard(Guard):
 
         `gradient` is that of the logits, (batch, rows, vocabulary); `ids` are (batch, tokens).
         """
-        report = None if self._read_once else read_scored_tokens(gradient, ids)
-        if report is not None:
-            self._read_once, self.report = True, report
+        self.report = self.report or read_scored_tokens(gradient, ids)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Judge what was read, before the optimizer's step."""
-        if self._judged or not (self._read_once or self._fused):
+        if self._judged or not (self.report or self._fused):
             return
         self._judged = True
         self._stop()

@@ -175,9 +175,8 @@ class EngineMismatchGuard(Guard):
 
     def _listen_to_function(self, trainer: Any) -> None:
         """Look at what a rollout function answers, before the trainer pads it."""
-        function = trainer.rollout_func
 
-        def listened(*args: Any, **kwargs: Any) -> Any:
+        def around(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self._check(self._called.clear)
             try:
                 answer = function(*args, **kwargs)
@@ -188,8 +187,8 @@ class EngineMismatchGuard(Guard):
             self._check(self._look_at_answer, answer)
             return answer
 
-        trainer.rollout_func = listened
-        self._listening.callback(setattr, trainer, "rollout_func", function)
+        what = "answers are looked at by EngineMismatchGuard"
+        self._listening.enter_context(wrap_method(trainer, "rollout_func", around, what))
         base = unwrap(trainer.model)
         decoder = getattr(base, getattr(base, "base_model_prefix", ""), None)
         for name, module in (("model", trainer.model), ("model", base), ("decoder", decoder)):

@@ -26,8 +26,11 @@ def reward_table(rows: Sequence[Row]) -> torch.Tensor:
     )
 
 
-def advantages(rows: Sequence[Row], options: Options, small: float = SMALL) -> torch.Tensor:
-    """Return the advantages (rows,), in float64; 0 for a completion that no function scored."""
+def advantages(rows: Sequence[Row], options: Options, small: float = SMALL, *, baseline: bool = True) -> torch.Tensor:
+    """Return the advantages (rows,), in float64; 0 for a completion that no function scored.
+
+    Without `baseline`, and with a `small` other than SMALL, they are a suspect's.
+    """
     table = reward_table(rows)  # (rows, functions)
     groups = [torch.tensor(places) for places in _places([(row.batch, row.group) for row in rows])]
     batches = [torch.tensor(places) for places in _places([row.batch for row in rows])]
@@ -38,7 +41,7 @@ def advantages(rows: Sequence[Row], options: Options, small: float = SMALL) -> t
             table[places] = (values - values.nanmean(0)) / (spread + small)
         return _center(sum_rewards(table, options), batches, batches, small)
     scaled = {"group": groups, "batch": batches}.get(options.scale_rewards, [])
-    return _center(sum_rewards(table, options), groups, scaled, small)
+    return _center(sum_rewards(table, options), groups if baseline else [], scaled, small)
 
 
 def _center(total: torch.Tensor, groups: list[torch.Tensor], scaled: list[torch.Tensor], small: float) -> torch.Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from failurelab.textbook.advantages import advantages, reward_table, sum_rewards
+from failurelab.textbook.advantages import advantages
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import Change, Gradient, OutOfMemory, expected_gradient
 from failurelab.textbook.measure import Apart, Floor, measure_apart, norm
@@ -300,8 +300,13 @@ def _of_advantages(rows: Sequence[Row], options: Options) -> Iterator[Suspect]:
         change = Change(advantages=lambda rows, options, worth, small=small: advantages(rows, options, small))
         yield Suspect("number added to the standard deviation", f"{small:g} in place of 1e-4", options, change)
     yield Suspect("standard deviation", "divided by n in place of n - 1", options, Change(advantages=_biased))
-    yield Suspect("no baseline", "the group's mean is not subtracted", options, Change(advantages=_no_mean))
-    yield Suspect("no baseline", "nor is the deviation divided by", options, Change(advantages=_raw))
+    by_sum = dataclasses.replace(options, multi_objective_aggregation="sum_then_normalize")
+    for detail, scale in {
+        "the group's mean is not subtracted": options.scale_rewards,
+        "nor is the deviation divided by": "none",
+    }.items():
+        raw = advantages(rows, dataclasses.replace(by_sum, scale_rewards=scale), baseline=False)
+        yield suspect("no baseline", detail, lambda worth, raw=raw: raw)
     yield Suspect("groups", "the mean and the deviation are those of the batch", options, Change(advantages=_one_group))
     yield Suspect("groups", "interleaved: row i is taken for group i mod n", options, Change(advantages=_interleaved))
     for detail, function in _orders(rows).items():
@@ -330,30 +335,6 @@ def _orders(rows: Sequence[Row]) -> dict[str, Callable[[torch.Tensor], torch.Ten
         worth.view(-1, size).roll(1, 1).reshape(-1) if len(worth) % size == 0 else worth
     )
     return orders
-
-
-def _totals(rows: Sequence[Row], options: Options) -> torch.Tensor:
-    return sum_rewards(reward_table(rows), options).nan_to_num(nan=0.0)
-
-
-def _raw(rows: Sequence[Row], options: Options, worth: torch.Tensor) -> torch.Tensor:
-    return _totals(rows, options)
-
-
-def _no_mean(rows: Sequence[Row], options: Options, worth: torch.Tensor) -> torch.Tensor:
-    """Return rewards by the standard deviation, which is what centered rewards are by the advantages."""
-    totals = _totals(rows, options)
-    centered = advantages(rows, dataclasses.replace(options, scale_rewards="none"))
-    scale = torch.where(centered.abs() > 1e-9, worth / centered, torch.zeros_like(worth))
-    return totals * _spread_in_groups(rows, scale)
-
-
-def _spread_in_groups(rows: Sequence[Row], values: torch.Tensor) -> torch.Tensor:
-    """Return for each row the largest value of its group."""
-    largest: dict[tuple[int, int], float] = {}
-    for row, value in zip(rows, values.tolist()):
-        largest[row.batch, row.group] = max(value, largest.get((row.batch, row.group), 0.0))
-    return torch.tensor([largest[row.batch, row.group] for row in rows], dtype=values.dtype)
 
 
 def _biased(rows: Sequence[Row], options: Options, worth: torch.Tensor) -> torch.Tensor:
