@@ -96,8 +96,7 @@ def share_that_changes(model: nn.Module, learning_rate: float) -> UpdateReport:
     Raises:
         UpdateError: no trainable parameter can be judged.
     """
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return shares(named, learning_rate)
+    return shares(((name, each) for name, each in model.named_parameters() if each.requires_grad), learning_rate)
 
 
 def shares(

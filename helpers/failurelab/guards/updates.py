@@ -64,13 +64,11 @@ class MovementReport:
     """Which tensors the first steps have changed.
 
     Attributes:
-        steps: that were taken.
         tensors: trainable ones that had a gradient.
         held: of these, how many the optimizer holds, or copies of them.
         unchanged: names of those whose sample is the same, bit for bit.
     """
 
-    steps: int
     tensors: int
     held: int
     unchanged: tuple[str, ...]
@@ -176,7 +174,7 @@ class UpdateGuard(Guard):
         """Keep a sample of each trainable tensor as it is first seen, and note which of its elements get a gradient."""
         if not any(parameter.requires_grad for parameter in model.parameters()):
             self._first = None
-            self.report = MovementReport(0, 0, 0, ())
+            self.report = MovementReport(0, 0, ())
             self._trip(f"nothing is trainable, and no step changes anything. Next: {_TRAINABLE}", self.report, ("F23",))
             return
         for name, parameter in model.named_parameters():
@@ -207,7 +205,7 @@ class UpdateGuard(Guard):
         if not told or (len(still) < len(seen) and not set(told) & set(left_out)):
             return
         self._done = True
-        self.report = MovementReport(self._steps_taken, len(seen), len(seen) - len(left_out), tuple(still))
+        self.report = MovementReport(len(seen), len(seen) - len(left_out), tuple(still))
         self._trip(
             f"in step {step}, after {self._steps_taken} steps, {len(seen) - len(still)} of {len(seen)} trainable "
             f"tensors with a gradient have changed, and the optimizer holds {self.report.held} of them. As they were: "
