@@ -44,13 +44,11 @@ class Alignment:
         error: the largest difference from the truth, in nats, over all cases.
         tolerance: the largest difference that would have been accepted.
         contrast: how far the nearest known mistake is from the truth, in nats; always more than `tolerance`.
-        cases: which inputs were tried.
     """
 
     error: float
     tolerance: float
     contrast: float
-    cases: tuple[str, ...]
 
 
 @contextlib.contextmanager
@@ -85,7 +83,7 @@ def check_alignment(
         MisalignedLogProbs: the scores are wrong; the message says what they equal instead, if it is a known mistake.
         ValueError: right and wrong scores are the same, because the model predicts all tokens alike everywhere.
     """
-    errors, bounds, contrasts, names = [], [], [], []
+    errors, bounds, contrasts = [], [], []
     with probing(model):
         for name in ("no padding", "padding on both sides")[: 2 if padded else 1]:
             case = _Case(model, name, temperature)
@@ -109,8 +107,7 @@ def check_alignment(
                 raise _explain(case, scores, mistakes)
             bounds.append(case.bound)
             contrasts.append(contrast)
-            names.append(name)
-    return Alignment(max(errors), max(bounds), min(contrasts), tuple(names))
+    return Alignment(max(errors), max(bounds), min(contrasts))
 
 
 class _Case:

@@ -120,11 +120,8 @@ def record_use_cache(model: nn.Module) -> Iterator[list[bool | None]]:
     def record(module: nn.Module, args: tuple, kwargs: dict) -> None:
         values.append(kwargs.get("use_cache"))
 
-    hook = unwrap(model).register_forward_pre_hook(record, with_kwargs=True)
-    try:
+    with unwrap(model).register_forward_pre_hook(record, with_kwargs=True):
         yield values
-    finally:
-        hook.remove()
 
 
 def read_completions(

@@ -124,11 +124,6 @@ class GradientWatch:
         if name not in self._nonzero and parameter.grad is not None and _has_nonzero(parameter.grad):
             self._nonzero.add(name)
 
-    @property
-    def heard(self) -> bool:
-        """True once a gradient has reached any trainable parameter."""
-        return bool(self._reached)
-
     def report(self) -> GradientReport:
         """Return what has reached the parameters in all backward passes so far, also after a `zero_grad()`.
 

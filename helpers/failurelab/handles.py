@@ -5,6 +5,7 @@ did, is removed once, and removing it restores what was there, whatever was chan
 """
 
 import contextlib
+import functools
 import inspect
 import random
 import sys
@@ -132,6 +133,52 @@ def _without_owner(function: Callable[..., Any]) -> Callable[..., Any]:
         first = inspect.Parameter("_", inspect.Parameter.POSITIONAL_ONLY)
         call.__signature__ = own.replace(parameters=[first, *own.parameters.values()])
     return call
+
+
+def listen_to(functions: list[Any], before: Callable[..., None], after: Callable[..., None]) -> Handle:
+    """Replace each function of a list, such as a trainer's reward functions, by one that does the same and tells of it.
+
+    Modules, such as a reward model, stay as they are. Coroutine functions are awaited.
+
+    Args:
+        functions: replaced in place.
+        before: is given the place in the list, the arguments and the keyword arguments of each call.
+        after: is given these and what the function has returned.
+    """
+    own = list(functions)
+
+    def listened(index: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+
+            @functools.wraps(function)
+            async def call(*args: Any, **kwargs: Any) -> Any:
+                before(index, args, kwargs)
+                result = await function(*args, **kwargs)
+                after(index, args, kwargs, result)
+                return result
+
+        else:
+
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                before(index, args, kwargs)
+                result = function(*args, **kwargs)
+                after(index, args, kwargs, result)
+                return result
+
+        return call
+
+    for index, function in enumerate(own):
+        if not isinstance(function, nn.Module):
+            functions[index] = listened(index, function)
+    replaced = list(functions)
+
+    def undo() -> None:
+        for index, function in enumerate(own):
+            if index < len(functions) and functions[index] is replaced[index]:
+                functions[index] = function
+
+    return Handle("functions are listened to", undo)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from torch._subclasses import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from failurelab._alignment import Alignment, MisalignedLogProbs, check_alignment, probing
+from failurelab._text import dtype_name
 from failurelab._unwrap import input_device, unwrap, vocabulary_size
 from failurelab.handles import Handle, wrap_method
 
@@ -263,4 +264,4 @@ def _check_arguments(
 
 
 def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)} of shape {tuple(tensor.shape)}"

@@ -46,16 +46,12 @@ class Gap:
     Attributes:
         mean: of the absolute differences, in nats a token.
         largest: of them.
-        bias: mean of policy minus engine; negative where the policy finds the tokens less likely than the engine did.
-        tokens: that were compared.
         masked: share of sequences that trl 1.16's default leaves out of the loss.
         effective: effective sample size of the sequences' importance weights, before any cap, as a share of them.
     """
 
     mean: float
     largest: float
-    bias: float
-    tokens: int
     masked: float
     effective: float
 
@@ -149,8 +145,6 @@ def compare(policy_logps: torch.Tensor, engine_logps: torch.Tensor | None, mask:
     return Gap(
         mean=float(difference.abs()[counts].mean()),
         largest=float(difference.abs().max()),
-        bias=float(difference[counts].mean()),
-        tokens=int(counts.sum()),
         masked=float((weights > 3.0).double().mean()),
         effective=effective_sample_size(weights),
     )

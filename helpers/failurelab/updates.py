@@ -14,21 +14,16 @@ gradient is zero does not change in any dtype; the prediction is for those that 
 Sources: torch.optim.AdamW (the step is learning_rate * m / (sqrt(v) + eps)); IEEE 754 (to nearest, ties to even).
 """
 
+import collections
 import dataclasses
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
 
-from failurelab._text import list_names
+from failurelab._text import dtype_name, list_names
 from failurelab.errors import FailureLabError
 
-FIRST_STEP = (1.0,)
-"""Sizes of AdamW's first step, in learning rates: m / sqrt(v) is 1 where a gradient is far above `eps`."""
-LATER_STEPS = tuple(0.23 * statistics.NormalDist().inv_cdf(0.5 + (part + 0.5) / 32) for part in range(16))
-"""Sizes of AdamW's later steps, where gradients change their sign at random: m / sqrt(v) is then spread normally, with
-the deviation sqrt((1 - 0.9) / (1 + 0.9)) for beta1 = 0.9. Elements whose gradients agree take larger steps, up to 1."""
 LOST, WHOLE = 0.05, 0.6
 """Shares of elements that a step changes: below LOST updates are lost, below WHOLE the run is slowed, above it is well.
 
@@ -44,56 +39,41 @@ class UpdateError(FailureLabError):
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorShare:
-    """One tensor: its name, its dtype in training, its elements, and the share of these that a step changes."""
-
-    name: str
-    dtype: torch.dtype
-    elements: int
-    share: float
-
-
-@dataclasses.dataclass(frozen=True)
 class UpdateReport:
     """Which share of the elements one step can change.
 
     Attributes:
-        learning_rate: of the step.
-        tensors: those judged, in order.
-        left_out: why the others were not, by name.
+        learning_rate: of the step, which is as large as AdamW's first one: m / sqrt(v) is 1 then, and less later, where
+            gradients change their sign.
+        tensors: how many were judged.
+        by_dtype: of each dtype that these are trained in, how many elements there are, and the share that changes.
+        left_out: why other tensors were not judged, by name.
     """
 
     learning_rate: float
-    tensors: tuple[TensorShare, ...]
+    tensors: int
+    by_dtype: Mapping[torch.dtype, tuple[int, float]]
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def elements(self) -> int:
         """Elements of all tensors that were judged."""
-        return sum(tensor.elements for tensor in self.tensors)
+        return sum(elements for elements, _ in self.by_dtype.values())
 
     @property
     def share(self) -> float:
         """Share of these elements that a step changes."""
-        return sum(tensor.share * tensor.elements for tensor in self.tensors) / self.elements
-
-    def by_dtype(self) -> dict[torch.dtype, float]:
-        """Return the share for each dtype, the one with the most elements first."""
-        groups: dict[torch.dtype, list[TensorShare]] = {}
-        for tensor in self.tensors:
-            groups.setdefault(tensor.dtype, []).append(tensor)
-        reports = {dtype: UpdateReport(self.learning_rate, tuple(group)) for dtype, group in groups.items()}
-        return {dtype: part.share for dtype, part in sorted(reports.items(), key=lambda item: -item[1].elements)}
+        return sum(elements * share for elements, share in self.by_dtype.values()) / self.elements
 
     def __str__(self) -> str:
-        shares = ", ".join(f"{share:.2%} in {_name(dtype)}" for dtype, share in self.by_dtype().items())
+        shares = ", ".join(f"{share:.2%} in {dtype_name(dtype)}" for dtype, (_, share) in self.by_dtype.items())
         reasons: dict[str, list[str]] = {}
         for name, reason in self.left_out.items():
             reasons.setdefault(reason, []).append(name)
         rest = "".join(f" Not judged: {list_names(names)} ({reason})." for reason, names in reasons.items())
         return (
             f"a step of learning rate {self.learning_rate:g} changes {self.share:.2%} of {self.elements:,} elements "
-            f"in {len(self.tensors)} tensors ({shares}).{rest}"
+            f"in {self.tensors} tensors ({shares}).{rest}"
         )
 
 
@@ -116,8 +96,7 @@ def share_that_changes(model: nn.Module, learning_rate: float) -> UpdateReport:
     Raises:
         UpdateError: no trainable parameter can be judged.
     """
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return shares(named, learning_rate)
+    return shares(((name, each) for name, each in model.named_parameters() if each.requires_grad), learning_rate)
 
 
 def shares(
@@ -125,7 +104,6 @@ def shares(
     learning_rate: float,
     *,
     dtype: torch.dtype | None = None,
-    step_sizes: Sequence[float] = FIRST_STEP,
 ) -> UpdateReport:
     """Predict as `share_that_changes`, for tensors by name, such as a checkpoint's; one is held at a time.
 
@@ -133,8 +111,6 @@ def shares(
         tensors: pairs of a name and a tensor.
         learning_rate: of the step.
         dtype: that the tensors would be trained in; by default each one's own.
-        step_sizes: sizes of single elements' steps in learning rates, each as frequent as the others: FIRST_STEP, or
-            LATER_STEPS, which are smaller.
 
     Raises:
         UpdateError: nothing was given that could be judged.
@@ -143,19 +119,23 @@ def shares(
         raise UpdateError(
             f"a learning rate of {learning_rate} changes nothing, in any dtype. Next: give the highest one"
         )
-    judged, left_out = [], {}
+    judged, left_out = collections.defaultdict(list), {}
     for name, tensor in tensors:
         tensor = tensor.detach()
         if reason := not_judged(tensor):
             left_out[name] = reason
             continue
         kept = dtype or tensor.dtype
-        share = statistics.fmean(expected_share(tensor, learning_rate * size, dtype=kept) for size in step_sizes)
-        judged.append(TensorShare(name, kept, tensor.numel(), share))
+        judged[kept].append((tensor.numel(), expected_share(tensor, learning_rate, dtype=kept)))
     if not judged:
         why = next((f"{name}: {reason}" for name, reason in left_out.items()), "nothing is trainable")
         raise UpdateError(f"no weights to judge ({why}). Next: give the tensors as the optimizer gets them")
-    return UpdateReport(learning_rate, tuple(judged), left_out)
+    tensors, by_dtype = sum(map(len, judged.values())), {}
+    for kept, parts in judged.items():
+        elements = sum(count for count, _ in parts)
+        by_dtype[kept] = elements, sum(count * share for count, share in parts) / elements
+    by_dtype = dict(sorted(by_dtype.items(), key=lambda item: -item[1][0]))
+    return UpdateReport(learning_rate, tensors, by_dtype, left_out)
 
 
 def to_float32(model: nn.Module) -> list[str]:
@@ -206,7 +186,3 @@ def not_judged(tensor: torch.Tensor) -> str:
     if not tensor.is_floating_point() or tensor.dtype.itemsize < 2 or hasattr(tensor, "quant_state"):
         return "quantized: no optimizer steps it"
     return "" if tensor.numel() else "empty"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

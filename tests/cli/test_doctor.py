@@ -214,7 +214,7 @@ def test_lines_fit_the_terminal_and_code_stays_whole(monkeypatch, columns):
 )
 def test_a_script_of_ones_own_is_no_pass(monkeypatch, versions, id, status):
     """A PASS with a "but" is none: what only code of one's own meets has a word of its own."""
-    monkeypatch.setattr(library_versions, "_ask", lambda python, code: versions)
+    monkeypatch.setattr(library_versions, "ask_versions", lambda python: versions)
     check = next(check for check in library_versions.check_python("python") if check.failure == id)
     assert check.status == status and bool(check.next_step) is (status != "PASS")
 

@@ -149,13 +149,10 @@ def _other_temperature(model, tokenizer):
 GUARDS = {
     "GradientGuard": (lambda trainer, action: guards.GradientGuard(action), (grpo, _cut_off)),
     "RolloutGuard": (
-        lambda trainer, action: guards.RolloutGuard(action, prompts=["3+4=", "12+19="], max_new_tokens=2),
+        lambda trainer, action: guards.RolloutGuard(action),
         (grpo, functools.partial(grpo, gradient_checkpointing=True)),
     ),
-    "LogitsGuard": (
-        lambda trainer, action: guards.LogitsGuard(action, log_prob_function=logits.completion_logps),
-        (grpo, late_scores),
-    ),
+    "LogitsGuard": (lambda trainer, action: guards.LogitsGuard(action), (grpo, late_scores)),
     "Zero3Guard": (lambda trainer, action: guards.Zero3Guard(trainer, action), (grpo, _partitioned)),
     "PlacementGuard": (lambda trainer, action: guards.PlacementGuard(action), (grpo, late_scores)),
     "RewardGuard": (lambda trainer, action: guards.RewardGuard(trainer, action, groups=4), (grpo, _flat)),

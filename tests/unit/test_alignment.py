@@ -35,7 +35,6 @@ def test_right_functions_pass_on_every_model(name, function):
     """Random and trained, in three precisions, padded or not: no false alarm, and the wrong answers were far off."""
     found = logits.check_alignment(function, MODELS[name]())
     assert found.error <= found.tolerance < found.contrast
-    assert found.cases == ("no padding", "padding on both sides")
 
 
 @pytest.mark.skipif("4.49" <= transformers.__version__[:4] < "4.52", reason="both names work in 4.49 to 4.51")
@@ -94,7 +93,7 @@ def test_the_error_says_where_the_scores_come_from(function, match):
 
 def test_without_padding_a_function_may_ignore_the_mask():
     """Trl 0.14.0 passes none; equal-length prompts make that right."""
-    assert logits.check_alignment(unmasked, MODELS["trained"](), padded=False).cases == ("no padding",)
+    logits.check_alignment(unmasked, MODELS["trained"](), padded=False)
 
 
 def test_a_temperature_known_to_both_is_no_mistake():

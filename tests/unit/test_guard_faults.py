@@ -22,7 +22,7 @@ from failurelab import guards, logits
 
 # Where no error is caught, a guard only hands on: to its own check, or to what the run has called.
 HANDS_ON = re.compile(
-    r"self\._check\(|return (await )?(generate|unwrap)\(|rewards = (await )?function\(|return rewards"
+    r"self\._check\(|return (await )?(generate|unwrap)\("
     r"|batch = generate\(|return batch|answer = function\(|return answer|try:"
 )
 
@@ -78,7 +78,8 @@ def test_what_is_found_is_told_though_the_cure_cannot_be_asked_for(trained, monk
     monkeypatch.setattr(guards.logits, "keep_argument", lambda model: 1 / 0)
     with pytest.raises(guards.GuardTripped, match=r"scored against the token .*could not be found: ZeroDivisionError"):
         trainer = injected.late_scores(copy.deepcopy(trained[0]), trained[1])
-        trainer.add_callback(guards.LogitsGuard(waste=9))
+        monkeypatch.setattr(guards.logits, "_WASTE", 9)
+        trainer.add_callback(guards.LogitsGuard())
         trainer.train()
 
 
@@ -132,7 +133,7 @@ def test_every_guard_says_in_one_line_that_it_found_nothing_wrong(trained, caplo
 
 
 def test_a_second_run_is_told_again(trained):
-    guard = guards.PlacementGuard(device="no such device")
+    guard, args = guards.PlacementGuard(), types.SimpleNamespace(bf16=False, fp16=False, device="no such device")
     for _ in range(2):
         with pytest.warns(guards.GuardWarning, match="could not check"):
-            guard.on_train_begin(types.SimpleNamespace(bf16=False, fp16=False), None, None, model=trained[0])
+            guard.on_train_begin(args, None, None, model=trained[0])

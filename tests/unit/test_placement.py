@@ -12,7 +12,7 @@ from torch import nn
 
 from failurelab import guards, placement, simulate
 from failurelab.placement import problems
-from failurelab.placement.dtypes import measure_precisions
+from failurelab.placement.dtypes import find_mixed_precision
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 
@@ -130,14 +130,13 @@ def test_mixed_precision_is_reported():
     one, other = four_bit_linear(), four_bit_linear()
     other.compute_dtype = torch.bfloat16
     model = nn.Sequential(one, other)
-    found = measure_precisions(model, set(), torch.float16)
-    assert dict(found.compute) == {"float32": 1, "bfloat16": 1}
-    assert "different dtypes" in found.mixed[0] and sum("autocast is float16" in each for each in found.mixed) == 2
+    found = find_mixed_precision(model, set(), torch.float16)
+    assert "different dtypes: bfloat16 in 1 (such as 1), float32 in 1 (such as 0)" in found[0]
+    assert sum("autocast is float16" in each for each in found) == 2
     one.compute_dtype = torch.bfloat16
-    settled = measure_precisions(model, set(), torch.bfloat16)
-    assert settled.mixed == ()
+    assert find_mixed_precision(model, set(), torch.bfloat16) == []
     half = nn.ParameterDict({"lora": nn.Parameter(torch.ones(1, dtype=torch.float16))})
-    assert "gradient scaler" in measure_precisions(half, {"lora"}, torch.float16).mixed[0]
+    assert "gradient scaler" in find_mixed_precision(half, {"lora"}, torch.float16)[0]
 
 
 def test_the_local_device_map_of_a_cpu_run():
@@ -158,7 +157,7 @@ def test_the_guard_stops_before_the_first_step(model):
     begin(guard, model)
     assert guard.report.local
     with pytest.raises(guards.GuardTripped, match=r"PlacementGuard: 2\d of 2\d tensors are not on cuda:0") as caught:
-        begin(guards.PlacementGuard(device="cuda:0"), model)
+        begin(guards.PlacementGuard(), model, device=torch.device("cuda", 0))
     assert caught.value.report.first_to_fail == "model.embed_tokens"
     with pytest.warns(guards.GuardWarning, match="model.embed_tokens"):
         begin(guards.PlacementGuard("warn"), model, device=torch.device("cuda", 0))

@@ -31,9 +31,8 @@ def test_every_failure_is_whole():
 
 
 def test_every_id_was_given_once():
-    """An id stands in a file of its own, among the reserved, or among the retired: never in two of them."""
-    status = files.ids(FOLDER)
-    given = [*(each.id for each in registry.all()), *status["reserved"], *status["retired"]]
+    """An id stands in a file of its own, or among the retired: never in both."""
+    given = [*(each.id for each in registry.all()), *files.retired_ids(FOLDER)]
     assert len(given) == len(set(given))
     assert {"F1", "F2", "F3a", "F3b", "F4", "F5", "F6", "F7"} <= set(given)
 
@@ -92,12 +91,12 @@ def copy(tmp_path):
     return folder
 
 
-def test_unknown_and_reserved_ids_are_told_apart(copy, monkeypatch):
-    (copy / "ids.toml").write_text('[reserved]\nF98 = "a story to come"\n[retired]\n')
+def test_unknown_and_retired_ids_are_told_apart(copy, monkeypatch):
+    (copy / "ids.toml").write_text('[retired]\nF98 = "it was none"\n')
     monkeypatch.setattr(registry, "_FOLDER", copy)
     with pytest.raises(registry.RegistryError, match="unknown failure 'F99'"):
         registry.get("F99")
-    with pytest.raises(registry.RegistryError, match="F98 is reserved: a story to come"):
+    with pytest.raises(registry.RegistryError, match="F98 is retired: it was none"):
         registry.get("F98")
 
 

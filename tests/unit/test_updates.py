@@ -9,14 +9,12 @@ from small import lora, qwen2, said
 from failurelab import guards, updates
 
 
-def stepped(weights, rate, seed=0, steps=1):
+def stepped(weights, rate):
     weights = torch.nn.Parameter(weights.clone())
     optimizer = torch.optim.AdamW([weights], lr=rate, weight_decay=0.0)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        before = weights.detach().clone()
-        weights.grad = torch.randn(weights.shape, generator=generator).to(weights.dtype)
-        optimizer.step()
+    before = weights.detach().clone()
+    weights.grad = torch.randn(weights.shape, generator=torch.Generator().manual_seed(0)).to(weights.dtype)
+    optimizer.step()
     return before, weights.detach()
 
 
@@ -29,18 +27,6 @@ def test_what_is_predicted_is_what_a_step_changes(dtype, rate):
     before, after = stepped(weights.to(dtype), rate)
     real = float((before != after).float().mean())
     assert updates.expected_share(weights.to(dtype), rate) == pytest.approx(real, rel=0.1)
-
-
-def test_later_steps_are_smaller():
-    """Where gradients change their sign at random, m / sqrt(v) is about a quarter, and fewer elements move."""
-    weights = (0.05 * torch.randn(200_000, generator=torch.Generator().manual_seed(1))).bfloat16()
-    before, after = stepped(weights, 3e-5, steps=30)
-    real = float((before != after).float().mean())
-    first, later = (
-        updates.shares([("w", before)], 3e-5, step_sizes=sizes).share
-        for sizes in (updates.FIRST_STEP, updates.LATER_STEPS)
-    )
-    assert later == pytest.approx(real, rel=0.1) and first > 2 * real
 
 
 def test_numbers_that_can_be_worked_out_by_hand(monkeypatch):
@@ -65,12 +51,12 @@ def test_a_model_of_mixed_dtypes_with_frozen_parts():
     model.get_input_embeddings().requires_grad_(False)
     model.model.norm.float()
     report = updates.share_that_changes(model, 1e-6)
-    assert list(report.by_dtype()) == [torch.bfloat16, torch.float32]
-    assert report.by_dtype()[torch.bfloat16] < 0.1 and report.by_dtype()[torch.float32] == 1
+    assert list(report.by_dtype) == [torch.bfloat16, torch.float32]
+    assert report.by_dtype[torch.bfloat16][1] < 0.1 and report.by_dtype[torch.float32][1] == 1
     assert report.elements == sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert "in bfloat16, 100.00% in float32" in str(report)
     asked = updates.shares(model.named_parameters(), 1e-6, dtype=torch.float32)
-    assert asked.share > 0.99 and set(asked.by_dtype()) == {torch.float32}
+    assert asked.share > 0.99 and set(asked.by_dtype) == {torch.float32}
 
 
 def test_what_has_no_numbers_is_left_out():
@@ -176,7 +162,7 @@ def test_steps_that_round_to_nothing_are_told():
     some = lambda step, p: torch.randn_like(p) * (step > 2)  # noqa: E731
     _, messages = run(low(), [1e-6] * 8, gradient=some)  # batches whose rewards are all equal come first
     assert len(messages) == 1 and "in step 6" in messages[0]
-    for wrong in ({"least": 0}, {"steps": 1}, {"sample": 0}):
+    for wrong in ({"least": 0}, {"steps": 1}):
         with pytest.raises(ValueError):
             guards.UpdateGuard(**wrong)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from packaging.version import Version
 
-from failurelab.failures.loader import Claim, Failure, RegistryError, Stack, Thread, ids, load
+from failurelab.failures.loader import Claim, Failure, RegistryError, Stack, Thread, load, retired_ids
 
 __all__ = [
     "Affected",
@@ -57,16 +57,14 @@ def get(id: str) -> Failure:
     """Return one failure.
 
     Raises:
-        RegistryError: there is none of this id; the message says whether it is reserved or retired.
+        RegistryError: there is none of this id; the message says whether it is retired.
     """
     failures = load(_FOLDER)
     if id in failures:
         return failures[id]
-    status = ids(_FOLDER)
-    for kind in ("reserved", "retired"):
-        if id in status[kind]:
-            raise RegistryError(f"failure {id} is {kind}: {status[kind][id]}. There: {', '.join(failures)}")
-    raise RegistryError(f"unknown failure {id!r}. There: {', '.join(failures)}")
+    why = retired_ids(_FOLDER).get(id)
+    what = f"failure {id} is retired: {why}" if why else f"unknown failure {id!r}"
+    raise RegistryError(f"{what}. There: {', '.join(failures)}")
 
 
 def affected(failure: Failure | str, versions: Mapping[str, str]) -> Affected:

@@ -115,17 +115,15 @@ def load(folder: pathlib.Path) -> dict[str, Failure]:
     """Read and check all files of a registry; return its failures by id.
 
     Raises:
-        RegistryError: a file is not as it must be, or an id is used twice, reserved or retired.
+        RegistryError: a file is not as it must be, or an id is used twice, or retired.
     """
-    status = ids(folder)
+    retired = retired_ids(folder)
     failures: dict[str, Failure] = {}
     claimed: dict[int, str] = {}
     for path in sorted(folder.glob("F*.toml"), key=_order):
         failure = _failure(path)
-        for kind in ("reserved", "retired"):
-            if failure.id in status[kind]:
-                again = "remove it from [reserved] in" if kind == "reserved" else "an id is never used again, see"
-                raise RegistryError(f"{path.name}: id {failure.id} is {kind}: {again} ids.toml")
+        if failure.id in retired:
+            raise RegistryError(f"{path.name}: id {failure.id} is retired: an id is never used again, see ids.toml")
         for claim in failure.claims:
             if claim.number in claimed:
                 raise RegistryError(f"{path.name}: claim {claim.number} stands in {claimed[claim.number]} already")
@@ -140,23 +138,20 @@ def _order(path: pathlib.Path) -> tuple[int, str]:
     return (int(number[1]) if number else 10**6, path.stem)
 
 
-def ids(folder: pathlib.Path) -> dict[str, dict[str, str]]:
-    """Return the ids that have no file: `reserved` and `retired`, each with what they stand for.
+def retired_ids(folder: pathlib.Path) -> dict[str, str]:
+    """Return the ids that have no file any more, each with why.
 
     Raises:
         RegistryError: the register of ids is not as it must be.
     """
     path = folder / "ids.toml"
-    read = Table.read(path, RegistryError).rest
-    if set(read) != {"reserved", "retired"}:
-        raise RegistryError(f"{path.name}: it has the tables [reserved] and [retired], here: {', '.join(read)}")
-    twice = set(read["reserved"]) & set(read["retired"])
-    if twice:
-        raise RegistryError(f"{path.name}: {sorted(twice)[0]} is both reserved and retired")
-    for id in (*read["reserved"], *read["retired"]):
+    raw = Table.read(path, RegistryError)
+    retired = raw.take("retired", dict)
+    raw.done()
+    for id in retired:
         if not _ID.fullmatch(id):
             raise RegistryError(f"{path.name}: {id!r} is no id; ids are F and a number, perhaps with a letter: F3a")
-    return read
+    return retired
 
 
 def _failure(path: pathlib.Path) -> Failure:

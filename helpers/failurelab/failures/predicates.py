@@ -37,10 +37,6 @@ class PredicateError(ValueError):
     """A predicate cannot be read, or does not fit the figures; the message says which and why."""
 
 
-class MissingFigure(PredicateError):
-    """A predicate names a figure that was not measured at all; the names that were are in the message."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Figure:
     """The right side of a predicate where it is another figure."""
@@ -84,8 +80,7 @@ class Predicate:
         """Return whether it holds. A figure that is None or NaN could not be measured: nothing holds of it.
 
         Raises:
-            MissingFigure: a figure it names is absent.
-            PredicateError: the two sides cannot be compared, such as a text and a number.
+            PredicateError: a figure it names is absent, or the two sides cannot be compared, a text and a number, say.
         """
         left = _look_up(figures, self.figure, self)
         right = _look_up(figures, self.value.name, self) if isinstance(self.value, Figure) else self.value
@@ -167,7 +162,7 @@ def failing(predicates: Iterable[Predicate], figures: Mapping[str, Value]) -> li
     """Return those that do not hold, in order.
 
     Raises:
-        MissingFigure: one names a figure that is absent.
+        PredicateError: one names a figure that is absent.
     """
     return [predicate for predicate in predicates if not predicate.holds(figures)]
 
@@ -176,8 +171,7 @@ def fill(template: str, figures: Mapping[str, Value]) -> str:
     """Return `template` with every `{figure}` replaced by its value; `{figure:.2f}` formats a number.
 
     Raises:
-        MissingFigure: it names a figure that is absent.
-        PredicateError: the format does not fit the value.
+        PredicateError: it names a figure that is absent, or the format does not fit the value.
     """
 
     def replaced(match: re.Match) -> str:
@@ -208,7 +202,7 @@ def shown(value: Value) -> str:
 
 def _look_up(figures: Mapping[str, Value], name: str, asked_by: Any) -> Value:
     if name not in figures:
-        raise MissingFigure(
+        raise PredicateError(
             f"{str(asked_by)!r} names the figure {name!r}, which was not measured. "
             f"Measured: {', '.join(sorted(figures))}"
         )

@@ -77,22 +77,6 @@ def ask_versions(python: str | pathlib.Path) -> dict[str, str]:
         "    except Exception: return 'damaged'\n"
         f"print(json.dumps({{n: v(n) for n in {LIBRARIES!r}}}))"
     )
-    return _ask(python, code)
-
-
-def _is_version(text: str) -> bool:
-    try:
-        return bool(Version(text))
-    except InvalidVersion:
-        return False
-
-
-def _ask(python: str | pathlib.Path, code: str) -> dict[str, str]:
-    """Return the versions that a Python names.
-
-    Raises:
-        VersionsError: it is no Python, or does not start, or does not answer.
-    """
     try:
         # Without this process's own folders: what it has would be counted as there.
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -111,6 +95,13 @@ def _ask(python: str | pathlib.Path, code: str) -> dict[str, str]:
             f"{python} ended with status {asked.returncode} and did not tell its versions; it said last: {said}. "
             "Next: mend or make that environment anew, or give the path that `which python` prints where you train."
         ) from error
+
+
+def _is_version(text: str) -> bool:
+    try:
+        return bool(Version(text))
+    except InvalidVersion:
+        return False
 
 
 def _repair(failure: failures.Failure, versions: dict[str, str]) -> str:

@@ -12,7 +12,7 @@ from failurelab.guards.reward import RewardGuard, RewardReport
 from failurelab.guards.rollouts import RolloutGuard
 from failurelab.guards.step import StepGuard
 from failurelab.guards.updates import RoundedReport, UpdateGuard
-from failurelab.guards.zero3 import HandOver, Zero3Guard
+from failurelab.guards.zero3 import Zero3Guard
 
 __all__ = [
     "EngineMismatchGuard",
@@ -21,7 +21,6 @@ __all__ = [
     "Guard",
     "GuardTripped",
     "GuardWarning",
-    "HandOver",
     "LogitsGuard",
     "LogitsReport",
     "Notice",

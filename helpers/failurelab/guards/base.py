@@ -92,22 +92,27 @@ class Guard(TrainerCallback):
         self._listening.close()
 
     def _trip(self, message: str, report: Any, failures: tuple[str, ...] = ()) -> None:
-        text = f"{type(self).__name__}: {message}"
-        self._leave("found", message, failures)
-        if callable(self.action):
-            self.action(Notice(type(self).__name__, "found", message, report, failures or self.failures))
-        elif self.action == "stop":
-            raise GuardTripped(text, report)
-        else:
-            warnings.warn(text, GuardWarning, stacklevel=3)
+        if self.action == "stop":
+            self._leave("found", message, failures)
+            raise GuardTripped(f"{type(self).__name__}: {message}", report)
+        self._notify("found", message, report, failures or self.failures)
 
     def _warn(self, message: str) -> None:
         """Warn also where the action is `stop`: the run is slow or large, and its numbers are right."""
-        self._leave("note", message)
+        self._notify("note", message)
+
+    def _could_not_check(self, reason: str) -> None:
+        """Warn that nothing was judged."""
+        self._notify("not checked", reason)
+
+    def _notify(self, kind: str, message: str, report: Any = None, failures: tuple[str, ...] = ()) -> None:
+        """Call the action with a notice if it is a function, else warn."""
+        self._leave(kind, message, failures)
         if callable(self.action):
-            self.action(Notice(type(self).__name__, "note", message))
+            self.action(Notice(type(self).__name__, kind, message, report, failures))
         else:
-            warnings.warn(f"{type(self).__name__}: {message}", GuardWarning, stacklevel=3)
+            text = f"could not check: {message}" if kind == "not checked" else message
+            warnings.warn(f"{type(self).__name__}: {text}", GuardWarning, stacklevel=4)
 
     def _check(self, check: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Run a check of the guard's own: only what it finds may stop the run, not an error of the check itself.
@@ -124,14 +129,6 @@ class Guard(TrainerCallback):
                 self._failed.add(key)
                 own = "Next: " in str(error)  # an error of this house says what to do; its type adds nothing
                 self._could_not_check(str(error) if own else f"{type(error).__name__}: {error}")
-
-    def _could_not_check(self, reason: str) -> None:
-        """Warn that nothing was judged."""
-        self._leave("not checked", reason)
-        if callable(self.action):
-            self.action(Notice(type(self).__name__, "not checked", reason))
-        else:
-            warnings.warn(f"{type(self).__name__}: could not check: {reason}", GuardWarning, stacklevel=3)
 
     def _held(self, message: str) -> None:
         """Say at log level INFO what was checked and held."""

@@ -14,7 +14,6 @@ Upstream: TRL #2770 (swallowed argument), #2773 (all rows made, then cut).
 import dataclasses
 import statistics
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,7 +25,9 @@ from failurelab.logits import NAMES, keep_argument, kept_rows
 
 _READ = 32  # at most so many rows of the gradient are compared with the input
 _AGREE = 0.95  # share of them that one shift must explain
-_SETTLED = 3  # first steps, whose memory counts as usual
+_WASTE = 1.5  # times as many rows made as used are told
+_SETTLED = 3  # first steps, whose median peak of memory, over that at the start, counts as usual
+_GROWTH, _LEAST = 2.0, 256 << 20  # times that, and so many bytes more, are told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,28 +63,12 @@ class LogitsGuard(Guard):
     Args:
         action: `stop` raises GuardTripped before the optimizer's step when tokens are scored at other positions;
             `warn` issues a GuardWarning. Waste and growth only ever warn: the numbers are right.
-        waste: warn when this many times as many rows are made as are used.
-        growth: warn when a step's peak memory, over that at the start, is this many times the first steps' median.
-        least: and by at least so many bytes more.
-        log_prob_function: also tested by the known-answer probe, before the first step.
-        memory: returns the process's peak memory in bytes; by default the GPU's, else the resident set's.
     """
 
     failures = ("F3b",)
 
-    def __init__(
-        self,
-        action: Action = "stop",
-        *,
-        waste: float = 1.5,
-        growth: float = 2.0,
-        least: int = 256 << 20,
-        log_prob_function: Callable[..., torch.Tensor] | None = None,
-        memory: Callable[[], int] | None = None,
-    ):
+    def __init__(self, action: Action = "stop"):
         super().__init__(action)
-        self.waste, self.growth, self.least = waste, growth, least
-        self.log_prob_function, self.memory = log_prob_function, memory or peak_so_far
         self._model: nn.Module | None = None
         self._begin()
 
@@ -91,19 +76,17 @@ class LogitsGuard(Guard):
         self._start: int | None = None  # bytes
         self._first_peaks: list[int] = []
         self._asked: str | None = None
-        self._read_once = self._fused = self._judged = self._grew = False
+        self._fused = self._judged = self._grew = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
-        """Probe the given function, and start to listen to the model's forward."""
+        """Start to listen to the model's forward."""
         self._stop()
         self._begin()
         self.report, self._model = None, model
         self._temperature = getattr(args, "temperature", None) or 1.0
-        if self.log_prob_function is not None:
-            self._check(self._probe, self.log_prob_function, 1.0)
         hook = model.register_forward_hook(lambda _, *called: self._check(self._listen, *called), with_kwargs=True)
         self._listening.callback(hook.remove)
-        self._start = self.memory()
+        self._start = peak_so_far()
 
     def _listen(self, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled():
@@ -124,23 +107,21 @@ class LogitsGuard(Guard):
 
         `gradient` is that of the logits, (batch, rows, vocabulary); `ids` are (batch, tokens).
         """
-        report = None if self._read_once else read_scored_tokens(gradient, ids)
-        if report is not None:
-            self._read_once, self.report = True, report
+        self.report = self.report or read_scored_tokens(gradient, ids)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Judge what was read, before the optimizer's step."""
-        if self._judged or not (self._read_once or self._fused):
+        if self._judged or not (self.report or self._fused):
             return
         self._judged = True
         self._stop()
         if self._fused:
-            self._probe(_fused_scores, self._temperature)
+            self._probe()
             return
         report = self.report
         if report.shift == 0 and self._asked and kept_rows(self._model, self._asked) == "other":
             report = self.report = dataclasses.replace(report, shift=None)  # the model returned rows of other positions
-        if report.made > self.waste * report.needed:
+        if report.made > _WASTE * report.needed:
             size = report.size / 2**20
             self._warn(
                 f"the model makes {report.made} rows of logits for each sequence where {report.needed} are used: "
@@ -157,7 +138,7 @@ class LogitsGuard(Guard):
                 f"{self._cure()}",
                 report,
             )
-        elif report.made <= self.waste * report.needed:
+        elif report.made <= _WASTE * report.needed:
             if report.scored:
                 self._held(f"{report.scored} rows of logits are scored against the next token")
             else:
@@ -179,12 +160,12 @@ class LogitsGuard(Guard):
         """Compare this step's peak memory with that of the first ones."""
         if self._start is None or self._grew:
             return
-        peak = self.memory() - self._start
+        peak = peak_so_far() - self._start
         if len(self._first_peaks) < _SETTLED:
             self._first_peaks.append(peak)
             return
         usual = statistics.median(self._first_peaks)
-        if peak > self.growth * usual and peak - usual > self.least:
+        if peak > _GROWTH * usual and peak - usual > _LEAST:
             self._grew = True
             self._warn(
                 f"in step {state.global_step} peak memory reached {peak / 2**20:.0f} MiB over that before training, "
@@ -192,14 +173,14 @@ class LogitsGuard(Guard):
                 "Next: compare rows of logits made and used (this guard's report), or look for tensors that are kept."
             )
 
-    def _probe(self, function: Callable[..., torch.Tensor], temperature: float) -> None:
+    def _probe(self) -> None:
         try:
-            alignment = check_alignment(function, self._model, temperature=temperature)
+            alignment = check_alignment(_fused_scores, self._model, temperature=self._temperature)
         except MisalignedLogProbs as error:
             self.report = LogitsReport(probe=str(error))
             self._trip(str(error), self.report)
         else:
-            self.report = self.report or LogitsReport(contrast=alignment.contrast)
+            self.report = LogitsReport(contrast=alignment.contrast)
             self._held("log-probabilities are those of the completion's tokens, says the known-answer probe")
 
 

@@ -50,6 +50,8 @@ _COPIED = (
     "is made, load it again, or vars(copied).pop('forward', None)"
 )
 _TEMPERATURES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5)
+_ROWS = 32  # completions of a batch that are compared
+_EFFECTIVE = 0.5  # the smallest healthy effective sample size of the sequences' weights, as a share
 _SEQUENCES = 4  # whose logits are kept until the gradient is there
 _OFF = 0.02  # share by which a temperature that was read may differ
 _LEFT = 1 / 3  # of the gap, at most, where undoing a suspect explains it
@@ -78,17 +80,16 @@ class EngineMismatchReport:
 class EngineMismatchGuard(Guard):
     """Warn or stop when the engine that generates is not the policy that is trained; each kind once in a run.
 
+    A mean gap above `mismatch.LARGEST_MEAN` is told. So is a smaller one that has grown to three times the first
+    batch's, if older weights take it away (and `history` is not 0).
+
     `report`, an `EngineMismatchReport`, is there from the start of training. With ZeRO-3 nothing is compared: what
     trl logs is read.
 
     Args:
         trainer: the trainer that it is added to; callbacks are not given it.
         action: `warn` issues a GuardWarning, `stop` raises GuardTripped before anything is trained on the batch.
-        mean: the largest mean gap that is healthy, in nats a token. A smaller one that has grown to three times the
-            first batch's is told too, if older weights take it away (and `history` is not 0).
-        effective: the smallest healthy effective sample size of the sequences' weights, as a share.
-        every: compare every so many batches of rollouts; each costs a forward pass over `rows` completions.
-        rows: so many completions of a batch are compared; None for all.
+        every: compare every so many batches of rollouts; each costs a forward pass over 32 completions.
         history: copies of the trainable weights that are kept in main memory, besides those of the start, to find out
             how old a stale engine is; 0 keeps none.
     """
@@ -100,16 +101,13 @@ class EngineMismatchGuard(Guard):
         trainer: Any,
         action: Action = "warn",
         *,
-        mean: float = mismatch.LARGEST_MEAN,
-        effective: float = 0.5,
         every: int = 1,
-        rows: int | None = 32,
         history: int = 2,
     ):
         super().__init__(action)
         if every < 1:
             raise ValueError(f"every={every}: it compares every so many batches, so 1 or more")
-        self.mean, self.effective, self.every, self.rows, self.history = mean, effective, every, rows, history
+        self.every, self.history = every, history
         self._trainer = weakref.ref(trainer)
         self._forget(None)
 
@@ -153,7 +151,7 @@ class EngineMismatchGuard(Guard):
         if gap is None or "gap" in self._said:
             return
         self.report = dataclasses.replace(self.report, logged=gap)
-        if gap.last > self.mean:
+        if gap.last > mismatch.LARGEST_MEAN:
             cause = gap.looks_like or "unknown"
             self.report = dataclasses.replace(self.report, looks_like=cause)
             self._say(
@@ -177,9 +175,8 @@ class EngineMismatchGuard(Guard):
 
     def _listen_to_function(self, trainer: Any) -> None:
         """Look at what a rollout function answers, before the trainer pads it."""
-        function = trainer.rollout_func
 
-        def listened(*args: Any, **kwargs: Any) -> Any:
+        def around(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self._check(self._called.clear)
             try:
                 answer = function(*args, **kwargs)
@@ -190,8 +187,8 @@ class EngineMismatchGuard(Guard):
             self._check(self._look_at_answer, answer)
             return answer
 
-        trainer.rollout_func = listened
-        self._listening.callback(setattr, trainer, "rollout_func", function)
+        what = "answers are looked at by EngineMismatchGuard"
+        self._listening.enter_context(wrap_method(trainer, "rollout_func", around, what))
         base = unwrap(trainer.model)
         decoder = getattr(base, getattr(base, "base_model_prefix", ""), None)
         for name, module in (("model", trainer.model), ("model", base), ("decoder", decoder)):
@@ -232,7 +229,7 @@ class EngineMismatchGuard(Guard):
         if number % self.every or "answer" in self._said:
             return
         batch = {
-            name: value[: self.rows] for name, value in batch.items() if isinstance(value, torch.Tensor) and value.dim()
+            name: value[:_ROWS] for name, value in batch.items() if isinstance(value, torch.Tensor) and value.dim()
         }
         engine, mask = batch["sampling_per_token_logps"], batch["completion_mask"]
         if "tool_mask" in batch:
@@ -245,7 +242,7 @@ class EngineMismatchGuard(Guard):
             self._say("answer", str(error))
             return
         self.report = dataclasses.replace(self.report, gaps=(*self.report.gaps, (step, gap)))
-        off = gap.mean > self.mean or gap.effective < self.effective
+        off = gap.mean > mismatch.LARGEST_MEAN or gap.effective < _EFFECTIVE
         if not off and _LEFT * gap.mean > self.report.gaps[0][1].mean and self._start:
             # adapters and small rates move the policy slowly: below the bound only old weights can explain the growth
             off = min(self._with_older(batch, engine, mask)) <= _LEFT * gap.mean

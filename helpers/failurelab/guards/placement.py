@@ -26,24 +26,21 @@ class PlacementGuard(Guard):
 
     Args:
         action: `stop` raises GuardTripped, `warn` issues a GuardWarning.
-        device: to be trained on; by default the trainer's.
     """
 
     failures = ("F5", "F6")
 
-    def __init__(self, action: Action = "stop", *, device: str | int | torch.device | None = None):
+    def __init__(self, action: Action = "stop"):
         super().__init__(action)
-        self.device = device
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
         """Check every tensor of the model once."""
         autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
-        device = args.device if self.device is None else self.device
-        report = self.report = placement.check(model, device, autocast=autocast)
+        report = self.report = placement.check(model, args.device, autocast=autocast)
         split = len({str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}) > 1
         if report.first_to_fail or report.problems or (report.elsewhere and not split):
             self._trip(str(report), report)
-        elif not report.precisions.mixed:
+        elif not report.mixed:
             self._held(str(report))
-        if report.precisions.mixed:
-            self._warn("; ".join(report.precisions.mixed))
+        if report.mixed:
+            self._warn("; ".join(report.mixed))

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from failurelab.guards.base import Action, Guard
-from failurelab.handles import keep_random_state
+from failurelab.handles import keep_random_state, listen_to
 from failurelab.reward_functions import completions as made_up
 from failurelab.reward_functions.source import asked_columns, reference_column
 
@@ -86,7 +86,6 @@ class RewardReport:
         groups: of completions of one prompt that were seen.
         flat: of these, groups whose rewards were all equal.
         cause: one of CAUSES where the last groups were all flat, else empty.
-        rewards: of the last groups' completions, the weighted sum of all functions.
         problem: what was wrong beside; empty if nothing.
         functions: each by itself, where they were asked.
     """
@@ -94,7 +93,6 @@ class RewardReport:
     groups: int = 0
     flat: int = 0
     cause: str = ""
-    rewards: tuple[float, ...] = ()
     problem: str = ""
     functions: tuple[FunctionReport, ...] = ()
 
@@ -153,10 +151,8 @@ class RewardGuard(Guard):
             self._could_not_check("the trainer has no reward functions of yours (a reward model is not listened to)")
             return
         self._functions = list(functions)
-        self._listening.callback(self._put_back)
-        for index, function in enumerate(self._functions):
-            if _is_function(function):
-                functions[index] = self._listen(function, index)
+        before, after = (functools.partial(self._check, own) for own in (self._check_columns, self._check_rewards))
+        self._listening.enter_context(listen_to(functions, before, after))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop listening."""
@@ -167,35 +163,8 @@ class RewardGuard(Guard):
             )
         super().on_train_end(args, state, control)
 
-    def _put_back(self) -> None:
-        trainer = self._trainer()
-        if trainer is not None:
-            trainer.reward_funcs[:] = self._functions
-        self._functions = []
-
-    def _listen(self, function: Callable[..., Any], index: int) -> Callable[..., Any]:
-        """Return the function, listened to: what it gives is the same."""
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def listened(*args: Any, **kwargs: Any) -> Any:
-                self._check(self._check_columns, function, kwargs)
-                rewards = await function(*args, **kwargs)
-                self._check(self._check_rewards, function, index, kwargs, rewards)
-                return rewards
-
-        else:
-
-            @functools.wraps(function)
-            def listened(*args: Any, **kwargs: Any) -> Any:
-                self._check(self._check_columns, function, kwargs)
-                rewards = function(*args, **kwargs)
-                self._check(self._check_rewards, function, index, kwargs, rewards)
-                return rewards
-
-        return listened
-
-    def _check_columns(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    def _check_columns(self, index: int, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        function = self._functions[index]
         parameters = inspect.signature(function).parameters.values()
         named = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
         missing = [name for name in named if name not in kwargs]
@@ -206,11 +175,12 @@ class RewardGuard(Guard):
                 f"{', '.join(kwargs)}. A reward function is given the dataset's columns by their names",
             )
 
-    def _check_rewards(self, function: Callable[..., Any], index: int, kwargs: dict[str, Any], rewards: Any) -> None:
+    def _check_rewards(self, index: int, _: tuple[Any, ...], kwargs: dict[str, Any], rewards: Any) -> None:
         values = [None if reward is None else float(reward) for reward in rewards]
         wrong = [value for value in values if value is not None and not math.isfinite(value)]
         if wrong:
-            self._tell("numbers", f"{name_of(function)} gives {wrong[0]} for {len(wrong)} of {len(values)} completions")
+            name = name_of(self._functions[index])
+            self._tell("numbers", f"{name} gives {wrong[0]} for {len(wrong)} of {len(values)} completions")
         self._batch[index] = values
         observed = [number for number, each in enumerate(self._functions) if _is_function(each)]
         if set(self._batch) != set(observed):
@@ -243,9 +213,9 @@ class RewardGuard(Guard):
         if not all(_is_flat(group.totals) for group in self._recent):
             self._check_each(kwargs)
             return
-        rewards = tuple(value for group in self._recent for value in group.totals)
+        rewards = [value for group in self._recent for value in group.totals]
         cause, functions = self._find_cause(kwargs)
-        self.report = dataclasses.replace(self.report, cause=cause, rewards=rewards, functions=functions)
+        self.report = dataclasses.replace(self.report, cause=cause, functions=functions)
         told = f". {'; '.join(map(str, functions))}" if functions else ""
         self._tell(
             "flat",
@@ -260,7 +230,7 @@ class RewardGuard(Guard):
         prompts, texts = kwargs.get("prompts") or [], list(map(_text, kwargs["completions"]))
         if len(prompts) != len(totals):
             return []
-        starts = [place for place in range(len(prompts)) if not place or prompts[place] != prompts[place - 1]]
+        starts = _starts(prompts)
         cut = self._find_cut(kwargs, texts)
         return [
             _Group(
@@ -410,11 +380,15 @@ def _rows(kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
         and isinstance(column, (list, tuple))
         and len(column) == len(prompts)
     }
-    places = [place for place in range(len(prompts)) if not place or prompts[place] != prompts[place - 1]]
     return [
         {"prompt": prompts[place], **{name: column[place] for name, column in columns.items()}}
-        for place in places[:_ROWS]
+        for place in _starts(prompts)[:_ROWS]
     ]
+
+
+def _starts(prompts: Sequence[Any]) -> list[int]:
+    """Return the places at which another prompt begins."""
+    return [place for place in range(len(prompts)) if not place or prompts[place] != prompts[place - 1]]
 
 
 def _is_flat(values: Sequence[float | None]) -> bool:

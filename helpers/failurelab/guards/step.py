@@ -63,10 +63,6 @@ class StepGuard(Guard):
         self._stop()
         self.report, self._recorder = None, None
         trainer = self._trainer()
-        reason = textbook.not_grpo(trainer)
-        if reason is not None:
-            self._could_not_check(reason)
-            return
         reasons = textbook.why_not_here(trainer)
         if reasons:
             self._could_not_check("; ".join(reasons))

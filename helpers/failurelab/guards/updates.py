@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from failurelab import gradients, updates
-from failurelab._text import list_names
+from failurelab._text import dtype_name, list_names
 from failurelab._unwrap import has_adapter
 from failurelab.guards.base import Action, Guard
 
@@ -27,6 +27,7 @@ _WIDE = (
     "load the weights in float32 (dtype=torch.float32) and compute under bf16=True, use an optimizer that keeps "
     "float32 copies, or "
 )
+_SAMPLE = 4096  # elements of each tensor
 _COPIES = ("master", "kahan", "compensation")  # what optimizers call what they keep beside the weights
 
 
@@ -35,33 +36,27 @@ class RoundedReport:
     """What the steps did to the elements of the sample that had a gradient.
 
     Attributes:
-        steps: that were compared.
-        elements: of these tensors with a gradient that is not zero, added up over the steps.
+        elements: of the tensors, with a gradient that is not zero, added up over the steps.
         changed: of these, how many a step has changed.
         predicted: the share that steps as large as the learning rate change, by `updates.expected_share`.
-        learning_rate: the highest of these steps.
         dtypes: of the tensors.
-        tensors: how many there are.
         from_zero: how many of these were all zero at first, such as an adapter's B, which any step changes then.
         rest: share of the other tensors' elements that a step changed; None where there are no others.
         grade: `lost`, `slowed` or `whole` (see `updates.grade`).
     """
 
-    steps: int = 0
-    elements: int = 0
-    changed: int = 0
-    predicted: float = 0.0
-    learning_rate: float = 0.0
-    dtypes: tuple[str, ...] = ()
-    tensors: int = 0
-    from_zero: int = 0
-    rest: float | None = None
-    grade: str = "whole"
+    elements: int
+    changed: int
+    predicted: float
+    dtypes: tuple[str, ...]
+    from_zero: int
+    rest: float | None
+    grade: str
 
     @property
     def share(self) -> float:
         """Share of the elements with a gradient that a step changed."""
-        return self.changed / max(self.elements, 1)
+        return self.changed / self.elements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +64,11 @@ class MovementReport:
     """Which tensors the first steps have changed.
 
     Attributes:
-        steps: that were taken.
         tensors: trainable ones that had a gradient.
         held: of these, how many the optimizer holds, or copies of them.
         unchanged: names of those whose sample is the same, bit for bit.
     """
 
-    steps: int
     tensors: int
     held: int
     unchanged: tuple[str, ...]
@@ -97,18 +90,17 @@ class UpdateGuard(Guard):
         action: `warn` issues a GuardWarning, `stop` raises GuardTripped.
         least: share of the elements with a gradient below which a step is lost.
         steps: optimizer steps to compare.
-        sample: elements of each tensor that are compared.
     """
 
     failures = ("F9", "F23")
 
-    def __init__(self, action: Action = "warn", *, least: float = updates.LOST, steps: int = 3, sample: int = 4096):
+    def __init__(self, action: Action = "warn", *, least: float = updates.LOST, steps: int = 3):
         super().__init__(action)
         if not 0 < least <= 1:
             raise ValueError(f"least={least}: a share between 0 and 1 is to change")
-        if steps < 2 or sample < 1:
-            raise ValueError(f"steps={steps}, sample={sample}: two steps and an element are needed")
-        self.least, self.steps, self.sample = least, steps, sample
+        if steps < 2:
+            raise ValueError(f"steps={steps}: two steps are needed")
+        self.least, self.steps = least, steps
         self._begin()
         self._forget()
         self._done = True
@@ -182,7 +174,7 @@ class UpdateGuard(Guard):
         """Keep a sample of each trainable tensor as it is first seen, and note which of its elements get a gradient."""
         if not any(parameter.requires_grad for parameter in model.parameters()):
             self._first = None
-            self.report = MovementReport(0, 0, 0, ())
+            self.report = MovementReport(0, 0, ())
             self._trip(f"nothing is trainable, and no step changes anything. Next: {_TRAINABLE}", self.report, ("F23",))
             return
         for name, parameter in model.named_parameters():
@@ -213,7 +205,7 @@ class UpdateGuard(Guard):
         if not told or (len(still) < len(seen) and not set(told) & set(left_out)):
             return
         self._done = True
-        self.report = MovementReport(self._steps_taken, len(seen), len(seen) - len(left_out), tuple(still))
+        self.report = MovementReport(len(seen), len(seen) - len(left_out), tuple(still))
         self._trip(
             f"in step {step}, after {self._steps_taken} steps, {len(seen) - len(still)} of {len(seen)} trainable "
             f"tensors with a gradient have changed, and the optimizer holds {self.report.held} of them. As they were: "
@@ -223,10 +215,10 @@ class UpdateGuard(Guard):
         )
 
     def _take(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy of at most `sample` elements, evenly spaced."""
+        """Return a copy of at most _SAMPLE elements, evenly spaced."""
         tensor = tensor.detach()
         flat = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).reshape(-1)
-        return flat[:: max(1, -(-flat.numel() // self.sample))].clone()
+        return flat[:: max(1, -(-flat.numel() // _SAMPLE))].clone()
 
     def _count(self, before: torch.Tensor, after: torch.Tensor, rate: float, from_zero: bool) -> None:
         if not before.numel():
@@ -247,15 +239,14 @@ class UpdateGuard(Guard):
 
     def _judge(self, tensors: list[torch.Tensor], optimizer: Any, step: int) -> None:
         elements, changed, predicted, moved, expected = self._counts
-        dtypes = tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
+        dtypes = tuple(sorted({dtype_name(tensor.dtype) for tensor in tensors}))
         zeros = sum(id(tensor) in self._from_zero for tensor in tensors)
         rest = self._rest[1] / self._rest[0] if self._rest[0] else None
         # a tensor that begins at zero moves while it is small: it says nothing of later steps, and the run learns by it
         grade = updates.grade(changed / elements, self.least)
         if grade == "whole" and rest is not None:
             grade = updates.grade(rest, 0)
-        numbers = (self._steps_seen, elements, changed, predicted / elements, self._rate, dtypes, len(tensors))
-        self.report = report = RoundedReport(*numbers, zeros, rest, grade)
+        self.report = report = RoundedReport(elements, changed, predicted / elements, dtypes, zeros, rest, grade)
         others = f" ({zeros} that began at zero aside, {rest:.2%})" if zeros and rest is not None else ""
         found = (
             f"in step {step}, at learning rate {self._rate:g}, {report.share:.2%} of the elements with a gradient "

@@ -8,7 +8,6 @@ gathers every layer again.
     trainer.add_callback(guards.Zero3Guard(trainer))
 """
 
-import dataclasses
 import sys
 import weakref
 from collections.abc import Callable
@@ -21,29 +20,12 @@ from failurelab.handles import wrap_method
 _HANDS_OVER = ("unwrap_model_for_generation", "_unwrap_model_for_generation")
 
 
-@dataclasses.dataclass(frozen=True)
-class HandOver:
-    """Which object was handed to generation.
-
-    Attributes:
-        kind: name of the object's class.
-        engine: name of the engine's class, empty if there is no engine yet.
-        hooks: of ZeRO-3, on the model at that time.
-        where: the function that handed it over, or `generate`.
-    """
-
-    kind: str
-    engine: str
-    hooks: int
-    where: str
-
-
 class Zero3Guard(Guard):
     """Stop or warn when generation under ZeRO-3 gets the bare model, or runs with ZeRO-3's hooks on.
 
     It listens during training on two methods of the trainer's own objects: `accelerator.unwrap_model`, as TRL's
     `unwrap_model_for_generation` calls it, and `model.generate`. Without partitioned parameters it does nothing.
-    `report` is a `HandOver` once it has tripped, else None.
+    `report` is the message once it has tripped, else None.
 
     Args:
         trainer: the trainer that it is added to, which callbacks do not get.
@@ -99,16 +81,15 @@ class Zero3Guard(Guard):
             return  # once is enough
         trainer = self._trainer()
         engine = zero3.engine_of(trainer)
-        kind = type(engine).__name__ if engine is not None else ""
-        self.report = HandOver(type(model).__name__, kind, zero3.hooks(trainer.model), where)
-        self._trip(
-            f"{where} is handed the bare model, {self.report.kind}, and its parameters are partitioned by ZeRO-3. "
-            f"{self.report.hooks} hooks are on it, which only the engine around it, {kind or 'not made yet'}, can take "
+        kind = "not made yet" if engine is None else type(engine).__name__
+        self.report = (
+            f"{where} is handed the bare model, {type(model).__name__}, and its parameters are partitioned by ZeRO-3. "
+            f"{zero3.hooks(trainer.model)} hooks are on it, which only the engine around it, {kind}, can take "
             "out: trl 0.14 fails here with \"object has no attribute 'optimizer'\", later ones leave them on, and each "
             "token gathers every layer again. Next: hand over trainer.model_wrapped, or generate under "
-            "failurelab.zero3.generation_model(trainer).",
-            self.report,
+            "failurelab.zero3.generation_model(trainer)."
         )
+        self._trip(self.report, self.report)
 
 
 def _find_caller() -> str:

@@ -8,84 +8,33 @@ Sources: bitsandbytes `Linear4bit.set_compute_type`; transformers `BitsAndBytesC
 """
 
 import collections
-import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from failurelab._text import dtype_name
+
 _UNSETTLED = "first input's"
 
 
-@dataclasses.dataclass(frozen=True)
-class Precisions:
-    """Which dtypes a model computes in; each mapping goes from a dtype's name to how many layers or tensors have it.
-
-    Attributes:
-        weights: floating-point tensors that are neither quantized nor an adapter's.
-        compute: layers in 4 bit, by the dtype they compute in; `first input's` where that is not settled yet.
-        adapters: tensors of adapters.
-        autocast: what autocast casts to, or "" where it is off.
-        mixed: what does not fit together, a sentence each.
-    """
-
-    weights: Mapping[str, int]
-    compute: Mapping[str, int]
-    adapters: Mapping[str, int]
-    autocast: str
-    mixed: tuple[str, ...]
-
-    def __str__(self) -> str:
-        groups = {
-            "other weights": self.weights,
-            "4-bit layers compute in": self.compute,
-            "adapters": self.adapters,
-        }
-        parts = [
-            f"{group} {', '.join(f'{dtype} ({count})' for dtype, count in counts.items())}"
-            for group, counts in groups.items()
-            if counts
-        ]
-        return "; ".join([*parts, f"autocast {self.autocast or 'off'}"])
-
-
-def measure_precisions(model: nn.Module, adapter_names: set[str], autocast: torch.dtype | None) -> Precisions:
-    """Return the dtypes of a model.
+def find_mixed_precision(model: nn.Module, adapter_names: set[str], autocast: torch.dtype | None) -> list[str]:
+    """Return which dtypes of a model do not fit together, a sentence each.
 
     Args:
         model: any.
         adapter_names: names of the parameters that are an adapter's.
         autocast: what autocast will cast to in training; None where it is off.
     """
-    weights, compute, adapters = collections.Counter(), collections.Counter(), collections.Counter()
-    for name, parameter in model.named_parameters():
-        if name in adapter_names:
-            adapters[_short(parameter.dtype)] += 1
-        elif parameter.is_floating_point() and not quantized(parameter):
-            weights[_short(parameter.dtype)] += 1
+    adapters = {dtype_name(parameter.dtype) for name, parameter in model.named_parameters() if name in adapter_names}
     layers: dict[str, str] = {}
     for name, module in model.named_modules():
         if quantized(getattr(module, "weight", None)) == 4 and not hasattr(module, "base_layer"):
             dtype = getattr(module, "compute_dtype", None)
             # bitsandbytes < 0.46 replaces even a given dtype by that of the first input
-            layers[name] = _UNSETTLED if dtype is None else _short(dtype)
-            compute[layers[name]] += 1
-    cast = "" if autocast is None else _short(autocast)
-    return Precisions(
-        dict(weights), dict(compute), dict(adapters), cast, tuple(_mixed(layers, compute, adapters, cast))
-    )
-
-
-def quantized(weight: Any) -> int:
-    """Return the bits of a quantized weight of bitsandbytes, 4 or 8, else 0; bitsandbytes is not imported."""
-    classes = {kind.__name__ for kind in type(weight).__mro__}
-    if "Params4bit" in classes or getattr(weight, "quant_state", None) is not None:
-        return 4  # a fake tensor has a class of its own
-    return 8 if "Int8Params" in classes else 0
-
-
-def _mixed(layers: dict[str, str], compute: Mapping[str, int], adapters: Mapping[str, int], cast: str) -> list[str]:
+            layers[name] = _UNSETTLED if dtype is None else dtype_name(dtype)
+    compute = collections.Counter(layers.values())
+    cast = "" if autocast is None else dtype_name(autocast)
     problems = []
     if len(compute) > 1:
         first = {dtype: name for name, dtype in reversed(layers.items())}
@@ -107,5 +56,9 @@ def _mixed(layers: dict[str, str], compute: Mapping[str, int], adapters: Mapping
     return problems
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def quantized(weight: Any) -> int:
+    """Return the bits of a quantized weight of bitsandbytes, 4 or 8, else 0; bitsandbytes is not imported."""
+    classes = {kind.__name__ for kind in type(weight).__mro__}
+    if "Params4bit" in classes or getattr(weight, "quant_state", None) is not None:
+        return 4  # a fake tensor has a class of its own
+    return 8 if "Int8Params" in classes else 0

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from failurelab._text import enclosing_name, first_line, list_names
-from failurelab.placement.dtypes import Precisions, measure_precisions, quantized
+from failurelab.placement.dtypes import find_mixed_precision, quantized
 from failurelab.placement.problems import accelerate_hooks, find_native_problem, find_problems
 
 KINDS = ("parameter", "buffer", "quantization state", "adapter weight")
@@ -58,7 +58,7 @@ class PlacementReport:
             hooks bring their input to (a model split by a device map) do not fail.
         why: what does not fit there.
         problems: other ones, a sentence each that names modules and devices.
-        precisions: the dtypes that meet.
+        mixed: dtypes that do not fit together, a sentence each: the numbers are right, and the run is slow.
     """
 
     device: str
@@ -67,7 +67,7 @@ class PlacementReport:
     first_to_fail: str
     why: str
     problems: tuple[str, ...]
-    precisions: Precisions
+    mixed: tuple[str, ...]
 
     @property
     def local(self) -> bool:
@@ -89,7 +89,7 @@ class PlacementReport:
         if self.first_to_fail:
             lines.append(f"  the first layer to fail: {self.first_to_fail} ({self.why})")
         lines += [f"  {problem}" for problem in self.problems]
-        lines += [f"  mixed precision: {problem}" for problem in self.precisions.mixed]
+        lines += [f"  mixed precision: {problem}" for problem in self.mixed]
         if not self.local:
             lines.append(
                 "Next: load each process's model where that process trains, "
@@ -172,7 +172,7 @@ def check(
         first,
         why,
         tuple(problems),
-        measure_precisions(model, adapters, autocast),
+        tuple(find_mixed_precision(model, adapters, autocast)),
     )
 
 

@@ -17,7 +17,6 @@ from failurelab.textbook.measure import Apart, Floor
 from failurelab.textbook.recorder import Evidence, Recorder
 from failurelab.textbook.rows import Row, rows_of
 from failurelab.textbook.scores import without_adapters
-from failurelab.textbook.suspects import Suspicion
 from failurelab.textbook.watch import Watch, compare
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "OutOfMemory",
     "Recorder",
     "Row",
-    "Suspicion",
     "Watch",
     "compare",
     "compare_step",

@@ -26,34 +26,31 @@ def reward_table(rows: Sequence[Row]) -> torch.Tensor:
     )
 
 
-def advantages(rows: Sequence[Row], options: Options, small: float = SMALL) -> torch.Tensor:
-    """Return the advantages (rows,), in float64; 0 for a completion that no function scored."""
+def advantages(rows: Sequence[Row], options: Options, small: float = SMALL, *, baseline: bool = True) -> torch.Tensor:
+    """Return the advantages (rows,), in float64; 0 for a completion that no function scored.
+
+    Without `baseline`, and with a `small` other than SMALL, they are a suspect's.
+    """
     table = reward_table(rows)  # (rows, functions)
-    weights = torch.ones(table.shape[1], dtype=table.dtype)
-    if options.reward_weights is not None:
-        weights = torch.tensor(options.reward_weights, dtype=table.dtype)
     groups = [torch.tensor(places) for places in _places([(row.batch, row.group) for row in rows])]
     batches = [torch.tensor(places) for places in _places([row.batch for row in rows])]
-    unscored = table.isnan().all(1)  # (rows,)
     if options.multi_objective_aggregation == "normalize_then_sum":
         for places in groups:
             values = table[places]  # (generations, functions)
             spread = torch.stack([_deviation(column) for column in values.T])
             table[places] = (values - values.nanmean(0)) / (spread + small)
-        total = _total(table, weights, unscored, options)
-        centered = total.clone()
-        for places in batches:
-            centered[places] = (total[places] - total[places].nanmean()) / (_deviation(total[places]) + small)
-        return centered.nan_to_num(nan=0.0)
-    total = _total(table, weights, unscored, options)
+        return _center(sum_rewards(table, options), batches, batches, small)
+    scaled = {"group": groups, "batch": batches}.get(options.scale_rewards, [])
+    return _center(sum_rewards(table, options), groups if baseline else [], scaled, small)
+
+
+def _center(total: torch.Tensor, groups: list[torch.Tensor], scaled: list[torch.Tensor], small: float) -> torch.Tensor:
+    """Return rewards less the mean of their group, by the deviation of what they are scaled with."""
     centered = total.clone()
     for places in groups:
-        centered[places] = total[places] - total[places].nanmean()
-        if options.scale_rewards == "group":
-            centered[places] /= _deviation(total[places]) + small
-    if options.scale_rewards == "batch":
-        for places in batches:
-            centered[places] /= _deviation(total[places]) + small
+        centered[places] -= total[places].nanmean()
+    for places in scaled:
+        centered[places] /= _deviation(total[places]) + small
     return centered.nan_to_num(nan=0.0)
 
 
@@ -64,9 +61,11 @@ def rounding(rows: Sequence[Row], options: Options) -> float:
     return 2 * torch.finfo(torch.float32).eps * largest / (1.0 if options.scale_rewards == "none" else SMALL)
 
 
-def _total(table: torch.Tensor, weights: torch.Tensor, unscored: torch.Tensor, options: Options) -> torch.Tensor:
-    total = (table * weights).nansum(1)  # (rows,)
-    return total if options.unscored_are_zero else total.masked_fill(unscored, math.nan)
+def sum_rewards(table: torch.Tensor, options: Options) -> torch.Tensor:
+    """Return the weighted sum (rows,) over the functions of a table; NaN where none scored, unless that counts as 0."""
+    weights = torch.tensor(options.reward_weights or (1.0,) * table.shape[1], dtype=table.dtype)
+    total = (table * weights).nansum(1)
+    return total if options.unscored_are_zero else total.masked_fill(table.isnan().all(1), math.nan)
 
 
 def _deviation(values: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ from failurelab.textbook.gradient import (
 from failurelab.textbook.measure import COSINE, Apart, Floor, measure_apart, norm
 from failurelab.textbook.recorder import Evidence
 from failurelab.textbook.scores import without_adapters
-from failurelab.textbook.suspects import Finding, Search, Suspicion
+from failurelab.textbook.suspects import Finding, Search
 
 BACKWARD = "backward pass of the model"
 DRAWS = 12
@@ -49,12 +49,8 @@ class Comparison:
         reason: one line that says why.
         step: number of the optimizer step, from 1.
         apart: trainer's gradient and the textbook's.
-        tensors: the same for each trainable tensor that the textbook gives a gradient.
         floor: of the measurement.
-        completions: that the step trained on.
-        tokens: of these.
-        suspects: what explains a wrong gradient, best first.
-        named: the one that is named, or None.
+        named: what explains a wrong gradient, where one suspect does; or None.
         reading: which reading of an option that the help text leaves open the trainer follows; "" the first.
         not_shown: what this step cannot show, a line each.
         texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
@@ -70,11 +66,7 @@ class Comparison:
     reason: str
     step: int = 0
     apart: Apart | None = None
-    tensors: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
     floor: Floor = dataclasses.field(default_factory=Floor)
-    completions: int = 0
-    tokens: int = 0
-    suspects: tuple[Suspicion, ...] = ()
     named: str | None = None
     reading: str = ""
     not_shown: tuple[str, ...] = ()
@@ -106,6 +98,8 @@ def not_grpo(trainer: Any) -> str | None:
 
 def why_not_here(trainer: Any) -> list[str]:
     """Return why the gradient of this trainer is not implemented, a line for each reason."""
+    if elsewhere := not_grpo(trainer):
+        return [elsewhere]
     lines = fields.why_not(trainer.args)
     accelerator, model = trainer.accelerator, trainer.accelerator.unwrap_model(trainer.model)
     if "fp16" in _precisions(trainer) and not getattr(trainer.args, "fp16", False):
@@ -148,8 +142,7 @@ def compare_step(
         with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each.
         variants: other options to compare with too, by name.
     """
-    elsewhere = not_grpo(trainer)
-    problems = [elsewhere] if elsewhere else why_not_here(trainer)
+    problems = why_not_here(trainer)
     wrong = [] if problems else evidence.wrong
     problems = problems or list(dict.fromkeys(evidence.problems))
     if problems:
@@ -170,7 +163,7 @@ def compare_step(
 
 class _Comparer:
     def __init__(self, trainer: Any, evidence: Evidence):
-        self.trainer, self.evidence = trainer, evidence
+        self.trainer = trainer
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.theirs = _by_name(evidence.gradient, trainer.model, self.model)
         self.options = Options.of(trainer.args)
@@ -210,24 +203,20 @@ class _Comparer:
         blind = floor.band[0] >= BLIND
         if blind or (verdict == "FOUND" and max(norm(ours), norm(self.theirs)) <= COSINE * self._unit(options)):
             reason = DROPOUT if blind and drops_out(self.model) else CANCELS
-            return Comparison("NOT CHECKED", reason, floor=floor, completions=len(self.trained))
+            return Comparison("NOT CHECKED", reason, floor=floor)
         search = Search(self.trainer, self.model, self.rows, options, self.theirs, floor, self.gradient)
         if verdict == "FOUND" and with_suspects:
-            found = search.explain(ours, apart[reading], self.evidence.without)
+            found = search.explain(ours, apart[reading])
         planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
         if verdict == "HELD":
             backward = measure_backward(self.model, self.rows, options, ours, tally)
             if backward.wrong:
-                verdict, found = "FOUND", Finding((), BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
+                verdict, found = "FOUND", Finding(BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
         return Comparison(
             verdict,
             self._reason(verdict, apart[reading], floor, tally, found, reading),
             apart=apart[reading],
-            tensors={n: measure_apart({"": self.theirs[n]}, {"": grad}) for n, grad in ours.items() if grad.any()},
             floor=floor,
-            completions=len(self.trained),
-            tokens=tally.tokens,
-            suspects=found.suspicions,
             named=found.named,
             reading=reading,
             not_shown=tuple(self._not_shown(ours, tally, options, backward)),
@@ -264,9 +253,8 @@ class _Comparer:
         """Say that no gradient is expected; the size of one that is there is judged by that of unit advantages."""
         unit, theirs = self._unit(self.options), norm(self.theirs)
         if theirs <= max(COSINE, rounding(self.rows, self.options)) * unit:
-            return Comparison("NO GRADIENT", EQUAL, completions=len(self.trained))
-        reason = f"{EQUAL}, but the trainer has one, of norm {theirs:.3g}"
-        return Comparison("FOUND", reason, completions=len(self.trained))
+            return Comparison("NO GRADIENT", EQUAL)
+        return Comparison("FOUND", f"{EQUAL}, but the trainer has one, of norm {theirs:.3g}")
 
     def _reason(self, verdict: str, apart: Apart, floor: Floor, tally: Tally, found: Finding, reading: str) -> str:
         cosine, size = floor.band

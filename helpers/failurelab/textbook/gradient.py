@@ -119,12 +119,12 @@ def expected_gradient(
     reference: Reference | None = None,
     change: Change = DEFINITION,
     precision: Precision = EXACT,
-    rows_at_once: int | None = None,
     tally: Tally | None = None,
 ) -> Gradient:
     """Return the gradient of GRPO's loss for every trainable parameter of the model, by name, in float32.
 
-    The model is afterwards what it was: its `.grad`, its modes and its random state.
+    The model is afterwards what it was: its `.grad`, its modes and its random state. A forward pass takes as many
+    rows as fit LOGITS_BYTES of logits, and half as many where memory ends.
 
     Args:
         model: the policy at the weights before the step, wrapped or not.
@@ -133,7 +133,6 @@ def expected_gradient(
         reference: gives the reference model for a block; needed where beta is not 0.
         change: what a suspect does otherwise.
         precision: of the computation.
-        rows_at_once: rows of one forward pass; None: as many as fit LOGITS_BYTES of logits. Out of memory: half of it.
         tally: is added to.
 
     Raises:
@@ -151,7 +150,7 @@ def expected_gradient(
         forward, leaves = forward_of(model, dict(trained), precision)
         if options.top_entropy_quantile < 1:
             step.find_thresholds(lambda some: step.score_rows(forward, some, entropy=True))
-        size = rows_at_once or step.rows_that_fit(model)
+        size = step.rows_that_fit(model)
         start = 0
         while start < len(step.rows):
             part = range(start, min(start + size, len(step.rows)))
@@ -202,7 +201,7 @@ class Step:
         self.thresholds: dict[int | None, float] = {}
         self.kept = dict.fromkeys((row.micro for row in self.rows), 0)  # tokens that the entropy term is the mean of
         for row in self.rows:
-            self.kept[row.micro] += 0 if self.left_out(row) else row.length()
+            self.kept[row.micro] += 0 if left_out(row, options) else row.length()
 
     def score_rows(self, forward: Callable[..., torch.Tensor], part: range, *, entropy: bool = False) -> Scores:
         """Score some of the rows."""
@@ -220,7 +219,7 @@ class Step:
         entropies: dict[int | None, list[torch.Tensor]] = {}
         with torch.no_grad():
             for number, row in enumerate(self.rows):
-                if not self.left_out(row):
+                if not left_out(row, self.options):
                     scores = score_part(range(number, number + 1))
                     entropies.setdefault(row.micro, []).append(scores.entropies[scores.mask.bool()])
         share = 1 - self.options.top_entropy_quantile
@@ -228,10 +227,6 @@ class Step:
             values = torch.cat(parts).float()
             self.thresholds[micro] = torch.quantile(values, share).item() - TIE
             self.kept[micro] = int((values >= self.thresholds[micro]).sum())
-
-    def left_out(self, row: Row) -> bool:
-        """Whether a completion is left out because it was cut."""
-        return self.options.mask_truncated_completions and not row.ended
 
     def loss(
         self,
@@ -350,9 +345,14 @@ class Step:
             tally.kl = max(tally.kl, float((kl.detach().abs() * trained).max()))
 
 
+def left_out(row: Row, options: Options) -> bool:
+    """Whether a completion is left out because it was cut."""
+    return options.mask_truncated_completions and not row.ended
+
+
 def row_weights(rows: Sequence[Row], options: Options, length_of: Callable[[Row], int] = Row.length) -> torch.Tensor:
     """Return the weight that each token of a row has in the loss, (rows,)."""
-    left = torch.tensor([options.mask_truncated_completions and not row.ended for row in rows])
+    left = torch.tensor([left_out(row, options) for row in rows])
     counted = torch.ones_like(left) if options.truncated_count else ~left
     lengths = torch.tensor([length_of(row) for row in rows], dtype=torch.float64)
     micros = sorted({row.micro for row in rows})
@@ -373,7 +373,7 @@ def row_weights(rows: Sequence[Row], options: Options, length_of: Callable[[Row]
 
 def _share_of_tokens(rows: Sequence[Row], options: Options) -> float:
     """Return the tokens of this step by those that its share of the completions would have on average."""
-    counts = [0 if options.mask_truncated_completions and not row.ended else row.length() for row in rows]
+    counts = [0 if left_out(row, options) else row.length() for row in rows]
     trained = [count for row, count in zip(rows, counts) if row.micro is not None]
     return sum(trained) / max(1.0, sum(counts) * len(trained) / len(rows))
 

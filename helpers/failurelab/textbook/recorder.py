@@ -15,7 +15,6 @@ model that changes, and a gradient that the optimizer is not given are wrong wha
 import contextlib
 import dataclasses
 import functools
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from failurelab.handles import wrap_method
+from failurelab.handles import listen_to, wrap_method
 from failurelab.textbook.gradient import Gradient, score_old
 from failurelab.textbook.measure import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.rows import Row, cut_at_end
@@ -52,7 +51,6 @@ class Evidence:
     Attributes:
         rows: of all generations that the step takes rows from.
         gradient: the trainer's, before it was clipped, in float32; zeros where a parameter got none.
-        without: names of the parameters that got none.
         problems: why nothing can be judged, if so.
         wrong: what is not the algorithm's, whatever the gradient is: a name and a line for each.
         texts: what reward functions were given that was not drawn; "" if nothing.
@@ -61,7 +59,6 @@ class Evidence:
 
     rows: list[Row]
     gradient: Gradient
-    without: list[str]
     problems: list[str]
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     texts: str = ""
@@ -118,7 +115,7 @@ class Recorder:
         self._micros = 0
         self._open: list[int] = []  # micro-batches, once for each of their rows that is none of a generation's next
         self._again = self._unknown = self._left = 0
-        self._gradient: tuple[Gradient, list[str]] | None = None
+        self._gradient: Gradient | None = None
         self._problems: list[str] = []
 
     def _safely(self, work: Callable[..., None], *args: Any) -> None:
@@ -151,45 +148,13 @@ class Recorder:
     # what is listened to
 
     def _listen_to_rewards(self) -> None:
-        functions = self.trainer.reward_funcs
-        before = list(functions)
-        self.functions = before
-
-        def put_back() -> None:
-            for index, function in enumerate(before):
-                if index < len(functions) and functions[index] is listened[index]:
-                    functions[index] = function
-
-        listened: list[Any] = list(before)
-        self._attached.callback(put_back)
-        for index, function in enumerate(before):
+        self.functions = list(self.trainer.reward_funcs)
+        after = functools.partial(self._safely, self._rewards)
+        self._attached.enter_context(listen_to(self.trainer.reward_funcs, lambda *_: None, after))
+        for index, function in enumerate(self.functions):
             if isinstance(function, nn.Module):
                 hook = function.register_forward_hook(functools.partial(self._reward_model, index))
                 self._attached.callback(hook.remove)
-            else:
-                listened[index] = self._listen(function, index)
-                functions[index] = listened[index]
-
-    def _listen(self, function: Callable[..., Any], index: int) -> Callable[..., Any]:
-        """Return the function, listened to: what it gives is the same."""
-        named = function if hasattr(function, "__name__") else type(function)
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-
-            @functools.wraps(named)
-            async def listened(*args: Any, **kwargs: Any) -> Any:
-                rewards = await function(*args, **kwargs)
-                self._safely(self._rewards, index, args, kwargs, rewards)
-                return rewards
-
-        else:
-
-            @functools.wraps(named)
-            def listened(*args: Any, **kwargs: Any) -> Any:
-                rewards = function(*args, **kwargs)
-                self._safely(self._rewards, index, args, kwargs, rewards)
-                return rewards
-
-        return listened
 
     def _reward_model(self, index: int, module: nn.Module, args: Any, output: Any) -> None:
         self._safely(self._rewards, index, (), {}, output.logits[:, 0].tolist())
@@ -327,16 +292,13 @@ class Recorder:
     def _keep_gradient(self) -> None:
         self._gradient = self._take_gradient()
 
-    def _take_gradient(self, copy: bool = True) -> tuple[Gradient, list[str]]:
-        gradient, without = {}, []
+    def _take_gradient(self, copy: bool = True) -> Gradient:
+        gradient = {}
         for name, parameter in self.trainer.model.named_parameters():
             if parameter.requires_grad:
-                grad = parameter.grad
-                if grad is None:
-                    without.append(name)
-                    grad = torch.zeros_like(parameter)
+                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 gradient[name] = grad.detach().to(torch.float32, copy=copy)
-        return gradient, without
+        return gradient
 
     # what is made of it
 
@@ -405,12 +367,8 @@ class Recorder:
 
     def evidence(self) -> Evidence:
         """Return what is known of the step that ends now; to be asked before the optimizer steps."""
-        wrong = []
-        if self._gradient:
-            gradient, without = self._gradient
-            wrong += self._compare_given(gradient)
-        else:
-            gradient, without = self._take_gradient()
+        wrong = self._compare_given(self._gradient) if self._gradient else []
+        gradient = self._gradient or self._take_gradient()
         problems = list(self._problems)
         if not self._batches:
             problems.append("no reward function was asked, or no tokens were drawn")
@@ -438,7 +396,7 @@ class Recorder:
                 f"the reward functions were given other texts than were drawn, for {len(texts)} of {len(rows)} "
                 f"completions: drawn {texts[0][0][:60]!r}, given {texts[0][1][:60]!r}"
             )
-        return Evidence(rows, gradient, without, problems, wrong, said, [batch.asked for batch in batches])
+        return Evidence(rows, gradient, problems, wrong, said, [batch.asked for batch in batches])
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""
@@ -472,7 +430,7 @@ class Recorder:
         most, size = self.trainer.args.max_grad_norm, norm(gradient)
         if not most or not size or not math.isfinite(size):
             return []
-        apart, right = measure_apart(self._take_gradient(copy=False)[0], gradient), min(1.0, most / size)
+        apart, right = measure_apart(self._take_gradient(copy=False), gradient), min(1.0, most / size)
         if apart.cosine > 1 - COSINE and abs(apart.size / right - 1) < SIZE:
             return []
         said = f"the optimizer is given another gradient than the clipped one: {apart} where {right:.3g} is right"

@@ -166,8 +166,7 @@ def plain(model: nn.Module, *, training: bool = False) -> Iterator[None]:
             stack.callback(inner.__dict__.__setitem__, "forward", replaced)
         for module in model.modules():
             if getattr(module, "gradient_checkpointing", False) is True:
-                module.gradient_checkpointing = False
-                stack.callback(setattr, module, "gradient_checkpointing", True)
+                stack.enter_context(mock.patch.object(module, "gradient_checkpointing", False))
             if not training and not hasattr(getattr(module, "weight", None), "quant_state"):
                 module.training = False
         if inner._forward_hooks and _depends_on_grad(inner):
@@ -209,16 +208,8 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
     adapter = "ref" if "ref" in (getattr(model, "peft_config", None) or {}) else None
     with contextlib.ExitStack() as stack:
         for module in model.modules():
-            if adapter is None and "_disable_adapters" in vars(module):
-                _put(stack, module, "_disable_adapters", True)
-            elif adapter is None and hasattr(type(module), "_disable_adapters"):
-                stack.callback(module.__dict__.pop, "_disable_adapters", None)
-                module._disable_adapters = True
+            if adapter is None and ("_disable_adapters" in vars(module) or hasattr(type(module), "_disable_adapters")):
+                stack.enter_context(mock.patch.object(module, "_disable_adapters", True))
             elif adapter is not None and "_active_adapter" in vars(module):
-                _put(stack, module, "_active_adapter", [adapter])
+                stack.enter_context(mock.patch.object(module, "_active_adapter", [adapter]))
         yield
-
-
-def _put(stack: contextlib.ExitStack, owner: object, name: str, value: object) -> None:
-    stack.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from failurelab.textbook.advantages import advantages, reward_table
+from failurelab.textbook.advantages import advantages
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import Change, Gradient, OutOfMemory, expected_gradient
 from failurelab.textbook.measure import Apart, Floor, measure_apart, norm
@@ -57,9 +57,8 @@ class Suspicion:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What the search has found: the suspects, best first, the name of the one that explains, and a line."""
+    """What the search has found: the name of the suspect that explains the gradient, or None, and a line."""
 
-    suspicions: tuple[Suspicion, ...] = ()
     named: str | None = None
     text: str = ""
 
@@ -74,10 +73,11 @@ class Suspect:
     change: Change = Change()  # noqa: RUF009
 
 
+@dataclasses.dataclass(frozen=True)
 class Search:
     """The search for what explains one gradient.
 
-    Args:
+    Attributes:
         trainer: whose gradient is wrong.
         model: its policy, unwrapped.
         rows: of the step.
@@ -87,32 +87,26 @@ class Search:
         gradient: gives the expected gradient for options and a change.
     """
 
-    def __init__(
-        self,
-        trainer: Any,
-        model: nn.Module,
-        rows: Sequence[Row],
-        options: Options,
-        theirs: Gradient,
-        floor: Floor,
-        gradient: Callable[..., Gradient],
-    ):
-        self.trainer, self.model, self.rows, self.options = trainer, model, rows, options
-        self.theirs, self.floor, self.gradient = theirs, floor, gradient
+    trainer: Any
+    model: nn.Module
+    rows: Sequence[Row]
+    options: Options
+    theirs: Gradient
+    floor: Floor
+    gradient: Callable[..., Gradient]
 
-    def explain(self, ours: Gradient, apart: Apart, without: Sequence[str]) -> Finding:
+    def explain(self, ours: Gradient, apart: Apart) -> Finding:
         """Return the suspect that explains the trainer's gradient.
 
         Args:
             ours: the expected gradient.
             apart: the trainer's and this one.
-            without: parameters for which the trainer has none.
         """
         if not norm(self.theirs):
-            return Finding((), "no gradient", "Named: no gradient, in any of the tensors.")
+            return Finding("no gradient", "Named: no gradient, in any of the tensors.")
         missing = self._missing_tensors(ours)
         if missing is not None:
-            return Finding((missing,), missing.name, f"Named: {missing}.")
+            return Finding(missing.name, f"Named: {missing}.")
         pad, asked = pad_id(self.trainer), int(self.trainer.args.gradient_accumulation_steps)
         tried = self._try(_of_scores(self.rows, self.options, pad), ours)
         finding = self._choose(tried, apart.distance)
@@ -125,11 +119,7 @@ class Search:
         if finding is not None:
             return finding
         nearest = tried[0]
-        return Finding(
-            tuple(tried[:3]),
-            None,
-            f"None of {len(tried)} suspects explains it; the nearest: {nearest}, {nearest.apart}.",
-        )
+        return Finding(None, f"None of {len(tried)} suspects explains it; the nearest: {nearest}, {nearest.apart}.")
 
     def _try(self, some: Iterator[Suspect], ours: Gradient) -> list[Suspicion]:
         """Return what would make another gradient than the definition's, `ours`, the nearest first."""
@@ -234,15 +224,15 @@ class Search:
             f"right scores of the right tokens, with other weights: correlation with the advantages {like:+.2f}",
             Apart(math.sqrt(max(0.0, 1 - rest**2)), 1.0, rest),
         )
-        return Finding((suspicion,), suspicion.name, f"Named: {suspicion}; the rest is {rest:.2g} of the gradient.")
+        return Finding(suspicion.name, f"Named: {suspicion}; the rest is {rest:.2g} of the gradient.")
 
 
 def _say(fits: Sequence[Suspicion], same: str) -> Finding:
     """Return the finding that some suspects fit, the best first: it is named where all are of its kind."""
     if len({each.name for each in fits}) == 1:
-        return Finding(tuple(fits), fits[0].name, f"Named: {fits[0]}, whose {same} is the trainer's: {fits[0].apart}.")
+        return Finding(fits[0].name, f"Named: {fits[0]}, whose {same} is the trainer's: {fits[0].apart}.")
     listed = "; ".join(map(str, fits))
-    return Finding(tuple(fits), None, f"{len(fits)} suspects have the trainer's {same}, so none is named: {listed}.")
+    return Finding(None, f"{len(fits)} suspects have the trainer's {same}, so none is named: {listed}.")
 
 
 def _others(rows: Sequence[Row], options: Options, pad: int, accumulated: int) -> Iterator[Suspect]:
@@ -255,31 +245,24 @@ def _others(rows: Sequence[Row], options: Options, pad: int, accumulated: int) -
 
 
 def _of_scores(rows: Sequence[Row], options: Options, pad: int) -> Iterator[Suspect]:
-    at = Scoring(options.temperature, pad=pad)
-    scorings = [
-        ("scores shifted by one", "a token is scored after it was read", dataclasses.replace(at, shift=1)),
-        ("scores shifted by one", "a token is scored one place early", dataclasses.replace(at, shift=-1)),
-        ("rows of the prompt", "", dataclasses.replace(at, from_prompt=True)),
-        ("rows of the prompt", "padded", dataclasses.replace(at, from_prompt=True, padded=True)),
-        (
-            "rows of the prompt",
-            "without attention mask",
-            dataclasses.replace(at, from_prompt=True, padded=True, attend_padding=True),
-        ),
-    ]
+    def suspect(name: str, detail: str = "", **otherwise: Any) -> Suspect:
+        scoring = Scoring(**{"temperature": options.temperature, "pad": pad} | otherwise)
+        return Suspect(name, detail, options, Change(scoring))
+
+    yield suspect("scores shifted by one", "a token is scored after it was read", shift=1)
+    yield suspect("scores shifted by one", "a token is scored one place early", shift=-1)
+    yield suspect("rows of the prompt", from_prompt=True)
+    yield suspect("rows of the prompt", "padded", from_prompt=True, padded=True)
+    unmasked = {"padded": True, "attend_padding": True}
+    yield suspect("rows of the prompt", "without attention mask", from_prompt=True, **unmasked)
     if any(len(row.prompt) < row.padded[0] for row in rows):
-        scorings.append(("no attention mask", "", dataclasses.replace(at, padded=True, attend_padding=True)))
+        yield suspect("no attention mask", **unmasked)
         if options.temperature != 1:
-            both = dataclasses.replace(at, padded=True, attend_padding=True, temperature=1.0)
-            scorings.append(("no attention mask and no temperature", "", both))
+            yield suspect("no attention mask and no temperature", temperature=1.0, **unmasked)
     if options.temperature != 1:
-        scorings += [
-            ("temperature", "left out", dataclasses.replace(at, temperature=1.0)),
-            ("temperature", "multiplied", dataclasses.replace(at, temperature=1 / options.temperature)),
-            ("temperature", "divided by twice", dataclasses.replace(at, temperature=options.temperature**2)),
-        ]
-    for name, detail, scoring in scorings:
-        yield Suspect(name, detail, options, Change(scoring=scoring))
+        yield suspect("temperature", "left out", temperature=1.0)
+        yield suspect("temperature", "multiplied", temperature=1 / options.temperature)
+        yield suspect("temperature", "divided by twice", temperature=options.temperature**2)
 
 
 def _of_masks(rows: Sequence[Row], options: Options, pad: int) -> Iterator[Suspect]:
@@ -317,8 +300,13 @@ def _of_advantages(rows: Sequence[Row], options: Options) -> Iterator[Suspect]:
         change = Change(advantages=lambda rows, options, worth, small=small: advantages(rows, options, small))
         yield Suspect("number added to the standard deviation", f"{small:g} in place of 1e-4", options, change)
     yield Suspect("standard deviation", "divided by n in place of n - 1", options, Change(advantages=_biased))
-    yield Suspect("no baseline", "the group's mean is not subtracted", options, Change(advantages=_no_mean))
-    yield Suspect("no baseline", "nor is the deviation divided by", options, Change(advantages=_raw))
+    by_sum = dataclasses.replace(options, multi_objective_aggregation="sum_then_normalize")
+    for detail, scale in {
+        "the group's mean is not subtracted": options.scale_rewards,
+        "nor is the deviation divided by": "none",
+    }.items():
+        raw = advantages(rows, dataclasses.replace(by_sum, scale_rewards=scale), baseline=False)
+        yield suspect("no baseline", detail, lambda worth, raw=raw: raw)
     yield Suspect("groups", "the mean and the deviation are those of the batch", options, Change(advantages=_one_group))
     yield Suspect("groups", "interleaved: row i is taken for group i mod n", options, Change(advantages=_interleaved))
     for detail, function in _orders(rows).items():
@@ -347,32 +335,6 @@ def _orders(rows: Sequence[Row]) -> dict[str, Callable[[torch.Tensor], torch.Ten
         worth.view(-1, size).roll(1, 1).reshape(-1) if len(worth) % size == 0 else worth
     )
     return orders
-
-
-def _totals(rows: Sequence[Row], options: Options) -> torch.Tensor:
-    table = reward_table(rows)
-    weights = torch.ones(table.shape[1]) if options.reward_weights is None else torch.tensor(options.reward_weights)
-    return (table * weights.to(table)).nansum(1)
-
-
-def _raw(rows: Sequence[Row], options: Options, worth: torch.Tensor) -> torch.Tensor:
-    return _totals(rows, options)
-
-
-def _no_mean(rows: Sequence[Row], options: Options, worth: torch.Tensor) -> torch.Tensor:
-    """Return rewards by the standard deviation, which is what centered rewards are by the advantages."""
-    totals = _totals(rows, options)
-    centered = advantages(rows, dataclasses.replace(options, scale_rewards="none"))
-    scale = torch.where(centered.abs() > 1e-9, worth / centered, torch.zeros_like(worth))
-    return totals * _spread_in_groups(rows, scale)
-
-
-def _spread_in_groups(rows: Sequence[Row], values: torch.Tensor) -> torch.Tensor:
-    """Return for each row the largest value of its group."""
-    largest: dict[tuple[int, int], float] = {}
-    for row, value in zip(rows, values.tolist()):
-        largest[row.batch, row.group] = max(value, largest.get((row.batch, row.group), 0.0))
-    return torch.tensor([largest[row.batch, row.group] for row in rows], dtype=values.dtype)
 
 
 def _biased(rows: Sequence[Row], options: Options, worth: torch.Tensor) -> torch.Tensor:
@@ -482,21 +444,22 @@ def _only(micro: int, factor: float) -> Callable[[Sequence[Row], torch.Tensor], 
 
 
 def _of_policy(rows: Sequence[Row], options: Options) -> Iterator[Suspect]:
+    def given(name: str, detail: str, **others: Any) -> Suspect:
+        return Suspect(name, detail, dataclasses.replace(options, **others))
+
     yield Suspect("probabilities in place of log-probabilities", "", options, Change(probabilities=True))
     if options.beta:
-        yield Suspect("KL divergence", "left out", dataclasses.replace(options, beta=0.0))
-        yield Suspect("KL divergence", "opposite sign", dataclasses.replace(options, beta=-options.beta))
+        yield given("KL divergence", "left out", beta=0.0)
+        yield given("KL divergence", "opposite sign", beta=-options.beta)
         for kind in ("k1", "k2", "reversed"):
             yield Suspect("KL divergence", f"estimated as {kind}", options, Change(kl=kind))
         other = not options.use_bias_correction_kl
-        yield Suspect(
-            "KL divergence", "use_bias_correction_kl", dataclasses.replace(options, use_bias_correction_kl=other)
-        )
+        yield given("KL divergence", "use_bias_correction_kl", use_bias_correction_kl=other)
     if options.entropy_coef:
-        yield Suspect("entropy", "left out", dataclasses.replace(options, entropy_coef=0.0))
-        yield Suspect("entropy", "opposite sign", dataclasses.replace(options, entropy_coef=-options.entropy_coef))
+        yield given("entropy", "left out", entropy_coef=0.0)
+        yield given("entropy", "opposite sign", entropy_coef=-options.entropy_coef)
     if options.top_entropy_quantile < 1:
-        yield Suspect("top_entropy_quantile", "left out", dataclasses.replace(options, top_entropy_quantile=1.0))
+        yield given("top_entropy_quantile", "left out", top_entropy_quantile=1.0)
     if options.importance_sampling_level == "sequence":
         detail = "the log-ratio of a sequence is not divided by its length"
         yield Suspect("importance_sampling_level", detail, options, Change(ratio="summed"))
@@ -507,16 +470,14 @@ def _of_policy(rows: Sequence[Row], options: Options) -> Iterator[Suspect]:
     yield Suspect("clipping", "also where it does not bind", options, Change(no_minimum=True))
     if options.epsilon is not None:
         high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-        wide = dataclasses.replace(options, epsilon=1e9, epsilon_high=1e9)
-        yield Suspect("clipping", "left out", wide)
+        yield given("clipping", "left out", epsilon=1e9, epsilon_high=1e9)
         if high != options.epsilon:
-            yield Suspect("clipping", "epsilon_high is not used", dataclasses.replace(options, epsilon_high=None))
-            swapped = dataclasses.replace(options, epsilon=high, epsilon_high=options.epsilon)
-            yield Suspect("clipping", "epsilon and epsilon_high swapped", swapped)
+            yield given("clipping", "epsilon_high is not used", epsilon_high=None)
+            yield given("clipping", "epsilon and epsilon_high swapped", epsilon=high, epsilon_high=options.epsilon)
     if options.delta is not None:
-        yield Suspect("clipping", "delta is not used", dataclasses.replace(options, delta=None))
+        yield given("clipping", "delta is not used", delta=None)
     level = "token" if options.importance_sampling_level == "sequence" else "sequence"
-    yield Suspect("importance_sampling_level", level, dataclasses.replace(options, importance_sampling_level=level))
+    yield given("importance_sampling_level", level, importance_sampling_level=level)
 
 
 def _beside(apart: Apart) -> float:
