@@ -766,3 +766,10 @@ def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
     (answer,) = judge(pair[0], tokenizer=tokenizer)
     assert isinstance(answer, NotChecked)
     assert not found(judge(pair[1], tokenizer=tokenizer))
+
+
+def test_rewards_that_a_blind_question_tells_apart_do_not_hold(monkeypatch):
+    """Whatever comes back as different: here the function that is planted differs."""
+    monkeypatch.setattr("failurelab.preflight.judges.reward._one_for_all", exact)
+    answers = [answer for answer in judge(exact) if answer.failure == "F10"]
+    assert [type(answer) for answer in answers] == [NotChecked] and "is not seen as equal" in answers[0].why

@@ -11,6 +11,7 @@ Upstream: TRL #3452, #3857 (equal rewards), #4501, #2771, #6966, PR #5775, #5902
 that never see what they need).
 """
 
+import dataclasses
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -120,6 +121,10 @@ def _drawn(seen: Seen) -> list[str]:
     return [text for text in texts if isinstance(text, str)][:_DRAWN]
 
 
+def _one_for_all(completions: list[Any], **_: Any) -> list[float]:
+    return [1.0] * len(completions)
+
+
 def _judge_sum(seen: Seen, rewards: list[RewardFunction], totals: list[float], accused: bool) -> Iterator[Answer]:
     """Judge what the trainer adds up: whether it differs, and its sign against the reference."""
     probes, functions = rewards[0].probes, seen.trainer.reward_funcs
@@ -140,8 +145,12 @@ def _judge_sum(seen: Seen, rewards: list[RewardFunction], totals: list[float], a
         shortest = min(best, key=lambda probe: len(probe.text))
         # A text that answers nothing is best for a reward of its length: what fits then gets less, and not nothing.
         seen.best = shortest.text if shortest.form >= 0 else ""
-    planted = "equal" if figures.is_flat(probes, [totals[0]] * len(totals)) else "different"
-    yield Held("F10", evidence, f"one number in place of them all is seen as {planted} rewards")
+    planted = dataclasses.replace(rewards[0], function=_one_for_all, rewards=None)
+    planted.examine()
+    if planted.rewards is not None and not planted.varies:
+        yield Held("F10", evidence, "a function that gives 1 to all of them, asked in the same way, is seen as equal")
+    else:
+        yield NotChecked("F10", f"{evidence}; but a function that gives 1 to all of them is not seen as equal here")
     asking = [reward for reward in rewards if reward.asks_reference]
     if accused or not asking:
         return
