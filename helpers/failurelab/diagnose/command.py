@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 from failurelab import _issue
-from failurelab.diagnose import answer, evidence, rules
+from failurelab.diagnose import answer, checkpoints, evidence, rules
 from failurelab.diagnose.evidence import RunError
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
@@ -152,7 +152,7 @@ def split(paths: list[pathlib.Path]) -> list[tuple[str, list[pathlib.Path]]]:
     if len(files) > 1 and len(states) == len(files):
         return [(str(path), [path]) for path in paths]
     folders = [run for path in paths if path.is_dir() for run in _runs_in(path)]
-    if len(folders) == 1 or (len(folders) == 2 and all(map(evidence.weights_in, folders))):
+    if len(folders) == 1 or (len(folders) == 2 and all(map(checkpoints.weights_in, folders))):
         return [(str(folders[-1]), [*files, *folders])]
     return [(str(path), [path]) for path in folders] + ([(str((states or files)[0]), files)] if files else [])
 

@@ -66,8 +66,8 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
     result["constant"] = count > 1 and max(values) - min(values) <= 1e-9 * max(1.0, abs(values[0]))
     if count < 4:
         return result | {"course": "short"}
-    block = max(1, count // 4)
-    begin, end = statistics.fmean(values[:block]), statistics.fmean(values[-block:])
+    block = count // 4
+    begin, end = _quarters(values)
     noise = math.sqrt(statistics.fmean((b - a) ** 2 for a, b in itertools.pairwise(values)) / 2)
     middle, mean = statistics.fmean(steps), result["mean"]
     spread = math.fsum((step - middle) ** 2 for step in steps)
@@ -82,9 +82,7 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
         "unseen": TIMES * error,  # a gain below this would not be seen
     }
     best = [statistics.fmean(values[at : at + block]) for at in range(0, count - block + 1, max(1, block // 2))]
-    moved = max(abs(result["gain_in_noise"]), abs(result["slope_in_noise"])) > TIMES
-    up = max(result["gain_in_noise"], result["slope_in_noise"])
-    down = min(result["gain_in_noise"], result["slope_in_noise"])
+    down, up = sorted((result["gain_in_noise"], result["slope_in_noise"]))
     course = "flat"
     if up > TIMES and up > -down:
         course = "rises"
@@ -92,14 +90,19 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
         course = "falls"
     elif _ratio(max(best) - begin, error) > TIMES + 1:
         course = "rises"  # it had learned, whatever came then
-    result["course"], result["moves"] = course, moved
-    return result
+    return result | {"course": course, "moves": max(up, -down) > TIMES}
 
 
 def _ratio(difference: float, error: float) -> float:
     if abs(difference) < 1e-12:
         return 0.0
     return difference / error if error > 0 else math.copysign(1e6, difference)
+
+
+def _quarters(values: Sequence[float]) -> tuple[float, float]:
+    """Return the means of the first quarter and of the last."""
+    part = max(1, len(values) // 4)
+    return statistics.fmean(values[:part]), statistics.fmean(values[-part:])
 
 
 def _spread(history: History, result: dict[str, Value]) -> None:
@@ -112,24 +115,16 @@ def _spread(history: History, result: dict[str, Value]) -> None:
         if not values:
             return
         none = share = [value < 1e-6 for value in values]
-    part = max(1, len(none) // 4)
-    result["groups_equal"] = statistics.fmean(share)
-    result["groups_equal_at_start"] = statistics.fmean(share[:part])
-    result["groups_equal_at_first"] = share[0]
-    result["groups_equal_at_end"] = statistics.fmean(share[-part:])
+    result["groups_equal"], result["groups_equal_at_first"] = statistics.fmean(share), share[0]
+    result["groups_equal_at_start"], result["groups_equal_at_end"] = _quarters(share)
     if none[-1]:  # from which step on, to the end
-        at = len(none)
-        while at and none[at - 1]:
-            at -= 1
-        result["equal_from"] = steps[at]
+        result["equal_from"] = steps[len(none) - len(list(itertools.takewhile(bool, reversed(none))))]
 
 
 def _lengths(history: History, result: dict[str, Value]) -> None:
     _, clipped = history.pairs("clipped")
     if clipped:
-        part = max(1, len(clipped) // 4)
-        result["clipped_mean"] = statistics.fmean(clipped)
-        result["clipped_start"] = statistics.fmean(clipped[:part])
+        result["clipped_mean"], result["clipped_start"] = statistics.fmean(clipped), _quarters(clipped)[0]
     _, lengths = history.pairs("length")
     if lengths:
         result["length_mean"] = statistics.fmean(lengths)
@@ -156,9 +151,7 @@ def _beta(history: History, result: dict[str, Value]) -> None:
 def _engine(history: History, result: dict[str, Value]) -> None:
     _, gaps = history.pairs("engine_gap")
     if gaps:
-        part = max(1, len(gaps) // 4)
-        result["gap_start"] = statistics.fmean(gaps[:part])
-        result["gap_end"] = statistics.fmean(gaps[-part:])
+        result["gap_start"], result["gap_end"] = _quarters(gaps)
     _, largest = history.pairs("engine_gap_max")
     if largest:
         result["gap_max"] = statistics.median(largest)
