@@ -125,7 +125,7 @@ def test_what_has_no_place_in_the_text_is_changed_live():
     """A trainer without a name, arguments that a parser makes: the live objects are changed; two changes add up."""
     given = script("@train make(peft_config=1).train()\n")
     change = Statement("{trainer}.model.hook()").change(given)
-    assert not change.files and change.calls == ("trainer.model.hook()",) and change.live
+    assert not change.files and change.calls == ("trainer.model.hook()",)
     given.change = change
     given.places["trainer"] = [[Place("train.py", 1, 1, 0, 4)]]
     change = Arguments({"temperature": 1.0}).change(given)
@@ -165,6 +165,9 @@ def test_edits_inside_a_function(tmp_path):
         '    return [re.match("a.b", c) for c in completions]',
     ]
     assert texts[1][2] == "def reward(completions, answer, **kwargs):"
+    path.write_text("\n\ndef reward(completions, *others): ...\n")
+    (text,) = AnyKeywords(module["reward"]).change(given).files.values()
+    assert text.strip() == "def reward(completions, *others, **kwargs): ..."
 
 
 OVERRIDES = """
@@ -250,7 +253,7 @@ def test_a_patch_is_what_git_applies(kind, tmp_path):
 def test_edits_are_of_the_text_before_them():
     text = Text("x", "f(a=1, b=2)\n")
     call = text.tree.body[0].value
-    edits = [*text.set_keywords(call, {"a": "10", "c": "3"}), *text.without_keyword(call, "b")]
+    edits = [*text.set_keywords(call, {"a": "10", "c": "3"}), *text.without_keyword(call, call.keywords[1])]
     assert apply_edits({"x": text.text}, edits)["x"].replace(" ", "") == "f(a=10,c=3)\n"
 
 

@@ -39,11 +39,6 @@ class Change:
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
     calls: tuple[str, ...] = ()
 
-    @property
-    def live(self) -> bool:
-        """Whether a part of it stands in no text."""
-        return bool(self.arguments or self.calls)
-
 
 @dataclasses.dataclass
 class Script:
@@ -180,20 +175,17 @@ class Keyword(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Edit the innermost call that names it; add it to the innermost where none does."""
         calls = list(script.calls(self.of, self.index))
-        for text, call in calls:
-            keyword = next((keyword for keyword in call.keywords if keyword.arg == self.name), None)
-            if keyword is None:
-                continue
-            if self.value is None:
-                return text.without_keyword(call, self.name) or []
-            start, end = text.span(keyword.value)
-            value = self.value.replace("{}", _operand(keyword.value, text.text[start:end]))
-            return [*_imported(text, self.imports), *text.set_keywords(call, {self.name: value})]
-        if self.value is None or "{}" in self.value:
+        named = [(*at, keyword) for at in calls for keyword in at[1].keywords if keyword.arg == self.name]
+        if self.value is None:
+            return named[0][0].without_keyword(*named[0][1:]) if named else []
+        if not named and (not calls or "{}" in self.value):
             return []
-        for text, call in calls:
-            return [*_imported(text, self.imports), *text.set_keywords(call, {self.name: self.value})]
-        return []
+        value, (text, call) = self.value, calls[0]
+        if named:
+            text, call, keyword = named[0]
+            start, end = text.span(keyword.value)
+            value = value.replace("{}", _operand(keyword.value, text.text[start:end]))
+        return [*_imported(text, self.imports), *text.set_keywords(call, {self.name: value})]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -206,7 +198,7 @@ class FirstLine(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Put it in front of the first statement that is no docstring."""
         text, node = _function(script, self.function)
-        if text is None or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return []
         body = node.body[1:] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body
         return [text.before(body[0], self.text)]
@@ -221,15 +213,10 @@ class AnyKeywords(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Add it after the last argument."""
         text, node = _function(script, self.function)
-        if text is None or node is None or node.args.kwarg is not None:
+        if node is None or node.args.kwarg is not None:
             return []
-        arguments = node.args
-        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        defaults = [*arguments.defaults, *(default for default in arguments.kw_defaults if default is not None)]
-        if not named:
-            return []
-        last = max(text.span(each)[1] for each in (*named, *defaults))
-        return [Edit(text.file, last, last, ", **kwargs")]
+        last = max((text.span(each)[1] for each in ast.iter_child_nodes(node.args)), default=None)
+        return [] if last is None else [Edit(text.file, last, last, ", **kwargs")]
 
 
 _MATCHING = ("compile", "search", "match", "fullmatch", "findall", "finditer", "sub", "split")
@@ -244,7 +231,7 @@ class DotAll(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Give the flag to each call of `re` that has none; patterns that are compiled elsewhere stay."""
         text, node = _function(script, self.function)
-        if text is None or node is None:
+        if node is None:
             return []
         names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
         compiled = [
@@ -313,7 +300,7 @@ class Together(Repair):
 
 
 def _function(script: Script, function: Any) -> tuple[Text | None, Any]:
-    """Return the text that a function stands in, and its node there."""
+    """Return the text that a function stands in, and its node there; None for both where it stands in none."""
     function = inspect.unwrap(getattr(function, "func", function))
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
@@ -357,9 +344,9 @@ def _source(value: Any) -> str:
     return str(value) if isinstance(value, Source) else repr(value)
 
 
-def to_json(change: Change | None) -> dict[str, Any] | None:
+def to_json(change: Change) -> dict[str, Any]:
     """Return a change as JSON can hold it."""
-    return None if change is None else json.loads(json.dumps(dataclasses.asdict(change)))
+    return json.loads(json.dumps(dataclasses.asdict(change)))
 
 
 def from_json(change: Mapping[str, Any]) -> Change:

@@ -127,42 +127,28 @@ def _id(failure: str) -> tuple[int, str]:
 
 def to_json(told: Told) -> dict[str, Any]:
     """Return the answer as JSON can hold it."""
-    return {
-        "findings": told.findings,
-        "suspected": told.suspected,
-        "held": told.held,
-        "not_applicable": told.not_applicable,
-        "not_checked": told.not_checked,
-        "cut": told.cut,
-        "script": told.script,
-        "script_sha256": told.script_sha256,
-        "versions": told.versions,
-    }
+    lists = ("findings", "suspected", "held", "not_applicable", "not_checked", "cut")
+    return {name: getattr(told, name) for name in (*lists, "script", "script_sha256", "versions")}
 
 
 def text(told: Told) -> str:
     """Return the answer as lines for a terminal."""
     width = max(70, min(110, shutil.get_terminal_size().columns))
     lines = []
-    for answer in told.findings:
-        lines += [f"NAMED  {answer['failure']} {title(answer['failure'])}", *_wrap(_figures(answer), width)]
-        lines += [*_repair(answer, "repair (tried)", width), ""]
-    for answer in told.suspected:
-        lines += [f"SUSPECTED  {answer['failure']} {title(answer['failure'])}", *_wrap(_figures(answer), width)]
-        lines += [*_wrap(f"not named: {answer['why']}", width), *_repair(answer, "repair", width), ""]
-    if told.held:
-        lines.append("HELD (in brackets: what the same measurement said with the failure planted)")
-        lines += [
-            line
-            for answer in told.held
-            for line in _entry(answer["failure"], f"{answer['evidence']} ({answer['control']})", width)
-        ]
-    if told.not_checked:
-        lines.append("NOT CHECKED")
-        lines += [line for answer in told.not_checked for line in _entry(answer["failure"], answer["why"], width)]
-    if told.not_applicable:
-        lines.append("DOES NOT APPLY")
-        lines += [line for answer in told.not_applicable for line in _entry(answer["failure"], answer["why"], width)]
+    for word, answers in (("NAMED", told.findings), ("SUSPECTED", told.suspected)):
+        for answer in answers:
+            lines += [f"{word}  {answer['failure']} {title(answer['failure'])}", *_wrap(_figures(answer), width)]
+            lines += _wrap(f"not named: {answer['why']}", width) if word == "SUSPECTED" else []
+            lines += [*_repair(answer, "repair" if word == "SUSPECTED" else "repair (tried)", width), ""]
+    for heading, answers in (
+        ("HELD (in brackets: what the same measurement said with the failure planted)", told.held),
+        ("NOT CHECKED", told.not_checked),
+        ("DOES NOT APPLY", told.not_applicable),
+    ):
+        lines += [heading] * bool(answers)
+        for answer in answers:
+            said = answer["why"] if "why" in answer else f"{answer['evidence']} ({answer['control']})"
+            lines += _wrap(said, width, f"  {answer['failure']:<6} ", " " * 9)
     if told.cut:
         lines += _wrap(f"Cut: {'; '.join(told.cut)}.", width, "")
     for note in told.notes:
@@ -226,14 +212,9 @@ def title(failure: str) -> str:
     return titles.get(failure, TITLES.get(failure, ""))
 
 
-def _wrap(text: str, width: int, indent: str = "       ") -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False)
-
-
-def _entry(failure: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=f"  {failure:<6} ", subsequent_indent=" " * 9, break_on_hyphens=False
-    )
+def _wrap(text: str, width: int, first: str = "       ", others: str = "") -> list[str]:
+    others = others or first or "  "
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
 
 
 def junit(told: Told) -> str:
@@ -251,13 +232,9 @@ def junit(told: Told) -> str:
     if told.error:
         case = ElementTree.SubElement(suite, "testcase", classname=told.script, name="script")
         ElementTree.SubElement(case, "error", message=_printable(told.error))
-    counts = {kind: sum(1 for _, other, _ in cases if other == kind) for kind in ("failure", "skipped")}
-    suite.attrib |= {
-        "tests": str(len(suite)),
-        "failures": str(counts["failure"]),
-        "skipped": str(counts["skipped"]),
-        "errors": str(int(bool(told.error))),
-    }
+    suite.set("tests", str(len(suite)))
+    for kind, name in (("failure", "failures"), ("skipped", "skipped"), ("error", "errors")):
+        suite.set(name, str(len(suite.findall(f"testcase/{kind}"))))
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
