@@ -26,7 +26,7 @@ from unittest import mock
 
 from failurelab.preflight import notebook, repairs
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
-from failurelab.preflight.inputs import Source
+from failurelab.preflight.inputs import Seen, Source
 from failurelab.preflight.intercept import own_code, processes
 from failurelab.preflight.intercept.effects import Effects
 from failurelab.preflight.script_error import describe_error
@@ -120,10 +120,19 @@ class OwnFiles:
                 self._texts[real] = None
         return self._texts[real]
 
-    def places(self) -> list[Place]:
-        """Return the places in the script's own code that are running now, the innermost first."""
-        frames = own_frames(self.own.holds)
-        return [dataclasses.replace(place_of(frame), file=self.real(frame.f_code.co_filename)) for frame in frames]
+    def places(self, making: type | None = None) -> list[Place]:
+        """Return the places in the script's own code that are running now, the innermost first.
+
+        With `making` of them the calls of that class alone.
+        """
+        found = []
+        for frame in own_frames(self.own.holds):
+            file = frame.f_code.co_filename
+            place = dataclasses.replace(place_of(frame), file=self.real(file))
+            call = self.text(file) and self.text(file).call(place) if making else None
+            if making is None or (call and find_called(frame, call) is making):
+                found.append(place)
+        return found
 
     @contextlib.contextmanager
     def edited(self) -> Iterator[None]:
@@ -147,6 +156,13 @@ class OwnFiles:
 
 
 _DATASETS = ("train_dataset", "eval_dataset")
+_KINDS = {
+    Finding: "findings",
+    Suspected: "suspected",
+    Held: "held",
+    NotApplicable: "not_applicable",
+    NotChecked: "not_checked",
+}
 
 
 class Report:
@@ -167,26 +183,17 @@ class Report:
     def traceback(self, error: BaseException) -> None:
         """Print the script's error where its other output goes; one that ended by itself has said why."""
         if not isinstance(error, SystemExit):
-            traceback.print_exception(type(error), error, error.__traceback__)
+            traceback.print_exception(error)
 
-    def end(self, error: str = "", cut: list[str] | None = None, trained: bool = False) -> None:
+    def end(self, error: str = "", cut: Sequence[str] = ()) -> None:
         """Write the answers, and end the process: nothing of the script runs after that."""
-        kinds = {
-            Finding: "findings",
-            Suspected: "suspected",
-            Held: "held",
-            NotApplicable: "not_applicable",
-            NotChecked: "not_checked",
-        }
-        answers: dict[str, list] = {kind: [] for kind in kinds.values()}
+        told: dict[str, Any] = {kind: [] for kind in _KINDS.values()}
         for answer in self.answers:
-            kept = [field.name for field in dataclasses.fields(answer) if field.name != "undo"]
-            entry = {name: getattr(answer, name) for name in kept}
+            entry = {name: value for name, value in vars(answer).items() if name != "undo"}
             if isinstance(answer, Finding):
                 entry["changes"] = self._changes(answer)
-            answers[kinds[type(answer)]].append(entry)
-        told = {**answers, "error": error, "cut": cut or [], "notes": self.notes, "trained": trained}
-        told["measured"] = [dataclasses.asdict(answer) for answer in self.measured]
+            told[_KINDS[type(answer)]].append(entry)
+        told |= {"error": error, "cut": cut, "notes": self.notes, "measured": list(map(vars, self.measured))}
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(told))
         whole.rename(self._path)
@@ -196,14 +203,14 @@ class Report:
 
     def _changes(self, finding: Finding) -> list[dict[str, Any]]:
         """Return what runs with this finding's repairs do otherwise, each added to what this run does."""
-        undos = finding.undo if isinstance(finding.undo, tuple) else (finding.undo,) * (finding.undo is not None)
         changes = []
-        for undo in undos if self.script is not None else ():
+        for undo in finding.undo if isinstance(finding.undo, tuple) else (finding.undo,):
             try:
-                changes.append(repairs.to_json(undo.change(self.script)))
+                change = undo and undo.change(self.script)
+                changes += [repairs.to_json(change)] if change else []
             except Exception as error:  # a text that was not thought of: then the repair is not tried
                 self.traceback(error)
-        return [change for change in changes if change is not None]
+        return changes
 
 
 class Run:
@@ -259,15 +266,7 @@ class Run:
         self.places.setdefault(kind, []).append(self.files.places() if known else [])
 
     def _note_arguments(self, arguments: Any) -> None:
-        """Note where training arguments are made: the calls of their own class alone."""
-        made = []
-        for frame in own_frames(self.files.own.holds):
-            place = dataclasses.replace(place_of(frame), file=self.files.real(frame.f_code.co_filename))
-            text = self.files.text(frame.f_code.co_filename)
-            call = text and text.call(place)
-            if call and find_called(frame, call) is type(arguments):
-                made.append(place)
-        self.places.setdefault("arguments", []).append(made)
+        self.places.setdefault("arguments", []).append(self.files.places(making=type(arguments)))
 
     def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
@@ -299,8 +298,7 @@ class Run:
 
         A training of another kind that comes before one with rewards is not run: the later one is judged.
         """
-        from failurelab.preflight.inputs import Seen
-        from failurelab.preflight.intercept import cuts, engine, ranks, watched
+        from failurelab.preflight.intercept import cuts, engine, watched
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.textbook import StepJudge
         from failurelab.preflight.launcher_line import zero_stage
@@ -316,18 +314,14 @@ class Run:
             self.places[kind] = [] if which is None else [self.places[kind][which]]
         line = next((line for _, skipped, line in self.skipped if skipped is trainer), 0)
         asked = self.arguments.asked(trainer.args)
-        given = self.given.get(id(trainer), {})
         seen = Seen(
             trainer=trainer,
             asked=asked,
             dataset=self.datasets.get(id(trainer), trainer.train_dataset),
-            loads=self.loads,
-            world_size=self.spec["world_size"],
+            **self._launch(),
             memory=self.spec["memory"],
             small=any(load.small for load in self.loads),
-            given=given,
-            gpus=ranks.visible_gpus(),
-            device=self.launched.rank.device.index,
+            given=self.given.get(id(trainer), {}),
             zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),
             evaluated=self.evaluated,
             source=dataclasses.replace(self.source, line=_line(self.source.path) or line),
@@ -353,7 +347,14 @@ class Run:
         self._ask((lambda _: watch.answers(), *order.AFTER), seen)
         self.report.measured = [answer for answer in self.report.answers if isinstance(answer, Held)]
         self.report.answers = step.outweigh(self.report.answers)
-        self.report.end(error, self._cuts(trainer, seen), trained=True)
+        self.report.end(error, self._cuts(trainer, seen))
+
+    def _launch(self) -> dict[str, Any]:
+        """Return what the judges are told of the launch, also where no trainer was made."""
+        from failurelab.preflight.intercept import ranks
+
+        size, device = self.spec["world_size"], self.launched.rank.device.index
+        return {"loads": self.loads, "world_size": size, "gpus": ranks.visible_gpus(), "device": device}
 
     def _is_first_stage(self, trainer: Any) -> bool:
         """Whether another training comes later in the script, of a trainer that draws completions, and this one not."""
@@ -396,20 +397,10 @@ class Run:
                 f"the training of line {line} was judged, for the script did not get to the one after it: {error}"
             )
             self.train(original, trainer)
-        from failurelab.preflight.inputs import Seen
-        from failurelab.preflight.intercept import ranks
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 
         if self.loads:
-            seen = Seen(
-                None,
-                {},
-                loads=self.loads,
-                world_size=self.spec["world_size"],
-                gpus=ranks.visible_gpus(),
-                device=self.launched.rank.device.index,
-            )
-            self._ask((judge_four_bit_placement,), seen)
+            self._ask((judge_four_bit_placement,), Seen(None, {}, **self._launch()))
         self.report.end(error, self.launched.mapped.texts)
 
     def _ask(self, judges: Sequence[Callable[..., Any]], seen: Any) -> None:
@@ -450,10 +441,4 @@ class Run:
 
 def _line(path: str) -> int:
     """Return the script's line that is being run now, or 0."""
-    frame = sys._getframe(1)
-    lines = []
-    while frame is not None:
-        if frame.f_code.co_filename == path:
-            lines.append(frame.f_lineno)
-        frame = frame.f_back
-    return lines[0] if lines else 0
+    return next((frame.f_lineno for frame in own_frames(lambda file: file == path)), 0)
