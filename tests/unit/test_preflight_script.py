@@ -346,6 +346,7 @@ def seen(source="", line=0, **more):
         ("accelerate launch --num_processes 4 --module pkg.train --lr 1", "pkg.train", 4, 0),
         ("trl grpo --config x.yaml --num_processes 4 --lr 1", "trl.scripts.grpo", 4, 0),
         ("trl dpo --accelerate_config zero3 --lr 1", "trl.scripts.dpo", 1, 3),
+        ("accelerate launch --config_file flow.yaml t.py", "t.py", 1, 0),
     ],
 )
 def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypatch):
@@ -353,6 +354,8 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
     pathlib.Path("zero3.yaml").write_text(
         "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n"
     )
+    pathlib.Path("flow.yaml").write_text("{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 0}}\n")
+    pathlib.Path("broken.yaml").write_text("{\n")
     started = launcher_line.read_line(line.split())
     assert (started.script or started.module, started.world_size, started.zero_stage) == (script, size, stage)
     assert not started.module or started.arguments[-2:] == ("--lr", "1")
@@ -361,6 +364,9 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
     path.write_text(json.dumps(config))
     stages = [launcher_line.zero_stage(each) for each in (config, path, str(path), json.dumps(config), None, "nowhere")]
     assert stages == [3, 3, 3, 3, 0, 0]  # as a dict, as the path of a file, as text; what cannot be read asks for none
+    unread = "accelerate launch --config_file broken.yaml t.py"
+    with pytest.raises(launcher_line.LaunchError, match=r"broken.yaml cannot be read \(it is no YAML\)"):
+        launcher_line.read_line(unread.split())
     for without in ("accelerate launch", "torchrun -m", "bash run.sh", "torchrun --nnodes x t.py", "trl", "trl chat"):
         with pytest.raises(launcher_line.LaunchError, match="Next"):
             launcher_line.read_line(without.split())
