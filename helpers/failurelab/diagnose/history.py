@@ -117,11 +117,8 @@ def read_history(entries: Iterable[dict[str, float]]) -> History:
             continue
         for name, value in entry.items():
             if name in _KNOWN or name == "step" or (name.startswith("rewards/") and not name.endswith("/std")):
-                column = columns.get(name)
-                if column is None:
-                    column = columns[name] = array.array("d")
-                if len(column) < count:
-                    column.extend(itertools.repeat(math.nan, count - len(column)))
+                column = columns.setdefault(name, array.array("d"))
+                column.extend(itertools.repeat(math.nan, count - len(column)))
                 column.append(value if math.isfinite(value) else math.inf)
         count += 1
     for column in columns.values():
