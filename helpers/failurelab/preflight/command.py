@@ -1,7 +1,6 @@
 """`failurelab preflight`: runs the script in the Python that trains, tries repairs, and tells what was found."""
 
 import argparse
-import functools
 import hashlib
 import json
 import os
@@ -100,7 +99,7 @@ def main(arguments: list[str]) -> int:
             world_size=options.world_size,
             time_limit=options.time_limit,
             again=options.tries,
-            say=_progress,
+            say=lambda stage: print(f"preflight: {stage} …", file=sys.stderr, flush=True),
         )
     except FailureLabError as error:
         told = answer.Told((options.module or line)[0], {}, error=str(error))
@@ -116,19 +115,13 @@ def main(arguments: list[str]) -> int:
         print(f"{options.diff}: the patch that was tried. Next, {apply}")
     elif options.diff:
         print(f"{options.diff}: not written, for no edit of the script was tried that heals")
-    report = functools.partial(issue.markdown, options=arguments)
-    for path, content in ((options.json, _json), (options.junit, answer.junit), (options.report, report)):
-        if path:
-            path.write_text(content(told), encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(answer.to_json(told), indent=1) + "\n", encoding="utf-8")
+    if options.junit:
+        options.junit.write_text(answer.junit(told), encoding="utf-8")
+    if options.report:
+        options.report.write_text(issue.markdown(told, arguments), encoding="utf-8")
     return told.exit_status
-
-
-def _json(told: answer.Told) -> str:
-    return json.dumps(answer.to_json(told), indent=1) + "\n"
-
-
-def _progress(stage: str) -> None:
-    print(f"preflight: {stage} …", file=sys.stderr, flush=True)
 
 
 def ask(
@@ -190,11 +183,8 @@ def ask(
         "zero_stage": started.zero_stage,
     }
     with tempfile.TemporaryDirectory(prefix="failurelab-preflight-", ignore_cleanup_errors=True) as folder:
-        session = Session(
-            pathlib.Path(folder), python, dict(started.environment), spec, time_limit, say,
-            fork,
-        )  # fmt: skip
-        with session.open():
+        variables = dict(started.environment)
+        with Session(pathlib.Path(folder), python, variables, spec, time_limit, say, fork).open() as session:
             _judge(told, session, script, again)
     answer.sort(told)
     return told
@@ -210,10 +200,10 @@ def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: boo
         told.error = str(error)
         return
     effects = [f"{effect['kind']} {effect['what']}" for effect in first["effects"]]
+    heard = {os.path.realpath(effect["what"]) for effect in first["effects"]}
     for folder in folders:
-        for path in sorted(_list_files(folder).items() - before[folder].items()):
-            if not any(os.path.realpath(path[0]) == os.path.realpath(each["what"]) for each in first["effects"]):
-                effects.append(f"writes {path[0]}")
+        new = sorted(path for path, _ in _list_files(folder).items() - before[folder].items())
+        effects += [f"writes {path}" for path in new if os.path.realpath(path) not in heard]
     if again is False:
         outcome = rounds.suspect_all(first, "the script was not run with a repair (--no-try)")
     elif again is None and effects and first["findings"]:
@@ -242,7 +232,7 @@ def _show_changes(told: answer.Told, outcome: rounds.Outcome) -> None:
         for entry in entries:
             shown = {"diff": ""} | {name: entry[name] for name in entry if name not in ("change", "changes", "base")}
             if entry.get("change"):
-                base, change = (repairs.from_json(entry[name]) for name in ("base", "change"))
+                base, change = repairs.from_json(entry["base"]), repairs.from_json(entry["change"])
                 shown["diff"] = _patch(base, change, context=1)[0].decode(errors="replace")
                 if kept is told.findings and (change.calls, change.arguments) != (base.calls, base.arguments):
                     told.notes.append(

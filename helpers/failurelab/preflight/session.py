@@ -147,7 +147,10 @@ class Session:
                     stage = line.strip()
                     self.say(stage)
                 if time.monotonic() > self._deadline:
-                    raise TimeIsOver(_too_long(self.spec["script"], self.limit, stage))
+                    raise TimeIsOver(
+                        f"{self.spec['script']} was ended after {self.limit:g} seconds, while {stage}. Next: a longer "
+                        "--time-limit, or look whether the script waits for something or prepares much data"
+                    )
                 time.sleep(_PAUSE)
         if paths["report"].exists():
             return json.loads(paths["report"].read_text())
@@ -203,10 +206,3 @@ def _with_folder(folder: pathlib.Path) -> list[int]:
             if any(variable.startswith(mark) for variable in path.read_bytes().split(b"\0")):
                 found.append(int(path.parent.name))
     return found
-
-
-def _too_long(script: str, limit: float, stage: str) -> str:
-    return (
-        f"{script} was ended after {limit:g} seconds, while {stage}. Next: a longer --time-limit, or look whether the "
-        "script waits for something or prepares much data"
-    )
