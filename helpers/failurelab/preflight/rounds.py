@@ -121,13 +121,10 @@ class _Trials:
             without = [*without, self._again(self.change)]
         if not all(_is_accused(finding, result) for result in without):
             return NOT_AGAIN
-        if not finding["changes"]:  # the judge itself has undone it, in both runs
-            self._name(finding, finding["tried"], None)
-            return ""
         reasons = [self._why_not_with(finding, change) for change in finding["changes"]]
         if "" in reasons:
             return ""
-        if finding["tried"]:  # by the judge itself, which needs no edit
+        if finding["tried"]:  # by the judge itself, in both runs, which needs no edit
             self._name({**finding, "changes": []}, finding["tried"], None)
             return ""
         return reasons[0]

@@ -14,6 +14,7 @@ import pathlib
 import re
 import sys
 import tokenize
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,12 +44,8 @@ class Edit:
 
 
 def own_frames(holds: Callable[[str], bool]) -> Iterator[types.FrameType]:
-    """Yield the frames of the script's own code that are running now, the innermost first."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if holds(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
+    """Return the frames of the script's own code that are running now, the innermost first."""
+    return (frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if holds(frame.f_code.co_filename))
 
 
 def place_of(frame: types.FrameType) -> Place:

@@ -11,6 +11,7 @@ import pathlib
 import socket
 import sys
 import threading
+import traceback
 import urllib.parse
 from collections.abc import Iterable
 from typing import Any
@@ -110,14 +111,12 @@ class Effects:
 
     def _is_own(self) -> bool:
         """Return whether the script's own code is what starts a process, and no import or training of a library's."""
-        frame = sys._getframe(3)
-        while frame is not None:
+        for frame, _ in traceback.walk_stack(sys._getframe(3)):
             file = frame.f_code.co_filename
             if file.startswith("<frozen importlib") or file == str(_BARRIER):
                 return False
             if self._own.holds(file):
                 return True
-            frame = frame.f_back
         return False
 
     def _tell(self, kind: str, what: str) -> None:

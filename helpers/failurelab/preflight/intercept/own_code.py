@@ -15,6 +15,7 @@ import pathlib
 import site
 import sys
 import sysconfig
+import traceback
 import urllib.parse
 from collections.abc import Iterator
 
@@ -65,15 +66,13 @@ class OwnCode:
         The nearest frame decides that is not of the standard library, not of failurelab, and not of a function in
         `through`, by its name, which passes on what another one says.
         """
-        frame = sys._getframe(2)
-        while frame is not None:
+        for frame, _ in traceback.walk_stack(sys._getframe(2)):
             file = frame.f_code.co_filename
             if self.holds(file):
                 return True
             passes = frame.f_code.co_name in through or _has_no_file(file) or file.startswith(HERE)
             if not passes and not (file.startswith(_standard_library()) and not file.startswith(_libraries())):
                 return False
-            frame = frame.f_back
         return False
 
 

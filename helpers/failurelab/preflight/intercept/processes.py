@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -54,7 +55,5 @@ def no_other_processes(own: OwnCode) -> Iterator[None]:
 
 def _is_judge() -> bool:
     """Whether a judge of preflight starts the process: memory is simulated in one of its own."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename == subprocess.__file__:
-        frame = frame.f_back
-    return frame.f_code.co_filename.startswith(HERE)
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(2)))
+    return next(file for file in files if file != subprocess.__file__).startswith(HERE)

@@ -382,12 +382,9 @@ def _bits(config: Any, options: dict[str, Any]) -> int:
 def _generation_config(name: Any, options: dict[str, Any]) -> Any:
     from transformers import GenerationConfig
 
-    try:
-        return GenerationConfig.from_pretrained(
-            name, **{key: value for key, value in options.items() if key in FOR_FILES}
-        )
-    except Exception:  # most checkpoints have one; without it the model's own stands
-        return None
+    files = {key: value for key, value in options.items() if key in FOR_FILES}
+    with contextlib.suppress(Exception):  # most checkpoints have one; without it the model's own stands
+        return GenerationConfig.from_pretrained(name, **files)
 
 
 def _marked(model: Any, load: Load) -> Any:
