@@ -134,8 +134,7 @@ class OwnFiles:
                 found.append(place)
         return found
 
-    @contextlib.contextmanager
-    def edited(self) -> Iterator[None]:
+    def edited(self) -> contextlib.AbstractContextManager:
         """Inside, modules of the script's own are imported, and shown in tracebacks, as this run has them."""
         original = importlib.machinery.SourceFileLoader.get_code
 
@@ -147,8 +146,7 @@ class OwnFiles:
 
         if self._real in self.change.files:
             self._show(self._script)
-        with mock.patch.object(importlib.machinery.SourceFileLoader, "get_code", get_code):
-            yield
+        return mock.patch.object(importlib.machinery.SourceFileLoader, "get_code", get_code)
 
     def _show(self, file: str) -> None:
         lines = self.read(file).splitlines(keepends=True)

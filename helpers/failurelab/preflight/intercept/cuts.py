@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
@@ -116,8 +116,7 @@ class Arguments:
         self.made: list[Any] = []
         self._kept: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # of each: as asked, cut, as made
 
-    @contextlib.contextmanager
-    def cut(self) -> Iterator[None]:
+    def cut(self) -> contextlib.AbstractContextManager:
         """Inside, every TrainingArguments is cut as it is made."""
         from transformers import TrainingArguments
 
@@ -136,8 +135,7 @@ class Arguments:
             original(arguments)
             values.update(_values(arguments))
 
-        with mock.patch.object(TrainingArguments, "__post_init__", post_init):
-            yield
+        return mock.patch.object(TrainingArguments, "__post_init__", post_init)
 
     def settle(self, arguments: Any) -> None:
         """Take what the script has set on its arguments since they were made as asked: their trainer is made now."""
