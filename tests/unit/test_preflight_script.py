@@ -299,6 +299,15 @@ def test_a_library_in_an_editable_clone_is_not_the_script(project):
         assert modules["cloned"].start() == 0
 
 
+def test_a_command_of_the_shell_is_run_and_a_training_is_not(tmp_path):
+    """`os.system("mkdir -p out")` ended in an AttributeError of preflight's own, `os.system("python x.py")` too."""
+    script = tmp_path / "train.py"
+    script.write_text(f"import os\nassert os.system('mkdir {tmp_path}/out') == 0\nos.system('python -c pass')\n")
+    with processes.no_other_processes(own_code.OwnCode(script)), pytest.raises(processes.Stopped, match="python -c"):
+        exec(compile(script.read_text(), str(script), "exec"), {})
+    assert (tmp_path / "out").is_dir()
+
+
 def test_a_judge_may_start_a_process_while_the_script_trains(tmp_path):
     """Memory is simulated in a process of its own, and it is the script's training that asks for it."""
     script = tmp_path / "train.py"
