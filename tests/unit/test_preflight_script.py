@@ -537,6 +537,9 @@ def test_the_answer_in_each_form():
     answer.sort(both)
     assert [found["failure"] for found in both.findings] == ["F2", "F7", "F3a"]
     assert both.findings[0]["notebook"] == "03_no_grad_fn"
+    f15 = answer.Told("", {}, [{"failure": "F15", "evidence": "e", "repair": "r", "notebook": "10_two_policies"}])
+    answer.sort(f15)
+    assert f15.findings[0]["notebook"] == "08_everything_together"  # the registry's, and not one that has no F15
     assert [held["failure"] for held in both.held] == ["F4", "F10"]
     kinds = {"findings", "suspected", "held", "not_applicable", "not_checked"}
     assert set(answer.to_json(both)) == kinds | {"cut", "script", "script_sha256", "versions"}

@@ -13,18 +13,8 @@ ORDER = (
     "F22", "F23", "F2", "F5", "F6", "F4", "memory", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
     "F16", "F11", "rate", "one row", "first rewards", "F19", "F15", "F20", "F3a",
 )  # fmt: skip
-TITLES = {
+_TITLES = {  # of what is no failure of the registry
     "memory": "More memory than the device has",
-    "F9": "Updates rounded away",
-    "F10": "Rewards that are all equal",
-    "F11": "Completions cut",
-    "F12": "Prompts that do not fit the model's template",
-    "F13": "The end is not seen",
-    "F14": "A reward that does not see what it needs",
-    "F15": "Scores at another temperature than the tokens were drawn at",
-    "F16": "An engine with other weights",
-    "F19": "The reference is not what it should be",
-    "F20": "A loss scaled by the way batches are cut",
     "rate": "A learning rate that cannot teach, or teaches too much",
     "one row": "One prompt to train on",
     "first rewards": "What the untrained model gets",
@@ -93,7 +83,7 @@ def sort(told: Told) -> None:
     )
     found = {answer["failure"] for answer in told.accusations}
     for answer in told.accusations:
-        answer["notebook"] = answer["notebook"] or notebooks.get(answer["failure"]) or None
+        answer["notebook"] = notebooks.get(answer["failure"]) or None
     told.not_checked = _once([a for a in told.not_checked if a.get("about") or a["failure"] not in found])
     left = found | {answer["failure"] for answer in told.not_checked}
     told.held = _once([answer for answer in told.held if answer["failure"] not in left])
@@ -208,8 +198,7 @@ def _repair(answer: dict[str, Any], what: str, width: int) -> list[str]:
 
 def title(failure: str) -> str:
     """Return what a failure is called; empty where it has no title."""
-    titles = {each.id: each.title for each in failures.all()}
-    return titles.get(failure, TITLES.get(failure, ""))
+    return (_TITLES | {each.id: each.title for each in failures.all()}).get(failure, "")
 
 
 def _wrap(text: str, width: int, first: str = "       ", others: str = "") -> list[str]:
