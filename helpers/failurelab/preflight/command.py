@@ -204,31 +204,27 @@ def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: boo
     for folder in folders:
         new = sorted(path for path, _ in _list_files(folder).items() - before[folder].items())
         effects += [f"writes {path}" for path in new if os.path.realpath(path) not in heard]
+    outcome, left = rounds.Rounds(session.run, first, session.say), rounds.ROUNDS_OVER
     if again is False:
-        outcome = rounds.suspect_all(first, "the script was not run with a repair (--no-try)")
+        left = "the script was not run with a repair (--no-try)"
     elif again is None and effects and first["findings"]:
-        outcome = rounds.suspect_all(first, f"the script was not run again, for it {effects[0]}")
+        left = f"the script was not run again, for it {effects[0]}"
         outcome.notes.append(
             f"beside its training the script {'; '.join(effects)}. It was not run again, so nothing is named. "
             "Next: --try, if it may do all that once more for each repair"
         )
     else:
         try:
-            outcome = rounds.try_repairs(session.run, first, session.say)
+            outcome.try_all()
         except TimeIsOver as error:
-            outcome = error.outcome
+            left = "not tried: the time was over"
             outcome.notes.append(f"not every repair was tried: {error}")
     for name in ("held", "not_applicable", "not_checked", "error", "cut"):
         setattr(told, name, outcome.last.get(name, getattr(told, name)))
     told.notes = [*first.get("notes", []), *outcome.notes]
-    told.hidden = rounds.hidden(outcome.named, first)
-    told.ended_first = first["error"]
-    _show_changes(told, outcome)
-
-
-def _show_changes(told: answer.Told, outcome: rounds.Outcome) -> None:
-    """Put the repairs into the answer as diffs, each on top of those before it, and all that healed as one patch."""
-    for entries, kept in ((outcome.named, told.findings), (outcome.suspected, told.suspected)):
+    told.hidden, told.ended_first = outcome.hidden(), first["error"]
+    # the repairs as diffs, each on top of those before it, and all that healed as one patch
+    for entries, kept in ((outcome.named, told.findings), (outcome.suspected(left), told.suspected)):
         for entry in entries:
             shown = {"diff": ""} | {name: entry[name] for name in entry if name not in ("change", "changes", "base")}
             if entry.get("change"):
