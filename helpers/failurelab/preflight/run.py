@@ -306,10 +306,9 @@ class Run:
         self._note("train")
         for line in self.files.change.calls:
             exec(line, {"trainer": trainer})
-        for kind, made in (("trainer", self.trainers), ("arguments", self.arguments.made)):
-            judged = (id(trainer), id(trainer.args))
-            which = next((place for place, each in enumerate(made) if id(each) in judged), None)
-            self.places[kind] = [] if which is None else [self.places[kind][which]]
+        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, trainer.args)}
+        for kind, (made, its) in judged.items():
+            self.places[kind] = [at for each, at in zip(made, self.places.get(kind, ())) if each is its]
         line = next((line for _, skipped, line in self.skipped if skipped is trainer), 0)
         asked = self.arguments.asked(trainer.args)
         seen = Seen(

@@ -101,13 +101,13 @@ class Session:
         """
         self.runs += 1
         folder = self.folder / f"run-{self.runs}"
+        names = ("report", "progress", "log", "status", "pid", "effects", "output", "tmp")
+        paths = {name: folder / name for name in names}
         for name in ("output", "tmp"):
-            (folder / name).mkdir(parents=True)
-        paths = {name: folder / name for name in ("report", "progress", "log", "status", "pid", "effects")}
+            paths[name].mkdir(parents=True)
         for name in ("progress", "log", "effects"):
             paths[name].touch()
-        order = {name: str(path) for name, path in paths.items()}
-        order |= {"output": str(folder / "output"), "tmp": str(folder / "tmp"), "change": repairs.to_json(change)}
+        order = {name: str(path) for name, path in paths.items()} | {"change": repairs.to_json(change)}
         if self._process is not None and self._process.poll() is not None:
             self._end()
         process = self._process = self._process or self._start()
