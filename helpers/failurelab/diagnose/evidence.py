@@ -9,7 +9,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from packaging.version import InvalidVersion, Version
 
@@ -155,15 +155,6 @@ def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def _number(path: pathlib.Path) -> int:
     digits = re.findall(r"\d+", path.name)
     return int(digits[-1]) if digits else 0
-
-
-def _planned(files: Iterable[pathlib.Path]) -> float | None:
-    """Return the steps that the run was planned for, by the newest state of its trainer."""
-    steps = []
-    for file in files:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            steps.append(float(json.loads(file.read_text(encoding="utf-8"))["max_steps"]))
-    return max(steps, default=None)
 
 
 def _kind(file: pathlib.Path, evidence: Evidence) -> str:
@@ -366,8 +357,8 @@ def _checkpoints(files: list[pathlib.Path], evidence: Evidence) -> None:
     """Compare the earliest weights with the latest, by the steps at which they were saved."""
     folders = {file.parent for file in files}
     if len(folders) > 1:
-        states = {file.parent / "trainer_state.json" for file in files}
-        last = _planned(states) or math.inf  # the final save has no state of its own
+        planned = filter(None, (_state(folder, "max_steps") for folder in folders))
+        last = max(planned, default=math.inf)  # the final save has no state of its own
         steps = {folder: _step(folder, last) for folder in folders}
         ordered = sorted(folders, key=lambda folder: (steps[folder], str(folder)))
         before, after = ordered[0], ordered[-1]
@@ -395,9 +386,17 @@ def _checkpoints(files: list[pathlib.Path], evidence: Evidence) -> None:
 
 def _step(folder: pathlib.Path, last: float) -> float:
     """Return the step at which weights were saved, by their state or their folder's name; `last` for the final save."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return float(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
+    step = _state(folder, "global_step")
+    if step is not None:
+        return step
     return float(_number(folder)) if folder.name.startswith("checkpoint") else last
+
+
+def _state(folder: pathlib.Path, name: str) -> float | None:
+    """Return a number of the trainer's state in a folder; None where there is none."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return float(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))[name])
+    return None
 
 
 def _weights(found: dict) -> dict[str, Value]:
