@@ -58,12 +58,7 @@ class Evidence:
 
 
 def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] | None = None) -> Evidence:
-    """Read the files of one run.
-
-    Args:
-        name: of the run.
-        paths: its folder, or its files.
-        versions: of the libraries, where they are known otherwise.
+    """Read the folder or the files of one run; `versions` are of the libraries, where they are known otherwise.
 
     Raises:
         RunError: there is no such file, or nothing in them that can be read.

@@ -57,10 +57,7 @@ class Launch:
 
 
 def read_line(words: list[str]) -> Launch:
-    """Return what a line would start.
-
-    Args:
-        words: of the line, as a shell splits it.
+    """Return what a line would start, by its words, as a shell splits it.
 
     Raises:
         LaunchError: no script in it, or a configuration that cannot be read.

@@ -243,8 +243,8 @@ class DotAll(Repair):
             call
             for root in (node, *compiled)
             for call in ast.walk(root)
-            if isinstance(call, ast.Call) and ast.unparse(call.func).removeprefix("re.") in _MATCHING
-            and ast.unparse(call.func).startswith("re.") and "flags" not in {each.arg for each in call.keywords}
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in {f"re.{name}" for name in _MATCHING}
+            and "flags" not in {each.arg for each in call.keywords}
             and not any("re." in ast.unparse(each) for each in call.args[1:])
         ]  # fmt: skip
         return [edit for call in calls for edit in text.set_keywords(call, {"flags": "re.DOTALL"})]

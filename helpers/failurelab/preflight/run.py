@@ -83,12 +83,7 @@ def _run_as_main(code: types.CodeType, path: pathlib.Path, name: str = "") -> No
 
 
 class OwnFiles:
-    """The script's own files as this run has them: as they are, or as a repair has edited them.
-
-    Args:
-        script: its path, as it was given.
-        change: of this run.
-    """
+    """The files of the script at a path, as it was given: as they are, or as the change of this run has them."""
 
     def __init__(self, script: str, change: repairs.Change):
         self.own, self.change = own_code.OwnCode(script), change

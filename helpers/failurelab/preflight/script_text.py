@@ -91,11 +91,7 @@ def encode_source(path: str | os.PathLike, text: str) -> bytes:
 
 
 class Text:
-    """One file's text and its syntax tree.
-
-    Args:
-        file: its path, as frames name it.
-        text: with its own line ends.
+    """One file's text, with its own line ends, and its syntax tree; `file` is its path, as frames name it.
 
     Raises:
         SyntaxError: it is no Python.
@@ -232,14 +228,7 @@ def apply_edits(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, st
 def make_patch(
     before: Mapping[str, bytes], after: Mapping[str, bytes], names: Mapping[str, str], context: int = 3
 ) -> bytes:
-    """Return a patch that `git apply` takes, from the contents of files before to those after.
-
-    Args:
-        before: by path.
-        after: by path.
-        names: what the patch calls each path.
-        context: lines around each change.
-    """
+    """Return a patch that `git apply` takes, of the contents of files by path; `names` is what it calls the paths."""
     lines: list[bytes] = []
     for path in sorted(after):
         old, new = (re.findall(rb"[^\n]*\n|[^\n]+", contents) for contents in (before[path], after[path]))

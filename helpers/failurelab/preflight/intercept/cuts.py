@@ -95,12 +95,7 @@ def _values(arguments: Any) -> dict[str, Any]:
 class Arguments:
     """The training arguments of a script: as asked, by name, and how they were cut.
 
-    Args:
-        steps: of the cut training.
-        output_dir: of it.
-        other: values that take the place of the script's.
-        note: called with each arguments object while it is made.
-        world_size: of the launch.
+    `other` values take the place of the script's; `note` is called with each arguments object while it is made.
     """
 
     def __init__(

@@ -44,12 +44,9 @@ def cache_folders() -> set[str]:
 
 
 class Effects:
-    """Writes each effect of this process into a file, as it happens.
+    """Writes each effect of this process into a file, as it happens, one JSON object a line.
 
-    Args:
-        path: of the file, one JSON object a line.
-        own: which code is the script's.
-        allowed: folders that may be written to.
+    Files in the `allowed` folders may be written.
     """
 
     def __init__(self, path: pathlib.Path, own: OwnCode, allowed: Iterable[str | os.PathLike]):

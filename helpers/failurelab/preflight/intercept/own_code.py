@@ -26,11 +26,7 @@ _PROJECT = (".git", "pyproject.toml", "setup.py")
 
 
 class OwnCode:
-    """The code of one script.
-
-    Args:
-        script: its path.
-    """
+    """The code of one script, given by its path."""
 
     def __init__(self, script: str | os.PathLike):
         self._script = os.fspath(script)
