@@ -29,6 +29,7 @@ from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, N
 from failurelab.preflight.inputs import Seen, Source
 from failurelab.preflight.intercept import own_code, processes
 from failurelab.preflight.intercept.effects import Effects
+from failurelab.preflight.launcher_line import zero_stage
 from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.script_text import Place, Text, find_called, own_frames, place_of, read_source
 
@@ -226,7 +227,8 @@ class Run:
         self.datasets: dict[int, Any] = {}
         self.making = 0
         self.training = self.evaluated = False
-        self.skipped: list[tuple[Callable[..., Any], Any, int]] = []  # a training that was left out for a later one
+        self.skipped: Any = None  # the trainer whose training in this line was left out for a later one
+        self.skipped_line = 0
         self.real = spec["real_model"]
 
     @contextlib.contextmanager
@@ -294,17 +296,17 @@ class Run:
         from failurelab.preflight.intercept import cuts, engine, watched
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.textbook import StepJudge
-        from failurelab.preflight.launcher_line import zero_stage
 
-        if self._is_first_stage(trainer):
-            return self._skip(original, trainer)
+        line = _line(self.source.path)
+        if self._is_first_stage(trainer, line):
+            return self._skip(trainer, line)
         self._note("train")
         for line in self.files.change.calls:
             exec(line, {"trainer": trainer})
         judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, trainer.args)}
         for kind, (made, its) in judged.items():
             self.places[kind] = [at for each, at in zip(made, self.places.get(kind, ())) if each is its]
-        line = next((line for _, skipped, line in self.skipped if skipped is trainer), 0)
+        line = line or (self.skipped_line if self.skipped is trainer else 0)
         asked = self.arguments.asked(trainer.args)
         seen = Seen(
             trainer=trainer,
@@ -316,7 +318,7 @@ class Run:
             given=self.given.get(id(trainer), {}),
             zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),
             evaluated=self.evaluated,
-            source=dataclasses.replace(self.source, line=_line(self.source.path) or line),
+            source=dataclasses.replace(self.source, line=line),
             real=self.real,
         )
         self._note_other_trainings(seen.source)
@@ -348,23 +350,20 @@ class Run:
         size, device = self.spec["world_size"], self.launched.rank.device.index
         return {"loads": self.loads, "world_size": size, "gpus": ranks.visible_gpus(), "device": device}
 
-    def _is_first_stage(self, trainer: Any) -> bool:
+    def _is_first_stage(self, trainer: Any, line: int) -> bool:
         """Whether another training comes later in the script, of a trainer that draws completions, and this one not."""
         from failurelab.preflight.judges.rows import generates
 
-        line = _line(self.source.path)
-        later = [other for other in self.source.training_lines() if other > line]
+        later = any(other > line for other in self.source.training_lines())
         generating = re.search(r"\b(?:GRPO|RLOO|OnlineDPO)\w*Trainer\s*\(", self.source.text)
-        return bool(not self.skipped and line and later and generating and not generates(trainer))
+        return bool(not self.skipped_line and line and later and generating and not generates(trainer))
 
-    def _skip(self, original: Callable[..., Any], trainer: Any) -> Any:
+    def _skip(self, trainer: Any, line: int) -> Any:
         """Let the script go on as if a training had ended."""
         from transformers.trainer_utils import TrainOutput
 
-        line = _line(self.source.path)
         self.report.say(f"leaving out the training of line {line}, for a later one")
-        self.skipped.append((original, trainer, line))
-        self.training = False
+        self.skipped, self.skipped_line, self.training = trainer, line, False
         return TrainOutput(0, 0.0, {})
 
     def refused(self, error: BaseException) -> None:
@@ -382,13 +381,12 @@ class Run:
 
     def ended(self, error: str) -> None:
         """Tell of a script that ended before training, with what its loads alone say."""
-        if self.skipped and not self.training:
-            original, trainer, line = self.skipped[0]
-            self.training = True
+        if self.skipped_line and not self.training:
             self.report.notes.append(
-                f"the training of line {line} was judged, for the script did not get to the one after it: {error}"
+                f"the training of line {self.skipped_line} was judged, for the script did not get to the one after it: "
+                f"{error}"
             )
-            self.train(original, trainer)
+            self.skipped.train()
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 
         if self.loads:
@@ -417,12 +415,12 @@ class Run:
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short]
 
     def _note_other_trainings(self, source: Source) -> None:
-        left_out = [line for _, trainer, line in self.skipped]
-        others = [line for line in source.training_lines() if line not in (source.line, *left_out)]
-        if left_out and source.line not in (0, *left_out):
-            first = type(self.skipped[0][1]).__name__
+        left_out = self.skipped_line
+        others = [line for line in source.training_lines() if line not in (source.line, left_out)]
+        if left_out and source.line not in (0, left_out):
+            first = type(self.skipped).__name__
             self.report.notes.append(
-                f"the training of line {left_out[0]} ({first}) was not run: that of line {source.line} was judged"
+                f"the training of line {left_out} ({first}) was not run: that of line {source.line} was judged"
             )
         if source.line and others:
             self.report.notes.append(

@@ -103,7 +103,7 @@ class Watch:
         rows = getattr(output, "logits", None)
         if not isinstance(rows, torch.Tensor) or rows.dim() != 3:
             return
-        for name in ("logits_to_keep", "num_logits_to_keep"):
+        for name in logits.NAMES:
             wanted = kwargs.get(name)
             if isinstance(wanted, int) and wanted:
                 self._asked = name, wanted, rows.shape[1]
