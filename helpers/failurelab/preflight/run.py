@@ -220,9 +220,8 @@ class Run:
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(spec["world_size"])
-        self.arguments = cuts.Arguments(
-            spec["steps"], spec["output"], files.change.arguments, self._note_arguments, spec["world_size"]
-        )
+        other, size = files.change.arguments, spec["world_size"]
+        self.arguments = cuts.Arguments(spec["steps"], spec["output"], other, self._note_arguments, size)
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
@@ -242,17 +241,11 @@ class Run:
             stack.enter_context(self.launched.seen(own))
             stack.enter_context(self.arguments.cut())
             stack.enter_context(saved.elsewhere(self.spec["output"], self.loads, self.real))
-            stack.enter_context(
-                small.built_small(
-                    self.loads,
-                    self.adapters,
-                    lambda: self.making > 0,
-                    self.real,
-                    self.launched.too_early,
-                    self.launched.mapped,
-                    self._note,
-                )
+            launch = self.launched.too_early, self.launched.mapped
+            making = small.built_small(
+                self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note
             )
+            stack.enter_context(making)
             stack.enter_context(trainers.watched(self))
             yield
 
@@ -399,10 +392,8 @@ class Run:
                 self.report.answers.extend(judge(seen))
             except Exception as error:
                 self.report.traceback(error)
-                name = getattr(judge, "__module__", "").rpartition(".")[2]
-                self.report.answers.append(
-                    NotChecked(name, f"this check itself failed: {type(error).__name__}: {error}")
-                )
+                why = f"this check itself failed: {type(error).__name__}: {error}"
+                self.report.answers.append(NotChecked(judge.__module__.rpartition(".")[2], why))
 
     def _cuts(self, trainer: Any, seen: Any) -> list[str]:
         cut = self.arguments.cuts(trainer.args)
@@ -419,9 +410,8 @@ class Run:
         others = [line for line in source.training_lines() if line not in (source.line, left_out)]
         if left_out and source.line not in (0, left_out):
             first = type(self.skipped).__name__
-            self.report.notes.append(
-                f"the training of line {left_out} ({first}) was not run: that of line {source.line} was judged"
-            )
+            note = f"the training of line {left_out} ({first}) was not run: that of line {source.line} was judged"
+            self.report.notes.append(note)
         if source.line and others:
             self.report.notes.append(
                 f"the script trains again in line {', '.join(map(str, others))}: the training of line {source.line} "

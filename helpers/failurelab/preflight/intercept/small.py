@@ -285,8 +285,8 @@ def cut(config: Any, sizes: dict[str, int]) -> Any:
         if sizes is _NARROW and isinstance(getattr(part, "initializer_range", None), float):
             part.initializer_range = 0.1  # with the 0.02 of wide models every token would be about as likely
         for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
-            if isinstance(getattr(part, name, None), list):
-                setattr(part, name, _both_kinds(getattr(part, name)))
+            if isinstance(kinds := getattr(part, name, None), list):
+                setattr(part, name, _both_kinds(kinds))
     return config
 
 
@@ -307,8 +307,7 @@ def _both_kinds(kinds: list) -> list:
 
 def _without_quantization(config: Any) -> Any:
     config = copy.deepcopy(config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    vars(config).pop("quantization_config", None)
     return config
 
 
@@ -325,11 +324,9 @@ def is_cut(model: Any) -> bool:
 
 def is_few(cls: type, config: Any) -> bool:
     """Whether a model of this configuration is as cheap as a cut one."""
-    try:
-        with torch.device("meta"):
-            return cls(copy.deepcopy(config)).num_parameters() <= _FEW
-    except Exception:
-        return False
+    with contextlib.suppress(Exception), torch.device("meta"):
+        return cls(copy.deepcopy(config)).num_parameters() <= _FEW
+    return False
 
 
 def _for_files(options: dict[str, Any]) -> dict[str, Any]:
