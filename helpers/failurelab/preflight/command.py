@@ -42,14 +42,10 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
     parser.add_argument("--world-size", type=_positive, metavar="N", help="processes of the run; else as launched")
     parser.add_argument("--time-limit", type=_positive, default=600, metavar="S", help="seconds in all (600)")
     tries = parser.add_mutually_exclusive_group()
-    tries.add_argument("--no-try", action="store_const", const=False, dest="tries", help="one run: nothing is named")
-    tries.add_argument(
-        "--try",
-        action="store_const",
-        const=True,
-        dest="tries",
-        help="try repairs whatever the script does beside training",
-    )
+    tries.add_argument("--no-try", action="store_false", dest="again", help="one run: nothing is named")
+    what = "try repairs whatever the script does beside training"
+    tries.add_argument("--try", action="store_true", dest="again", help=what)
+    parser.set_defaults(again=None)
     parser.add_argument("--diff", type=pathlib.Path, metavar="FILE", help="write the patch that was tried, a new FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the answer as JSON too")
     parser.add_argument("--junit", type=pathlib.Path, metavar="FILE", help="write it as JUnit XML too")
@@ -90,15 +86,10 @@ def main(arguments: list[str]) -> int:
         print(refused, file=sys.stderr)
         return 3
     try:
+        names = ("python", "steps", "real_model", "memory", "world_size", "time_limit", "again")
         told = ask(
             launcher_line.read_line(line),
-            python=options.python,
-            steps=options.steps,
-            real_model=options.real_model,
-            memory=options.memory,
-            world_size=options.world_size,
-            time_limit=options.time_limit,
-            again=options.tries,
+            **{name: getattr(options, name) for name in names},
             say=lambda stage: print(f"preflight: {stage} …", file=sys.stderr, flush=True),
         )
     except FailureLabError as error:
