@@ -121,6 +121,15 @@ def test_statements_of_several_lines():
     assert text == "def main():\n    own = f()\n    def g():\n        return {1: own}\n    g()\n    own.train()\n"
 
 
+@pytest.mark.parametrize("first", ['"""What it is."""\n', "from __future__ import annotations\n", ""])
+def test_an_import_stands_behind_what_must_be_first(first):
+    """In a file that imports nothing else, it stood before `from __future__`, which is an error of syntax."""
+    given = script(f"{first}trainer = f()\n@train trainer.train()\n")
+    (text,) = Statement("copy.copy({trainer})", imports="import copy").change(given).files.values()
+    assert text == f"{first}import copy\ntrainer = f()\ncopy.copy(trainer)\ntrainer.train()\n"
+    compile(text, "train.py", "exec")
+
+
 def test_what_has_no_place_in_the_text_is_changed_live():
     """A trainer without a name, arguments that a parser makes: the live objects are changed; two changes add up."""
     given = script("@train make(peft_config=1).train()\n")

@@ -327,11 +327,10 @@ def _imported(text: Text, line: str) -> list[Edit]:
     """Return the edit that imports what a repair needs, in front of the file's first import; none if it is there."""
     if not line or line in (ast.unparse(node) for node in text.tree.body):
         return []
-    statements = text.tree.body
-    future = [node for node in statements if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-    imports = [node for node in statements if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in future]
-    first = imports[0] if imports else next((node for node in statements if not is_docstring(node)), None)
-    return [text.before(first, line)] if first is not None and not (future and future[-1].lineno > first.lineno) else []
+    future = [node for node in text.tree.body if getattr(node, "module", "") == "__future__"]
+    statements = [node for node in text.tree.body if node not in future and not is_docstring(node)]
+    imports = [node for node in statements if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return [text.before((imports or statements)[0], line)]
 
 
 def _operand(node: ast.expr, source: str) -> str:
