@@ -110,10 +110,9 @@ class OwnFiles:
             return None
         real = self.real(file)
         if real not in self._texts:
-            try:
+            self._texts[real] = None
+            with contextlib.suppress(OSError, SyntaxError, ValueError):
                 self._texts[real] = Text(real, self.read(file))
-            except (OSError, SyntaxError, ValueError):
-                self._texts[real] = None
         return self._texts[real]
 
     def places(self, making: type | None = None) -> list[Place]:

@@ -355,19 +355,18 @@ def _prompts_of_a_batch(seen: Seen) -> list[Any] | None:
     plain = all(isinstance(prompt, str) or _is_text(prompt) for prompt in prompts)
     if not plain or not prompts or not prompts[0]:
         return None
-    if _tokenizer(seen) is not None:
-        while len(prompts) > 1 and not _fits(seen, prompts[-1]):
-            prompts.pop()
+    tokenizer = _tokenizer(seen)
+    while tokenizer is not None and len(prompts) > 1 and not _fits(trainer.model, tokenizer, prompts[-1]):
+        prompts.pop()
     return [prompts[-1]] if cuts.generates_for_one(trainer.args) else [prompts[0], prompts[-1]]
 
 
-def _fits(seen: Seen, prompt: Any) -> bool:
+def _fits(model: Any, tokenizer: Any, prompt: Any) -> bool:
     """Whether a prompt leaves room for new tokens in the model's context."""
-    try:
-        _greedy.encode(seen.trainer.model, _tokenizer(seen), [prompt], NEW_TOKENS)
-    except ValueError:
-        return False
-    return True
+    with contextlib.suppress(ValueError):
+        _greedy.encode(model, tokenizer, [prompt], NEW_TOKENS)
+        return True
+    return False
 
 
 def _versions_that_fit(failure: str) -> str:
