@@ -136,8 +136,9 @@ def test_a_planted_mistake_is_found_and_named(mistake, failure, said, run):
 def test_the_parent_s_method_heals_and_what_decodes_has_no_undo(run):
     for mistake, healed in ((REVERSED, ["F21"]), (MUTE, [])):
         text = mistake + PLAIN + GRPO
-        outcome = rounds.try_repairs(lambda change, text=text: run(text, change), run(text))
-        assert [found["failure"] for found in outcome.named if found["failure"] != "F3a"] == healed, outcome
+        outcome = rounds.Rounds(lambda change, text=text: run(text, change), run(text))
+        outcome.try_all()
+        assert [found["failure"] for found in outcome.named if found["failure"] != "F3a"] == healed, outcome.suspected()
 
 
 @pytest.mark.parametrize("options", [PLAIN, LORA, MORE])

@@ -121,11 +121,20 @@ def test_statements_of_several_lines():
     assert text == "def main():\n    own = f()\n    def g():\n        return {1: own}\n    g()\n    own.train()\n"
 
 
+@pytest.mark.parametrize("first", ['"""What it is."""\n', "from __future__ import annotations\n", ""])
+def test_an_import_stands_behind_what_must_be_first(first):
+    """In a file that imports nothing else, it stood before `from __future__`, which is an error of syntax."""
+    given = script(f"{first}trainer = f()\n@train trainer.train()\n")
+    (text,) = Statement("copy.copy({trainer})", imports="import copy").change(given).files.values()
+    assert text == f"{first}import copy\ntrainer = f()\ncopy.copy(trainer)\ntrainer.train()\n"
+    compile(text, "train.py", "exec")
+
+
 def test_what_has_no_place_in_the_text_is_changed_live():
     """A trainer without a name, arguments that a parser makes: the live objects are changed; two changes add up."""
     given = script("@train make(peft_config=1).train()\n")
     change = Statement("{trainer}.model.hook()").change(given)
-    assert not change.files and change.calls == ("trainer.model.hook()",) and change.live
+    assert not change.files and change.calls == ("trainer.model.hook()",)
     given.change = change
     given.places["trainer"] = [[Place("train.py", 1, 1, 0, 4)]]
     change = Arguments({"temperature": 1.0}).change(given)
@@ -165,6 +174,9 @@ def test_edits_inside_a_function(tmp_path):
         '    return [re.match("a.b", c) for c in completions]',
     ]
     assert texts[1][2] == "def reward(completions, answer, **kwargs):"
+    path.write_text("\n\ndef reward(completions, *others): ...\n")
+    (text,) = AnyKeywords(module["reward"]).change(given).files.values()
+    assert text.strip() == "def reward(completions, *others, **kwargs): ..."
 
 
 OVERRIDES = """
@@ -250,7 +262,7 @@ def test_a_patch_is_what_git_applies(kind, tmp_path):
 def test_edits_are_of_the_text_before_them():
     text = Text("x", "f(a=1, b=2)\n")
     call = text.tree.body[0].value
-    edits = [*text.set_keywords(call, {"a": "10", "c": "3"}), *text.without_keyword(call, "b")]
+    edits = [*text.set_keywords(call, {"a": "10", "c": "3"}), *text.without_keyword(call, call.keywords[1])]
     assert apply_edits({"x": text.text}, edits)["x"].replace(" ", "") == "f(a=10,c=3)\n"
 
 
@@ -327,25 +339,26 @@ class Runs:
 
 def told(runs):
     first = runs(Change())
-    outcome = rounds.try_repairs(runs, first)
-    return outcome, {each["failure"]: each["why"] for each in outcome.suspected}, first
+    outcome = rounds.Rounds(runs, first)
+    outcome.try_all()
+    return outcome, {each["failure"]: each["why"] for each in outcome.suspected()}
 
 
 def test_what_hides_behind_another_is_named_in_turn():
     """F2 ends the run; F3b and F15 show behind it, each is run twice without its repair and once with it."""
     runs = Runs(["F2", "F3b", "F15"], hides={"F2": ["F3b", "F15"]}, error={"F2": "element 0 of tensors"})
-    outcome, suspected, first = told(runs)
+    outcome, suspected = told(runs)
     assert [each["failure"] for each in outcome.named] == ["F2", "F3b", "F15"] and not suspected
     assert (outcome.named[1]["evidence"], outcome.named[1]["tried"]) == ("F3b is bad", "F3b is good")
     assert [each["round"] for each in outcome.named] == [1, 2, 3] and not outcome.last["error"]
-    assert rounds.hidden(outcome.named, first) == ["F3b", "F15"]
+    assert outcome.hidden() == ["F3b", "F15"]
 
 
 def test_two_that_one_repair_heals_are_not_told_apart():
     """Checkpointing off takes F1 and F7 away alike: neither is named; a finer repair tells which is which."""
-    _, suspected, _ = told(Runs(["F1", "F7"], heals={"F1": {"F1", "F7"}, "F7": {"F1", "F7"}}))
+    _, suspected = told(Runs(["F1", "F7"], heals={"F1": {"F1", "F7"}, "F7": {"F1", "F7"}}))
     assert "not told apart" in suspected["F1"] and "not told apart" in suspected["F7"]
-    outcome, suspected, _ = told(Runs(["F1", "F7"], heals={"F1": {"F1"}, "F7": {"F1", "F7"}}))
+    outcome, suspected = told(Runs(["F1", "F7"], heals={"F1": {"F1"}, "F7": {"F1", "F7"}}))
     assert [each["failure"] for each in outcome.named] == ["F1"] and suspected == {"F7": "gone with the repair of F1"}
 
 
@@ -359,7 +372,7 @@ REASONS = {
 @pytest.mark.parametrize("kind", REASONS)
 def test_why_a_failure_is_not_named(kind):
     runs, reason = REASONS[kind]
-    outcome, suspected, _ = told(runs)
+    outcome, suspected = told(runs)
     (why,) = suspected.values()
     assert reason in why and not outcome.named
     assert bool(outcome.notes) == (kind == "not again")
@@ -378,7 +391,7 @@ def test_a_repair_that_crashes_or_brings_another_failure_is_none():
     for how, text in (("error", "NameError: x"), ("brings", "brings F9")):
         runs = Breaks(["F7"])
         runs.how = how
-        outcome, suspected, _ = told(runs)
+        outcome, suspected = told(runs)
         assert text in suspected["F7"] and not outcome.named and outcome.change == Change()
 
 
@@ -386,14 +399,15 @@ def test_a_judge_s_own_undo_needs_a_second_run_alone():
     runs = Runs(["F14"], no_edit=["F14"])
     first = runs(Change())
     first["findings"][0]["tried"] = "with re.DOTALL it gives 1"
-    outcome = rounds.try_repairs(runs, first)
+    outcome = rounds.Rounds(runs, first)
+    outcome.try_all()
     assert [each["failure"] for each in outcome.named] == ["F14"] and len(runs.made) == 2
 
 
 def test_a_rival_is_tried_once_and_not_in_each_round():
     """Three failures in one run: twice without a change, each repair alone, and then one on top of the others."""
     runs = Runs(["F2", "F7", "F15"])
-    outcome, _, _ = told(runs)
+    outcome, _ = told(runs)
     assert [each["failure"] for each in outcome.named] == ["F2", "F7", "F15"]
     assert sorted(map(len, runs.made)) == [0, 0, 1, 1, 1, 2, 3]
 
@@ -408,14 +422,15 @@ def test_the_first_of_several_repairs_that_heals_is_taken():
             each["changes"] = [repairs.to_json(Change(calls=(name,))) for name in ("F20", "F21", "F22")]
         return result
 
-    outcome = rounds.try_repairs(run, run(Change()))
-    assert outcome.change.calls == ("F21",) and ("F22",) not in runs.made and not outcome.suspected
+    outcome = rounds.Rounds(run, run(Change()))
+    outcome.try_all()
+    assert outcome.change.calls == ("F21",) and ("F22",) not in runs.made and not outcome.suspected()
 
 
 def test_four_rounds_are_all():
     names = ["F23", "F2", "F8", "F1", "F7", "F14"]
     hides = {name: names[place + 1 :] for place, name in enumerate(names)}
-    outcome, suspected, _ = told(Runs(names, hides=hides))
+    outcome, suspected = told(Runs(names, hides=hides))
     assert [each["failure"] for each in outcome.named] == names[:4] and suspected == {"F7": rounds.ROUNDS_OVER}
 
 

@@ -299,6 +299,15 @@ def test_a_library_in_an_editable_clone_is_not_the_script(project):
         assert modules["cloned"].start() == 0
 
 
+def test_a_command_of_the_shell_is_run_and_a_training_is_not(tmp_path):
+    """`os.system("mkdir -p out")` ended in an AttributeError of preflight's own, `os.system("python x.py")` too."""
+    script = tmp_path / "train.py"
+    script.write_text(f"import os\nassert os.system('mkdir {tmp_path}/out') == 0\nos.system('python -c pass')\n")
+    with processes.no_other_processes(own_code.OwnCode(script)), pytest.raises(processes.Stopped, match="python -c"):
+        exec(compile(script.read_text(), str(script), "exec"), {})
+    assert (tmp_path / "out").is_dir()
+
+
 def test_a_judge_may_start_a_process_while_the_script_trains(tmp_path):
     """Memory is simulated in a process of its own, and it is the script's training that asks for it."""
     script = tmp_path / "train.py"
@@ -346,6 +355,7 @@ def seen(source="", line=0, **more):
         ("accelerate launch --num_processes 4 --module pkg.train --lr 1", "pkg.train", 4, 0),
         ("trl grpo --config x.yaml --num_processes 4 --lr 1", "trl.scripts.grpo", 4, 0),
         ("trl dpo --accelerate_config zero3 --lr 1", "trl.scripts.dpo", 1, 3),
+        ("accelerate launch --config_file flow.yaml t.py", "t.py", 1, 0),
     ],
 )
 def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypatch):
@@ -353,6 +363,8 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
     pathlib.Path("zero3.yaml").write_text(
         "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n"
     )
+    pathlib.Path("flow.yaml").write_text("{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 0}}\n")
+    pathlib.Path("broken.yaml").write_text("{\n")
     started = launcher_line.read_line(line.split())
     assert (started.script or started.module, started.world_size, started.zero_stage) == (script, size, stage)
     assert not started.module or started.arguments[-2:] == ("--lr", "1")
@@ -361,6 +373,9 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
     path.write_text(json.dumps(config))
     stages = [launcher_line.zero_stage(each) for each in (config, path, str(path), json.dumps(config), None, "nowhere")]
     assert stages == [3, 3, 3, 3, 0, 0]  # as a dict, as the path of a file, as text; what cannot be read asks for none
+    unread = "accelerate launch --config_file broken.yaml t.py"
+    with pytest.raises(launcher_line.LaunchError, match=r"broken.yaml cannot be read \(it is no YAML\)"):
+        launcher_line.read_line(unread.split())
     for without in ("accelerate launch", "torchrun -m", "bash run.sh", "torchrun --nnodes x t.py", "trl", "trl chat"):
         with pytest.raises(launcher_line.LaunchError, match="Next"):
             launcher_line.read_line(without.split())
@@ -522,6 +537,9 @@ def test_the_answer_in_each_form():
     answer.sort(both)
     assert [found["failure"] for found in both.findings] == ["F2", "F7", "F3a"]
     assert both.findings[0]["notebook"] == "03_no_grad_fn"
+    f15 = answer.Told("", {}, [{"failure": "F15", "evidence": "e", "repair": "r", "notebook": "10_two_policies"}])
+    answer.sort(f15)
+    assert f15.findings[0]["notebook"] == "08_everything_together"  # the registry's, and not one that has no F15
     assert [held["failure"] for held in both.held] == ["F4", "F10"]
     kinds = {"findings", "suspected", "held", "not_applicable", "not_checked"}
     assert set(answer.to_json(both)) == kinds | {"cut", "script", "script_sha256", "versions"}

@@ -4,6 +4,7 @@ Two elements differ where their bytes differ. One tensor of each is in memory at
 """
 
 import contextlib
+import itertools
 import pathlib
 from typing import Any
 
@@ -23,7 +24,7 @@ def compare(before: pathlib.Path, after: pathlib.Path) -> dict[str, Any]:
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of an element's size
     changed: list[int] = []  # elements of each tensor that differ
     sizes: list[int] = []
-    adapter: list[bool] = []
+    lora: list[bool] = []  # whether it is an adapter's
     dtypes: set[str] = set()
     finite = True
     with contextlib.ExitStack() as stack:
@@ -35,34 +36,34 @@ def compare(before: pathlib.Path, after: pathlib.Path) -> dict[str, Any]:
             bits = whole.get(new.element_size(), torch.uint8)
             changed.append(int((old.reshape(-1).view(bits) != new.reshape(-1).view(bits)).sum()))
             sizes.append(new.numel())
-            adapter.append("lora_" in name)
+            lora.append("lora_" in name)
             dtypes.add(str(new.dtype).removeprefix("torch."))
             if new.dtype in (torch.float32, torch.bfloat16, torch.float16):
                 finite = finite and bool(new.isfinite().all())
     if not sizes:
         raise CheckpointError(f"{before} and {after} have no tensor of one name, shape and dtype in common")
-    of_adapter = sum(size for size, lora in zip(sizes, adapter) if lora)
+    of_adapter = sum(itertools.compress(sizes, lora))
     return {
         "tensors": len(sizes),
         "tensors_changed": sum(map(bool, changed)),
         "elements_changed": sum(changed) / max(1, sum(sizes)),
-        "adapter_elements_changed": sum(count for count, lora in zip(changed, adapter) if lora) / of_adapter
-        if of_adapter
-        else None,
+        "adapter_elements_changed": sum(itertools.compress(changed, lora)) / of_adapter if of_adapter else None,
         "dtypes": sorted(dtypes),
         "finite": finite,
     }
+
+
+def weights_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files of weights in a folder."""
+    return sorted([*folder.glob("model*.safetensors"), *folder.glob("adapter_model*.safetensors")])
 
 
 def _open_tensors(path: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, Any]:
     """Return each tensor's name and the open file that it lies in."""
     from safetensors import SafetensorError, safe_open
 
-    files = [path]
-    if path.is_dir():
-        files = sorted([*path.glob("model*.safetensors"), *path.glob("adapter_model*.safetensors")])
     tensors = {}
-    for file in files:
+    for file in weights_in(path) if path.is_dir() else [path]:
         try:
             opened = stack.enter_context(safe_open(file, framework="pt"))
         except (OSError, SafetensorError) as error:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 from failurelab import _issue
-from failurelab.diagnose import answer, evidence, rules
+from failurelab.diagnose import answer, checkpoints, evidence, rules
 from failurelab.diagnose.evidence import RunError
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
@@ -86,12 +86,7 @@ def main(arguments: list[str]) -> int:
 
 
 def ask(name: str, paths: list[pathlib.Path], installed: dict[str, str] | None = None) -> answer.Answer:
-    """Judge one run by its files.
-
-    Args:
-        name: of the run.
-        paths: its folder, or its files.
-        installed: package to version, where they are known otherwise.
+    """Judge one run by its folder or its files; `installed` is package to version, where they are known otherwise.
 
     Raises:
         RunError: there is no such file, or nothing in them can be read.
@@ -101,10 +96,6 @@ def ask(name: str, paths: list[pathlib.Path], installed: dict[str, str] | None =
 
 def find_scripts(paths: list[pathlib.Path], in_folders: bool) -> list[pathlib.Path]:
     """Return the script that is to be run: one that is named, or with `in_folders` the one in the run's folder.
-
-    Args:
-        paths: of one run: its folders and files.
-        in_folders: whether to take a script from a folder, where none is named.
 
     Raises:
         RunError: there are several, or none where one was asked for; or preflight's answer was handed in too.
@@ -122,12 +113,7 @@ def find_scripts(paths: list[pathlib.Path], in_folders: bool) -> list[pathlib.Pa
 
 
 def preflight(script: pathlib.Path, python: str | None, folder: pathlib.Path) -> pathlib.Path:
-    """Run preflight on a script, in the script's own folder; return the file with its answer.
-
-    Args:
-        script: the run's.
-        python: the Python that trained; this one if None.
-        folder: where the answer is written.
+    """Run preflight on a script, in the script's own folder; return the file in `folder` with its answer.
 
     Raises:
         RunError: preflight gave no answer.
@@ -152,7 +138,7 @@ def split(paths: list[pathlib.Path]) -> list[tuple[str, list[pathlib.Path]]]:
     if len(files) > 1 and len(states) == len(files):
         return [(str(path), [path]) for path in paths]
     folders = [run for path in paths if path.is_dir() for run in _runs_in(path)]
-    if len(folders) == 1 or (len(folders) == 2 and all(map(evidence.weights_in, folders))):
+    if len(folders) == 1 or (len(folders) == 2 and all(map(checkpoints.weights_in, folders))):
         return [(str(folders[-1]), [*files, *folders])]
     return [(str(path), [path]) for path in folders] + ([(str((states or files)[0]), files)] if files else [])
 

@@ -1,5 +1,6 @@
 """Logged completions: trl's `completions/*.parquet`, JSON lines or CSV, and what is seen in them."""
 
+import contextlib
 import csv
 import itertools
 import json
@@ -32,12 +33,8 @@ def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
         except ImportError as error:
             raise CompletionsError("parquet needs pyarrow, which is not installed here: pip install pyarrow") from error
         try:
-            rows: list[dict[str, Any]] = []
-            for batch in parquet.ParquetFile(path).iter_batches(LIMIT):
-                rows += batch.to_pylist()
-                if len(rows) >= LIMIT:
-                    break
-            return rows[:LIMIT]
+            batches = parquet.ParquetFile(path).iter_batches(LIMIT)
+            return list(itertools.islice((row for batch in batches for row in batch.to_pylist()), LIMIT))
         except Exception as error:  # pyarrow's own errors have no common base that is documented
             raise CompletionsError(f"it is no parquet file that pyarrow can read ({type(error).__name__})") from error
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
@@ -45,13 +42,9 @@ def read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
             return list(itertools.islice(csv.DictReader(file), LIMIT))
         rows = []
         for line in itertools.islice(file, LIMIT):
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
-                rows.append(row)
-        return rows
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+        return [row for row in rows if isinstance(row, dict)]
 
 
 def measure(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -62,14 +55,13 @@ def measure(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         return result
     texts = [_text(row["completion"]) for row in rows]
     prompts = [row.get("prompt") for row in rows]
-    result["mean_characters"] = statistics.fmean(map(len, texts))
-    result["prompt_marks"] = sum(bool(_MARKS.search(_text(prompt))) for prompt in prompts) / len(prompts)
-    result["prompts_are_messages"] = any(isinstance(prompt, list) for prompt in prompts)
-    result["end_inside"] = sum(bool(_ENDS.search(text[:-1])) and not _ENDS.fullmatch(text) for text in texts) / len(
-        texts
-    )
-    result["rewards_invalid"] = sum(_reward(row) is None for row in rows) / len(rows)
-    return result
+    return result | {
+        "mean_characters": statistics.fmean(map(len, texts)),
+        "prompt_marks": statistics.fmean(bool(_MARKS.search(_text(prompt))) for prompt in prompts),
+        "prompts_are_messages": any(isinstance(prompt, list) for prompt in prompts),
+        "end_inside": statistics.fmean(bool(_ENDS.search(text[:-1])) and not _ENDS.fullmatch(text) for text in texts),
+        "rewards_invalid": statistics.fmean(_reward(row) is None for row in rows),
+    }
 
 
 def _text(value: Any) -> str:

@@ -1,13 +1,15 @@
 """The files that a run left, found, read and turned into figures. What cannot be read is said in one line."""
 
+import collections
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from packaging.version import InvalidVersion, Version
 
@@ -41,7 +43,6 @@ class Evidence:
         figures: by name, as the rules ask for them.
         history: what the trainer logged; None if nothing was read.
         versions: package to version.
-        errors: matches of the registry's texts in logs.
         read: what was read, a line each.
         not_read: what was not, and why.
         kinds: what kinds of file were read: `history`, `log`, `rows`, `weights`, `versions`, `guards`, `preflight`.
@@ -51,48 +52,39 @@ class Evidence:
     figures: dict[str, Value] = dataclasses.field(default_factory=dict)
     history: History | None = None
     versions: dict[str, str] = dataclasses.field(default_factory=dict)
-    errors: list[symptoms.Match] = dataclasses.field(default_factory=list)
     read: list[str] = dataclasses.field(default_factory=list)
     not_read: list[str] = dataclasses.field(default_factory=list)
     kinds: set[str] = dataclasses.field(default_factory=set)
 
 
 def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] | None = None) -> Evidence:
-    """Read the files of one run.
-
-    Args:
-        name: of the run.
-        paths: its folder, or its files.
-        versions: of the libraries, where they are known otherwise.
+    """Read the folder or the files of one run; `versions` are of the libraries, where they are known otherwise.
 
     Raises:
         RunError: there is no such file, or nothing in them that can be read.
     """
     evidence = Evidence(name, versions=dict(versions or {}))
-    files = [file for path in paths for file in _files(path)]
-    kinds: dict[str, list[pathlib.Path]] = {}
-    for file in files:
-        kind = _kind(file, evidence)
-        if kind:
-            kinds.setdefault(kind, []).append(file)
-    for file in kinds.get("versions", []):
+    kinds: dict[str, list[pathlib.Path]] = collections.defaultdict(list)
+    for path in paths:
+        for file in _files(path):
+            kinds[_kind(file, evidence)].append(file)
+    for file in kinds["versions"]:
         _versions(file, evidence)
-    for file in kinds.get("history", []):
+    for file in kinds["history"]:
         _history(file, evidence)
-    for file in kinds.get("log", []):
-        _log(file, evidence)
-    _rows(kinds.get("rows", []), evidence)
-    for file in kinds.get("probes", []):
+    matches = [match for file in kinds["log"] for match in _log(file, evidence)]
+    _rows(kinds["rows"], evidence)
+    for file in kinds["probes"]:
         with contextlib.suppress(ValueError, OSError):
             evidence.figures |= _weights(json.loads(file.read_text(encoding="utf-8")))
             evidence.read.append(f"{file.name}: what two checkpoints showed")
             evidence.kinds.add("weights")
-    for file in kinds.get("guards", []):
+    for file in kinds["guards"]:
         _guards(file, evidence)
-    scripts = kinds.get("script", [])
-    for file in kinds.get("preflight", []):
+    scripts = kinds["script"]
+    for file in kinds["preflight"]:
         _preflight(file, scripts, evidence)
-    _checkpoints(kinds.get("weights", []), evidence)
+    _checkpoints(kinds["weights"], evidence)
     if "preflight" not in evidence.kinds:
         evidence.not_read += [
             f"{file.name}: a script is not read, but run, if it is named on the command line or with --preflight"
@@ -107,13 +99,12 @@ def collect(name: str, paths: Sequence[pathlib.Path], versions: dict[str, str] |
         evidence.not_read += evidence.history.notes
     if evidence.versions:
         evidence.kinds.add("versions")
-    for failure in failures.all():
-        if evidence.versions:
+        for failure in failures.all():
             hit = failures.affected(failure, evidence.versions)
             evidence.figures[f"affected_{failure.id}"] = bool(hit)
             evidence.figures[f"own_code_{failure.id}"] = hit.own_code
     owners: dict[int, str] = {}  # a line that is the error of two failures is the first one's
-    for match in evidence.errors:
+    for match in matches:
         owner = owners.setdefault(match.number, match.failure.id)
         kind = "notice" if match.notice or owner != match.failure.id else "error"
         evidence.figures[f"{kind}_{match.failure.id}"] = f"line {match.number}: {match.line[:120]}"
@@ -150,29 +141,15 @@ def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield from states[-1:]
     final = any(file.suffix == ".safetensors" for file in files)  # the last save, which lies in the run's folder
     for folder in dict.fromkeys([folders[0], folders[-1]]) if len(folders) + final > 1 else ():
-        yield from weights_in(folder)
+        yield from checkpoints.weights_in(folder)
     for name in ("completions", "logs"):
         if (path / name).is_dir():
             yield from sorted(file for file in (path / name).iterdir() if file.is_file())
 
 
-def weights_in(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return the files of weights in a folder."""
-    return sorted([*folder.glob("model*.safetensors"), *folder.glob("adapter_model*.safetensors")])
-
-
 def _number(path: pathlib.Path) -> int:
     digits = re.findall(r"\d+", path.name)
     return int(digits[-1]) if digits else 0
-
-
-def _planned(files: Iterable[pathlib.Path]) -> float | None:
-    """Return the steps that the run was planned for, by the newest state of its trainer."""
-    steps = []
-    for file in files:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            steps.append(float(json.loads(file.read_text(encoding="utf-8"))["max_steps"]))
-    return max(steps, default=None)
 
 
 def _kind(file: pathlib.Path, evidence: Evidence) -> str:
@@ -255,7 +232,6 @@ def _history(file: pathlib.Path, evidence: Evidence) -> None:
         evidence.not_read.append(f"{file.name} ends in the middle: {kept}")
     if not record.entries:
         evidence.not_read.append(f"{file.name} holds no entry of training")
-        evidence.figures.setdefault("empty_history", True)
         return
     _keep(record, file, evidence)
 
@@ -266,13 +242,13 @@ def _keep(record: History, file: pathlib.Path, evidence: Evidence) -> None:
         return
     evidence.history = record
     evidence.kinds.add("history")
-    evidence.figures.pop("empty_history", None)
     what = f"of {record.trainer} training" if record.trainer else "of GRPO"
     last = f", up to step {record.steps[-1]:g}" if record.numbered else ", without steps"
     evidence.read.append(f"{file.name}: {record.entries} entries {what}{last}")
 
 
-def _log(file: pathlib.Path, evidence: Evidence) -> None:
+def _log(file: pathlib.Path, evidence: Evidence) -> list[symptoms.Match]:
+    """Take a log's figures; return where it has the registry's texts."""
     evidence.kinds.add("log")
     size = file.stat().st_size
 
@@ -283,23 +259,24 @@ def _log(file: pathlib.Path, evidence: Evidence) -> None:
             evidence.not_read.append(str(error).split(". Next")[0])
 
     if size <= _ENOUGH:
-        evidence.errors += symptoms.find_matches(lines())
+        matches = symptoms.find_matches(lines())
     else:
         evidence.not_read.append(
             f"{file.name}: {size >> 20} MiB, errors are looked up in its first and last 1000 lines"
         )
         with file.open(encoding="utf-8", errors="replace") as stream:
-            head = [line for _, line in zip(range(1000), stream)]
+            head = list(itertools.islice(stream, 1000))
         with file.open("rb") as stream:
             stream.seek(max(0, size - (1 << 20)))
             tail = stream.read().decode("utf-8", errors="replace").splitlines()[-1000:]
-        evidence.errors += symptoms.find_matches(head + tail)
+        matches = symptoms.find_matches(head + tail)
     if evidence.history is None or evidence.history.trainer:
         record = read_history(entries_of(_blocks(file)))
         if record.entries:
             _keep(record, file, evidence)
-            return
+            return matches
     evidence.read.append(f"{file.name}: looked up for the texts of errors and warnings")
+    return matches
 
 
 def _rows(files: list[pathlib.Path], evidence: Evidence) -> None:
@@ -315,7 +292,7 @@ def _rows(files: list[pathlib.Path], evidence: Evidence) -> None:
         if found["completions"]:
             evidence.kinds.add("rows")
             evidence.read.append(f"{found['completions']} logged completions")
-        elif rows:
+        else:
             evidence.not_read.append(f"{files[0].name} has no column 'completion'")
 
 
@@ -330,8 +307,8 @@ def _guards(file: pathlib.Path, evidence: Evidence) -> None:
         evidence.not_read.append(f"{file.name} is no whole report of the guards")
         return
     for guard, failures_found, message in found:
-        for failure in failures_found[:1] if len(failures_found) == 1 else ():
-            evidence.figures[f"guard_found_{failure}"] = f"{guard}: {message}"
+        if len(failures_found) == 1:
+            evidence.figures[f"guard_found_{failures_found[0]}"] = f"{guard}: {message}"
     if found:
         evidence.figures["guards_found"] = "; ".join(
             f"{' or '.join(failures_found)} ({guard})" for guard, failures_found, _ in found
@@ -344,9 +321,10 @@ def _preflight(file: pathlib.Path, scripts: list[pathlib.Path], evidence: Eviden
     """Take what `failurelab preflight --json` said of the script, if it is of this script."""
     try:
         answer = json.loads(file.read_text(encoding="utf-8"))
-        named = {finding["failure"]: finding["evidence"] for finding in answer["findings"]}
-        suspected = {finding["failure"]: finding["evidence"] for finding in answer.get("suspected", ())}
-        held = {finding["failure"]: finding["evidence"] for finding in answer["held"]}
+        named, suspected, held = (
+            {each["failure"]: str(each["evidence"]) for each in answers}
+            for answers in (answer["findings"], answer.get("suspected", ()), answer["held"])
+        )
     except (ValueError, KeyError, TypeError, OSError):
         evidence.not_read.append(f"{file.name} is no whole answer of failurelab preflight --json")
         return
@@ -358,8 +336,7 @@ def _preflight(file: pathlib.Path, scripts: list[pathlib.Path], evidence: Eviden
         evidence.not_read.append(f"{file.name}: it is of another script than {scripts[0].name}, or of an earlier state")
         return
     for kind, answers in (("found", named), ("suspected", suspected), ("held", held)):
-        for failure, said in answers.items():
-            evidence.figures[f"preflight_{kind}_{failure}"] = str(said)
+        evidence.figures |= {f"preflight_{kind}_{failure}": said for failure, said in answers.items()}
     harmful = [failure for failure in (*named, *suspected) if failure != "F3a"]  # which costs memory alone
     if harmful:
         evidence.figures["preflight_found"] = ", ".join(harmful)
@@ -375,8 +352,8 @@ def _checkpoints(files: list[pathlib.Path], evidence: Evidence) -> None:
     """Compare the earliest weights with the latest, by the steps at which they were saved."""
     folders = {file.parent for file in files}
     if len(folders) > 1:
-        states = {file.parent / "trainer_state.json" for file in files}
-        last = _planned(states) or math.inf  # the final save has no state of its own
+        planned = filter(None, (_state(folder, "max_steps") for folder in folders))
+        last = max(planned, default=math.inf)  # the final save has no state of its own
         steps = {folder: _step(folder, last) for folder in folders}
         ordered = sorted(folders, key=lambda folder: (steps[folder], str(folder)))
         before, after = ordered[0], ordered[-1]
@@ -404,9 +381,17 @@ def _checkpoints(files: list[pathlib.Path], evidence: Evidence) -> None:
 
 def _step(folder: pathlib.Path, last: float) -> float:
     """Return the step at which weights were saved, by their state or their folder's name; `last` for the final save."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return float(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
+    step = _state(folder, "global_step")
+    if step is not None:
+        return step
     return float(_number(folder)) if folder.name.startswith("checkpoint") else last
+
+
+def _state(folder: pathlib.Path, name: str) -> float | None:
+    """Return a number of the trainer's state in a folder; None where there is none."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return float(json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))[name])
+    return None
 
 
 def _weights(found: dict) -> dict[str, Value]:
@@ -417,9 +402,8 @@ def _weights(found: dict) -> dict[str, Value]:
     tensors = found.get("tensors")
     if tensors:
         result["tensors_share"] = found["tensors_changed"] / tensors
-    if "finite" in found:
-        result["weights_finite"] = bool(found["finite"])
-        result.pop("finite", None)
+    if "finite" in result:
+        result["weights_finite"] = result.pop("finite")
     if found.get("adapter_elements_changed") is not None:  # what is frozen under an adapter does not count
         result["elements_changed"] = found["adapter_elements_changed"]
         result.pop("tensors_share", None)

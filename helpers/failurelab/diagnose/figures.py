@@ -15,6 +15,37 @@ from failurelab.failures.predicates import Value
 TIMES = 3  # noise by which a difference must be larger
 
 
+def _begin(values: Sequence[float]) -> float:
+    """Return the mean of the first quarter."""
+    return statistics.fmean(values[: max(1, len(values) // 4)])
+
+
+def _end(values: Sequence[float]) -> float:
+    """Return the mean of the last quarter."""
+    return _begin(values[::-1])
+
+
+def _zeros(values: Sequence[float]) -> float:
+    """Return the share that is 0."""
+    return statistics.fmean(value == 0 for value in values)
+
+
+_SUMMARIES = {  # what is said of one logged figure
+    "grad_zero": ("grad_norm", _zeros),
+    "grad_median": ("grad_norm", statistics.median),
+    "clipped_mean": ("clipped", statistics.fmean),
+    "clipped_start": ("clipped", _begin),
+    "length_mean": ("length", statistics.fmean),
+    "gap_start": ("engine_gap", _begin),
+    "gap_end": ("engine_gap", _end),
+    "gap_max": ("engine_gap_max", statistics.median),
+    "weight_mean": ("weight_mean", statistics.median),
+    "weight_min": ("weight_min", statistics.median),
+    "rate_max": ("learning_rate", max),
+    "rate_zero": ("learning_rate", _zeros),
+}
+
+
 def measure(history: History) -> dict[str, Value]:
     """Return the figures of a run's curves; what was not logged is absent."""
     result: dict[str, Value] = {"entries": history.entries}
@@ -28,20 +59,13 @@ def measure(history: History) -> dict[str, Value]:
     for figure in ("reward", "grad_norm", "loss"):
         if figure in history.invalid:
             result[f"{figure}_invalid"] = history.invalid[figure] / history.entries
-    _, grads = history.pairs("grad_norm")
-    if grads:
-        result["grad_zero"] = sum(value == 0 for value in grads) / len(grads)
-        result["grad_median"] = statistics.median(grads)
+    for name, (figure, of) in _SUMMARIES.items():
+        if values := history.pairs(figure)[1]:
+            result[name] = of(values)
     _spread(history, result)
-    _lengths(history, result)
     _reference(history, result)
     _beta(history, result)
-    _engine(history, result)
     result["log_of_old_trl"] = history.old_names
-    _, rates = history.pairs("learning_rate")
-    if rates:
-        result["rate_max"] = max(rates)
-        result["rate_zero"] = sum(rate == 0 for rate in rates) / len(rates)
     if dead := _dead_functions(history):
         result["dead_functions"] = dead
     return result
@@ -66,8 +90,8 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
     result["constant"] = count > 1 and max(values) - min(values) <= 1e-9 * max(1.0, abs(values[0]))
     if count < 4:
         return result | {"course": "short"}
-    block = max(1, count // 4)
-    begin, end = statistics.fmean(values[:block]), statistics.fmean(values[-block:])
+    block = count // 4
+    begin, end = _begin(values), _end(values)
     noise = math.sqrt(statistics.fmean((b - a) ** 2 for a, b in itertools.pairwise(values)) / 2)
     middle, mean = statistics.fmean(steps), result["mean"]
     spread = math.fsum((step - middle) ** 2 for step in steps)
@@ -82,9 +106,7 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
         "unseen": TIMES * error,  # a gain below this would not be seen
     }
     best = [statistics.fmean(values[at : at + block]) for at in range(0, count - block + 1, max(1, block // 2))]
-    moved = max(abs(result["gain_in_noise"]), abs(result["slope_in_noise"])) > TIMES
-    up = max(result["gain_in_noise"], result["slope_in_noise"])
-    down = min(result["gain_in_noise"], result["slope_in_noise"])
+    down, up = sorted((result["gain_in_noise"], result["slope_in_noise"]))
     course = "flat"
     if up > TIMES and up > -down:
         course = "rises"
@@ -92,8 +114,7 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
         course = "falls"
     elif _ratio(max(best) - begin, error) > TIMES + 1:
         course = "rises"  # it had learned, whatever came then
-    result["course"], result["moves"] = course, moved
-    return result
+    return result | {"course": course, "moves": max(up, -down) > TIMES}
 
 
 def _ratio(difference: float, error: float) -> float:
@@ -112,27 +133,10 @@ def _spread(history: History, result: dict[str, Value]) -> None:
         if not values:
             return
         none = share = [value < 1e-6 for value in values]
-    part = max(1, len(none) // 4)
-    result["groups_equal"] = statistics.fmean(share)
-    result["groups_equal_at_start"] = statistics.fmean(share[:part])
-    result["groups_equal_at_first"] = share[0]
-    result["groups_equal_at_end"] = statistics.fmean(share[-part:])
+    result["groups_equal"], result["groups_equal_at_first"] = statistics.fmean(share), share[0]
+    result["groups_equal_at_start"], result["groups_equal_at_end"] = _begin(share), _end(share)
     if none[-1]:  # from which step on, to the end
-        at = len(none)
-        while at and none[at - 1]:
-            at -= 1
-        result["equal_from"] = steps[at]
-
-
-def _lengths(history: History, result: dict[str, Value]) -> None:
-    _, clipped = history.pairs("clipped")
-    if clipped:
-        part = max(1, len(clipped) // 4)
-        result["clipped_mean"] = statistics.fmean(clipped)
-        result["clipped_start"] = statistics.fmean(clipped[:part])
-    _, lengths = history.pairs("length")
-    if lengths:
-        result["length_mean"] = statistics.fmean(lengths)
+        result["equal_from"] = steps[len(none) - len(list(itertools.takewhile(bool, reversed(none))))]
 
 
 def _reference(history: History, result: dict[str, Value]) -> None:
@@ -151,18 +155,3 @@ def _beta(history: History, result: dict[str, Value]) -> None:
         result["implied_beta"] = statistics.median(ratios)
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         result["implied_beta_spread"] = high / low if low > 0 else 1e6
-
-
-def _engine(history: History, result: dict[str, Value]) -> None:
-    _, gaps = history.pairs("engine_gap")
-    if gaps:
-        part = max(1, len(gaps) // 4)
-        result["gap_start"] = statistics.fmean(gaps[:part])
-        result["gap_end"] = statistics.fmean(gaps[-part:])
-    _, largest = history.pairs("engine_gap_max")
-    if largest:
-        result["gap_max"] = statistics.median(largest)
-    for name in ("weight_mean", "weight_min"):
-        _, values = history.pairs(name)
-        if values:
-            result[name] = statistics.median(values)

@@ -6,6 +6,7 @@ bounds the memory for a file of hundreds of megabytes.
 """
 
 import array
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -21,24 +22,18 @@ _TAIL = 1 << 20  # characters that one entry may have
 _TRAINING = {"loss", "reward", "grad_norm"}
 _EVALUATION = {"eval_loss", "eval_reward", "train_runtime"}  # and the summary at the end
 _LOGGED = {"loss", "reward", "grad_norm", "train_loss", "learning_rate", "eval_loss", "train_runtime"}
-# Names that a figure has had in releases of trl, the newest first.
-NAMES = {
-    "reward": ("reward",),
-    "reward_std": ("reward_std",),
-    "zero_spread": ("frac_reward_zero_std",),
-    "grad_norm": ("grad_norm",),
-    "loss": ("loss",),
-    "kl": ("kl",),
-    "entropy": ("entropy",),
-    "learning_rate": ("learning_rate",),
-    "clipped": ("completions/clipped_ratio", "clipped_ratio"),
-    "length": ("completions/mean_length", "completion_length"),
-    "engine_gap": ("sampling/sampling_logp_difference/mean",),
-    "engine_gap_max": ("sampling/sampling_logp_difference/max",),
-    "weight_mean": ("sampling/importance_sampling_ratio/mean",),
-    "weight_min": ("sampling/importance_sampling_ratio/min",),
+# What a figure is called in a log, and here; of names in several releases of trl the newest first.
+_KNOWN = {name: name for name in ("reward", "reward_std", "grad_norm", "loss", "kl", "entropy", "learning_rate")} | {
+    "frac_reward_zero_std": "zero_spread",
+    "completions/clipped_ratio": "clipped",
+    "clipped_ratio": "clipped",
+    "completions/mean_length": "length",
+    "completion_length": "length",
+    "sampling/sampling_logp_difference/mean": "engine_gap",
+    "sampling/sampling_logp_difference/max": "engine_gap_max",
+    "sampling/importance_sampling_ratio/mean": "weight_mean",
+    "sampling/importance_sampling_ratio/min": "weight_min",
 }
-_KNOWN = {name: figure for figure, names in NAMES.items() for name in names}
 # What only another trainer logs, and which.
 _OTHERS = (
     ("rewards/chosen", "DPO"),
@@ -99,23 +94,16 @@ def entries_of(blocks: Iterable[str]) -> Iterator[dict[str, float]]:
 
 def _entry(text: str) -> dict[str, float] | None:
     try:
-        read = json.loads(text)
         entry = {}
-        for name, value in read.items():
-            if type(value) in (int, float):
-                entry[name] = value
-            elif isinstance(value, str):
-                try:
-                    entry[name] = float(value)
-                except ValueError:
-                    continue
-            elif value is None and name in _KNOWN:
+        for name, value in json.loads(text).items():
+            if value is None and name in _KNOWN:
                 entry[name] = math.nan
+            elif type(value) in (int, float, str):
+                with contextlib.suppress(ValueError):
+                    entry[name] = float(value)
     except ValueError:
         entry = {name: float(value) for name, value in _PAIR.findall(text)}
-    if not _LOGGED.isdisjoint(entry):
-        return entry
-    return None
+    return None if _LOGGED.isdisjoint(entry) else entry
 
 
 def read_history(entries: Iterable[dict[str, float]]) -> History:
@@ -129,11 +117,8 @@ def read_history(entries: Iterable[dict[str, float]]) -> History:
             continue
         for name, value in entry.items():
             if name in _KNOWN or name == "step" or (name.startswith("rewards/") and not name.endswith("/std")):
-                column = columns.get(name)
-                if column is None:
-                    column = columns[name] = array.array("d")
-                if len(column) < count:
-                    column.extend(itertools.repeat(math.nan, count - len(column)))
+                column = columns.setdefault(name, array.array("d"))
+                column.extend(itertools.repeat(math.nan, count - len(column)))
                 column.append(value if math.isfinite(value) else math.inf)
         count += 1
     for column in columns.values():

@@ -209,10 +209,9 @@ def judge(figures: dict[str, Value]) -> tuple[list[Cause], list[str]]:
 
 def _say(part: Observation, figures: dict[str, Value]) -> str:
     try:
-        text = predicates.fill(part.says, figures)
+        return predicates.fill(part.says, figures)
     except predicates.PredicateError:
-        text = part.says
-    return text
+        return part.says
 
 
 def explain() -> str:

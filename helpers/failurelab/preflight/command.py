@@ -1,7 +1,6 @@
 """`failurelab preflight`: runs the script in the Python that trains, tries repairs, and tells what was found."""
 
 import argparse
-import functools
 import hashlib
 import json
 import os
@@ -43,14 +42,10 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
     parser.add_argument("--world-size", type=_positive, metavar="N", help="processes of the run; else as launched")
     parser.add_argument("--time-limit", type=_positive, default=600, metavar="S", help="seconds in all (600)")
     tries = parser.add_mutually_exclusive_group()
-    tries.add_argument("--no-try", action="store_const", const=False, dest="tries", help="one run: nothing is named")
-    tries.add_argument(
-        "--try",
-        action="store_const",
-        const=True,
-        dest="tries",
-        help="try repairs whatever the script does beside training",
-    )
+    tries.add_argument("--no-try", action="store_false", dest="again", help="one run: nothing is named")
+    what = "try repairs whatever the script does beside training"
+    tries.add_argument("--try", action="store_true", dest="again", help=what)
+    parser.set_defaults(again=None)
     parser.add_argument("--diff", type=pathlib.Path, metavar="FILE", help="write the patch that was tried, a new FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the answer as JSON too")
     parser.add_argument("--junit", type=pathlib.Path, metavar="FILE", help="write it as JUnit XML too")
@@ -91,16 +86,11 @@ def main(arguments: list[str]) -> int:
         print(refused, file=sys.stderr)
         return 3
     try:
+        names = ("python", "steps", "real_model", "memory", "world_size", "time_limit", "again")
         told = ask(
             launcher_line.read_line(line),
-            python=options.python,
-            steps=options.steps,
-            real_model=options.real_model,
-            memory=options.memory,
-            world_size=options.world_size,
-            time_limit=options.time_limit,
-            again=options.tries,
-            say=_progress,
+            **{name: getattr(options, name) for name in names},
+            say=lambda stage: print(f"preflight: {stage} …", file=sys.stderr, flush=True),
         )
     except FailureLabError as error:
         told = answer.Told((options.module or line)[0], {}, error=str(error))
@@ -116,19 +106,13 @@ def main(arguments: list[str]) -> int:
         print(f"{options.diff}: the patch that was tried. Next, {apply}")
     elif options.diff:
         print(f"{options.diff}: not written, for no edit of the script was tried that heals")
-    report = functools.partial(issue.markdown, options=arguments)
-    for path, content in ((options.json, _json), (options.junit, answer.junit), (options.report, report)):
-        if path:
-            path.write_text(content(told), encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps(answer.to_json(told), indent=1) + "\n", encoding="utf-8")
+    if options.junit:
+        options.junit.write_text(answer.junit(told), encoding="utf-8")
+    if options.report:
+        options.report.write_text(issue.markdown(told, arguments), encoding="utf-8")
     return told.exit_status
-
-
-def _json(told: answer.Told) -> str:
-    return json.dumps(answer.to_json(told), indent=1) + "\n"
-
-
-def _progress(stage: str) -> None:
-    print(f"preflight: {stage} …", file=sys.stderr, flush=True)
 
 
 def ask(
@@ -190,11 +174,8 @@ def ask(
         "zero_stage": started.zero_stage,
     }
     with tempfile.TemporaryDirectory(prefix="failurelab-preflight-", ignore_cleanup_errors=True) as folder:
-        session = Session(
-            pathlib.Path(folder), python, dict(started.environment), spec, time_limit, say,
-            fork,
-        )  # fmt: skip
-        with session.open():
+        variables = dict(started.environment)
+        with Session(pathlib.Path(folder), python, variables, spec, time_limit, say, fork).open() as session:
             _judge(told, session, script, again)
     answer.sort(told)
     return told
@@ -210,39 +191,35 @@ def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: boo
         told.error = str(error)
         return
     effects = [f"{effect['kind']} {effect['what']}" for effect in first["effects"]]
+    heard = {os.path.realpath(effect["what"]) for effect in first["effects"]}
     for folder in folders:
-        for path in sorted(_list_files(folder).items() - before[folder].items()):
-            if not any(os.path.realpath(path[0]) == os.path.realpath(each["what"]) for each in first["effects"]):
-                effects.append(f"writes {path[0]}")
+        new = sorted(path for path, _ in _list_files(folder).items() - before[folder].items())
+        effects += [f"writes {path}" for path in new if os.path.realpath(path) not in heard]
+    outcome, left = rounds.Rounds(session.run, first, session.say), rounds.ROUNDS_OVER
     if again is False:
-        outcome = rounds.suspect_all(first, "the script was not run with a repair (--no-try)")
+        left = "the script was not run with a repair (--no-try)"
     elif again is None and effects and first["findings"]:
-        outcome = rounds.suspect_all(first, f"the script was not run again, for it {effects[0]}")
+        left = f"the script was not run again, for it {effects[0]}"
         outcome.notes.append(
             f"beside its training the script {'; '.join(effects)}. It was not run again, so nothing is named. "
             "Next: --try, if it may do all that once more for each repair"
         )
     else:
         try:
-            outcome = rounds.try_repairs(session.run, first, session.say)
+            outcome.try_all()
         except TimeIsOver as error:
-            outcome = error.outcome
+            left = "not tried: the time was over"
             outcome.notes.append(f"not every repair was tried: {error}")
     for name in ("held", "not_applicable", "not_checked", "error", "cut"):
         setattr(told, name, outcome.last.get(name, getattr(told, name)))
     told.notes = [*first.get("notes", []), *outcome.notes]
-    told.hidden = rounds.hidden(outcome.named, first)
-    told.ended_first = first["error"]
-    _show_changes(told, outcome)
-
-
-def _show_changes(told: answer.Told, outcome: rounds.Outcome) -> None:
-    """Put the repairs into the answer as diffs, each on top of those before it, and all that healed as one patch."""
-    for entries, kept in ((outcome.named, told.findings), (outcome.suspected, told.suspected)):
+    told.hidden, told.ended_first = outcome.hidden(), first["error"]
+    # the repairs as diffs, each on top of those before it, and all that healed as one patch
+    for entries, kept in ((outcome.named, told.findings), (outcome.suspected(left), told.suspected)):
         for entry in entries:
             shown = {"diff": ""} | {name: entry[name] for name in entry if name not in ("change", "changes", "base")}
             if entry.get("change"):
-                base, change = (repairs.from_json(entry[name]) for name in ("base", "change"))
+                base, change = repairs.from_json(entry["base"]), repairs.from_json(entry["change"])
                 shown["diff"] = _patch(base, change, context=1)[0].decode(errors="replace")
                 if kept is told.findings and (change.calls, change.arguments) != (base.calls, base.arguments):
                     told.notes.append(

@@ -57,10 +57,7 @@ class Launch:
 
 
 def read_line(words: list[str]) -> Launch:
-    """Return what a line would start.
-
-    Args:
-        words: of the line, as a shell splits it.
+    """Return what a line would start, by its words, as a shell splits it.
 
     Raises:
         LaunchError: no script in it, or a configuration that cannot be read.
@@ -188,7 +185,8 @@ def _size(options: dict[str, str], command: str) -> tuple[int, int]:
     if "use_deepspeed" in options or str(config.get("distributed_type", "")).upper() == "DEEPSPEED":
         inside = config.get("deepspeed_config") or {}
         file = options.get("deepspeed_config_file") or inside.get("deepspeed_config_file")
-        stage = _number(options.get("zero_stage") or inside.get("zero_stage") or 2)
+        asked = (options.get("zero_stage"), inside.get("zero_stage"), 2)
+        stage = _number(next(each for each in asked if each not in (None, "")))
         if file:
             stage = zero_stage(file) or stage
     machines = _number((options.get("nnodes") or options.get("num_nodes") or "1").split(":")[-1])
@@ -209,27 +207,15 @@ def _number(text: object) -> int:
 
 
 def _accelerate_config(path: str) -> dict:
-    """Read what counts of accelerate's YAML or JSON: names at two depths, with their values."""
+    """Read accelerate's configuration: YAML, or JSON, which is YAML too."""
+    import yaml
+
     try:
-        text = pathlib.Path(path).read_text()
-    except OSError as error:
-        raise LaunchError(f"the configuration {path} cannot be read ({error.strerror})") from error
-    if path.endswith(".json"):
-        return json.loads(text)
-    config: dict = {}
-    inside: dict | None = None
-    for line in text.splitlines():
-        match = re.match(r"(\s*)([\w-]+):\s*(.*?)\s*(#.*)?$", line)
-        if not match:
-            continue
-        value = match[3].strip("'\"")
-        if match[1] and inside is not None:
-            inside[match[2]] = value
-        elif value in ("", "{}"):
-            inside = config[match[2]] = {}
-        else:
-            config[match[2]], inside = value, None
-    return config
+        config = yaml.safe_load(pathlib.Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        why = getattr(error, "strerror", None) or "it is no YAML"
+        raise LaunchError(f"the configuration {path} cannot be read ({why})") from error
+    return config if isinstance(config, dict) else {}
 
 
 def zero_stage(config: Any) -> int:

@@ -39,11 +39,6 @@ class Change:
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
     calls: tuple[str, ...] = ()
 
-    @property
-    def live(self) -> bool:
-        """Whether a part of it stands in no text."""
-        return bool(self.arguments or self.calls)
-
 
 @dataclasses.dataclass
 class Script:
@@ -180,20 +175,17 @@ class Keyword(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Edit the innermost call that names it; add it to the innermost where none does."""
         calls = list(script.calls(self.of, self.index))
-        for text, call in calls:
-            keyword = next((keyword for keyword in call.keywords if keyword.arg == self.name), None)
-            if keyword is None:
-                continue
-            if self.value is None:
-                return text.without_keyword(call, self.name) or []
-            start, end = text.span(keyword.value)
-            value = self.value.replace("{}", _operand(keyword.value, text.text[start:end]))
-            return [*_imported(text, self.imports), *text.set_keywords(call, {self.name: value})]
-        if self.value is None or "{}" in self.value:
+        named = [(*at, keyword) for at in calls for keyword in at[1].keywords if keyword.arg == self.name]
+        if self.value is None:
+            return named[0][0].without_keyword(*named[0][1:]) if named else []
+        if not named and (not calls or "{}" in self.value):
             return []
-        for text, call in calls:
-            return [*_imported(text, self.imports), *text.set_keywords(call, {self.name: self.value})]
-        return []
+        value, (text, call) = self.value, calls[0]
+        if named:
+            text, call, keyword = named[0]
+            start, end = text.span(keyword.value)
+            value = value.replace("{}", _operand(keyword.value, text.text[start:end]))
+        return [*_imported(text, self.imports), *text.set_keywords(call, {self.name: value})]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -206,7 +198,7 @@ class FirstLine(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Put it in front of the first statement that is no docstring."""
         text, node = _function(script, self.function)
-        if text is None or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return []
         body = node.body[1:] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body
         return [text.before(body[0], self.text)]
@@ -221,15 +213,10 @@ class AnyKeywords(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Add it after the last argument."""
         text, node = _function(script, self.function)
-        if text is None or node is None or node.args.kwarg is not None:
+        if node is None or node.args.kwarg is not None:
             return []
-        arguments = node.args
-        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        defaults = [*arguments.defaults, *(default for default in arguments.kw_defaults if default is not None)]
-        if not named:
-            return []
-        last = max(text.span(each)[1] for each in (*named, *defaults))
-        return [Edit(text.file, last, last, ", **kwargs")]
+        last = max((text.span(each)[1] for each in ast.iter_child_nodes(node.args)), default=None)
+        return [] if last is None else [Edit(text.file, last, last, ", **kwargs")]
 
 
 _MATCHING = ("compile", "search", "match", "fullmatch", "findall", "finditer", "sub", "split")
@@ -244,7 +231,7 @@ class DotAll(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Give the flag to each call of `re` that has none; patterns that are compiled elsewhere stay."""
         text, node = _function(script, self.function)
-        if text is None or node is None:
+        if node is None:
             return []
         names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
         compiled = [
@@ -256,8 +243,8 @@ class DotAll(Repair):
             call
             for root in (node, *compiled)
             for call in ast.walk(root)
-            if isinstance(call, ast.Call) and ast.unparse(call.func).removeprefix("re.") in _MATCHING
-            and ast.unparse(call.func).startswith("re.") and "flags" not in {each.arg for each in call.keywords}
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in {f"re.{name}" for name in _MATCHING}
+            and "flags" not in {each.arg for each in call.keywords}
             and not any("re." in ast.unparse(each) for each in call.args[1:])
         ]  # fmt: skip
         return [edit for call in calls for edit in text.set_keywords(call, {"flags": "re.DOTALL"})]
@@ -313,7 +300,7 @@ class Together(Repair):
 
 
 def _function(script: Script, function: Any) -> tuple[Text | None, Any]:
-    """Return the text that a function stands in, and its node there."""
+    """Return the text that a function stands in, and its node there; None for both where it stands in none."""
     function = inspect.unwrap(getattr(function, "func", function))
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
@@ -340,11 +327,10 @@ def _imported(text: Text, line: str) -> list[Edit]:
     """Return the edit that imports what a repair needs, in front of the file's first import; none if it is there."""
     if not line or line in (ast.unparse(node) for node in text.tree.body):
         return []
-    statements = text.tree.body
-    future = [node for node in statements if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-    imports = [node for node in statements if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in future]
-    first = imports[0] if imports else next((node for node in statements if not is_docstring(node)), None)
-    return [text.before(first, line)] if first is not None and not (future and future[-1].lineno > first.lineno) else []
+    future = [node for node in text.tree.body if getattr(node, "module", "") == "__future__"]
+    statements = [node for node in text.tree.body if node not in future and not is_docstring(node)]
+    imports = [node for node in statements if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return [text.before((imports or statements)[0], line)]
 
 
 def _operand(node: ast.expr, source: str) -> str:
@@ -357,9 +343,9 @@ def _source(value: Any) -> str:
     return str(value) if isinstance(value, Source) else repr(value)
 
 
-def to_json(change: Change | None) -> dict[str, Any] | None:
+def to_json(change: Change) -> dict[str, Any]:
     """Return a change as JSON can hold it."""
-    return None if change is None else json.loads(json.dumps(dataclasses.asdict(change)))
+    return json.loads(json.dumps(dataclasses.asdict(change)))
 
 
 def from_json(change: Mapping[str, Any]) -> Change:

@@ -6,9 +6,8 @@ when the repair of any other failure is made in its place. Then preflight goes o
 what the first failure hid is judged in the run with its repair.
 """
 
-import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from failurelab.preflight import repairs
@@ -25,63 +24,36 @@ Result = Mapping[str, Any]  # what a run reported
 Run = Callable[[repairs.Change], Result]
 
 
-@dataclasses.dataclass
-class Outcome:
-    """What became of the rounds.
-
-    Attributes:
-        named: failures, in the order in which they were repaired; each with `tried`, `round` and `change`.
-        suspected: failures that were not named, each with `why`.
-        last: the run with all repairs that healed.
-        change: all repairs that healed.
-        notes: more to know.
-    """
-
-    named: list[dict[str, Any]]
-    suspected: list[dict[str, Any]]
-    last: Result
-    change: repairs.Change
-    notes: list[str] = dataclasses.field(default_factory=list)
-
-
-def suspect_all(first: Result, why: str) -> Outcome:
-    """Return the outcome of a single run: nothing is named."""
-    suspected = [*first["suspected"], *(_suspected(finding, why, repairs.Change()) for finding in first["findings"])]
-    return Outcome([], suspected, first, repairs.Change())
-
-
-def try_repairs(run: Run, first: Result, say: Callable[[str], None] = lambda stage: None) -> Outcome:
-    """Run the script again, with the repairs of what was measured in its first run.
+class Rounds:
+    """The runs of one script with repairs; until `try_all`, nothing is named.
 
     Args:
         run: runs the script with a change.
         first: what the run without any change reported.
         say: called with each stage.
 
-    Raises:
-        what `run` raises; its attribute `outcome` is what was known by then.
+    Attributes:
+        named: failures, in the order in which they were repaired; each with `tried`, `round`, `change` and `base`.
+        last: the run with all repairs that healed.
+        change: all repairs that healed.
+        notes: more to know.
     """
-    trials = _Trials(run, first, say)
-    try:
-        trials.try_all()
-    except Exception as error:
-        error.outcome = trials.outcome("not tried: the time was over")
-        raise
-    return trials.outcome(ROUNDS_OVER)
 
-
-class _Trials:
-    def __init__(self, run: Run, first: Result, say: Callable[[str], None]):
+    def __init__(self, run: Run, first: Result, say: Callable[[str], None] = lambda stage: None):
         self._run, self.first, self.say = run, first, say
         self._known: dict[str, list[Result]] = {_key(repairs.Change()): [first]}  # the runs of each change
-        self.change, self.base = repairs.Change(), first
+        self.change, self.last = repairs.Change(), first
         self.named: list[dict[str, Any]] = []
         self.settled: dict[tuple[str, str], str] = {}  # failures that were not named, and why
         self._kept: set[tuple[tuple[str, str], tuple[str, str]]] = set()  # a repair, and a failure that stays with it
         self.notes: list[str] = []
 
     def try_all(self) -> None:
-        """Go on until nothing is left to repair."""
+        """Run the script again, with the repairs of what was measured, until nothing is left to repair.
+
+        Raises:
+            what `run` raises; what was known by then stays.
+        """
         if not any(finding["changes"] or finding["tried"] for finding in self.first["findings"]):
             self.settled.update((_about(finding), NO_EDIT) for finding in self.first["findings"])
             return
@@ -90,20 +62,25 @@ class _Trials:
         while len(self.named) < ROUNDS and self._try_one():
             pass
 
-    def outcome(self, left: str) -> Outcome:
-        """Return what became of all failures; those whose turn did not come are suspected for the reason `left`."""
-        suspected = [dict(entry) for entry in self.base["suspected"]]
+    def suspected(self, left: str = ROUNDS_OVER) -> list[dict[str, Any]]:
+        """Return failures that were not named, each with `why`; those whose turn did not come for the reason `left`."""
+        suspected = [dict(entry) for entry in self.last["suspected"]]
         named = {_about(entry) for entry in self.named}
         seen = {_about(each): (each, repairs.Change()) for each in self.first["findings"]}
-        still = {_about(each): (each, self.change) for each in self.base["findings"]}
+        still = {_about(each): (each, self.change) for each in self.last["findings"]}
         for about, (finding, base) in (seen | still).items():
             if about not in named and (about in self.settled or about in still):
                 suspected.append(_suspected(finding, self.settled.get(about, left), base))
-        return Outcome(self.named, suspected, self.base, self.change, self.notes)
+        return suspected
+
+    def hidden(self) -> list[str]:
+        """Return what is named and the first run did not show, because another failure hid it."""
+        seen = {_about(finding) for finding in self.first["findings"]}
+        return [entry["failure"] for entry in self.named if _about(entry) not in seen]
 
     def _try_one(self) -> bool:
         """Name the worst failure that can be; return whether there was one."""
-        for finding in sorted(self.base["findings"], key=lambda each: (not each["ends"], rank(each["failure"]))):
+        for finding in sorted(self.last["findings"], key=lambda each: (not each["ends"], rank(each["failure"]))):
             if _about(finding) in self.settled or _about(finding) in map(_about, self.named):
                 continue
             why = self._why_not(finding)
@@ -121,13 +98,10 @@ class _Trials:
             without = [*without, self._again(self.change)]
         if not all(_is_accused(finding, result) for result in without):
             return NOT_AGAIN
-        if not finding["changes"]:  # the judge itself has undone it, in both runs
-            self._name(finding, finding["tried"], None)
-            return ""
         reasons = [self._why_not_with(finding, change) for change in finding["changes"]]
         if "" in reasons:
             return ""
-        if finding["tried"]:  # by the judge itself, which needs no edit
+        if finding["tried"]:  # by the judge itself, in both runs, which needs no edit
             self._name({**finding, "changes": []}, finding["tried"], None)
             return ""
         return reasons[0]
@@ -137,20 +111,20 @@ class _Trials:
         if _about(finding) in map(_about, self.named):
             return "another repair heals it"
         trial = self._with_repair(finding, change, "trying the repair of {}")
-        if why := _why_not_healed(finding, self.base, trial):
+        if why := _why_not_healed(finding, self.last, trial):
             return why
-        for rival in self.base["findings"]:
+        for rival in self.last["findings"]:
             if _about(rival) == _about(finding) or (_about(rival), _about(finding)) in self._kept:
                 continue
             for other in rival["changes"][:1]:
                 result = self._with_repair(rival, other, "trying the repair of {} in its place")
-                if other != change and not _why_not_healed(finding, self.base, result):
+                if other != change and not _why_not_healed(finding, self.last, result):
                     return f"the repair of {rival['failure']} takes it away too, so the two are not told apart"
-        for other in self.base["findings"]:
+        for other in self.last["findings"]:
             if _about(other) != _about(finding) and not _is_accused(other, trial) and _held(other, trial):
                 self.settled[_about(other)] = f"gone with the repair of {finding['failure']}"
         self._name(finding, finding["tried"] or _held(finding, trial), change)
-        self.change, self.base = repairs.from_json(change), trial
+        self.change, self.last = repairs.from_json(change), trial
         return ""
 
     def _name(self, finding: dict[str, Any], tried: str, change: Mapping[str, Any] | None) -> None:
@@ -161,7 +135,7 @@ class _Trials:
         """Run the script with a failure's repair too; note which of the others stay with it."""
         self.say(stage.format(finding["failure"]))
         result = self._once(repairs.from_json(change))
-        self._kept |= {(_about(finding), _about(each)) for each in self.base["findings"] if _is_accused(each, result)}
+        self._kept |= {(_about(finding), _about(each)) for each in self.last["findings"] if _is_accused(each, result)}
         return result
 
     def _once(self, change: repairs.Change) -> Result:
@@ -220,9 +194,3 @@ def _key(change: repairs.Change) -> str:
 def _suspected(finding: dict[str, Any], why: str, base: repairs.Change) -> dict[str, Any]:
     """Return a failure that is not named, with its first repair, and the change on top of which that was made."""
     return {**finding, "why": why, "change": next(iter(finding["changes"]), None), "base": repairs.to_json(base)}
-
-
-def hidden(named: Sequence[Mapping[str, Any]], first: Result) -> list[str]:
-    """Return the failures that the first run did not show, because another one hid them."""
-    seen = {_about(finding) for finding in first["findings"]}
-    return [entry["failure"] for entry in named if _about(entry) not in seen]

@@ -26,9 +26,10 @@ from unittest import mock
 
 from failurelab.preflight import notebook, repairs
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
-from failurelab.preflight.inputs import Source
+from failurelab.preflight.inputs import Seen, Source
 from failurelab.preflight.intercept import own_code, processes
 from failurelab.preflight.intercept.effects import Effects
+from failurelab.preflight.launcher_line import zero_stage
 from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.script_text import Place, Text, find_called, own_frames, place_of, read_source
 
@@ -83,12 +84,7 @@ def _run_as_main(code: types.CodeType, path: pathlib.Path, name: str = "") -> No
 
 
 class OwnFiles:
-    """The script's own files as this run has them: as they are, or as a repair has edited them.
-
-    Args:
-        script: its path, as it was given.
-        change: of this run.
-    """
+    """The files of the script at a path, as it was given: as they are, or as the change of this run has them."""
 
     def __init__(self, script: str, change: repairs.Change):
         self.own, self.change = own_code.OwnCode(script), change
@@ -114,19 +110,26 @@ class OwnFiles:
             return None
         real = self.real(file)
         if real not in self._texts:
-            try:
+            self._texts[real] = None
+            with contextlib.suppress(OSError, SyntaxError, ValueError):
                 self._texts[real] = Text(real, self.read(file))
-            except (OSError, SyntaxError, ValueError):
-                self._texts[real] = None
         return self._texts[real]
 
-    def places(self) -> list[Place]:
-        """Return the places in the script's own code that are running now, the innermost first."""
-        frames = own_frames(self.own.holds)
-        return [dataclasses.replace(place_of(frame), file=self.real(frame.f_code.co_filename)) for frame in frames]
+    def places(self, making: type | None = None) -> list[Place]:
+        """Return the places in the script's own code that are running now, the innermost first.
 
-    @contextlib.contextmanager
-    def edited(self) -> Iterator[None]:
+        With `making` of them the calls of that class alone.
+        """
+        found = []
+        for frame in own_frames(self.own.holds):
+            file = frame.f_code.co_filename
+            place = dataclasses.replace(place_of(frame), file=self.real(file))
+            call = self.text(file) and self.text(file).call(place) if making else None
+            if making is None or (call and find_called(frame, call) is making):
+                found.append(place)
+        return found
+
+    def edited(self) -> contextlib.AbstractContextManager:
         """Inside, modules of the script's own are imported, and shown in tracebacks, as this run has them."""
         original = importlib.machinery.SourceFileLoader.get_code
 
@@ -138,8 +141,7 @@ class OwnFiles:
 
         if self._real in self.change.files:
             self._show(self._script)
-        with mock.patch.object(importlib.machinery.SourceFileLoader, "get_code", get_code):
-            yield
+        return mock.patch.object(importlib.machinery.SourceFileLoader, "get_code", get_code)
 
     def _show(self, file: str) -> None:
         lines = self.read(file).splitlines(keepends=True)
@@ -147,6 +149,13 @@ class OwnFiles:
 
 
 _DATASETS = ("train_dataset", "eval_dataset")
+_KINDS = {
+    Finding: "findings",
+    Suspected: "suspected",
+    Held: "held",
+    NotApplicable: "not_applicable",
+    NotChecked: "not_checked",
+}
 
 
 class Report:
@@ -167,26 +176,17 @@ class Report:
     def traceback(self, error: BaseException) -> None:
         """Print the script's error where its other output goes; one that ended by itself has said why."""
         if not isinstance(error, SystemExit):
-            traceback.print_exception(type(error), error, error.__traceback__)
+            traceback.print_exception(error)
 
-    def end(self, error: str = "", cut: list[str] | None = None, trained: bool = False) -> None:
+    def end(self, error: str = "", cut: Sequence[str] = ()) -> None:
         """Write the answers, and end the process: nothing of the script runs after that."""
-        kinds = {
-            Finding: "findings",
-            Suspected: "suspected",
-            Held: "held",
-            NotApplicable: "not_applicable",
-            NotChecked: "not_checked",
-        }
-        answers: dict[str, list] = {kind: [] for kind in kinds.values()}
+        told: dict[str, Any] = {kind: [] for kind in _KINDS.values()}
         for answer in self.answers:
-            kept = [field.name for field in dataclasses.fields(answer) if field.name != "undo"]
-            entry = {name: getattr(answer, name) for name in kept}
+            entry = {name: value for name, value in vars(answer).items() if name != "undo"}
             if isinstance(answer, Finding):
                 entry["changes"] = self._changes(answer)
-            answers[kinds[type(answer)]].append(entry)
-        told = {**answers, "error": error, "cut": cut or [], "notes": self.notes, "trained": trained}
-        told["measured"] = [dataclasses.asdict(answer) for answer in self.measured]
+            told[_KINDS[type(answer)]].append(entry)
+        told |= {"error": error, "cut": cut, "notes": self.notes, "measured": list(map(vars, self.measured))}
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(told))
         whole.rename(self._path)
@@ -196,14 +196,14 @@ class Report:
 
     def _changes(self, finding: Finding) -> list[dict[str, Any]]:
         """Return what runs with this finding's repairs do otherwise, each added to what this run does."""
-        undos = finding.undo if isinstance(finding.undo, tuple) else (finding.undo,) * (finding.undo is not None)
         changes = []
-        for undo in undos if self.script is not None else ():
+        for undo in finding.undo if isinstance(finding.undo, tuple) else (finding.undo,):
             try:
-                changes.append(repairs.to_json(undo.change(self.script)))
+                change = undo and undo.change(self.script)
+                changes += [repairs.to_json(change)] if change else []
             except Exception as error:  # a text that was not thought of: then the repair is not tried
                 self.traceback(error)
-        return [change for change in changes if change is not None]
+        return changes
 
 
 class Run:
@@ -219,14 +219,14 @@ class Run:
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(spec["world_size"])
-        self.arguments = cuts.Arguments(
-            spec["steps"], spec["output"], files.change.arguments, self._note_arguments, spec["world_size"]
-        )
+        other, size = files.change.arguments, spec["world_size"]
+        self.arguments = cuts.Arguments(spec["steps"], spec["output"], other, self._note_arguments, size)
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
         self.training = self.evaluated = False
-        self.skipped: list[tuple[Callable[..., Any], Any, int]] = []  # a training that was left out for a later one
+        self.skipped: Any = None  # the trainer whose training in this line was left out for a later one
+        self.skipped_line = 0
         self.real = spec["real_model"]
 
     @contextlib.contextmanager
@@ -240,17 +240,11 @@ class Run:
             stack.enter_context(self.launched.seen(own))
             stack.enter_context(self.arguments.cut())
             stack.enter_context(saved.elsewhere(self.spec["output"], self.loads, self.real))
-            stack.enter_context(
-                small.built_small(
-                    self.loads,
-                    self.adapters,
-                    lambda: self.making > 0,
-                    self.real,
-                    self.launched.too_early,
-                    self.launched.mapped,
-                    self._note,
-                )
+            launch = self.launched.too_early, self.launched.mapped
+            making = small.built_small(
+                self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note
             )
+            stack.enter_context(making)
             stack.enter_context(trainers.watched(self))
             yield
 
@@ -259,15 +253,7 @@ class Run:
         self.places.setdefault(kind, []).append(self.files.places() if known else [])
 
     def _note_arguments(self, arguments: Any) -> None:
-        """Note where training arguments are made: the calls of their own class alone."""
-        made = []
-        for frame in own_frames(self.files.own.holds):
-            place = dataclasses.replace(place_of(frame), file=self.files.real(frame.f_code.co_filename))
-            text = self.files.text(frame.f_code.co_filename)
-            call = text and text.call(place)
-            if call and find_called(frame, call) is type(arguments):
-                made.append(place)
-        self.places.setdefault("arguments", []).append(made)
+        self.places.setdefault("arguments", []).append(self.files.places(making=type(arguments)))
 
     def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
@@ -299,38 +285,32 @@ class Run:
 
         A training of another kind that comes before one with rewards is not run: the later one is judged.
         """
-        from failurelab.preflight.inputs import Seen
-        from failurelab.preflight.intercept import cuts, engine, ranks, watched
+        from failurelab.preflight.intercept import cuts, engine, watched
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.textbook import StepJudge
-        from failurelab.preflight.launcher_line import zero_stage
 
-        if self._is_first_stage(trainer):
-            return self._skip(original, trainer)
+        line = _line(self.source.path)
+        if self._is_first_stage(trainer, line):
+            return self._skip(trainer, line)
         self._note("train")
         for line in self.files.change.calls:
             exec(line, {"trainer": trainer})
-        for kind, made in (("trainer", self.trainers), ("arguments", self.arguments.made)):
-            judged = (id(trainer), id(trainer.args))
-            which = next((place for place, each in enumerate(made) if id(each) in judged), None)
-            self.places[kind] = [] if which is None else [self.places[kind][which]]
-        line = next((line for _, skipped, line in self.skipped if skipped is trainer), 0)
+        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, trainer.args)}
+        for kind, (made, its) in judged.items():
+            self.places[kind] = [at for each, at in zip(made, self.places.get(kind, ())) if each is its]
+        line = line or (self.skipped_line if self.skipped is trainer else 0)
         asked = self.arguments.asked(trainer.args)
-        given = self.given.get(id(trainer), {})
         seen = Seen(
             trainer=trainer,
             asked=asked,
             dataset=self.datasets.get(id(trainer), trainer.train_dataset),
-            loads=self.loads,
-            world_size=self.spec["world_size"],
+            **self._launch(),
             memory=self.spec["memory"],
             small=any(load.small for load in self.loads),
-            given=given,
-            gpus=ranks.visible_gpus(),
-            device=self.launched.rank.device.index,
+            given=self.given.get(id(trainer), {}),
             zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),
             evaluated=self.evaluated,
-            source=dataclasses.replace(self.source, line=_line(self.source.path) or line),
+            source=dataclasses.replace(self.source, line=line),
             real=self.real,
         )
         self._note_other_trainings(seen.source)
@@ -353,25 +333,29 @@ class Run:
         self._ask((lambda _: watch.answers(), *order.AFTER), seen)
         self.report.measured = [answer for answer in self.report.answers if isinstance(answer, Held)]
         self.report.answers = step.outweigh(self.report.answers)
-        self.report.end(error, self._cuts(trainer, seen), trained=True)
+        self.report.end(error, self._cuts(trainer, seen))
 
-    def _is_first_stage(self, trainer: Any) -> bool:
+    def _launch(self) -> dict[str, Any]:
+        """Return what the judges are told of the launch, also where no trainer was made."""
+        from failurelab.preflight.intercept import ranks
+
+        size, device = self.spec["world_size"], self.launched.rank.device.index
+        return {"loads": self.loads, "world_size": size, "gpus": ranks.visible_gpus(), "device": device}
+
+    def _is_first_stage(self, trainer: Any, line: int) -> bool:
         """Whether another training comes later in the script, of a trainer that draws completions, and this one not."""
         from failurelab.preflight.judges.rows import generates
 
-        line = _line(self.source.path)
-        later = [other for other in self.source.training_lines() if other > line]
+        later = any(other > line for other in self.source.training_lines())
         generating = re.search(r"\b(?:GRPO|RLOO|OnlineDPO)\w*Trainer\s*\(", self.source.text)
-        return bool(not self.skipped and line and later and generating and not generates(trainer))
+        return bool(not self.skipped_line and line and later and generating and not generates(trainer))
 
-    def _skip(self, original: Callable[..., Any], trainer: Any) -> Any:
+    def _skip(self, trainer: Any, line: int) -> Any:
         """Let the script go on as if a training had ended."""
         from transformers.trainer_utils import TrainOutput
 
-        line = _line(self.source.path)
         self.report.say(f"leaving out the training of line {line}, for a later one")
-        self.skipped.append((original, trainer, line))
-        self.training = False
+        self.skipped, self.skipped_line, self.training = trainer, line, False
         return TrainOutput(0, 0.0, {})
 
     def refused(self, error: BaseException) -> None:
@@ -389,27 +373,16 @@ class Run:
 
     def ended(self, error: str) -> None:
         """Tell of a script that ended before training, with what its loads alone say."""
-        if self.skipped and not self.training:
-            original, trainer, line = self.skipped[0]
-            self.training = True
+        if self.skipped_line and not self.training:
             self.report.notes.append(
-                f"the training of line {line} was judged, for the script did not get to the one after it: {error}"
+                f"the training of line {self.skipped_line} was judged, for the script did not get to the one after it: "
+                f"{error}"
             )
-            self.train(original, trainer)
-        from failurelab.preflight.inputs import Seen
-        from failurelab.preflight.intercept import ranks
+            self.skipped.train()
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 
         if self.loads:
-            seen = Seen(
-                None,
-                {},
-                loads=self.loads,
-                world_size=self.spec["world_size"],
-                gpus=ranks.visible_gpus(),
-                device=self.launched.rank.device.index,
-            )
-            self._ask((judge_four_bit_placement,), seen)
+            self._ask((judge_four_bit_placement,), Seen(None, {}, **self._launch()))
         self.report.end(error, self.launched.mapped.texts)
 
     def _ask(self, judges: Sequence[Callable[..., Any]], seen: Any) -> None:
@@ -418,10 +391,8 @@ class Run:
                 self.report.answers.extend(judge(seen))
             except Exception as error:
                 self.report.traceback(error)
-                name = getattr(judge, "__module__", "").rpartition(".")[2]
-                self.report.answers.append(
-                    NotChecked(name, f"this check itself failed: {type(error).__name__}: {error}")
-                )
+                why = f"this check itself failed: {type(error).__name__}: {error}"
+                self.report.answers.append(NotChecked(judge.__module__.rpartition(".")[2], why))
 
     def _cuts(self, trainer: Any, seen: Any) -> list[str]:
         cut = self.arguments.cuts(trainer.args)
@@ -434,13 +405,12 @@ class Run:
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short]
 
     def _note_other_trainings(self, source: Source) -> None:
-        left_out = [line for _, trainer, line in self.skipped]
-        others = [line for line in source.training_lines() if line not in (source.line, *left_out)]
-        if left_out and source.line not in (0, *left_out):
-            first = type(self.skipped[0][1]).__name__
-            self.report.notes.append(
-                f"the training of line {left_out[0]} ({first}) was not run: that of line {source.line} was judged"
-            )
+        left_out = self.skipped_line
+        others = [line for line in source.training_lines() if line not in (source.line, left_out)]
+        if left_out and source.line not in (0, left_out):
+            first = type(self.skipped).__name__
+            note = f"the training of line {left_out} ({first}) was not run: that of line {source.line} was judged"
+            self.report.notes.append(note)
         if source.line and others:
             self.report.notes.append(
                 f"the script trains again in line {', '.join(map(str, others))}: the training of line {source.line} "
@@ -450,10 +420,4 @@ class Run:
 
 def _line(path: str) -> int:
     """Return the script's line that is being run now, or 0."""
-    frame = sys._getframe(1)
-    lines = []
-    while frame is not None:
-        if frame.f_code.co_filename == path:
-            lines.append(frame.f_lineno)
-        frame = frame.f_back
-    return lines[0] if lines else 0
+    return next((frame.f_lineno for frame in own_frames(lambda file: file == path)), 0)

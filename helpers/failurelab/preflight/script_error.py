@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from failurelab.preflight.intercept.processes import Stopped
 
-_NETWORK = (
+_NETWORK = {
     "ConnectionError",
     "ConnectTimeout",
-    "OfflineModeIsEnabled",
     "LocalEntryNotFoundError",
     "NewConnectionError",
-)
-_GATED = ("GatedRepoError", "RepositoryNotFoundError")
+    "OfflineModeIsEnabled",
+}
+_GATED = {"GatedRepoError", "RepositoryNotFoundError"}
 
 
 def describe_error(error: BaseException, script: str | pathlib.Path, log: str = "", line: int = 0) -> str:
@@ -48,13 +48,12 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
             f"{where} needs {error.name}, which {sys.executable} does not have. "
             "Next: --python with the Python that you train with"
         )
-    gated = any("gated repo" in str(each) for each in chain)
-    if gated or names & set(_GATED):
+    if names & _GATED or any("gated repo" in str(each) for each in chain):
         return (
             f"{where} asks the hub for what it does not give to this user (gated, private or not there): {text}. "
             "Next: huggingface-cli login, or the path of a local copy"
         )
-    if names & set(_NETWORK) or "couldn't connect to" in text.lower() or "offline mode" in text.lower():
+    if names & _NETWORK or "couldn't connect to" in text.lower() or "offline mode" in text.lower():
         return (
             f"{where} needs the network, which is not there: {text}. Next: a local copy of the configuration, the "
             "tokenizer and the dataset, or a machine with a network"
@@ -67,11 +66,9 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
 
 
 def _place(error: BaseException, script: str, line: int) -> str:
-    lines = [line] * bool(line) + [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script
-    ]
-    name = pathlib.Path(script).name
-    return f"{name}, line {lines[-1]}," if lines else name
+    own = (frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script)
+    *_, line = (line, *own)
+    return f"{pathlib.Path(script).name}, line {line}," if line else pathlib.Path(script).name
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

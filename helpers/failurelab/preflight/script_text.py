@@ -8,11 +8,13 @@ import dataclasses
 import difflib
 import inspect
 import io
+import itertools
 import os
 import pathlib
 import re
 import sys
 import tokenize
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -42,12 +44,8 @@ class Edit:
 
 
 def own_frames(holds: Callable[[str], bool]) -> Iterator[types.FrameType]:
-    """Yield the frames of the script's own code that are running now, the innermost first."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if holds(frame.f_code.co_filename):
-            yield frame
-        frame = frame.f_back
+    """Return the frames of the script's own code that are running now, the innermost first."""
+    return (frame for frame, _ in traceback.walk_stack(sys._getframe(1)) if holds(frame.f_code.co_filename))
 
 
 def place_of(frame: types.FrameType) -> Place:
@@ -93,11 +91,7 @@ def encode_source(path: str | os.PathLike, text: str) -> bytes:
 
 
 class Text:
-    """One file's text and its syntax tree.
-
-    Args:
-        file: its path, as frames name it.
-        text: with its own line ends.
+    """One file's text, with its own line ends, and its syntax tree; `file` is its path, as frames name it.
 
     Raises:
         SyntaxError: it is no Python.
@@ -107,9 +101,7 @@ class Text:
         self.file, self.text = file, text
         self.tree = ast.parse(text)
         self._lines = re.split(r"(?<=\n)|(?<=\r)(?!\n)", text)
-        self._starts = [0]
-        for line in self._lines:
-            self._starts.append(self._starts[-1] + len(line))
+        self._starts = [0, *itertools.accumulate(map(len, self._lines))]
         self.newline = "\r\n" if "\r\n" in text else "\n"
 
     def offset(self, line: int, column: int) -> int:
@@ -122,23 +114,14 @@ class Text:
 
     def call(self, place: Place) -> ast.Call | None:
         """Return the call that stands at a place."""
-        at = (place.line, place.column, place.end_line, place.end_column)
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and at == (
-                node.lineno, node.col_offset, node.end_lineno, node.end_col_offset,
-            ):  # fmt: skip
-                return node
-        return None
+        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        at = (place.line, place.end_line, place.column, place.end_column)
+        return next((c for c in calls if (c.lineno, c.end_lineno, c.col_offset, c.end_col_offset) == at), None)
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement that a node is in."""
-        inside: Any = self.tree
-        found = None
-        while inside is not None:
-            if isinstance(inside, ast.stmt):
-                found = inside
-            inside = next((child for child in ast.iter_child_nodes(inside) if node in ast.walk(child)), None)
-        return found
+        around = [each for each in ast.walk(self.tree) if isinstance(each, ast.stmt) and node in ast.walk(each)]
+        return around[-1]  # ast.walk comes to what is inside later
 
     def function(self, line: int) -> Any:
         """Return the function whose code begins in a line: a `def`, or the only lambda of that line."""
@@ -186,11 +169,8 @@ class Text:
             edits.append(self._added(call, ", ".join(f"{name}={source}" for name, source in missing.items())))
         return edits
 
-    def without_keyword(self, call: ast.Call, name: str) -> list[Edit] | None:
-        """Return the edit that takes a keyword argument out of a call; None where the call does not name it."""
-        keyword = next((keyword for keyword in call.keywords if keyword.arg == name), None)
-        if keyword is None:
-            return None
+    def without_keyword(self, call: ast.Call, keyword: ast.keyword) -> list[Edit]:
+        """Return the edit that takes a keyword argument out of a call."""
         start, end = self.span(keyword)
         tokens = self._tokens(call)
         after = next(token for token in tokens if token[1] >= end and token[0] in ",)")
@@ -199,7 +179,7 @@ class Text:
         if after[0] == "," and not self.text[line_start:start].strip() and not rest.partition("#")[0].strip():
             return [Edit(self.file, line_start, line_end, "")]
         if after[0] == ",":
-            end = after[2] + len(self.text[after[2] :]) - len(self.text[after[2] :].lstrip(" "))
+            end = re.compile(" *").match(self.text, after[2]).end()
         else:
             before = [token for token in tokens if token[2] <= start]
             start = before[-1][1] if before and before[-1][0] == "," else start
@@ -215,9 +195,8 @@ class Text:
         line_start, start = self._starts[final.lineno - 1], self.offset(final.lineno, final.col_offset)
         indent = self.text[line_start:start]
         space = " " if indent.strip() else self.newline + indent
-        if last[0] == ",":
-            return Edit(self.file, last[2], last[2], f"{space}{text}{',' if space != ' ' else ''}")
-        return Edit(self.file, last[2], last[2], f",{space}{text}")
+        added = f",{space}{text}" if last[0] != "," else f"{space}{text}" + "," * (space != " ")
+        return Edit(self.file, last[2], last[2], added)
 
     def _tokens(self, call: ast.Call) -> list[tuple[str, int, int]]:
         """Return the tokens of a call, without comments and line ends: each its text, its start and its end."""
@@ -249,14 +228,7 @@ def apply_edits(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, st
 def make_patch(
     before: Mapping[str, bytes], after: Mapping[str, bytes], names: Mapping[str, str], context: int = 3
 ) -> bytes:
-    """Return a patch that `git apply` takes, from the contents of files before to those after.
-
-    Args:
-        before: by path.
-        after: by path.
-        names: what the patch calls each path.
-        context: lines around each change.
-    """
+    """Return a patch that `git apply` takes, of the contents of files by path; `names` is what it calls the paths."""
     lines: list[bytes] = []
     for path in sorted(after):
         old, new = (re.findall(rb"[^\n]*\n|[^\n]+", contents) for contents in (before[path], after[path]))

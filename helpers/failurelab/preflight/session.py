@@ -101,13 +101,13 @@ class Session:
         """
         self.runs += 1
         folder = self.folder / f"run-{self.runs}"
+        names = ("report", "progress", "log", "status", "pid", "effects", "output", "tmp")
+        paths = {name: folder / name for name in names}
         for name in ("output", "tmp"):
-            (folder / name).mkdir(parents=True)
-        paths = {name: folder / name for name in ("report", "progress", "log", "status", "pid", "effects")}
+            paths[name].mkdir(parents=True)
         for name in ("progress", "log", "effects"):
             paths[name].touch()
-        order = {name: str(path) for name, path in paths.items()}
-        order |= {"output": str(folder / "output"), "tmp": str(folder / "tmp"), "change": repairs.to_json(change)}
+        order = {name: str(path) for name, path in paths.items()} | {"change": repairs.to_json(change)}
         if self._process is not None and self._process.poll() is not None:
             self._end()
         process = self._process = self._process or self._start()
@@ -147,7 +147,10 @@ class Session:
                     stage = line.strip()
                     self.say(stage)
                 if time.monotonic() > self._deadline:
-                    raise TimeIsOver(_too_long(self.spec["script"], self.limit, stage))
+                    raise TimeIsOver(
+                        f"{self.spec['script']} was ended after {self.limit:g} seconds, while {stage}. Next: a longer "
+                        "--time-limit, or look whether the script waits for something or prepares much data"
+                    )
                 time.sleep(_PAUSE)
         if paths["report"].exists():
             return json.loads(paths["report"].read_text())
@@ -203,10 +206,3 @@ def _with_folder(folder: pathlib.Path) -> list[int]:
             if any(variable.startswith(mark) for variable in path.read_bytes().split(b"\0")):
                 found.append(int(path.parent.name))
     return found
-
-
-def _too_long(script: str, limit: float, stage: str) -> str:
-    return (
-        f"{script} was ended after {limit:g} seconds, while {stage}. Next: a longer --time-limit, or look whether the "
-        "script waits for something or prepares much data"
-    )

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
@@ -87,15 +87,15 @@ def _wants(value: Any) -> bool:
     return any(each not in (None, False, "", "none", "all", "tensorboard") for each in values)
 
 
+def _values(arguments: Any) -> dict[str, Any]:
+    fields = dataclasses.fields(arguments) if arguments is not None else ()
+    return {field.name: getattr(arguments, field.name, None) for field in fields}
+
+
 class Arguments:
     """The training arguments of a script: as asked, by name, and how they were cut.
 
-    Args:
-        steps: of the cut training.
-        output_dir: of it.
-        other: values that take the place of the script's.
-        note: called with each arguments object while it is made.
-        world_size: of the launch.
+    `other` values take the place of the script's; `note` is called with each arguments object while it is made.
     """
 
     def __init__(
@@ -109,68 +109,57 @@ class Arguments:
         self.steps, self.output_dir, self._other, self._note = steps, output_dir, other or {}, note
         self._world = world_size
         self.made: list[Any] = []
-        self._made: list[tuple[Any, dict[str, Any], dict[str, Any]]] = []  # the object, as asked, as cut
-        self._values: dict[int, dict[str, Any]] = {}  # of each object, when it was made
+        self._kept: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # of each: as asked, cut, as made
 
-    @contextlib.contextmanager
-    def cut(self) -> Iterator[None]:
+    def cut(self) -> contextlib.AbstractContextManager:
         """Inside, every TrainingArguments is cut as it is made."""
         from transformers import TrainingArguments
 
         original = TrainingArguments.__post_init__
 
         def post_init(arguments: Any) -> None:
-            names = [field.name for field in dataclasses.fields(arguments)]
-            for name, value in self._other.items():
-                if name in names:
-                    setattr(arguments, name, value)
-            asked = {field.name: getattr(arguments, field.name, None) for field in dataclasses.fields(arguments)}
-            cut = self._cut(asked)
-            for name, value in cut.items():
+            asked = _values(arguments)
+            other = {name: value for name, value in self._other.items() if name in asked}
+            asked |= other
+            cut, values = self._cut(asked), {}
+            for name, value in (other | cut).items():
                 setattr(arguments, name, value)
             self.made.append(arguments)
-            self._made.append((arguments, asked, cut))
+            self._kept.append((asked, cut, values))
             self._note(arguments)
             original(arguments)
-            self._values[id(arguments)] = {name: getattr(arguments, name, None) for name in names}
+            values.update(_values(arguments))
 
-        with mock.patch.object(TrainingArguments, "__post_init__", post_init):
-            yield
+        return mock.patch.object(TrainingArguments, "__post_init__", post_init)
 
     def settle(self, arguments: Any) -> None:
         """Take what the script has set on its arguments since they were made as asked: their trainer is made now."""
-        for other, asked, cut in self._made:
-            if other is arguments:
-                values = self._values[id(arguments)]
-                late = {name: getattr(arguments, name, None) for name in values if name not in cut}
-                asked.update({name: value for name, value in late.items() if value is not values[name]})
+        asked, cut, values = self._of(arguments)
+        late = {name: value for name, value in _values(arguments).items() if name not in cut}
+        asked.update({name: value for name, value in late.items() if value is not values[name]})
 
     def asked(self, arguments: Any) -> dict[str, Any]:
         """Return the arguments as the script asked for them, also what it set after they were made."""
-        for other, asked, cut in reversed(self._made):
-            if other is arguments:
-                late = {name: getattr(arguments, name) for name in cut if getattr(arguments, name) != cut[name]}
-                usual = {name: value for name, value in late.items() if name not in _DERIVED}
-                return asked | usual
-        return {
-            field.name: getattr(arguments, field.name, None)
-            for field in (dataclasses.fields(arguments) if dataclasses.is_dataclass(arguments) else ())
-        }
+        asked, cut, _ = self._of(arguments)
+        late = {name: getattr(arguments, name) for name in cut if name not in _DERIVED}
+        return asked | {name: value for name, value in late.items() if value != cut[name]}
 
     def last_asked(self) -> dict[str, Any]:
         """Return the arguments that were made last, as the script asked for them; empty if there are none."""
-        return self._made[-1][1] if self._made else {}
+        return self._kept[-1][0] if self._kept else {}
+
+    def _of(self, arguments: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        values = _values(arguments)  # of a copy, which was not seen to be made
+        return next((kept for each, kept in zip(self.made, self._kept) if each is arguments), (values, {}, values))
 
     def cuts(self, arguments: Any) -> list[str]:
         """Return what of the work was cut, a text each, such as `max_completion_length 256 -> 8`."""
-        for other, asked, cut in reversed(self._made):
-            if other is arguments:
-                names = ("per_device_train_batch_size", "num_generations", *_AT_MOST, "gradient_accumulation_steps")
-                names += ("num_iterations",)
-                names = [name for name in names if name in cut and asked[name] is not None and cut[name] < asked[name]]
-                cuts = [f"{name} {asked[name]} -> {cut[name]}" for name in names if "eval" not in name]
-                return cuts + [f"{name}: {said}" for name, said in _STAND_INS.items() if _wants(asked.get(name))]
-        return []
+        asked, cut, _ = self._of(arguments)
+        names = ["per_device_train_batch_size", "num_generations", *_AT_MOST]
+        names += ["gradient_accumulation_steps", "num_iterations"]
+        names = [name for name in names if name in cut and asked[name] is not None and cut[name] < asked[name]]
+        cuts = [f"{name} {asked[name]} -> {cut[name]}" for name in names if "eval" not in name]
+        return cuts + [f"{name}: {said}" for name, said in _STAND_INS.items() if _wants(asked.get(name))]
 
     def _cut(self, asked: dict[str, Any]) -> dict[str, Any]:
         cut = {**_SET, **_OFF, **({} if torch.cuda.is_available() else _NO_GPU)}

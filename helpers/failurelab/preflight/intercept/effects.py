@@ -11,6 +11,7 @@ import pathlib
 import socket
 import sys
 import threading
+import traceback
 import urllib.parse
 from collections.abc import Iterable
 from typing import Any
@@ -43,12 +44,9 @@ def cache_folders() -> set[str]:
 
 
 class Effects:
-    """Writes each effect of this process into a file, as it happens.
+    """Writes each effect of this process into a file, as it happens, one JSON object a line.
 
-    Args:
-        path: of the file, one JSON object a line.
-        own: which code is the script's.
-        allowed: folders that may be written to.
+    Files in the `allowed` folders may be written.
     """
 
     def __init__(self, path: pathlib.Path, own: OwnCode, allowed: Iterable[str | os.PathLike]):
@@ -110,14 +108,12 @@ class Effects:
 
     def _is_own(self) -> bool:
         """Return whether the script's own code is what starts a process, and no import or training of a library's."""
-        frame = sys._getframe(3)
-        while frame is not None:
+        for frame, _ in traceback.walk_stack(sys._getframe(3)):
             file = frame.f_code.co_filename
             if file.startswith("<frozen importlib") or file == str(_BARRIER):
                 return False
             if self._own.holds(file):
                 return True
-            frame = frame.f_back
         return False
 
     def _tell(self, kind: str, what: str) -> None:

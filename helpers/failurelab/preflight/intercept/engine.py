@@ -7,6 +7,7 @@ its own (TRL #3016), and only the engine can take out ZeRO-3's hooks, so what ha
 import contextlib
 import pathlib
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,12 +55,11 @@ def stands_in(seen: Seen) -> Iterator[None]:
 
 def _find_taker() -> str:
     """Return what asks trl to make a model ready to generate, with its line; empty if nothing does."""
-    frame, asked = sys._getframe(1), False
-    while frame is not None:
+    asked = False
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
         code = frame.f_code
         if code.co_name.endswith("unwrap_model_for_generation"):
             asked = True
         elif asked and code.co_filename != contextlib.__file__:
-            return f"{code.co_name} ({pathlib.Path(code.co_filename).name}, line {frame.f_lineno})"
-        frame = frame.f_back
+            return f"{code.co_name} ({pathlib.Path(code.co_filename).name}, line {line})"
     return ""

@@ -15,6 +15,7 @@ import pathlib
 import site
 import sys
 import sysconfig
+import traceback
 import urllib.parse
 from collections.abc import Iterator
 
@@ -25,11 +26,7 @@ _PROJECT = (".git", "pyproject.toml", "setup.py")
 
 
 class OwnCode:
-    """The code of one script.
-
-    Args:
-        script: its path.
-    """
+    """The code of one script, given by its path."""
 
     def __init__(self, script: str | os.PathLike):
         self._script = os.fspath(script)
@@ -65,15 +62,13 @@ class OwnCode:
         The nearest frame decides that is not of the standard library, not of failurelab, and not of a function in
         `through`, by its name, which passes on what another one says.
         """
-        frame = sys._getframe(2)
-        while frame is not None:
+        for frame, _ in traceback.walk_stack(sys._getframe(2)):
             file = frame.f_code.co_filename
             if self.holds(file):
                 return True
             passes = frame.f_code.co_name in through or _has_no_file(file) or file.startswith(HERE)
             if not passes and not (file.startswith(_standard_library()) and not file.startswith(_libraries())):
                 return False
-            frame = frame.f_back
         return False
 
 

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -23,9 +24,9 @@ def no_other_processes(own: OwnCode) -> Iterator[None]:
     """Inside, the script cannot start another Python or a launcher: what that trains would not be watched, nor cut."""
     import torch.multiprocessing
 
-    original = subprocess.Popen.__init__
+    popen, system = subprocess.Popen.__init__, os.system
 
-    def start(self: Any, args: Any, *rest: Any, **options: Any) -> None:
+    def refuse(args: Any) -> None:
         first = args if isinstance(args, (str, bytes, os.PathLike)) else next(iter(args), "")
         words = os.fsdecode(first).split()
         name = pathlib.Path(next((word for word in words if "=" not in word), "")).name
@@ -35,7 +36,14 @@ def no_other_processes(own: OwnCode) -> Iterator[None]:
                 f'starts another process, "{shown[:120]}", which preflight does not follow. Next: failurelab '
                 "preflight of the script that it runs"
             )
-        original(self, args, *rest, **options)
+
+    def start(self: Any, args: Any, *rest: Any, **options: Any) -> None:
+        refuse(args)
+        popen(self, args, *rest, **options)
+
+    def run(command: Any) -> int:
+        refuse(command)
+        return system(command)
 
     def spawn(function: Any, *_: Any, **__: Any) -> None:
         raise Stopped(
@@ -45,7 +53,7 @@ def no_other_processes(own: OwnCode) -> Iterator[None]:
 
     with (
         mock.patch.object(subprocess.Popen, "__init__", start),
-        mock.patch.object(os, "system", lambda command: start(None, command)),
+        mock.patch.object(os, "system", run),
         mock.patch.object(torch.multiprocessing, "spawn", spawn),
         mock.patch.object(torch.multiprocessing, "start_processes", spawn),
     ):
@@ -54,7 +62,5 @@ def no_other_processes(own: OwnCode) -> Iterator[None]:
 
 def _is_judge() -> bool:
     """Whether a judge of preflight starts the process: memory is simulated in one of its own."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename == subprocess.__file__:
-        frame = frame.f_back
-    return frame.f_code.co_filename.startswith(HERE)
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(3)))
+    return next(file for file in files if file != subprocess.__file__).startswith(HERE)

@@ -24,10 +24,7 @@ from failurelab.preflight.intercept import small
 def elsewhere(output: str | os.PathLike, loads: list[small.Load], real: bool = False) -> Iterator[None]:
     """Inside, models, adapters and tokenizers are saved below `output`; loads of the same folders find them there.
 
-    Args:
-        output: the run's own folder, which is taken away with it.
-        loads: of the script's models, to be read when one of them is saved.
-        real: whether the models are the script's own, which are kept with their weights.
+    That folder is taken away with the run. `loads` are of the script's models; `real` ones are kept with their weights.
     """
     from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.models.auto import auto_factory

@@ -123,16 +123,8 @@ def built_small(
         if name is None or given.get("state_dict") is not None:
             return call.load()
         config = call.read_config()
-        load = Load(
-            str(name),
-            given,
-            copy.deepcopy(config),
-            by_trainer=by_trainer(),
-            dtype=_dtype(config, given),
-            bits=_bits(config, given),
-            device_map=given.get("device_map"),
-            early=too_early(),
-        )
+        load = Load(str(name), given, copy.deepcopy(config), by_trainer(), _dtype(config, given), _bits(config, given))
+        load.device_map, load.early = given.get("device_map"), too_early()
         load.config._name_or_path = load.name  # which a model's own class leaves out, unlike the Auto classes
         load.small = not (real or is_small(call.cls, config, name))
         loads.append(load)
@@ -146,7 +138,7 @@ def built_small(
             return model
         if not load.small:
             call.arguments, call.config = (), _without_quantization(config)
-            call.options = _attention(given) | {key: value for key, value in given.items() if key in FOR_FILES}
+            call.options = _attention(given) | _for_files(given)
             return _marked(call.load().float(), load)
         model = build(call.cls, load.config, **_attention(given))
         model.generation_config = _generation_config(name, given) or model.generation_config
@@ -190,8 +182,7 @@ def _casts_noted(loads: list[Load]) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _other_weights(mapped: Mapped) -> Iterator[None]:
+def _other_weights(mapped: Mapped) -> contextlib.AbstractContextManager:
     """Inside, a cut model takes weights of the whole one: it gets random ones, other ones than it had.
 
     The same for the same weights. What fits is loaded, and a name that the whole model has not is an error as before.
@@ -218,8 +209,7 @@ def _other_weights(mapped: Mapped) -> Iterator[None]:
         fitting = {name: weight for name, weight in state_dict.items() if name not in large}
         return original(self, fitting | {name: own[name] for name in large if name in own}, *args, **options)
 
-    with mock.patch.object(torch.nn.Module, "load_state_dict", load_state_dict):
-        yield
+    return mock.patch.object(torch.nn.Module, "load_state_dict", load_state_dict)
 
 
 def _kind(name: str) -> str:
@@ -230,8 +220,7 @@ def _kind(name: str) -> str:
 _BUILDING: list[type] = []  # models that are being made: their parts are made by `from_config` too
 
 
-@contextlib.contextmanager
-def _made_small(loads: list[Load], by_trainer: Callable[[], bool]) -> Iterator[None]:
+def _made_small(loads: list[Load], by_trainer: Callable[[], bool]) -> contextlib.AbstractContextManager:
     """Inside, `from_config` of a large model makes a small one; random are both."""
     from transformers import PreTrainedModel
 
@@ -246,8 +235,7 @@ def _made_small(loads: list[Load], by_trainer: Callable[[], bool]) -> Iterator[N
         loads.append(Load(name, options, copy.deepcopy(config), by_trainer(), dtype=str(dtype).removeprefix("torch.")))
         return build(cls, config, **_attention(options))
 
-    with mock.patch.object(PreTrainedModel, "_from_config", classmethod(from_config)):
-        yield
+    return mock.patch.object(PreTrainedModel, "_from_config", classmethod(from_config))
 
 
 @contextlib.contextmanager
@@ -297,8 +285,8 @@ def cut(config: Any, sizes: dict[str, int]) -> Any:
         if sizes is _NARROW and isinstance(getattr(part, "initializer_range", None), float):
             part.initializer_range = 0.1  # with the 0.02 of wide models every token would be about as likely
         for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
-            if isinstance(getattr(part, name, None), list):
-                setattr(part, name, _both_kinds(getattr(part, name)))
+            if isinstance(kinds := getattr(part, name, None), list):
+                setattr(part, name, _both_kinds(kinds))
     return config
 
 
@@ -319,8 +307,7 @@ def _both_kinds(kinds: list) -> list:
 
 def _without_quantization(config: Any) -> Any:
     config = copy.deepcopy(config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    vars(config).pop("quantization_config", None)
     return config
 
 
@@ -337,11 +324,13 @@ def is_cut(model: Any) -> bool:
 
 def is_few(cls: type, config: Any) -> bool:
     """Whether a model of this configuration is as cheap as a cut one."""
-    try:
-        with torch.device("meta"):
-            return cls(copy.deepcopy(config)).num_parameters() <= _FEW
-    except Exception:
-        return False
+    with contextlib.suppress(Exception), torch.device("meta"):
+        return cls(copy.deepcopy(config)).num_parameters() <= _FEW
+    return False
+
+
+def _for_files(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key in FOR_FILES}
 
 
 def _attention(options: dict[str, Any]) -> dict[str, str]:
@@ -382,12 +371,8 @@ def _bits(config: Any, options: dict[str, Any]) -> int:
 def _generation_config(name: Any, options: dict[str, Any]) -> Any:
     from transformers import GenerationConfig
 
-    try:
-        return GenerationConfig.from_pretrained(
-            name, **{key: value for key, value in options.items() if key in FOR_FILES}
-        )
-    except Exception:  # most checkpoints have one; without it the model's own stands
-        return None
+    with contextlib.suppress(Exception):  # most checkpoints have one; without it the model's own stands
+        return GenerationConfig.from_pretrained(name, **_for_files(options))
 
 
 def _marked(model: Any, load: Load) -> Any:
@@ -403,8 +388,7 @@ def _marked(model: Any, load: Load) -> Any:
     return model
 
 
-@contextlib.contextmanager
-def _quantization_without_its_library() -> Iterator[None]:
+def _quantization_without_its_library() -> contextlib.AbstractContextManager:
     """A BitsAndBytesConfig asks for the release of bitsandbytes when it is made; the cut model needs none."""
     from transformers import BitsAndBytesConfig
 
@@ -414,27 +398,18 @@ def _quantization_without_its_library() -> Iterator[None]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, ImportError):
             original(self)
 
-    with mock.patch.object(BitsAndBytesConfig, "post_init", post_init):
-        yield
+    return mock.patch.object(BitsAndBytesConfig, "post_init", post_init)
 
 
-@contextlib.contextmanager
-def _adapters_noted(adapters: list[Trained], real: bool, note: Callable[[str, bool], None]) -> Iterator[None]:
+def _adapters_noted(
+    adapters: list[Trained], real: bool, note: Callable[[str, bool], None]
+) -> contextlib.AbstractContextManager:
     """A trained adapter's weights do not fit a cut model: it is made from its configuration, and is not zero."""
     if importlib.util.find_spec("peft") is None:
-        yield
-        return
+        return contextlib.nullcontext()
     from peft import PeftConfig, PeftModel, get_peft_model
 
     original = PeftModel.from_pretrained.__func__
-
-    def made_anew(model: Any, name: Any, adapter: str = "default", trainable: bool = False, **options: Any) -> Any:
-        files = {key: value for key, value in options.items() if key in FOR_FILES}
-        config = options.get("config") or PeftConfig.from_pretrained(name, **files)
-        config.inference_mode = not trainable
-        wrapped = get_peft_model(model, config, adapter_name=adapter)
-        seem_trained(wrapped, std=0.1)
-        return wrapped
 
     def from_pretrained(
         cls: type, model: Any, model_id: Any, adapter_name: str = "default", is_trainable: bool = False, **options: Any
@@ -442,12 +417,14 @@ def _adapters_noted(adapters: list[Trained], real: bool, note: Callable[[str, bo
         if real:
             wrapped = original(cls, model, model_id, adapter_name, is_trainable, **options)
         else:
-            wrapped = made_anew(model, model_id, adapter_name, is_trainable, **options)
+            config = options.get("config") or PeftConfig.from_pretrained(model_id, **_for_files(options))
+            config.inference_mode = not is_trainable
+            wrapped = get_peft_model(model, config, adapter_name=adapter_name)
+            seem_trained(wrapped, std=0.1)
         with adapters_off(wrapped):
             base = probe(wrapped)
         adapters.append(Trained(str(model_id), probe(wrapped), base, is_trainable))
         note("adapter", True)
         return wrapped
 
-    with mock.patch.object(PeftModel, "from_pretrained", classmethod(from_pretrained)):
-        yield
+    return mock.patch.object(PeftModel, "from_pretrained", classmethod(from_pretrained))

@@ -41,43 +41,39 @@ def watched(run: Any) -> Iterator[None]:
 def _wrap(kind: type, run: Any, stack: contextlib.ExitStack) -> None:
     for name, around in (("__init__", _init), ("train", _train), ("evaluate", _evaluate)):
         if name in vars(kind):
-            stack.enter_context(mock.patch.object(kind, name, around(vars(kind)[name], run)))
+            stack.enter_context(mock.patch.object(kind, name, _call(around, vars(kind)[name], run)))
     for name in _SAVING:
         if name in vars(kind):
             stack.enter_context(mock.patch.object(kind, name, _nothing))
 
 
-def _init(original: Callable[..., None], run: Any) -> Callable[..., None]:
+def _call(around: Callable[..., Any], original: Callable[..., Any], run: Any) -> Callable[..., Any]:
     @functools.wraps(original)
-    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not run.making or kwargs.get("peft_config"):  # of a subclass that makes its model, the call of its parent
-            small.note_given(kwargs.get("model", args[0] if args else None), run.adapters)
-        run.initialize(original, self, args, kwargs)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(run, original, self, args, kwargs)
 
-    return initialize
+    return method
 
 
-def _train(original: Callable[..., Any], run: Any) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if run.training:
-            return original(self, *args, **kwargs)  # a trainer's own train() that calls its parent's
-        run.training = True
-        output = run.train(original, self)  # which ends the process, but for a training that a later one follows
-        if not run.real:
-            small.seem_trained(self.model, std=0.01)  # little: a small checkpoint's own completions stay what they are
-        return output
-
-    return train
+def _init(run: Any, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    if not run.making or kwargs.get("peft_config"):  # of a subclass that makes its model, the call of its parent
+        small.note_given(kwargs.get("model", args[0] if args else None), run.adapters)
+    run.initialize(original, trainer, args, kwargs)
 
 
-def _evaluate(original: Callable[..., Any], run: Any) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run.evaluated = run.evaluated or not run.training
-        return collections.defaultdict(lambda: float("nan"))
+def _train(run: Any, original: Callable[..., Any], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if run.training:
+        return original(trainer, *args, **kwargs)  # a trainer's own train() that calls its parent's
+    run.training = True
+    output = run.train(original, trainer)  # which ends the process, but for a training that a later one follows
+    if not run.real:
+        small.seem_trained(trainer.model, std=0.01)  # little: a small checkpoint's own completions stay what they are
+    return output
 
-    return evaluate
+
+def _evaluate(run: Any, *_: Any) -> Any:
+    run.evaluated = run.evaluated or not run.training
+    return collections.defaultdict(lambda: float("nan"))
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

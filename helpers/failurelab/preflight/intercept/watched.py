@@ -5,7 +5,6 @@ reward functions are called, and what the trainer gets are rewards that differ.
 """
 
 import contextlib
-import dataclasses
 import functools
 import importlib.metadata
 from collections.abc import Callable, Iterator
@@ -32,15 +31,6 @@ _LOGITS_REPAIRED = Statement(
 )
 
 
-@dataclasses.dataclass
-class _Asked:
-    """How many rows of logits a training pass asked for, by which name, and how many the model made."""
-
-    name: str
-    rows: int
-    made: int
-
-
 class Watch:
     """What the guards see of a training run, and the answers that follow from it."""
 
@@ -58,7 +48,7 @@ class Watch:
         self._reports: dict[str, Any] = {}
         self._failed: dict[str, str] = {}
         self._kinds: set[str] = set()  # of checkpointing, in the passes that were judged
-        self._asked: _Asked | None = None
+        self._asked: tuple[str, int, int] | None = None  # rows of logits: the argument's name, its number, those made
         self._ids: torch.Tensor | None = None  # (batch, tokens) of a training pass
         self._generated: set[bool] = set()  # in train mode, in eval mode
         self.finished = False
@@ -73,8 +63,7 @@ class Watch:
             trainer.add_callback(guard)
         with contextlib.ExitStack() as stack:
             # before hooks of the script, which may divide the logits as a trainer would
-            hook = trainer.model.register_forward_hook(self._read_forward, with_kwargs=True, prepend=True)
-            stack.callback(hook.remove)
+            stack.enter_context(trainer.model.register_forward_hook(self._read_forward, with_kwargs=True, prepend=True))
             if callable(getattr(trainer.model, "generate", None)):
                 stack.enter_context(wrap_method(trainer.model, "generate", self._around_generate, "watched"))
             functions = getattr(trainer, "reward_funcs", None)
@@ -84,8 +73,7 @@ class Watch:
                 functions[:] = [self._stand_in(each, number) for number, each in enumerate(own)]
                 for number, each in enumerate(own):
                     if isinstance(each, torch.nn.Module):
-                        hook = each.register_forward_hook(functools.partial(self._vary, number))
-                        stack.callback(hook.remove)
+                        stack.enter_context(each.register_forward_hook(functools.partial(self._vary, number)))
             yield
 
     def _notice(self, notice: guards.Notice) -> None:
@@ -115,10 +103,10 @@ class Watch:
         rows = getattr(output, "logits", None)
         if not isinstance(rows, torch.Tensor) or rows.dim() != 3:
             return
-        for name in ("logits_to_keep", "num_logits_to_keep"):
+        for name in logits.NAMES:
             wanted = kwargs.get(name)
             if isinstance(wanted, int) and wanted:
-                self._asked = _Asked(name, wanted, rows.shape[1])
+                self._asked = name, wanted, rows.shape[1]
         if rows.requires_grad and self.seen.scored_at is None:
             kept = rows.detach().clone()  # which the trainer may divide in place
             rows.register_hook(lambda gradient: self._read_gradient(kept, gradient))
@@ -178,20 +166,14 @@ class Watch:
         count, what = len(kept.intersection(wanted)), "tensors of the adapters" if adapters else "trainable tensors"
         evidence = f"the optimizer holds {count} of {len(wanted)} {what}"
         if not count:
-            frozen = self.adapters and not self.adapters[-1].trainable
-            return Finding(
-                "F23",
-                f"{evidence}: no step changes the model"
-                + (f"; {self.adapters[-1].name} was loaded without is_trainable=True" if frozen else ""),
-                "PeftModel.from_pretrained(model, adapter, is_trainable=True)"
-                if frozen
-                else "Make the optimizer of the parameters that the trainer's model has when training begins.",
-                undo=Keyword("adapter", "is_trainable", "True")
-                if frozen
-                else Keyword("trainer", "optimizers")
-                if "optimizers" in self.seen.given
-                else None,
-            )
+            evidence += ": no step changes the model"
+            repair = "Make the optimizer of the parameters that the trainer's model has when training begins."
+            undo = Keyword("trainer", "optimizers") if "optimizers" in self.seen.given else None
+            if self.adapters and not self.adapters[-1].trainable:
+                evidence += f"; {self.adapters[-1].name} was loaded without is_trainable=True"
+                repair = "PeftModel.from_pretrained(model, adapter, is_trainable=True)"
+                undo = Keyword("adapter", "is_trainable", "True")
+            return Finding("F23", evidence, repair, undo=undo)
         fewer = len(kept.difference(max(groups, key=len)).intersection(wanted))
         return Held("F23", evidence, f"without its largest group it would hold {fewer}")
 
@@ -209,21 +191,17 @@ class Watch:
             yield NotChecked(own, "nothing requires a gradient when training begins: see F23")
         elif not missing:
             evidence = f"all {total} trainable tensors of {self._model} get a gradient"
-            cut_off = controls.count_cut_off(self.trainer.model)
-            if cut_off:
+            if cut_off := controls.count_cut_off(self.trainer.model):
                 yield Held(own, evidence, f"with a module cut off from the loss, {cut_off} get none")
             else:
                 yield NotChecked(own, f"{evidence}; with a module cut off from the loss it looks the same")
         elif "reentrant" in self._kinds:
+            ends = '; the first backward pass ends in "element 0 of tensors does not require grad"'
             yield Finding(
                 own,
                 f"{missing} of {total} trainable tensors of {self._model} get no gradient in the first step "
                 f"({list_names(report.without_gradient)}): reentrant gradient checkpointing cuts layers off whose "
-                "input needs none"
-                + (
-                    '; the first backward pass ends in "element 0 of tensors does not require grad"'
-                    * (missing == total)
-                ),
+                f"input needs none{ends * (missing == total)}",
                 "trainer.model.enable_input_require_grads() before training",
                 undo=Statement("{trainer}.model.enable_input_require_grads()"),
             )
@@ -235,20 +213,17 @@ class Watch:
             )
 
     def _judge_rollouts(self) -> Answer:
-        asked = self.seen.asked
         for option in ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged"):
-            if asked.get(option):
-                return NotApplicable(
-                    "F7", f"with {option} the trainer does not call model.generate, whose cache goes wrong"
-                )
+            if self.seen.asked.get(option):
+                why = f"with {option} the trainer does not call model.generate, whose cache goes wrong"
+                return NotApplicable("F7", why)
         report = self._reports.get("RolloutGuard", self._rollouts.report)
         if report is None:
             if "RolloutGuard" in self._failed:
                 return NotChecked("F7", self._failed["RolloutGuard"])
             if True in self._generated:
-                return NotChecked(
-                    "F7", "tokens are generated in train mode, and there is no tokenizer to judge them by"
-                )
+                why = "tokens are generated in train mode, and there is no tokenizer to judge them by"
+                return NotChecked("F7", why)
             if self._generated:
                 return NotApplicable("F7", "the trainer generates in eval mode, where nothing goes wrong")
             if not self.finished or getattr(self.trainer, "reward_funcs", None):
@@ -260,9 +235,8 @@ class Watch:
                 self.trainer.model, _tokenizer(self.seen), [rollout.prompt for rollout in report.rollouts], NEW_TOKENS
             )
             if planted <= report.rounding:
-                return NotChecked(
-                    "F7", f"{evidence}; predicted from the last token alone they differ by {planted:.1e} only"
-                )
+                why = f"{evidence}; predicted from the last token alone they differ by {planted:.1e} only"
+                return NotChecked("F7", why)
             return Held("F7", evidence, f"predicted from the last token alone they would differ by {planted:.2f}")
         return Finding(
             "F7",
@@ -278,37 +252,34 @@ class Watch:
 
     def _judge_logits(self) -> Iterator[Answer]:
         report = self._reports.get("LogitsGuard", self._logits.report)
-        asked = self._asked
-        swallowed = asked is not None and asked.made > asked.rows
+        name, asked, made = self._asked or ("", 0, 0)
         if report is not None and (report.probe or (report.scored and report.shift != 0)):
-            scored = f"{report.scored} rows of logits are scored against " + (
-                f"the token {report.shift + 1} further on"
-                if report.shift is not None
-                else "tokens that do not come next"
-            )
-            name = f"; the trainer asks for rows by {asked.name}, which this model swallows" if swallowed else ""
+            shift = report.shift
+            token = "tokens that do not come next" if shift is None else f"the token {shift + 1} further on"
+            scored = f"{report.scored} rows of logits are scored against {token}, not against the next one"
+            scored += f"; the trainer asks for rows by {name}, which this model swallows" if made > asked else ""
             yield Finding(
                 "F3b",
-                (report.probe or f"{scored}, not against the next one{name}") + ". Nothing is raised",
+                f"{report.probe or scored}. Nothing is raised",
                 "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later",
                 undo=_LOGITS_REPAIRED,
             )
             return
-        if swallowed:
-            length, kept = _lengths(self.seen.asked)
-            full = f"; at full size {length / kept:.1f} times the memory of logits" if kept else ""
+        if made > asked:
+            prompt, kept = (self.seen.asked.get(each) or 0 for each in ("max_prompt_length", "max_completion_length"))
+            full = f"; at full size {(prompt + kept) / kept:.1f} times the memory of logits" if prompt and kept else ""
             yield Finding(
                 "F3a",
-                f"the trainer asks for {asked.rows} rows of logits by {asked.name}, and the model, which swallows that "
-                f"name, makes {asked.made}{full}",
+                f"the trainer asks for {asked} rows of logits by {name}, and the model, which swallows that name, "
+                f"makes {made}{full}",
                 _versions_that_fit("F3a")
                 or f"versions that fit: this model takes {logits.keep_argument(self.trainer.model) or 'no argument'}",
                 undo=_LOGITS_REPAIRED,
             )
-        elif asked is not None:
-            evidence = f"{asked.rows} rows of logits are asked for by {asked.name}, and {asked.made} are made"
+        elif asked:
+            evidence = f"{asked} rows of logits are asked for by {name}, and {made} are made"
             every = controls.count_all_rows(self.trainer.model, self._ids)
-            if every > asked.rows:
+            if every > asked:
                 yield Held("F3a", evidence, f"unasked, the model makes {every}")
             else:
                 yield NotChecked("F3a", f"{evidence}; unasked, the model makes no more for this batch")
@@ -348,15 +319,11 @@ class Watch:
         if effect < _WORKS:
             return NotChecked("F8", f"the adapter {trained.name} changes a logit by {effect:.1g} at most, as a new one")
         if min(kept, lost) > 0.1 * effect:
-            return NotChecked(
-                "F8", f"the model that is trained is another one than that with the adapter {trained.name}"
-            )
+            why = f"the model that is trained is another one than that with the adapter {trained.name}"
+            return NotChecked("F8", why)
         if kept <= lost:
-            return Held(
-                "F8",
-                f"the adapter {trained.name} is at work when training begins",
-                f"without it a logit would be {effect:.2g} away",
-            )
+            evidence = f"the adapter {trained.name} is at work when training begins"
+            return Held("F8", evidence, f"without it a logit would be {effect:.2g} away")
         return Finding(
             "F8",
             f"the trained adapter {trained.name} is replaced by a new one that begins at zero: when training begins, "
@@ -388,19 +355,18 @@ def _prompts_of_a_batch(seen: Seen) -> list[Any] | None:
     plain = all(isinstance(prompt, str) or _is_text(prompt) for prompt in prompts)
     if not plain or not prompts or not prompts[0]:
         return None
-    if _tokenizer(seen) is not None:
-        while len(prompts) > 1 and not _fits(seen, prompts[-1]):
-            prompts.pop()
+    tokenizer = _tokenizer(seen)
+    while tokenizer is not None and len(prompts) > 1 and not _fits(trainer.model, tokenizer, prompts[-1]):
+        prompts.pop()
     return [prompts[-1]] if cuts.generates_for_one(trainer.args) else [prompts[0], prompts[-1]]
 
 
-def _fits(seen: Seen, prompt: Any) -> bool:
+def _fits(model: Any, tokenizer: Any, prompt: Any) -> bool:
     """Whether a prompt leaves room for new tokens in the model's context."""
-    try:
-        _greedy.encode(seen.trainer.model, _tokenizer(seen), [prompt], NEW_TOKENS)
-    except ValueError:
-        return False
-    return True
+    with contextlib.suppress(ValueError):
+        _greedy.encode(model, tokenizer, [prompt], NEW_TOKENS)
+        return True
+    return False
 
 
 def _versions_that_fit(failure: str) -> str:
@@ -434,9 +400,3 @@ def _is_adapter(name: str, model: Any) -> bool:
     return ("lora_" in name or "modules_to_save" in name) and (
         not isinstance(active, str) or f".{active}" in name or "lora_" not in name
     )
-
-
-def _lengths(asked: dict[str, Any]) -> tuple[int, int]:
-    """Return how many tokens prompt and completion have at most, and the completion alone; 0 where not limited."""
-    prompt, completion = asked.get("max_prompt_length") or 0, asked.get("max_completion_length") or 0
-    return prompt + completion, completion if prompt else 0

@@ -13,18 +13,8 @@ ORDER = (
     "F22", "F23", "F2", "F5", "F6", "F4", "memory", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
     "F16", "F11", "rate", "one row", "first rewards", "F19", "F15", "F20", "F3a",
 )  # fmt: skip
-TITLES = {
+_TITLES = {  # of what is no failure of the registry
     "memory": "More memory than the device has",
-    "F9": "Updates rounded away",
-    "F10": "Rewards that are all equal",
-    "F11": "Completions cut",
-    "F12": "Prompts that do not fit the model's template",
-    "F13": "The end is not seen",
-    "F14": "A reward that does not see what it needs",
-    "F15": "Scores at another temperature than the tokens were drawn at",
-    "F16": "An engine with other weights",
-    "F19": "The reference is not what it should be",
-    "F20": "A loss scaled by the way batches are cut",
     "rate": "A learning rate that cannot teach, or teaches too much",
     "one row": "One prompt to train on",
     "first rewards": "What the untrained model gets",
@@ -93,7 +83,7 @@ def sort(told: Told) -> None:
     )
     found = {answer["failure"] for answer in told.accusations}
     for answer in told.accusations:
-        answer["notebook"] = answer["notebook"] or notebooks.get(answer["failure"]) or None
+        answer["notebook"] = notebooks.get(answer["failure"]) or None
     told.not_checked = _once([a for a in told.not_checked if a.get("about") or a["failure"] not in found])
     left = found | {answer["failure"] for answer in told.not_checked}
     told.held = _once([answer for answer in told.held if answer["failure"] not in left])
@@ -127,42 +117,28 @@ def _id(failure: str) -> tuple[int, str]:
 
 def to_json(told: Told) -> dict[str, Any]:
     """Return the answer as JSON can hold it."""
-    return {
-        "findings": told.findings,
-        "suspected": told.suspected,
-        "held": told.held,
-        "not_applicable": told.not_applicable,
-        "not_checked": told.not_checked,
-        "cut": told.cut,
-        "script": told.script,
-        "script_sha256": told.script_sha256,
-        "versions": told.versions,
-    }
+    lists = ("findings", "suspected", "held", "not_applicable", "not_checked", "cut")
+    return {name: getattr(told, name) for name in (*lists, "script", "script_sha256", "versions")}
 
 
 def text(told: Told) -> str:
     """Return the answer as lines for a terminal."""
     width = max(70, min(110, shutil.get_terminal_size().columns))
     lines = []
-    for answer in told.findings:
-        lines += [f"NAMED  {answer['failure']} {title(answer['failure'])}", *_wrap(_figures(answer), width)]
-        lines += [*_repair(answer, "repair (tried)", width), ""]
-    for answer in told.suspected:
-        lines += [f"SUSPECTED  {answer['failure']} {title(answer['failure'])}", *_wrap(_figures(answer), width)]
-        lines += [*_wrap(f"not named: {answer['why']}", width), *_repair(answer, "repair", width), ""]
-    if told.held:
-        lines.append("HELD (in brackets: what the same measurement said with the failure planted)")
-        lines += [
-            line
-            for answer in told.held
-            for line in _entry(answer["failure"], f"{answer['evidence']} ({answer['control']})", width)
-        ]
-    if told.not_checked:
-        lines.append("NOT CHECKED")
-        lines += [line for answer in told.not_checked for line in _entry(answer["failure"], answer["why"], width)]
-    if told.not_applicable:
-        lines.append("DOES NOT APPLY")
-        lines += [line for answer in told.not_applicable for line in _entry(answer["failure"], answer["why"], width)]
+    for word, answers in (("NAMED", told.findings), ("SUSPECTED", told.suspected)):
+        for answer in answers:
+            lines += [f"{word}  {answer['failure']} {title(answer['failure'])}", *_wrap(_figures(answer), width)]
+            lines += _wrap(f"not named: {answer['why']}", width) if word == "SUSPECTED" else []
+            lines += [*_repair(answer, "repair" if word == "SUSPECTED" else "repair (tried)", width), ""]
+    for heading, answers in (
+        ("HELD (in brackets: what the same measurement said with the failure planted)", told.held),
+        ("NOT CHECKED", told.not_checked),
+        ("DOES NOT APPLY", told.not_applicable),
+    ):
+        lines += [heading] * bool(answers)
+        for answer in answers:
+            said = answer["why"] if "why" in answer else f"{answer['evidence']} ({answer['control']})"
+            lines += _wrap(said, width, f"  {answer['failure']:<6} ", " " * 9)
     if told.cut:
         lines += _wrap(f"Cut: {'; '.join(told.cut)}.", width, "")
     for note in told.notes:
@@ -222,18 +198,12 @@ def _repair(answer: dict[str, Any], what: str, width: int) -> list[str]:
 
 def title(failure: str) -> str:
     """Return what a failure is called; empty where it has no title."""
-    titles = {each.id: each.title for each in failures.all()}
-    return titles.get(failure, TITLES.get(failure, ""))
+    return (_TITLES | {each.id: each.title for each in failures.all()}).get(failure, "")
 
 
-def _wrap(text: str, width: int, indent: str = "       ") -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False)
-
-
-def _entry(failure: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=f"  {failure:<6} ", subsequent_indent=" " * 9, break_on_hyphens=False
-    )
+def _wrap(text: str, width: int, first: str = "       ", others: str = "") -> list[str]:
+    others = others or first or "  "
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
 
 
 def junit(told: Told) -> str:
@@ -251,13 +221,9 @@ def junit(told: Told) -> str:
     if told.error:
         case = ElementTree.SubElement(suite, "testcase", classname=told.script, name="script")
         ElementTree.SubElement(case, "error", message=_printable(told.error))
-    counts = {kind: sum(1 for _, other, _ in cases if other == kind) for kind in ("failure", "skipped")}
-    suite.attrib |= {
-        "tests": str(len(suite)),
-        "failures": str(counts["failure"]),
-        "skipped": str(counts["skipped"]),
-        "errors": str(int(bool(told.error))),
-    }
+    suite.set("tests", str(len(suite)))
+    for kind, name in (("failure", "failures"), ("skipped", "skipped"), ("error", "errors")):
+        suite.set(name, str(len(suite.findall(f"testcase/{kind}"))))
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 

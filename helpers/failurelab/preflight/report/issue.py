@@ -7,12 +7,7 @@ from failurelab.preflight.report.answer import Told, title, verdict
 
 
 def markdown(told: Told, options: Sequence[str]) -> str:
-    """Return an answer as Markdown, without what is private.
-
-    Args:
-        told: the answer.
-        options: the words of the command line: what they say is private.
-    """
+    """Return an answer as Markdown, without what is private, such as all words of the command line, `options`."""
     private = _issue.private_words([*options, told.script])
     parts = []
     for answers, word in ((told.findings, "named"), (told.suspected, "suspected")):
