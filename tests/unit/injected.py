@@ -149,7 +149,7 @@ def _other_temperature(model, tokenizer):
 GUARDS = {
     "GradientGuard": (lambda trainer, action: guards.GradientGuard(action), (grpo, _cut_off)),
     "RolloutGuard": (
-        lambda trainer, action: guards.RolloutGuard(action),
+        lambda trainer, action: guards.RolloutGuard(action, prompts=["3+4=", "12+19="], max_new_tokens=2),
         (grpo, functools.partial(grpo, gradient_checkpointing=True)),
     ),
     "LogitsGuard": (lambda trainer, action: guards.LogitsGuard(action), (grpo, late_scores)),

@@ -279,11 +279,18 @@ def test_the_rollout_guard_stops_before_anything_is_trained(model, tokenizer, tm
     assert "generate" not in vars(model)
 
 
-def test_generation_in_eval_mode_is_not_judged(model, tokenizer, tmp_path):
-    """It has nothing that could go wrong."""
+def test_prompts_of_ones_own_are_judged_instead(model, tokenizer, tmp_path):
+    """The trainer's batch has no padding, and so hides the failure up to transformers 4.48: other prompts show it."""
+    guard = guards.RolloutGuard("warn", prompts=["3+4=", "12+19=", "0+0=", "13+14=", "17+12="], max_new_tokens=4)
+    trainer = generating(model, tokenizer, tmp_path, [guard])
+    trainer.prompts = ("12+19=", "13+14=")
+    trainer.train()
+    assert len(guard.report.rollouts) == 5
+    if KNOWN:
+        assert guard.report.agrees != BARE_GENERATE_IS_WRONG
     guard = guards.RolloutGuard()
     trainer = generating(model, tokenizer, tmp_path, [guard])
-    trainer.mode = False
+    trainer.mode = False  # generation in eval mode has nothing that could go wrong
     trainer.train()
     assert guard.report is None and "generate" not in vars(model) and len(trainer.made) == 2
 

@@ -9,14 +9,13 @@ loss and reward, is as without the guard.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from failurelab import rollouts
-from failurelab._greedy import NEW_TOKENS
+from failurelab import _greedy, rollouts
 from failurelab.guards.base import Action, Guard
 from failurelab.handles import wrap_method
 
@@ -31,12 +30,26 @@ class RolloutGuard(Guard):
 
     Args:
         action: `stop` raises GuardTripped before anything is trained on the rollouts, `warn` issues a GuardWarning.
+        prompts: judged instead of the trainer's own first batch, texts or lists of messages.
+        max_prompts: so many different prompts of the trainer's batch are judged, the shortest first.
+        max_new_tokens: generated for each at most.
+        tokenizer: for `prompts` and the report's texts; by default the trainer's.
     """
 
     failures = ("F7",)
 
-    def __init__(self, action: Action = "stop"):
+    def __init__(
+        self,
+        action: Action = "stop",
+        *,
+        prompts: Sequence[_greedy.Prompt] | None = None,
+        max_prompts: int = 8,
+        max_new_tokens: int = _greedy.NEW_TOKENS,
+        tokenizer: Any = None,
+    ):
         super().__init__(action)
+        self.prompts, self.max_prompts, self.max_new_tokens = prompts, max_prompts, max_new_tokens
+        self.tokenizer = tokenizer
         self._rounding: float | None = None
 
     def on_train_begin(
@@ -52,7 +65,7 @@ class RolloutGuard(Guard):
         # 16 bits round more; `accelerate launch`, or in transformers 4 an earlier config, asks for them by a variable
         mixed = args.bf16 or args.fp16 or os.environ.get("ACCELERATE_MIXED_PRECISION") in ("bf16", "fp16")
         self._rounding = rollouts.ROUNDING[2] if mixed else None
-        tokenizer = kwargs.get("processing_class") or kwargs.get("tokenizer")
+        tokenizer = self.tokenizer or kwargs.get("processing_class") or kwargs.get("tokenizer")
         tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # a processor of images and text
         if tokenizer is None or not callable(getattr(model, "generate", None)):
             return  # a trainer without a tokenizer, or of a model that cannot generate, has no rollouts
@@ -77,18 +90,20 @@ class RolloutGuard(Guard):
             return  # a copy, such as a reference model; or eval mode
         ids = kwargs.pop("input_ids", inputs)
         mask = kwargs.pop("attention_mask", None)
-        if ids is None:
+        if self.prompts is not None:
+            ids, mask = _greedy.encode(model, tokenizer, self.prompts, self.max_new_tokens)
+        elif ids is None:
             return  # embeddings instead of tokens: nothing that could be scored
         mask = torch.ones_like(ids) if mask is None else mask
         padded = not bool(mask.all())
         if self.report is not None and not padded:
             return  # one batch without padding was judged, and this is another one
         if not any(isinstance(value, torch.Tensor) for value in kwargs.values()):
-            ids, mask = _shortest(ids, mask)  # else rows belong to images and the like: all of them
+            ids, mask = _shortest(ids, mask, self.max_prompts)  # else rows belong to images and the like: all of them
         config = {} if generation_config is None else {"generation_config": generation_config}
         asked = kwargs.pop("max_new_tokens", None) or getattr(generation_config, "max_new_tokens", None)
-        kwargs["max_new_tokens"] = min(asked or NEW_TOKENS, NEW_TOKENS)
-        if padded:
+        kwargs["max_new_tokens"] = min(asked or self.max_new_tokens, self.max_new_tokens)
+        if padded or self.prompts is not None:
             self._stop()
         self.report = rollouts.compare(
             model, tokenizer, ids, mask, generate=generate, rounding=self._rounding, **config, **kwargs
@@ -100,8 +115,8 @@ class RolloutGuard(Guard):
             self._held(f"checked {len(self.report.rollouts)} prompts: {self.report}")
 
 
-def _shortest(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return at most eight different rows, those with most padding first: padding may be what goes wrong."""
+def _shortest(ids: torch.Tensor, mask: torch.Tensor, limit: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return at most `limit` different rows, those with most padding first: padding may be what goes wrong."""
     different = {tuple(row): index for index, row in reversed(list(enumerate(ids.tolist())))}
-    chosen = sorted(different.values(), key=lambda index: int(mask[index].sum()))[:8]
+    chosen = sorted(different.values(), key=lambda index: int(mask[index].sum()))[:limit]
     return ids[chosen], mask[chosen]

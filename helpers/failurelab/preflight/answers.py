@@ -20,7 +20,6 @@ class Finding:
         failure: its id in the registry.
         evidence: what was measured, with its figure and the scale that makes it large.
         repair: what to change: the next step in one sentence.
-        notebook: the notebook that tells the story, `09_rounded_away`; None where there is none.
         undo: what takes this failure away and nothing else, for a run that tries it; or several such, of which the
             first that heals is taken; None where there is no such thing.
         tried: what the same measurement said when the judge itself undid the failure on the live objects: other rows,
@@ -32,7 +31,6 @@ class Finding:
     failure: str
     evidence: str
     repair: str
-    notebook: str | None = None
     undo: "Repair | tuple[Repair, ...] | None" = None
     tried: str = ""
     ends: bool = False
@@ -48,14 +46,12 @@ class Suspected:
         evidence: what was read.
         why: why that is no proof: what was not measured.
         repair: what to change, in one sentence.
-        notebook: as for a Finding.
     """
 
     failure: str
     evidence: str
     why: str
     repair: str = ""
-    notebook: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

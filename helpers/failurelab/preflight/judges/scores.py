@@ -18,7 +18,6 @@ from failurelab.preflight.inputs import Seen
 from failurelab.preflight.repairs import Arguments
 from failurelab.preflight.temperature import PLANTED as _PLANTED
 
-_NOTEBOOK = "10_two_policies"
 _OFF = 0.02  # of the temperatures; less changes no log-probability that training would notice
 
 
@@ -37,7 +36,7 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
         evidence = f"completions are drawn at temperature {drawn:g} and scored at {scored:.2f}"
         if abs(drawn / scored - 1) > _OFF:
             undo = Arguments({"temperature": drawn if by_kwargs else 1.0})
-            yield Finding("F15", evidence, repair, _NOTEBOOK, undo=undo)
+            yield Finding("F15", evidence, repair, undo=undo)
         elif seen.scored_planted and abs(seen.scored_planted - _PLANTED) <= _OFF:
             yield Held("F15", evidence, f"scores at {_PLANTED:g} are read as {seen.scored_planted:.2f}")
         else:
@@ -48,7 +47,6 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
             f"completions are drawn at temperature {drawn:g}, by generation_kwargs, which reach no score",
             "the temperature of the scores could not be read from a gradient of the logits",
             repair,
-            _NOTEBOOK,
         )
     elif abs(drawn - 1) <= _OFF:
         yield NotApplicable("F15", "completions are drawn at temperature 1, which needs no division")

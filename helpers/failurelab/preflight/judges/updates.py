@@ -22,7 +22,6 @@ from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, N
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.repairs import Arguments, Keyword, Repair, Statement
 
-_NOTEBOOK = "09_rounded_away"
 _LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _STEPPED = ("adamw", "paged_adamw", "lion", "ademamix")  # whose first step is the learning rate, whatever the gradient
 _COPIES = ("apex", "anyprecision", "fused_apex")
@@ -71,9 +70,9 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
         yield Held("F9", evidence, f"a step a thousandth as long would change {lost:.1%}")
     elif grade == "slowed":
         why = "slowed, not lost: runs of large models with shares of 2 to 8 % are known to learn; how much, a run tells"
-        yield Suspected("F9", evidence, why, repair, _NOTEBOOK)
+        yield Suspected("F9", evidence, why, repair)
     else:
-        yield Finding("F9", evidence, repair, _NOTEBOOK, undo=undo)
+        yield Finding("F9", evidence, repair, undo=undo)
 
 
 def optimizer_name(seen: Seen) -> str:
@@ -160,7 +159,7 @@ def _judge_copies(seen: Seen, load: Load, rate: float, count: int) -> Answer:
     if updates.grade(share) == "whole":
         return Held("F9", evidence, f"a thousandth changes {_share(seen, load, rate / 1000, dtype)[0]:.1%}")
     repair = "Call updates.to_float32(trainer.model) after the trainer is made, or load the model in float32."
-    return Suspected("F9", evidence, "A and B are in float32, and learn", repair, _NOTEBOOK)
+    return Suspected("F9", evidence, "A and B are in float32, and learn", repair)
 
 
 def policy_load(seen: Seen) -> Load | None:
