@@ -84,9 +84,10 @@ def make(kind, model, tokenizer, folder, callbacks, peft_config=None, **options)
     if kind in ("grpo", "online_dpo"):
         own = {"steps": options.pop("max_steps", 2), "prompts_per_step": 4, "learning_rate": 1e-2}
         own |= {"num_generations": 4, "reward": alternate} if kind == "grpo" else {}
-        return getattr(trainers, kind)(
-            model, tokenizer, peft_config=peft_config, callbacks=callbacks, output_dir=str(folder), **own, **options
-        )
+        trainer = getattr(trainers, kind)(model, tokenizer, peft_config=peft_config, **own, **options)
+        for callback in callbacks:
+            trainer.add_callback(callback)
+        return trainer
     sums = models.sums()[150:166]
     if kind == "trainer":
         model = peft.get_peft_model(model, peft_config) if peft_config else model
