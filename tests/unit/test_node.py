@@ -11,8 +11,6 @@ from failurelab_course.experiments import models
 from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import measure
 
-pytest.importorskip("accelerate", reason="this stack has no accelerate")
-
 
 @pytest.mark.parametrize(
     "command, count, launched, variables",
@@ -96,8 +94,6 @@ PLAIN, LAUNCHED = "python train.py", "accelerate launch --num_processes 2 train.
 
 @pytest.fixture
 def measured(tmp_path):
-    pytest.importorskip("bitsandbytes", reason="this stack has no bitsandbytes")
-
     def run(command, at="0", *, first="pass", then="pass", top="", error=""):
         script = tmp_path / "train.py"
         script.write_text(SCRIPT.format(command=command, at=at, first=first, then=then, top=top))

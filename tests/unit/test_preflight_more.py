@@ -3,30 +3,28 @@
 import types
 from copy import deepcopy
 
+import datasets
 import pytest
+import small
 import torch
 import transformers
+import trl
 from packaging.version import Version
+from trl.models import unwrap_model_for_generation
 
-datasets = pytest.importorskip("datasets")
-trl = pytest.importorskip("trl")
-
-import small  # noqa: E402
-from trl.models import unwrap_model_for_generation  # noqa: E402
-
-from failurelab.preflight import repairs  # noqa: E402
-from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected  # noqa: E402
-from failurelab.preflight.inputs import Load, Seen  # noqa: E402
-from failurelab.preflight.intercept import cuts, engine, trainers  # noqa: E402
-from failurelab.preflight.intercept.watched import Watch  # noqa: E402
-from failurelab.preflight.judges import memory, plan  # noqa: E402
-from failurelab.preflight.judges.first_rewards import judge_first_rewards  # noqa: E402
-from failurelab.preflight.judges.reference import judge_reference  # noqa: E402
-from failurelab.preflight.judges.rollout_engine import judge_rollout_engine  # noqa: E402
-from failurelab.preflight.judges.scores import judge_scores  # noqa: E402
-from failurelab.preflight.judges.updates import judge_updates  # noqa: E402
-from failurelab.preflight.judges.zero3 import judge_zero3  # noqa: E402
-from failurelab.preflight.temperature import plant_temperature, read_temperature  # noqa: E402
+from failurelab.preflight import repairs
+from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.inputs import Load, Seen
+from failurelab.preflight.intercept import cuts, engine, trainers
+from failurelab.preflight.intercept.watched import Watch
+from failurelab.preflight.judges import memory, plan
+from failurelab.preflight.judges.first_rewards import judge_first_rewards
+from failurelab.preflight.judges.reference import judge_reference
+from failurelab.preflight.judges.rollout_engine import judge_rollout_engine
+from failurelab.preflight.judges.scores import judge_scores
+from failurelab.preflight.judges.updates import judge_updates
+from failurelab.preflight.judges.zero3 import judge_zero3
+from failurelab.preflight.temperature import plant_temperature, read_temperature
 
 GIB = 2**30
 SAMPLED = {"do_sample": True, "top_k": 0, "max_new_tokens": 6}

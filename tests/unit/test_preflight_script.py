@@ -237,7 +237,6 @@ device, own = torch.cuda.current_device(), str(state.device)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers for itself")
 def test_a_script_sees_itself_as_the_last_rank_and_libraries_do_not(monkeypatch, tmp_path):
     """`{"": LOCAL_RANK}` and `{"": 0}` are one map on rank 0; on the last rank they differ."""
-    pytest.importorskip("accelerate")
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / ".git").mkdir()
