@@ -580,6 +580,7 @@ def test_what_the_trainer_handed_over_is_what_a_function_is_asked_with(tokenizer
 
 # What is not here, and what goes wrong while a function is asked.
 
+
 def no_service(completions, **_):
     raise ConnectionError("the judge does not answer")
 

@@ -55,6 +55,11 @@ def test_a_configuration_that_cannot_be_narrow_keeps_its_width():
     assert model.config.hidden_size == 128 and model.config.num_hidden_layers == 2
 
 
+def built_small(loads=None, adapters=None, mapped=None, by_trainer=False):
+    lists = [[] if each is None else each for each in (loads, adapters)]
+    return small.built_small(*lists, lambda: by_trainer, False, lambda: False, mapped or Mapped())
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
     """A folder with a configuration alone: its weights are not there."""
@@ -66,7 +71,7 @@ def checkpoint(tmp_path):
 def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint):
     """The dtype of the real load differs by transformers' release; four bits need no bitsandbytes."""
     loads = []
-    with small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()):
+    with built_small(loads):
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, torch_dtype=torch.bfloat16)
         four = transformers.AutoModelForCausalLM.from_pretrained(
             checkpoint, quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True), device_map={"": 0}
@@ -94,7 +99,7 @@ def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint)
 def test_a_cast_to_float32_after_the_load_is_seen(checkpoint, cast, dtype):
     """The cut model is in float32 all along, so the cast changes nothing in it; the real one is trained in float32."""
     loads = []
-    with small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()):
+    with built_small(loads):
         models = [transformers.AutoModelForCausalLM.from_pretrained(checkpoint, torch_dtype="auto") for _ in range(2)]
         cast(models[1])
     assert [load.dtype for load in loads] == ["bfloat16", dtype]
@@ -104,7 +109,7 @@ def test_a_cast_to_float32_after_the_load_is_seen(checkpoint, cast, dtype):
 
 def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
     """A trainer loads a reference by the model's own class: a policy of an Auto class must not be another model."""
-    with small.built_small([], [], lambda: False, False, lambda: False, Mapped()):
+    with built_small():
         kinds = (transformers.AutoModelForCausalLM, transformers.Qwen2ForCausalLM)
         policy, reference = (kind.from_pretrained(checkpoint) for kind in kinds)
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
@@ -113,10 +118,7 @@ def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
 def test_what_a_script_saves_is_loaded_from_that_folder(checkpoint, trained, tmp_path):
     """Nothing is written there; a load knows the whole model (merged and saved, say), tokens and adapter."""
     loads, adapters, target = [], [], tmp_path / "start"
-    with (
-        saved.elsewhere(tmp_path / "output", loads),
-        small.built_small(loads, adapters, lambda: False, False, lambda: False, Mapped()),
-    ):
+    with saved.elsewhere(tmp_path / "output", loads), built_small(loads, adapters):
         auto = transformers.AutoModelForCausalLM
         model = auto.from_pretrained(checkpoint, torch_dtype=torch.float16)
         trained[1].save_pretrained(save_directory=target)
@@ -138,7 +140,7 @@ def test_what_a_script_saves_is_loaded_from_that_folder(checkpoint, trained, tmp
 def test_a_small_local_model_keeps_its_own_weights(trained):
     """The course's own model is as cheap as a cut one, and says more."""
     loads, name = [], trained[0].name_or_path or trained[0].config._name_or_path
-    with small.built_small(loads, [], lambda: True, False, lambda: False, Mapped()):
+    with built_small(loads, by_trainer=True):
         model = transformers.AutoModelForCausalLM.from_pretrained(name)
     assert not loads[0].small and loads[0].by_trainer
     assert torch.equal(model.lm_head.weight, trained[0].lm_head.weight)
@@ -147,10 +149,7 @@ def test_a_small_local_model_keeps_its_own_weights(trained):
 def test_a_small_model_is_saved_with_its_weights(trained, tmp_path):
     """A model that is not cut: what the script has made of it is what it loads again."""
     loads = []
-    with (
-        saved.elsewhere(tmp_path / "output", loads),
-        small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()),
-    ):
+    with saved.elsewhere(tmp_path / "output", loads), built_small(loads):
         auto = transformers.AutoModelForCausalLM
         model = auto.from_pretrained(trained[0].name_or_path or trained[0].config._name_or_path)
         with torch.no_grad():
@@ -165,7 +164,7 @@ def test_weights_of_the_whole_model_for_a_cut_one(checkpoint):
     """It gets other ones, the same for the same weights; a name that the whole one has not is an error as before."""
     whole = {"model.embed_tokens.weight": torch.ones(3000, 896), "model.layers.20.mlp.up_proj.weight": torch.ones(1, 1)}
     mapped, auto = Mapped(), transformers.AutoModelForCausalLM
-    with small.built_small([], [], lambda: False, False, lambda: False, mapped):
+    with built_small(mapped=mapped):
         first, second, other, model = (auto.from_pretrained(checkpoint) for _ in range(4))
         names = [first.load_state_dict(whole, strict=False), second.load_state_dict(whole, strict=False)]
         other.load_state_dict({name: 2 * weight for name, weight in whole.items()}, strict=False)
@@ -391,7 +390,7 @@ def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
 def test_a_large_model_made_from_a_configuration_is_cut():
     """It was built whole, random numbers for all of it; a small one is made as it is."""
     loads = []
-    with small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()):
+    with built_small(loads):
         large = transformers.AutoModelForCausalLM.from_config(config())
         few = config(hidden_size=32, intermediate_size=48, vocab_size=50, num_attention_heads=4)
         own = transformers.Qwen2ForCausalLM._from_config(few)
@@ -539,7 +538,7 @@ def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):
     adapter = tmp_path / "adapter"
     peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM").save_pretrained(adapter)
     adapters = []
-    with small.built_small([], adapters, lambda: False, False, lambda: False, Mapped()):
+    with built_small(adapters=adapters):
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
         wrapped = peft.PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     (trained,) = adapters
