@@ -43,8 +43,6 @@ NO_GPU = "ERROR device cuda is asked for, and .*Next: .*"
 def test_a_call_that_cannot_be_answered_starts_nothing(
     failurelab, tmp_path, monkeypatch, no_gpu, call, status, message
 ):
-    """No traceback: one line says what is wrong, and what there is, or the next step; nothing is written."""
-
     def asked(device):
         raise machine.DeviceError(no_gpu)
 
@@ -149,7 +147,6 @@ HALF = {"torch": "2.13.0", "transformers": "4.48.3", "trl": "0.14.0"}
     ],
 )
 def test_doctor_of_half_an_installation(failurelab, planted, packages, metadata, said):
-    """Nothing can be told of it, in one line."""
     python = planted(packages)
     for file in python.parent.glob("**/trl-0.14.0.dist-info/METADATA"):
         file.write_text(metadata) if metadata else file.unlink()
@@ -159,7 +156,6 @@ def test_doctor_of_half_an_installation(failurelab, planted, packages, metadata,
 
 
 def test_doctor_of_a_broken_python(failurelab, tmp_path):
-    """It starts and fails: what it said last, and what to do, in one line."""
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'Fatal Python error: init_fs_encoding' >&2\nexit 1\n")
     broken.chmod(0o755)

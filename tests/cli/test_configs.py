@@ -92,7 +92,6 @@ def test_qlora_trains_the_adapters_and_leaves_the_4_bit_weights(tmp_path):
     ],
 )
 def test_a_slip_ends_a_script_before_it_trains(script, words, error, says, tmp_path, monkeypatch):
-    """In words, and not in another library's traceback."""
     wrong = tmp_path / "zero.json"
     wrong.write_text('{"zero_optimization": {"stage": 5}}')
     monkeypatch.setattr(sys, "argv", [script, *(str(wrong) if word == "WRONG" else word for word in words)])

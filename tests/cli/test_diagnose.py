@@ -51,7 +51,6 @@ WARNING = "UserWarning: None of the inputs have requires_grad=True. Gradients wi
 
 
 def ask(tmp_path, entries=None, **files):
-    """Write a run's files and return the answer."""
     if entries is not None:
         files["trainer_state.json"] = json.dumps({"log_history": entries, "global_step": 60})
     for name, text in files.items():
@@ -245,7 +244,6 @@ def test_preflight_is_run_where_it_is_asked_for(tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_read_is_one_line(name, content, says, tmp_path, capsys):
-    """Status 3, and a line with the next step."""
     if content is not None:
         (tmp_path / name).write_bytes(content)
     assert command.main([str(tmp_path / name)]) == 3
@@ -273,7 +271,6 @@ def test_half_written_and_strange_json_is_used(tmp_path):
 
 
 def test_resumed_and_mixed_runs(tmp_path):
-    """A resumed run is one; of two runs in a log the last counts; steps out of order are sorted; each is said."""
     first, shuffled = logged(), logged()
     random.Random(1).shuffle(shuffled)
     for entries, says, count in (
@@ -302,7 +299,6 @@ def test_other_trainers_are_told_from_grpo(figures, kind, tmp_path):
 
 
 def test_json_holds_the_contract(tmp_path, capsys):
-    """Causes, likeliest first, and two truth values; of two runs a list."""
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     for name, entries in (("one", logged()), ("two", logged(lambda _: 0.5, reward=0.5, **ZERO))):
@@ -317,7 +313,6 @@ def test_json_holds_the_contract(tmp_path, capsys):
 
 
 def tensors(path, weights, dtype="BF16"):
-    """Write a safetensors file by hand."""
     header, data = {}, b""
     for name, values in weights.items():
         raw = b"".join(struct.pack("<H", value) for value in values)
@@ -328,7 +323,6 @@ def tensors(path, weights, dtype="BF16"):
 
 
 def test_two_checkpoints_are_compared(tmp_path):
-    """By their bytes, without a library: the share of elements that differ, and weights that are no numbers."""
     before, after = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     tensors(before, {"embed": [0x3F80] * 100, "norm": [0x3F80] * 10})
     tensors(after, {"embed": [0x3F80] * 99 + [0x3F81], "norm": [0x3F80] * 10})
@@ -374,7 +368,6 @@ def test_a_run_is_found_one_folder_down(tmp_path, capsys):
 
 
 def test_what_a_guard_measured_counts_as_measured(tmp_path):
-    """The file that guards leave in the output folder: found, held, and one that is half written."""
     told = ask(tmp_path, logged(flat), **{"failurelab.json": {"notices": GUARDS}})
     assert named(told) == ["F9"] and "UpdateGuard" in told.causes[0].pro[0]
     told = ask(tmp_path, **{"failurelab.json": '{"notices": [{'})

@@ -115,7 +115,6 @@ def run_installer(course, tmp_path, monkeypatch):
 
 
 def test_an_install_makes_the_eras_and_keeps_your_work(run_installer, tmp_path):
-    """From checksums to doctor; run again, it goes on and leaves a file that was changed."""
     done = run_installer("a/room")
     assert done.returncode == 0, done.stderr
     made = f"made: -m failurelab_course.eras create today old, 1 {tmp_path / 'bundle'}/wheels"

@@ -90,7 +90,6 @@ def test_a_script_that_nobody_touched_is_told_no_figure(lab):
 
 
 def test_hints_grow_and_can_be_read_again(lab):
-    """After solving all are shown, and none is counted."""
     assert lab_work.hint(lab, again=True) == []
     assert not lab_state.default_path().exists()  # else a lab would look begun that nobody has touched
     lab_work.keep_result(lab, row(lab, "FAIL"))
@@ -185,7 +184,6 @@ SOLVED |= {"wrong_fixes": ["filter_warnings"], "solution_seen": False}
 
 
 def test_a_class_is_merged_from_state_files(tmp_path):
-    """As they come in: one twice, one with a clock set back, a broken one, folders: what is left out is named."""
     learners = {
         "ann": {},
         "ann_again": {},
@@ -239,7 +237,6 @@ def course(tmp_path, monkeypatch):
 
 
 def test_a_watched_script_is_checked_each_time_it_is_saved(lab, monkeypatch):
-    """And not between; an editor may take it away for a moment. A PASS ends it."""
     checked, looks, said = [], [], []
 
     @contextlib.contextmanager

@@ -40,7 +40,6 @@ def make_record(case="GRPO learns sums", era="today", seed=0, **changes):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_file_says_what_ran_where(path):
-    """Each era has its versions, a device and a tier; no case was measured twice; a script of that name writes it."""
     content = json.loads(path.read_text())
     assert content["benchmark"] == path.stem
     assert path.stem in OTHERS or (ROOT / "benchmarks" / f"{path.stem}.py").exists()

@@ -61,8 +61,6 @@ def test_the_installed_stack_is_judged_by_what_it_does():
 
 
 def test_it_stops_before_the_optimizer_steps():
-    """A log-prob function that is wrong is found on the probe, and not one weight has moved."""
-
     def misaligned(model, ids, mask, length):
         return score(model, ids, mask, length, shift=length + 1 - ids.shape[1])
 

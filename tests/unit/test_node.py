@@ -121,7 +121,6 @@ def test_two_visible_gpus(measured):
     ],
 )
 def test_every_cure_is_one(measured, script):
-    """A process for each GPU, or one visible GPU, however that is said."""
     found = measured(**script)
     assert found["processes"] == found["devices_seen"] == found["copies"] == found["models_in_4bit"]
     names = ["data_parallel", "ranks_refused", "tensors_elsewhere", "layers_refused", "layers_refused_single"]

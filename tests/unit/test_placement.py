@@ -126,7 +126,6 @@ def test_a_missing_native_library_is_a_sentence(monkeypatch):
 
 
 def test_mixed_precision_is_reported():
-    """4-bit layers in two dtypes, autocast in a third, float16 adapters under a gradient scaler."""
     one, other = four_bit_linear(), four_bit_linear()
     other.compute_dtype = torch.bfloat16
     model = nn.Sequential(one, other)

@@ -144,7 +144,6 @@ def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
 
 
 def test_edits_inside_a_function(tmp_path):
-    """A reward function of the script's own: a first line, and what it does not take."""
     path = tmp_path / "rewards.py"
     path.write_text(
         'import re\n\ndef reward(completions, answer):\n    """Of tags."""\n'
@@ -229,7 +228,6 @@ FILES = {
 
 @pytest.mark.parametrize("kind", FILES)
 def test_a_patch_is_what_git_applies(kind, tmp_path):
-    """In a folder of two files, below another one: their bytes are those of the edited texts."""
     new = {}
     for name in ("train.py", "src/more.py"):
         path = tmp_path / name

@@ -392,7 +392,6 @@ def test_the_best_completion_is_an_answer(function, best, tokenizer):
     ],
 )  # fmt: skip
 def test_what_a_function_can_never_reward(function, rows, failure, words, tried, tokenizer):
-    """Each is named by its cause, with what it gives when that is undone, where that can be tried."""
     (finding,) = found(judge(function, rows, tokenizer))
     assert finding.failure == failure and words in finding.evidence and finding.repair.endswith(".")
     assert tried in finding.tried and bool(finding.tried) is bool(tried)
@@ -635,7 +634,6 @@ def other_process(completions, **_):
     ],
 )
 def test_what_is_not_here_is_no_failure(function, words, tokenizer, monkeypatch):
-    """NOT CHECKED with the reason; what the other function gives is judged all the same."""
     monkeypatch.setattr(asking, "LIMIT", 1.0)
     given = seen([last_number, function], CHAT, processing_class=tokenizer)
     answers = list(judge_rewards(given))

@@ -43,8 +43,6 @@ def test_a_model_is_cut_in_width_and_depth_and_keeps_class_and_vocabulary():
 
 
 def test_a_configuration_that_cannot_be_narrow_keeps_its_width():
-    """A class that refuses the narrow sizes still gets few layers."""
-
     class Wide(transformers.Qwen2ForCausalLM):
         def __init__(self, config):
             if config.hidden_size < 128:
@@ -510,7 +508,6 @@ FOUND = [{"failure": failure, "evidence": "e", "repair": "r", "notebook": None} 
 
 
 def test_the_answer_in_each_form():
-    """Worst first, what is found overrules what held, and the exit status tells which of three it was."""
     both = told(
         findings=[*FOUND],
         held=[{"failure": failure, "evidence": "x", "control": "y"} for failure in ("F2", "F10", "F4")],

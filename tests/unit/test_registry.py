@@ -16,7 +16,6 @@ OF_SCRIPTS |= {"right_answers_rewarded", "kl_at_first_step", "completions_left_o
 
 
 def test_every_failure_is_whole():
-    """Ids are in order, signatures name figures that a checker measures, and no claim is judged twice."""
     failures = registry.all()
     listed = [each.id for each in failures]
     assert listed == sorted(listed, key=lambda id: (int(re.findall(r"\d+", id)[0]), id))

@@ -66,7 +66,6 @@ def answers():
 @engine
 @pytest.mark.parametrize("stage", ["None", "0", "3"])
 def test_generation_is_right_at_every_time(answers, stage):
-    """Whole parameters, no hooks, the completions of eval mode; hooks and shapes as before, also after an error."""
     for time in ("before", "on_train_begin", "on_step_end", "after"):
         found = answers["everywhere"][stage][time]
         assert found["generated"] == answers["everywhere"]["expected"]
@@ -139,7 +138,6 @@ def test_evaluation_before_training(answers):
 
 
 def test_a_trainer_without_deepspeed():
-    """No engine, no hooks, the model itself; DeepSpeed need not be installed for any of it."""
     model = torch.nn.Linear(2, 2)
     trainer = types.SimpleNamespace(model=model, model_wrapped=model, accelerator=object())
     assert zero3.engine_of(trainer) is None and not zero3.is_engine(model)
