@@ -3,7 +3,6 @@
 The whole way, with real wheels and the network cut, is `make pack-test`: it takes minutes and gigabytes.
 """
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -11,15 +10,13 @@ import sys
 import zipfile
 
 import pytest
+from tools import pack
 
 from failurelab_course import eras
 from failurelab_course.eras import install
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 BASE = sys.executable
-spec = importlib.util.spec_from_file_location("pack", eras.root() / "tools" / "pack.py")
-pack = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(pack)
 # uv reads a lock, pip puts an empty wheel of each line into the folder: every call is written down.
 PROGRAM = """#!{python} -S
 import os, sys

@@ -20,21 +20,12 @@ PACKAGE = ROOT / "helpers" / "failurelab"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-def dotted(path):
-    """Return a module's name, such as failurelab.guards.base."""
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
-
-
-def asked_for(name):
-    """Return the names of the packages that eras/NAME.in asks for."""
-    lines = (ROOT / "eras" / f"{name}.in").read_text().splitlines()
-    return {re.split(r"[=<>~]", line)[0] for line in lines if line and not line.startswith("#")}
-
-
 def test_pyproject_and_the_era_today_name_the_same_packages():
     """What an install of the course asks for and what `make` installs must not drift apart."""
     ours = {*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["dev"]}
-    assert asked_for("today") - {"setuptools", "wheel"} == ours - {"grpo-failurelab", "torch"}
+    lines = (ROOT / "eras" / "today.in").read_text().splitlines()
+    asked_for = {re.split(r"[=<>~]", line)[0] for line in lines if line and not line.startswith("#")}
+    assert asked_for - {"setuptools", "wheel"} == ours - {"grpo-failurelab", "torch"}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +108,8 @@ def test_the_core_installs_alone(tmp_path):
             if source.exists() and not (site / part).exists():
                 (site / part).symlink_to(source)
     (site / "failurelab").symlink_to(PACKAGE)
-    modules = ", ".join(dotted(path) for path in MODULES if path.stem != "__main__")
+    parts = [path.relative_to(PACKAGE.parent).with_suffix("").parts for path in MODULES if path.stem != "__main__"]
+    modules = ", ".join(".".join(each).removesuffix(".__init__") for each in parts)
     environment = os.environ | {"PYTHONPATH": str(site)}
     environment.pop("FAILURELAB_ROOT", None)
     python = [sys.executable, "-S"]

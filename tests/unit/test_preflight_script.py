@@ -442,6 +442,10 @@ def load(bits=4, **more):
     return Load("Qwen", {}, None, False, bits=bits, **more)
 
 
+def judged(given):
+    return next(each for each in four_bit_placement.judge_four_bit_placement(given) if each.failure == "F5")
+
+
 @pytest.mark.parametrize(
     "given, world_size, found",
     [
@@ -457,11 +461,7 @@ def load(bits=4, **more):
 )
 def test_a_load_is_placed_as_the_last_rank_places_it(given, world_size, found):
     """Without a map transformers takes the current device for a quantized model: GPU 0 while no rank is known."""
-    answers = {
-        answer.failure: answer
-        for answer in four_bit_placement.judge_four_bit_placement(seen(loads=[given], world_size=world_size))
-    }
-    assert isinstance(answers["F5"], Finding) is found
+    assert isinstance(judged(seen(loads=[given], world_size=world_size)), Finding) is found
 
 
 @pytest.mark.parametrize(("visible", "device", "index"), [("0,1,2,3", 3, 3), ("7", 0, 3), (None, 3, 3)])
@@ -473,10 +473,9 @@ def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index, 
     rank = ranks.Launched(4).rank
     assert rank.device == torch.device("cuda", device)
     for place, found in ((rank.device, False), (index, device != index), (1, True)):
-        given = seen(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index)
-        answers = {answer.failure: answer for answer in four_bit_placement.judge_four_bit_placement(given)}
-        assert isinstance(answers["F5"], Finding) is found
-        assert found or "it would be GPU" in answers["F5"].control
+        answer = judged(seen(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index))
+        assert isinstance(answer, Finding) is found
+        assert found or "it would be GPU" in answer.control
 
 
 def test_one_process_with_several_gpus(monkeypatch):
