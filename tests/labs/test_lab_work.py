@@ -1,11 +1,11 @@
 """A learner at work: check, hint, solution, reset, watch, progress; and what is kept of it."""
 
+import concurrent.futures
 import contextlib
 import json
 import re
 import shutil
 import signal
-import threading
 import types
 
 import pytest
@@ -171,11 +171,8 @@ def test_a_damaged_state_file_is_named_and_left_as_it_is(lab, content, problem):
 
 
 def test_two_commands_at_once_lose_nothing(lab):
-    threads = [threading.Thread(target=lab_work.keep_result, args=(lab, row(lab, "FAIL"))) for _ in range(20)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        list(pool.map(lambda _: lab_work.keep_result(lab, row(lab, "FAIL")), range(20)))
     assert progress(lab).checks == 20
 
 
