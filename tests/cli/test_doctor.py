@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import sys
+import types
 
 import psutil
 import pytest
@@ -33,18 +34,8 @@ def by_name(checks):
 @pytest.fixture
 def quick(monkeypatch):
     """The checks of this machine without a real kernel: that one is started by `test_doctor_passes_here`."""
-
-    class Kernel:
-        def __init__(self, era):
-            pass
-
-        def run(self, code, fetch):
-            return {"answer": "0.14.0"}
-
-        def stop(self):
-            pass
-
-    monkeypatch.setattr(kernels, "EraKernel", Kernel)
+    kernel = types.SimpleNamespace(run=lambda code, fetch: {"answer": "0.14.0"}, stop=lambda: None)
+    monkeypatch.setattr(kernels, "EraKernel", lambda era: kernel)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(16 * GB, 8 * GB))
     monkeypatch.setenv("PATH", os.environ["PATH"])
     return monkeypatch
@@ -73,14 +64,8 @@ def test_what_is_to_do_is_counted_and_each_is_said_once():
 
 def without_deepspeed(quick, _):
     """Some notebooks would fail, so that is said before."""
-    real = doctor.importlib.metadata.version
-
-    def version(name):
-        if name == "deepspeed":
-            raise doctor.importlib.metadata.PackageNotFoundError(name)
-        return real(name)
-
-    quick.setattr(doctor.importlib.metadata, "version", version)
+    version = doctor.importlib.metadata.version
+    quick.setattr(doctor.importlib.metadata, "version", lambda name: version(name.replace("deepspeed", "not-there")))
 
 
 def memory(total, free):
