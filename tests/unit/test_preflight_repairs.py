@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.cli.one_session import session_of
 
 from failurelab.preflight import repairs, rounds
 from failurelab.preflight.repairs import (
@@ -21,7 +22,7 @@ from failurelab.preflight.repairs import (
     WithoutMethod,
 )
 from failurelab.preflight.script_text import Place, Text, apply_edits, encode_source, make_patch, read_source
-from failurelab.preflight.session import Session, TimeIsOver, _with_folder
+from failurelab.preflight.session import TimeIsOver, _with_folder
 
 # A script as people write it; `@kind` marks the call that a repair speaks of.
 SCRIPTS = {
@@ -257,15 +258,7 @@ def session(tmp_path):
     """Return a function that opens a session of a script in a Python without torch: its runs end in one line."""
     script = tmp_path / "train.py"
     script.write_text("")
-    spec = {"script": str(script), "folder": str(tmp_path), "module": "", "arguments": [], "steps": 1}
-    spec |= {"real_model": False, "memory": None, "world_size": 1, "zero_stage": 0}
-
-    def make(fork, limit=60):
-        folder = tmp_path / f"session-{fork}"
-        folder.mkdir()
-        return Session(folder, sys._base_executable, {}, spec, limit, lambda stage: None, fork)
-
-    return make
+    return lambda fork, limit=60: session_of(script, tmp_path / "session", sys._base_executable, {}, limit, fork)
 
 
 @pytest.mark.parametrize("fork", [True, False])

@@ -19,13 +19,10 @@ def test_every_failure_is_whole():
     failures = registry.all()
     listed = [each.id for each in failures]
     assert listed == sorted(listed, key=lambda id: (int(re.findall(r"\d+", id)[0]), id))
-    assert {"F1", "F7"} <= {each.id for each in failures}
     for failure in failures:
         for predicate in failure.signature:
             assert set(predicate.names) <= {*metrics.METRICS, *OF_SCRIPTS}, f"{failure.id}: {predicate}"
         assert (failure.symptoms or failure.seen_as) and failure.threads and failure.fix
-        for thread in failure.threads:
-            assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/issues/\d+", thread.url)
 
 
 def test_every_id_was_given_once():
