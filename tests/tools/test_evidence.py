@@ -70,13 +70,6 @@ def test_the_picture_shows_the_evidence():
     assert Image.open(ROOT / "evidence" / tables.PICTURE).info["Description"] == tables.make_digest()
 
 
-def test_lines_with_the_same_figures_are_one_and_a_range_is_told_where_there_is_one():
-    lines = [["a", "x", 1], ["a", "y", 1], ["b", "z", 1], ["b", "x", 2]]
-    assert evidence.fold(lines, 1) == [["a", "x; y", 1], ["b", "z", 1], ["b", "x", 2]]
-    assert evidence.spread([0.4, 0.401]) == "0.40"
-    assert evidence.spread([0.4, 0.5]) == "0.45 (0.40 to 0.50)"
-
-
 def test_what_a_benchmark_recorded_is_read_again(elsewhere):
     """What an era ran on is said once; a record on something else says so itself; each is a line, for a diff."""
     records = [make_record(), make_record(seed=1), make_record(seed=2, tier="simulated"), make_record(era="trl-0.14")]
