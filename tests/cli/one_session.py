@@ -9,6 +9,14 @@ from failurelab.preflight.repairs import Change
 from failurelab.preflight.session import Session
 
 
+def session_of(script, saved, python, variables, limit=600, fork=True):
+    """Return a session of a script; what it saves goes to the new folder `saved`."""
+    spec = {"script": str(script), "folder": str(script.parent), "module": "", "arguments": [], "steps": 3}
+    spec |= {"real_model": False, "memory": None, "world_size": 1, "zero_stage": 0}
+    saved.mkdir()
+    return Session(saved, str(python), variables, spec, limit, lambda stage: None, fork)
+
+
 @contextlib.contextmanager
 def scripts(folder, begin="", python=sys.executable, variables=None):
     """Inside, a function runs a text as FOLDER/train.py, with a change too, and returns what the run reports.
@@ -21,10 +29,7 @@ def scripts(folder, begin="", python=sys.executable, variables=None):
     """
     path = folder / "train.py"
     path.write_text(begin)
-    spec = {"script": str(path), "folder": str(folder), "module": "", "arguments": [], "steps": 3}
-    spec |= {"real_model": False, "memory": None, "world_size": 1, "zero_stage": 0}
-    (folder / "session").mkdir()
-    session = Session(folder / "session", str(python), variables or {}, spec, 600, lambda stage: None, True)
+    session = session_of(path, folder / "session", python, variables or {})
     with session.open():
 
         def run(text, change=None):

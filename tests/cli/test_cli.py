@@ -44,8 +44,6 @@ UNKNOWN = r"ERROR unknown device '\S+'\. Next: give one of auto, cpu, cuda.*"
 def test_a_call_that_cannot_be_answered_starts_nothing(
     failurelab, tmp_path, monkeypatch, no_gpu, call, status, message
 ):
-    """No traceback: one line says what is wrong, and what there is, or the next step; nothing is written."""
-
     def asked(device):
         raise machine.TierError(no_gpu)
 
@@ -147,7 +145,6 @@ HALF = {"torch": "2.13.0", "transformers": "4.48.3", "trl": "0.14.0"}
     ],
 )
 def test_doctor_of_half_an_installation(failurelab, planted, packages, metadata, said):
-    """Nothing can be told of it, in one line."""
     python = planted(packages)
     for file in python.parent.glob("**/trl-0.14.0.dist-info/METADATA"):
         file.write_text(metadata) if metadata else file.unlink()
@@ -157,7 +154,6 @@ def test_doctor_of_half_an_installation(failurelab, planted, packages, metadata,
 
 
 def test_doctor_of_a_broken_python(failurelab, tmp_path):
-    """It starts and fails: what it said last, and what to do, in one line."""
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'Fatal Python error: init_fs_encoding' >&2\nexit 1\n")
     broken.chmod(0o755)

@@ -69,7 +69,6 @@ def test_an_era_is_made_once_and_its_kernel_is_offered(course):
 
 
 def test_a_failed_set_up_leaves_nothing_half_made(course, monkeypatch):
-    """What fails in the middle is removed, and the next set-up starts from nothing."""
     monkeypatch.setenv("FAKE_UV_FAILS_AT", "old.txt")
     monkeypatch.setenv("FAKE_UV_SAYS", "error: Failed to fetch: `six`\n  Caused by: dns error")
     with pytest.raises(eras.EraError, match=r"could not be fetched.*network.*Next:"):
@@ -84,7 +83,6 @@ def test_a_failed_set_up_leaves_nothing_half_made(course, monkeypatch):
     "damage", ["marker", "interpreter", "lock"], ids=["half-made", "interpreter gone", "made from another lock"]
 )
 def test_a_broken_era_is_found_and_made_again(course, damage):
-    """An environment without its marker, its interpreter or its lock is no era."""
     (era,) = install.create(["old"], say=str)
     if damage == "marker":
         (era.folder / eras.MARKER).unlink()
@@ -102,7 +100,6 @@ def test_a_broken_era_is_found_and_made_again(course, damage):
 
 
 def test_two_set_ups_at_once_wait_for_each_other(course):
-    """The second one waits on the lock that the first holds, then finds the era ready."""
     (course / ".eras").mkdir()
     import fcntl
 
@@ -122,7 +119,6 @@ def test_two_set_ups_at_once_wait_for_each_other(course):
 
 
 def test_no_room_is_said_before_anything_is_made(course, monkeypatch):
-    """A full disk is found out before the first download, with the room that is needed."""
     monkeypatch.setattr(install, "ROOM", {"era": 10**18})
     with pytest.raises(eras.EraError, match=r"GB of disk are free .* needs about"):
         install.create(["old"], say=str)
@@ -130,7 +126,6 @@ def test_no_room_is_said_before_anything_is_made(course, monkeypatch):
 
 
 def test_an_old_python_is_told(course, monkeypatch):
-    """The locks are for 3.11 to 3.13; another Python is named, with what to call instead."""
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
     with pytest.raises(eras.EraError, match=r"the locks are for 3.11 to 3.13. Next: .*PYTHON="):
         install.create(["old"], say=str)
@@ -157,7 +152,6 @@ def test_an_old_python_is_told(course, monkeypatch):
     ],
 )
 def test_an_installer_s_output_becomes_one_line(course, monkeypatch, output, expected):
-    """Pages of an installer's output are reduced to what was found and what to do."""
     if "cache" in output:
         monkeypatch.setenv("UV_OFFLINE", "1")
     line = install.explain(output, "six", eras.find("old", ready=False))

@@ -36,7 +36,6 @@ own_notebook = pytest.fixture(_notebook, name="own_notebook")
 
 
 def interrupted(notebook, cell):
-    """Run a cell, and interrupt the notebook when it says that it runs."""
     return notebook.run(cell, "runs", lambda _: notebook.manager.interrupt_kernel())
 
 
@@ -48,7 +47,6 @@ def running(pid):
 
 
 def test_text_values_and_the_result_come_back(notebook):
-    """A cell runs in the old stack with variables from here, and its prints, result and variables are here after."""
     assert notebook.run("a, b, c = [1, 2.5], {'x': None}, 'é'").status == "ok"
     output = notebook.run(
         f"%%era {OLD} -i a,b -i c -o total,versions -o nothing\n"
@@ -170,7 +168,6 @@ def test_a_cell_that_must_end_in_an_error(notebook):
     ],
 )
 def test_bad_input_is_one_line(notebook, cell, message):
-    """What cannot be run says what was found and what to do, in a line that papermill and nbval see as an error."""
     output = notebook.run(cell)
     assert output.status == "error" and output.error["ename"] == "EraMagicError"
     assert message in output.error["evalue"] and output.error["traceback"] == [
@@ -211,7 +208,6 @@ def test_an_interrupt_reaches_the_era_and_keeps_its_variables(notebook, gone):
     ],
 )
 def test_a_crash_names_the_era_and_the_next_cell_starts_anew(notebook, gone, end, how):
-    """However an era's kernel dies, the cell says which and how; what it had started dies too; the next one works."""
     start = f"%%era {OLD} -o child\nimport os, subprocess\nchild = subprocess.Popen(['sleep', '1000']).pid\nchild"
     child = int(notebook.run(start).value)
     output = notebook.run(f"%%era {OLD}\n{end}")
@@ -252,7 +248,6 @@ ctypes.PyDLL(None).sleep(1000)"""
 
 @pytest.mark.parametrize("how", ["restart", "shutdown", "SIGKILL in a long call, and a fork lives on"])
 def test_no_kernel_outlives_the_notebook_s_own(own_notebook, gone, how):
-    """However the notebook's kernel ends, the era's is gone; where it has time for it, so are its children."""
     kernel, *children = json.loads(own_notebook.run(CHILDREN + "pids").value)
     assert len(children) == 3 and all(map(running, [kernel, *children]))
     folder = pathlib.Path(psutil.Process(kernel).environ()["FAILURELAB_KERNEL_LOG"]).parent
@@ -286,7 +281,6 @@ def test_no_kernel_outlives_the_notebook_s_own(own_notebook, gone, how):
     ],
 )
 def test_a_kernel_that_never_starts_shows_why(tmp_path, script, message):
-    """A broken environment is told at once, with its own last words, and leaves no process."""
     kernel = EraKernel("today")
     kernel.era = dataclasses.replace(kernel.era, name="broken", folder=tmp_path)
     (tmp_path / "bin").mkdir()

@@ -3,7 +3,6 @@
 The whole way, with real wheels and the network cut, is `make pack-test`: it takes minutes and gigabytes.
 """
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -11,15 +10,13 @@ import sys
 import zipfile
 
 import pytest
+from tools import pack
 
 from failurelab_course import eras
 from failurelab_course.eras import install
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 BASE = sys.executable
-spec = importlib.util.spec_from_file_location("pack", eras.root() / "tools" / "pack.py")
-pack = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(pack)
 # uv reads a lock, pip puts an empty wheel of each line into the folder: every call is written down.
 PROGRAM = """#!{python} -S
 import os, sys
@@ -115,7 +112,6 @@ def run_installer(course, tmp_path, monkeypatch):
 
 
 def test_an_install_makes_the_eras_and_keeps_your_work(run_installer, tmp_path):
-    """From checksums to doctor; run again, it goes on and leaves a file that was changed."""
     done = run_installer("a/room")
     assert done.returncode == 0, done.stderr
     made = f"made: -m failurelab_course.eras create today old, 1 {tmp_path / 'bundle'}/wheels"

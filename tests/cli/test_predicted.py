@@ -56,7 +56,6 @@ def test_predicted_is_measured_within_a_twentieth(compared):
 
 
 def test_what_does_not_fit_or_misses_a_library_is_recorded_with_its_reason(predicted, monkeypatch):
-    """A card with too little memory, as the simulation says; and 4 bit without the native library."""
     case = predicted.Case(SHAPE, 1, 8, 4)
 
     def full(gib, device, what):

@@ -14,7 +14,7 @@ SCRIPT = """
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 path = "models/tiny-qwen2"
 tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
@@ -91,12 +91,6 @@ class Mute(type(tokenizer)):
 tokenizer.__class__ = Mute
 """
 EQUAL = "right = lambda completions, **_: [1.0] * len(completions)\n"
-SFT = """
-texts = {"text": [f"{a}+{b}={a + b}" for a, b in rows]}
-trainer = SFTTrainer(model=AutoModelForCausalLM.from_pretrained(path), args=SFTConfig("out"),
-                     train_dataset=Dataset.from_dict(texts), processing_class=tokenizer)
-trainer.train()
-"""
 
 
 @pytest.fixture(scope="module", params=["trl-0.14", "today"])
@@ -152,7 +146,3 @@ def test_a_healthy_script_holds(options, run):
 def test_equal_rewards_are_f10_and_the_step_is_compared_with_others(run):
     result = run(EQUAL + PLAIN + GRPO)
     assert {"F10", "F14"} & {found["failure"] for found in accused(result)} and of("F21", result["held"])
-
-
-def test_another_trainer_has_no_textbook(run):
-    assert "no textbook here for SFTTrainer" in of("F21", run(SFT)["not_checked"])["why"]

@@ -17,7 +17,6 @@ MACHINE = re.compile(
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_is_what_its_list_says(part, tmp_path):
-    """Runs and list agree, each script is the one that its variant makes, and what the run left can be read."""
     folder = ARCHIVES.unpack(FOLDER / "training_runs" / f"{part}.tar.xz", tmp_path)
     runs = tomllib.loads((FOLDER / "training_runs" / f"{part}.toml").read_text())["run"]
     variants = {variant["name"]: variant for variant in CORPUS.read_variants(part)}

@@ -16,14 +16,12 @@ ROOT = eras.root()
 
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory):
-    """All pages as Sphinx gets them, by name."""
     folder = tmp_path_factory.mktemp("site")
     site_pages.stage(folder)
     return {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def find_labels(path):
-    """Return the labels that a page sets for Sphinx."""
     return re.findall(r"^\(([\w-]+)\)=$", path.read_text(encoding="utf-8"), re.MULTILINE)
 
 
@@ -83,7 +81,6 @@ def test_error_texts_stand_in_the_page_that_explains_them(staged):
 
 
 def test_a_lab_page_does_not_give_the_solution_away(staged):
-    """Task and broken script only: no line that the solution adds, and none of the hints."""
     for lab in labs.find():
         page = {line.strip() for line in staged[f"labs/{lab.name}.md"].read_text(encoding="utf-8").splitlines()}
         start = set(lab.broken.text().splitlines())

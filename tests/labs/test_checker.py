@@ -216,9 +216,10 @@ def test_a_script_that_hangs_or_dies_or_eats_the_machine_is_ended_and_named(serv
         "leaves": "import os; os._exit(7)",
         "aborts": "import os; os.abort()",
         "is killed": "import os; os.kill(os.getpid(), 9)",
+        "eats": EATS,
+        "forks": FORKS,
+        "daemon": DAEMON.format(pids=str(daemon)),
     }
-    if watched := pathlib.Path("/proc/self/statm").exists():  # memory is watched on Linux
-        codes |= {"eats": EATS, "forks": FORKS, "daemon": DAEMON.format(pids=str(daemon))}
     for name, code in codes.items():
         script = tmp_path / f"{name}.py"
         script.write_text(code)
@@ -228,11 +229,10 @@ def test_a_script_that_hangs_or_dies_or_eats_the_machine_is_ended_and_named(serv
     assert answers["leaves"]["ended"] == "left by itself with status 7 before it was measured"
     assert answers["aborts"]["ended"] == f"ended by signal {int(signal.SIGABRT)} before it was measured"
     assert "memory runs out" in answers["is killed"]["environment"]
-    if watched:
-        assert answers["eats"]["ended"].startswith("over its memory limit of 1500 MiB: it held ")
-        assert answers["forks"]["ended"].startswith("over its limit of 32 processes")
-        assert "no function build_trainer" in answers["daemon"]["measured"]["refused"]
-        assert gone([int(daemon.read_text())]) == []
+    assert answers["eats"]["ended"].startswith("over its memory limit of 1500 MiB: it held ")
+    assert answers["forks"]["ended"].startswith("over its limit of 32 processes")
+    assert "no function build_trainer" in answers["daemon"]["measured"]["refused"]
+    assert gone([int(daemon.read_text())]) == []
     assert gone([int(pid) for pid in pids.read_text().split()]) == []
     assert list(server.folder.glob("check-*")) == []
     assert sorted(path.stem for path in tmp_path.glob("*.py")) == sorted(codes)
@@ -286,7 +286,6 @@ def test_what_breaks_outside_the_script_is_the_environment(tmp_path, monkeypatch
     assert told or made.metrics["error"].startswith("ImportError")
 
 
-@pytest.mark.skipif(not pathlib.Path("/proc/self/stat").exists(), reason="asks Linux to end a child with its parent")
 def test_nothing_outlives_a_server_that_is_killed(server, tmp_path, gone, pipe):
     """The era's process dies, of memory for instance: that is ENVIRONMENT, and its checks die with it."""
     hangs = pipe(tmp_path / "pids")

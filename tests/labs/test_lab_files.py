@@ -65,7 +65,6 @@ def task_of(lab, state, measured, declared=None, *, refused="", environment=""):
 
 
 def decided(lab, state, measured, **ended):
-    """Return the row of a run that measured these figures."""
     declared = {"broken": lab.broken, "wrong_fix": lab.wrong_fixes[0]}.get(state)
     return task_of(lab, state, measured, declared, **ended).row
 
@@ -214,7 +213,6 @@ def test_a_lab_keeps_the_rules(lab):
 
 
 def test_a_learner_s_script_is_a_copy_that_git_ignores(lab):
-    """Made once, and then the learner's: a later use does not write over it."""
     assert lab_files.learner_script(lab).read_bytes() == lab.start.read_bytes()
     lab.train.write_text("mine = 1\n")
     assert lab_files.learner_script(lab).read_text() == "mine = 1\n"

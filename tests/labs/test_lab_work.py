@@ -1,11 +1,11 @@
 """A learner at work: check, hint, solution, reset, watch, progress; and what is kept of it."""
 
+import concurrent.futures
 import contextlib
 import json
 import re
 import shutil
 import signal
-import threading
 import types
 
 import pytest
@@ -90,7 +90,6 @@ def test_a_script_that_nobody_touched_is_told_no_figure(lab):
 
 
 def test_hints_grow_and_can_be_read_again(lab):
-    """After solving all are shown, and none is counted."""
     assert lab_work.hint(lab, again=True) == []
     assert not lab_state.default_path().exists()  # else a lab would look begun that nobody has touched
     lab_work.keep_result(lab, row(lab, "FAIL"))
@@ -172,11 +171,8 @@ def test_a_damaged_state_file_is_named_and_left_as_it_is(lab, content, problem):
 
 
 def test_two_commands_at_once_lose_nothing(lab):
-    threads = [threading.Thread(target=lab_work.keep_result, args=(lab, row(lab, "FAIL"))) for _ in range(20)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        list(pool.map(lambda _: lab_work.keep_result(lab, row(lab, "FAIL")), range(20)))
     assert progress(lab).checks == 20
 
 
@@ -185,7 +181,6 @@ SOLVED |= {"wrong_fixes": ["filter_warnings"], "solution_seen": False}
 
 
 def test_a_class_is_merged_from_state_files(tmp_path):
-    """As they come in: one twice, one with a clock set back, a broken one, folders: what is left out is named."""
     learners = {
         "ann": {},
         "ann_again": {},
@@ -239,7 +234,6 @@ def course(tmp_path, monkeypatch):
 
 
 def test_a_watched_script_is_checked_each_time_it_is_saved(lab, monkeypatch):
-    """And not between; an editor may take it away for a moment. A PASS ends it."""
     checked, looks, said = [], [], []
 
     @contextlib.contextmanager

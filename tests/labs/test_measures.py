@@ -18,7 +18,6 @@ MODEL = str(eras.root() / "models" / "tiny-qwen2")
 
 @pytest.fixture
 def tiny():
-    """The small model in train mode, and its tokenizer."""
     model, tokenizer = models.load(MODEL)
     return model.train(), tokenizer
 

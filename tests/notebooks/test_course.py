@@ -110,7 +110,6 @@ def test_what_a_notebook_leaves_running_is_ended(ran, gone):
 
 
 def test_copies_html_and_evidence_are_kept_even_of_a_failed_run(ran):
-    """Who looks for the cause of a failure needs the outputs up to it; the call's seed and the records went through."""
     for result in ran["all"]:
         assert nbformat.read(result.copy, as_version=4).metadata.papermill.start_time
         assert result.name in result.html.read_text() and "</html>" in result.html.read_text()
@@ -124,7 +123,6 @@ def test_copies_html_and_evidence_are_kept_even_of_a_failed_run(ran):
 
 
 def test_results_are_written_with_their_denominators(ran):
-    """results.json says for a machine what the table says for a reader."""
     kept = json.loads((ran["out"] / "results.json").read_text())
     assert kept["summary"] == "2 of 10 PASS, 6 FAIL, 1 ENVIRONMENT, 1 NOT RUN"
     assert kept["exit_status"] == 1 and len(kept["results"]) == 10
@@ -142,7 +140,6 @@ def test_a_notebook_has_several_names(plant):
 
 
 def test_bad_input_is_told_before_anything_starts(plant, tmp_path):
-    """An unknown name lists the known ones, an unknown parameter the declared ones; nothing runs."""
     path = plant("00_one", "open('started', 'w')", parameters="steps = 3\nrate = 0.5\nfast = True")
 
     def told(match, names=(), **options):
@@ -165,7 +162,6 @@ def test_bad_input_is_told_before_anything_starts(plant, tmp_path):
 
 
 def test_a_hung_kernel_is_ended_with_all_it_started(plant, tmp_path, gone, pipe, monkeypatch):
-    """A kernel that never answers costs its time limit and no more, and its neighbour runs on to the end."""
     plant("00_hangs", HANG)
     plant("01_passes", "print(1)")
     hangs, pids = pipe(plant.folder / "pids"), []

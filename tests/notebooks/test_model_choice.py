@@ -15,16 +15,12 @@ def own(tmp_path):
     return str(tmp_path / "own")
 
 
-def test_the_small_model_is_taken_and_random_weights_are_not(capsys):
+def test_a_model_that_can_learn_is_taken_and_random_weights_are_not(own, capsys):
     """The stored outputs are its. `random-0.5b` is for memory, time and placement; it is not even loaded here."""
-    assert model_choice.model_path("tiny") == models.source("tiny")
+    assert (model_choice.model_path("tiny"), model_choice.model_path(own)) == (models.source("tiny"), own)
     assert capsys.readouterr().out == ""
     assert model_choice.model_path("random-0.5b") == models.source("tiny")
     assert capsys.readouterr().out == "random-0.5b has random weights: learning is shown with the small model, tiny\n"
-
-
-def test_a_model_that_can_is_taken(own):
-    assert model_choice.model_path(own) == own
 
 
 @pytest.mark.parametrize(("accuracy", "says"), [(0.0, "0% .* to reinforce: "), (0.97, "97% .* something to gain: ")])

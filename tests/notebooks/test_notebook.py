@@ -59,7 +59,6 @@ def test_the_first_cell_is_quiet_and_makes_runs_repeat(executed):
 
 
 def test_a_figure_has_a_text_and_is_small(executed):
-    """A picture comes once, with its text in the notebook and in the HTML; no date or version is in its bytes."""
     from PIL import Image
 
     (shown,) = outputs(executed[0])[2]
@@ -89,7 +88,6 @@ def test_a_verdict_table_says_its_verdicts_in_words(executed):
 
 
 def test_without_a_gpu_a_notebook_on_cuda_is_not_run(executed):
-    """Asked for a GPU that is not there, a notebook says so, in a line and without a stack."""
     result = executed[1]
     assert result.status == "NOT RUN" and result.reason.startswith("device cuda is asked for")
     assert "Next: " in result.reason

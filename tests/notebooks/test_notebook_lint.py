@@ -133,7 +133,6 @@ def test_a_good_notebook_is_clean():
 
 @pytest.mark.parametrize(("rule", "number"), [(rule, n) for rule in PLANTED for n in range(len(PLANTED[rule]))])
 def test_each_rule_fires_alone(rule, number):
-    """A planted breach is found by its own rule, and by no other."""
     notebook = good()
     PLANTED[rule][number](notebook)
     found = notebook_lint.check("01_bad", notebook)

@@ -99,7 +99,6 @@ def test_another_seed_measures_the_same_story(ran_again, name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.slow
 def test_the_stored_verdicts_come_out_again(ran, name, request, monkeypatch):
-    """Each marked cell is compared, and none differs; so many as are marked, and not none."""
     if ran[name].status == "NOT RUN":
         pytest.skip("NOT RUN, see the test above")
     (notebook,) = course.find([name])

@@ -40,7 +40,6 @@ def make_record(case="GRPO learns sums", era="today", seed=0, **changes):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_file_says_what_ran_where(path):
-    """Each era has its versions, a device and a tier; no case was measured twice; a script of that name writes it."""
     content = json.loads(path.read_text())
     assert content["benchmark"] == path.stem
     assert path.stem in OTHERS or (ROOT / "benchmarks" / f"{path.stem}.py").exists()
@@ -69,13 +68,6 @@ def test_every_table_is_shown_and_a_misspelt_one_is_refused():
 
 def test_the_picture_shows_the_evidence():
     assert Image.open(ROOT / "evidence" / tables.PICTURE).info["Description"] == tables.make_digest()
-
-
-def test_lines_with_the_same_figures_are_one_and_a_range_is_told_where_there_is_one():
-    lines = [["a", "x", 1], ["a", "y", 1], ["b", "z", 1], ["b", "x", 2]]
-    assert evidence.fold(lines, 1) == [["a", "x; y", 1], ["b", "z", 1], ["b", "x", 2]]
-    assert evidence.spread([0.4, 0.401]) == "0.40"
-    assert evidence.spread([0.4, 0.5]) == "0.45 (0.40 to 0.50)"
 
 
 def test_what_a_benchmark_recorded_is_read_again(elsewhere):

@@ -1,13 +1,11 @@
 """A round of tests is recorded by commit, and one that failed once is named in every round after it."""
 
-import importlib.util
 import json
-import pathlib
 import subprocess
 
 import pytest
+from tools import flakes as tool
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TESTS = """import pathlib
 def test_now_and_then():
     mark = pathlib.Path(__file__).with_name("second")
@@ -22,9 +20,6 @@ def test_always():
 @pytest.fixture
 def flakes(tmp_path, monkeypatch):
     """The tool, on a repository of its own with two tests, of which one fails the first time."""
-    spec = importlib.util.spec_from_file_location("flakes", ROOT / "tools" / "flakes.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     (tmp_path / "test_one.py").write_text(TESTS)
     for words in (
         ["init", "-q"],
@@ -32,9 +27,9 @@ def flakes(tmp_path, monkeypatch):
         ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"],
     ):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    monkeypatch.setattr(module, "ROOT", tmp_path)
-    monkeypatch.setattr(module, "FOLDER", tmp_path / ".course" / "flakes")
-    return module
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "FOLDER", tmp_path / ".course" / "flakes")
+    return tool
 
 
 def test_a_failure_of_one_round_stays_on_record(flakes, capfd):

@@ -1,23 +1,13 @@
 """The planted defects fit the tree: each can be planted where its line says, and its test is there."""
 
-import importlib.util
 import os
 import pathlib
 import subprocess
 
 import pytest
+from tools import planted
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def load_planted():
-    spec = importlib.util.spec_from_file_location("planted", ROOT / "tools" / "planted.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-planted = load_planted()
 
 
 @pytest.mark.parametrize("defect", planted.read_defects(), ids=lambda defect: defect.id)

@@ -61,6 +61,25 @@ def cut_from_the_front(model):
     return model
 
 
+def moving(move):
+    """Return an optimizer that moves weights by a function of the step that AdamW's first one is, about."""
+
+    class Own(torch.optim.AdamW):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for weights in group["params"]:
+                    if weights.grad is not None:
+                        move(self.state[weights], weights, group["lr"] * weights.grad.float().sign())
+
+    return Own
+
+
+def master(state, weights, step):
+    """Keep float32 copies in the state, as optimizers with master weights do."""
+    weights.copy_(state.setdefault("w32", weights.float().clone()).sub_(step))
+
+
 def other_keep_argument(model) -> str:
     """Return the name for the last rows of logits that this model does not know."""
     return {"logits_to_keep": "num_logits_to_keep", "num_logits_to_keep": "logits_to_keep"}[logits.keep_argument(model)]

@@ -32,7 +32,6 @@ def swallowed(model, ids, mask, length):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("function", [logits.completion_logps, score])
 def test_right_functions_pass_on_every_model(name, function):
-    """Random and trained, in three precisions, padded or not: no false alarm, and the wrong answers were far off."""
     found = logits.check_alignment(function, MODELS[name]())
     assert found.error <= found.tolerance < found.contrast
 

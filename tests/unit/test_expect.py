@@ -20,7 +20,6 @@ def test_the_expected_failure_is_printed(capsys):
     ],
 )
 def test_another_outcome_is_an_error(raised, says):
-    """Nothing, another type, or the same type for another reason, is not the failure under study."""
     with pytest.raises(UnexpectedOutcome, match=says) as seen, expect_failure(RuntimeError, match="element 0"):
         if raised:
             raise raised

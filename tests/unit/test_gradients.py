@@ -108,7 +108,6 @@ def test_the_repair_heals_lora(model, when):
 
 
 def test_the_repair_heals_frozen_embeddings_and_keeps_the_numbers(cut_off):
-    """With the hook, reentrant gradients equal those without checkpointing."""
     plain = qwen2()
     plain.get_input_embeddings().requires_grad_(False)
     gradients.require_input_grads(cut_off)

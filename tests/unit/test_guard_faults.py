@@ -8,14 +8,10 @@ import logging
 import re
 import types
 
+import injected
 import pytest
 import torch
 import transformers
-
-pytest.importorskip("trl")
-pytest.importorskip("datasets")
-
-import injected
 from small import said
 
 from failurelab import guards, logits

@@ -2,14 +2,13 @@
 
 import json
 
+import datasets
 import pytest
 import torch
 import transformers
 from small import qwen2
 
 from failurelab import guards
-
-datasets = pytest.importorskip("datasets")
 
 
 def train(folder, *callbacks, freeze=()):

@@ -58,7 +58,6 @@ def told(secret):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_private_is_in_a_report(form):
-    """In figures, repairs, the diff's names, context lines, strings and comments, versions, notes and errors."""
     text = issue.markdown(told(FORMS[form]), ["train.py"])
     assert FORMS[form].strip("'") not in text and "ravenholm" not in text
     for part in ("0.4 % of the elements", "98 %", "bf16=False", 'loss_type="dapo"', "| trl | 0.14.0 |", "F11", "F15"):

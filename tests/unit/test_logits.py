@@ -360,7 +360,6 @@ os._exit(0)
 @pytest.mark.slow
 def test_zero3_gathers_the_head_for_it():
     """Under ZeRO-3 the head has no weight but while its own forward runs, which is where scores are made."""
-    pytest.importorskip("deepspeed")
     from failurelab_course import eras
 
     era = eras.find(observe.era(), ready=False)

@@ -79,7 +79,6 @@ def test_equal_length_rows_need_no_padding(tiny):
 
 
 def test_the_reward_is_for_exact_answers():
-    """Text or messages; spaces around are forgiven, anything else is not; the trainer's other columns are ignored."""
     texts = ["7", " 7\n", "77", "", "7 is it", "8"]
     expected = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     assert models.reward(texts, answer=["7"] * 6, prompts=["3+4="] * 6) == expected
@@ -89,7 +88,6 @@ def test_the_reward_is_for_exact_answers():
 
 
 def test_accuracy_leaves_no_trace(tiny, monkeypatch):
-    """The same each time; random state, mode and generation config stay as they were, also after an error."""
     model, tokenizer = tiny
     config = model.generation_config.to_dict()
     torch.manual_seed(5)

@@ -11,8 +11,6 @@ from failurelab_course.experiments import models
 from failurelab_course.labs import metrics
 from failurelab_course.labs.checker import measure
 
-pytest.importorskip("accelerate", reason="this stack has no accelerate")
-
 
 @pytest.mark.parametrize(
     "command, count, launched, variables",
@@ -96,8 +94,6 @@ PLAIN, LAUNCHED = "python train.py", "accelerate launch --num_processes 2 train.
 
 @pytest.fixture
 def measured(tmp_path):
-    pytest.importorskip("bitsandbytes", reason="this stack has no bitsandbytes")
-
     def run(command, at="0", *, first="pass", then="pass", top="", error=""):
         script = tmp_path / "train.py"
         script.write_text(SCRIPT.format(command=command, at=at, first=first, then=then, top=top))
@@ -125,7 +121,6 @@ def test_two_visible_gpus(measured):
     ],
 )
 def test_every_cure_is_one(measured, script):
-    """A process for each GPU, or one visible GPU, however that is said."""
     found = measured(**script)
     assert found["processes"] == found["devices_seen"] == found["copies"] == found["models_in_4bit"]
     names = ["data_parallel", "ranks_refused", "tensors_elsewhere", "layers_refused", "layers_refused_single"]

@@ -18,7 +18,6 @@ def evidence_folder(tmp_path, monkeypatch):
 
 
 def test_a_record_says_what_ran_where(evidence_folder):
-    """One line of JSON holds failure, state, era, versions, tier, seed and figures; a second record keeps the first."""
     record = observe.record("F1", "broken", {"changed": 1, "loss": torch.tensor(0.5)}, case="frozen", seed=3)
     observe.record("F1", "right_fix", {})
     (path,) = evidence_folder.glob("*.jsonl")

@@ -41,7 +41,6 @@ def test_what_holds(text, expected):
 
 @given(left=st.floats(allow_nan=False), right=st.floats(allow_nan=False), op=st.sampled_from(("<", "<=", ">", ">=")))
 def test_numbers_compare_as_in_python(left, right, op):
-    """A number written into a predicate is the number that is compared."""
     comparisons = {"<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right}
     if right in (float("inf"), float("-inf")):
         return

@@ -2,17 +2,15 @@
 
 import dataclasses
 
+import datasets
 import pytest
+import small
+import trl
 
-datasets = pytest.importorskip("datasets")
-trl = pytest.importorskip("trl")
-
-import small  # noqa: E402
-
-from failurelab.preflight.answers import Finding, Held  # noqa: E402
-from failurelab.preflight.inputs import Seen  # noqa: E402
-from failurelab.preflight.intercept import cuts  # noqa: E402
-from failurelab.preflight.judges import batch  # noqa: E402
+from failurelab.preflight.answers import Finding, Held
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.intercept import cuts
+from failurelab.preflight.judges import batch
 
 SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
 

@@ -23,7 +23,6 @@ def state(model):
 def test_a_module_that_is_cut_off_is_counted(adapted):
     model = small.qwen2()
     if adapted:
-        pytest.importorskip("peft")
         model = small.lora(model)
     model.train()
     before, random = state(model), torch.get_rng_state()
@@ -53,7 +52,6 @@ def test_equal_tokens_show_no_shift():
 
 def test_what_is_frozen_stays_frozen():
     """PEFT's disable_adapter switches requires_grad on when it is left."""
-    pytest.importorskip("peft")
     model = small.lora(small.qwen2())
     for parameter in model.parameters():
         parameter.requires_grad_(False)

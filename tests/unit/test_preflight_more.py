@@ -3,30 +3,28 @@
 import types
 from copy import deepcopy
 
+import datasets
 import pytest
+import small
 import torch
 import transformers
+import trl
 from packaging.version import Version
+from trl.models import unwrap_model_for_generation
 
-datasets = pytest.importorskip("datasets")
-trl = pytest.importorskip("trl")
-
-import small  # noqa: E402
-from trl.models import unwrap_model_for_generation  # noqa: E402
-
-from failurelab.preflight import repairs  # noqa: E402
-from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected  # noqa: E402
-from failurelab.preflight.inputs import Load, Seen  # noqa: E402
-from failurelab.preflight.intercept import cuts, engine, trainers  # noqa: E402
-from failurelab.preflight.intercept.watched import Watch  # noqa: E402
-from failurelab.preflight.judges import memory, plan  # noqa: E402
-from failurelab.preflight.judges.first_rewards import judge_first_rewards  # noqa: E402
-from failurelab.preflight.judges.reference import judge_reference  # noqa: E402
-from failurelab.preflight.judges.rollout_engine import judge_rollout_engine  # noqa: E402
-from failurelab.preflight.judges.scores import judge_scores  # noqa: E402
-from failurelab.preflight.judges.updates import judge_updates  # noqa: E402
-from failurelab.preflight.judges.zero3 import judge_zero3  # noqa: E402
-from failurelab.preflight.temperature import plant_temperature, read_temperature  # noqa: E402
+from failurelab.preflight import repairs
+from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.inputs import Load, Seen
+from failurelab.preflight.intercept import cuts, engine, trainers
+from failurelab.preflight.intercept.watched import Watch
+from failurelab.preflight.judges import memory, plan
+from failurelab.preflight.judges.first_rewards import judge_first_rewards
+from failurelab.preflight.judges.reference import judge_reference
+from failurelab.preflight.judges.rollout_engine import judge_rollout_engine
+from failurelab.preflight.judges.scores import judge_scores
+from failurelab.preflight.judges.updates import judge_updates
+from failurelab.preflight.judges.zero3 import judge_zero3
+from failurelab.preflight.temperature import plant_temperature, read_temperature
 
 GIB = 2**30
 SAMPLED = {"do_sample": True, "top_k": 0, "max_new_tokens": 6}
@@ -122,17 +120,8 @@ def test_a_policy_that_was_changed_after_its_load(grpo, model):
     assert type(answer) is (Held if kept else Finding) and answer.failure == "F19"
 
 
-@pytest.mark.parametrize("adapted", [False, True])
-def test_a_reference_that_is_the_policy_without_its_adapter(adapted, grpo, model):
-    """A new adapter is zero, and the reference is the policy; of a trained one the reference knows nothing, unless it
-    was copied (0.14), or has an adapter of its own (today).
-    """
-    wrapped = small.lora(model)
-    if adapted:
-        small.stir(wrapped, "lora_B", 0.5)
-    trainer = grpo(wrapped)
-    without = trainer.ref_model is None and "ref" not in trainer.model.peft_config
-    assert type(one(judge_reference(seen(trainer)))) is (Finding if adapted and without else Held)
+def wrapped(model, std):
+    return small.stir(small.lora(model), "lora_B", std)
 
 
 def added(model, std):
@@ -141,10 +130,16 @@ def added(model, std):
 
 
 @pytest.mark.parametrize("std", [0.0, 0.5])
-def test_a_reference_that_lacks_the_policy_s_adapter(std, grpo, model):
-    """Releases that copy the policy copy what `add_adapter` put on; those that load by name have the base model."""
-    trainer = grpo(added(model, std))
-    lacks = not getattr(trainer.ref_model, "peft_config", None)
+@pytest.mark.parametrize("adapt", [wrapped, added])
+def test_a_reference_that_is_the_policy_without_its_adapter(adapt, std, grpo, model):
+    """A new adapter is zero, and the reference is the policy; of a trained one the reference knows nothing, unless it
+    was copied (0.14), or has an adapter of its own (today, of a wrapped policy).
+    """
+    trainer = grpo(adapt(model, std))
+    if adapt is wrapped:
+        lacks = trainer.ref_model is None and "ref" not in trainer.model.peft_config
+    else:  # releases that load the reference by name have the base model
+        lacks = not getattr(trainer.ref_model, "peft_config", None)
     assert type(one(judge_reference(seen(trainer)))) is (Finding if std and lacks else Held)
 
 
@@ -168,7 +163,7 @@ def run_of(adapters, **more):
     [
         (lambda model: added(model, 0.5), True, Finding),
         (lambda model: added(model, 0.5), False, Held),
-        (lambda model: small.stir(small.lora(model), "lora_B", 0.5), False, Held),
+        (lambda model: wrapped(model, 0.5), False, Held),
         (lambda model: added(model, 1e-5), True, NotChecked),
         (lambda model: added(model, 0.0), True, NotApplicable),
         (lambda model: model, True, NotApplicable),
@@ -299,30 +294,13 @@ def test_real_weights_are_read_where_they_are_here(model):
     assert isinstance(stored, Finding) and "a sample of the checkpoint" in stored.evidence
 
 
-class KeepsCopies(torch.optim.AdamW):
-    """Steps float32 copies of weights in 16 bits, which get them rounded."""
-
-    def __init__(self, params, lr):
-        self.weights = list(params)
-        super().__init__([weight.detach().clone().float() for weight in self.weights], lr=lr)
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        copies = self.param_groups[0]["params"]
-        for weight, copy in zip(self.weights, copies):
-            copy.grad = weight.grad.float()
-        super().step()
-        for weight, copy in zip(self.weights, copies):
-            weight.copy_(copy)
-
-
 @pytest.mark.parametrize(
     ("optimizer", "rate", "kind"),
     [
         (torch.optim.AdamW, 1e-6, Finding),
         (torch.optim.AdamW, 1e-3, Held),
         (torch.optim.SGD, 1e-6, NotChecked),
-        (KeepsCopies, 1e-6, NotApplicable),
+        (small.moving(small.master), 1e-6, NotApplicable),
     ],
 )
 def test_an_optimizer_of_the_script_s_own_is_tried(optimizer, rate, kind):
@@ -429,13 +407,23 @@ def test_a_service_that_does_not_answer_is_not_checked():
     assert isinstance(answer, NotChecked) and "port 8000" in answer.why
 
 
-def test_memory_of_a_whole_step(grpo, model, tokenizer):
+@pytest.fixture
+def step_of(grpo, model):
+    """Return a function that tells what a step of a GRPO script with these arguments is, and its trainer and load."""
+
+    def make(**asked):
+        trainer = grpo(model)
+        load = Load(model.config._name_or_path, {}, model.config, by_trainer=False)
+        asked |= {"max_completion_length": 64, "optim": "adamw_torch"}
+        given = seen(trainer, asked=asked, dataset=trainer.train_dataset, loads=[load])
+        return memory._step(given, load), given, load
+
+    return make
+
+
+def test_memory_of_a_whole_step(step_of, model):
     """A real simulation in a process of its own; half of what it says is not enough, twice as much is."""
-    trainer = grpo(model)
-    load = Load(model.config._name_or_path, {}, model.config, by_trainer=False)
-    rows = trainer.train_dataset
-    asked = {"max_completion_length": 64, "optim": "adamw_torch"}
-    step = memory._step(seen(trainer, asked=asked, dataset=rows, loads=[load]), load)
+    step, given, load = step_of()
     assert step["length"] == 68 and step["logits"] == 65
     peak = memory._simulate(step)
     elements = sum(parameter.numel() for parameter in model.parameters())
@@ -444,7 +432,8 @@ def test_memory_of_a_whole_step(grpo, model, tokenizer):
     assert peak["rest"] > logits
     for share, kind in ((0.5, Finding), (2, Held)):
         total = 3 * peak["weights"] + peak["gradients"] + peak["rest"] + peak["weights"]
-        answer = memory._weigh(seen(trainer, asked=asked, memory=share * total), load, step, peak)
+        given.memory = share * total
+        answer = memory._weigh(given, load, step, peak)
         assert type(answer) is kind and "reference model" in answer.evidence
 
 
@@ -456,12 +445,9 @@ def test_memory_of_a_whole_step(grpo, model, tokenizer):
         ({"gradient": False, "activation": True}, True),
     ],
 )
-def test_checkpointing_is_known_by_both_its_names(asked, on, grpo, model, tokenizer):
+def test_checkpointing_is_known_by_both_its_names(asked, on, step_of):
     """The older one is that of trl, True since 0.22; transformers 5.23 takes it where the newer one is not set."""
-    trainer = grpo(model)
-    load = Load(model.config._name_or_path, {}, model.config, by_trainer=False)
-    asked = {"max_completion_length": 64} | {f"{name}_checkpointing": value for name, value in asked.items()}
-    step = memory._step(seen(trainer, asked=asked, dataset=trainer.train_dataset, loads=[load]), load)
+    step, *_ = step_of(**{f"{name}_checkpointing": value for name, value in asked.items()})
     assert step["checkpointing"] is on
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.cli.one_session import session_of
 
 from failurelab.preflight import repairs, rounds
 from failurelab.preflight.repairs import (
@@ -21,7 +22,7 @@ from failurelab.preflight.repairs import (
     WithoutMethod,
 )
 from failurelab.preflight.script_text import Place, Text, apply_edits, encode_source, make_patch, read_source
-from failurelab.preflight.session import Session, TimeIsOver, _with_folder
+from failurelab.preflight.session import TimeIsOver, _with_folder
 
 # A script as people write it; `@kind` marks the call that a repair speaks of.
 SCRIPTS = {
@@ -153,7 +154,6 @@ def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
 
 
 def test_edits_inside_a_function(tmp_path):
-    """A reward function of the script's own: a first line, and what it does not take."""
     path = tmp_path / "rewards.py"
     path.write_text(
         'import re\n\ndef reward(completions, answer):\n    """Of tags."""\n'
@@ -241,7 +241,6 @@ FILES = {
 
 @pytest.mark.parametrize("kind", FILES)
 def test_a_patch_is_what_git_applies(kind, tmp_path):
-    """In a folder of two files, below another one: their bytes are those of the edited texts."""
     new = {}
     for name in ("train.py", "src/more.py"):
         path = tmp_path / name
@@ -271,15 +270,7 @@ def session(tmp_path):
     """Return a function that opens a session of a script in a Python without torch: its runs end in one line."""
     script = tmp_path / "train.py"
     script.write_text("")
-    spec = {"script": str(script), "folder": str(tmp_path), "module": "", "arguments": [], "steps": 1}
-    spec |= {"real_model": False, "memory": None, "world_size": 1, "zero_stage": 0}
-
-    def make(fork, limit=60):
-        folder = tmp_path / f"session-{fork}"
-        folder.mkdir()
-        return Session(folder, sys._base_executable, {}, spec, limit, lambda stage: None, fork)
-
-    return make
+    return lambda fork, limit=60: session_of(script, tmp_path / "session", sys._base_executable, {}, limit, fork)
 
 
 @pytest.mark.parametrize("fork", [True, False])
@@ -310,8 +301,9 @@ def finding(failure, change, **more):
 class Runs:
     """A script with failures, each with what takes it away, and what another one hides."""
 
-    def __init__(self, bad, heals=None, hides=None, error=None, no_edit=(), flaky=()):
+    def __init__(self, bad, heals=None, hides=None, error=None, no_edit=(), flaky=(), changed=None):
         self.bad, self.hides, self.no_edit, self.flaky = bad, hides or {}, no_edit, set(flaky)
+        self.changed = changed or {}  # what the result of a run with a change has beside it
         self.heals = heals or {each: {each} for each in bad}
         self.error = error or {}
         self.made = []
@@ -334,7 +326,7 @@ class Runs:
                 for each in (*self.bad, "F9") if each not in left and each not in hidden
             ],
             "error": errors[0] if errors else "",
-        }  # fmt: skip
+        } | (self.changed if change.calls else {})  # fmt: skip
 
 
 def told(runs):
@@ -366,6 +358,8 @@ REASONS = {
     "no edit": (Runs(["F3a"], no_edit=["F3a"]), rounds.NO_EDIT),
     "not again": (Runs(["F7"], flaky=["F7"]), rounds.NOT_AGAIN),
     "it stays": (Runs(["F7"], heals={"F7": {"another"}}), "still there"),
+    "it crashes": (Runs(["F7"], changed={"error": "train.py, line 3, ended in NameError: x"}), "NameError: x"),
+    "another comes": (Runs(["F7"], changed={"findings": [finding("F9", None)]}), "brings F9"),
 }
 
 
@@ -374,25 +368,8 @@ def test_why_a_failure_is_not_named(kind):
     runs, reason = REASONS[kind]
     outcome, suspected = told(runs)
     (why,) = suspected.values()
-    assert reason in why and not outcome.named
+    assert reason in why and not outcome.named and outcome.change == Change()
     assert bool(outcome.notes) == (kind == "not again")
-
-
-def test_a_repair_that_crashes_or_brings_another_failure_is_none():
-    class Breaks(Runs):
-        def __call__(self, change):
-            result = super().__call__(change)
-            if change.calls and self.how == "error":
-                return result | {"error": "train.py, line 3, ended in NameError: x"}
-            if change.calls and self.how == "brings":
-                result["findings"].append(finding("F9", None))
-            return result
-
-    for how, text in (("error", "NameError: x"), ("brings", "brings F9")):
-        runs = Breaks(["F7"])
-        runs.how = how
-        outcome, suspected = told(runs)
-        assert text in suspected["F7"] and not outcome.named and outcome.change == Change()
 
 
 def test_a_judge_s_own_undo_needs_a_second_run_alone():
@@ -435,12 +412,9 @@ def test_four_rounds_are_all():
 
 
 def test_no_second_run_where_nothing_can_be_named():
-    runs = Runs(["F3a"], no_edit=["F3a"])
-    told(runs)
-    assert len(runs.made) == 1
-    runs = Runs([])
-    told(runs)
-    assert len(runs.made) == 1
+    for runs in (Runs(["F3a"], no_edit=["F3a"]), Runs([])):
+        told(runs)
+        assert len(runs.made) == 1
 
 
 # Statements of one script; what lies in the run's folder, is read, or is an import's does not count.

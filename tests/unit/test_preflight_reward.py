@@ -11,20 +11,19 @@ import tempfile
 import time
 import types
 
+import datasets
 import pytest
+import trl
 from packaging.version import Version
 
-datasets = pytest.importorskip("datasets")
-trl = pytest.importorskip("trl")
-
-from failurelab.preflight import repairs  # noqa: E402
-from failurelab.preflight.answers import Finding, Held, NotChecked  # noqa: E402
-from failurelab.preflight.inputs import Seen  # noqa: E402
-from failurelab.preflight.judges import asking  # noqa: E402
-from failurelab.preflight.judges.reward import judge_rewards  # noqa: E402
-from failurelab.preflight.judges.rows import installed_version  # noqa: E402
-from failurelab.reward_functions import completions  # noqa: E402
-from failurelab.reward_functions.patterns import forms  # noqa: E402
+from failurelab.preflight import repairs
+from failurelab.preflight.answers import Finding, Held, NotChecked
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges import asking
+from failurelab.preflight.judges.reward import judge_rewards
+from failurelab.preflight.judges.rows import installed_version
+from failurelab.reward_functions import completions
+from failurelab.reward_functions.patterns import forms
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
 CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN["prompt"]]}
@@ -309,8 +308,8 @@ def seen(functions, rows=PLAIN, **attributes):
         "chat_template_kwargs": {},
         "_is_vlm": False,
     }
-    given |= {"reward_funcs": functions, "reward_weights": None, "args": args, "state": None}
-    vars(trainer).update(given | attributes)
+    given |= {"reward_funcs": functions, "reward_weights": None, "args": args, "state": None} | attributes
+    vars(trainer).update(given)
     return Seen(trainer=trainer, asked={}, dataset=datasets.Dataset.from_dict(rows))
 
 
@@ -393,7 +392,6 @@ def test_the_best_completion_is_an_answer(function, best, tokenizer):
     ],
 )  # fmt: skip
 def test_what_a_function_can_never_reward(function, rows, failure, words, tried, tokenizer):
-    """Each is named by its cause, with what it gives when that is undone, where that can be tried."""
     (finding,) = found(judge(function, rows, tokenizer))
     assert finding.failure == failure and words in finding.evidence and finding.repair.endswith(".")
     assert tried in finding.tried and bool(finding.tried) is bool(tried)
@@ -416,43 +414,30 @@ def test_what_can_be_edited_has_an_undo(function, rows, kind, tokenizer):
     assert type(finding.undo) is kind
 
 
-FORMATS = {  # pattern, flags and call that are blind; those that are not; what the prompts show
-    "open-r1 #237": (
-        (r"^<think>.*?</think><answer>.*?</answer>$",),
-        (r"^<think>.*?</think>\s*<answer>.*?</answer>$", re.S),
-        R1,
-    ),
-    "open-r1, n for a line break": (
-        (r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n</answer>\s*$", re.S),
-        (r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\s*$", re.S),
-        XML,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("thread", FORMATS)
-def test_a_format_that_no_completion_of_several_lines_has(thread, tokenizer):
-    """Beside a function that is well, the one that is dead is named, by a completion in its own form and undone."""
-    blind, sees, system = FORMATS[thread]
-    rows = told(system) if system else CHAT
-    for arguments, dead in ((blind, True), (sees, False)):
-        answers = judge([matches(*arguments), last_number], rows, tokenizer)
-        assert [finding.failure for finding in found(answers)] == ["F14"] * dead
-        assert not dead or ("format_reward" in found(answers)[0].evidence and found(answers)[0].tried)
-
-
 OPENED = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>{{ '<think>\n' }}"
 
 
-@pytest.mark.parametrize(("pattern", "dead"), [(r"^<think>.*?</think>", True), (r"^(<think>)?.*?</think>", False)])
-def test_a_template_that_opens_the_tag(pattern, dead, tokenizer):
-    """No completion has the tag that the prompt ends with (TRL #6966)."""
+@pytest.mark.parametrize(
+    ("rows", "template", "pattern", "flags", "told_by"),
+    [
+        # open-r1 #237
+        (told(R1), None, r"^<think>.*?</think><answer>.*?</answer>$", 0, "format_reward"),
+        (told(R1), None, r"^<think>.*?</think>\s*<answer>.*?</answer>$", re.S, ""),
+        # open-r1, n for a line break
+        (told(XML), None, r"^<reasoning>\n.*?n</reasoning>\n<answer>\n.*?\n</answer>\s*$", re.S, "format_reward"),
+        (told(XML), None, r"^<reasoning>\n.*?\n</reasoning>\n<answer>\n.*?\n</answer>\s*$", re.S, ""),
+        # TRL #6966: the prompt ends with the tag
+        (CHAT, OPENED, r"^<think>.*?</think>", re.S, "'<think>\\n'"),
+        (CHAT, OPENED, r"^(<think>)?.*?</think>", re.S, ""),
+    ],
+)
+def test_a_format_that_no_completion_has(rows, template, pattern, flags, told_by, tokenizer):
+    """Beside a function that is well, the one that is dead is named, by a completion in its own form and undone."""
     own = copy.deepcopy(tokenizer)
-    own.chat_template = OPENED
-    answers = judge([matches(pattern, re.S), last_number], CHAT, own)
-    assert [("'<think>\\n'" in finding.evidence, bool(finding.tried)) for finding in found(answers)] == [
-        (True, True)
-    ] * dead
+    own.chat_template = template or own.chat_template
+    findings = found(judge([matches(pattern, flags), last_number], rows, own))
+    assert [finding.failure for finding in findings] == ["F14"] * bool(told_by)
+    assert all(told_by in finding.evidence and finding.tried for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -493,20 +478,27 @@ def test_kinds_of_rows_that_alternate_are_all_seen(function, dead, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("functions", "weights", "found_by"),
+    ("functions", "weights", "failure", "words"),
     [
-        ([exact, exact], [1.0, -1.0], ("F10", "the sum is the same")),
-        ([exact], [-1.0], ("F14", "times its weight -1 it has the wrong sign")),
-        ([exact, shorter], [-1.0, 1.0], None),  # nobody asked for right answers, as of a tutor who must not tell
-        ([exact, penalty_for_answer_alone], None, None),  # a penalty that others outweigh is no wrong sign
-        ([unknown_form, penalty_for_answer_alone], None, None),  # nobody knows what the other would give
-        ([last_number, in_reasoning], [1.0, -1.0], None),
+        ([exact, exact], [1.0, -1.0], "F10", "the sum is the same"),
+        ([exact], [-1.0], "F14", "times its weight -1 it has the wrong sign"),
+        ([exact, shorter], [-1.0, 1.0], "", ""),  # nobody asked for right answers, as of a tutor who must not tell
+        ([exact, penalty_for_answer_alone], None, "", ""),  # a penalty that others outweigh is no wrong sign
+        ([unknown_form, penalty_for_answer_alone], None, "", ""),  # nobody knows what the other would give
+        ([last_number, in_reasoning], [1.0, -1.0], "", ""),
+        # The other function's reward may rise all the same; a weight of 0 beside another that asks is odd and no more.
+        ([exact, shorter], [0.0, 1.0], "F14", "reward_weights is 0"),
+        ([exact, distance], [0.0, 1.0], "", ""),
+        ([last_number, without_tags], [1.0, 1.0], "F14", ""),
+        ([last_number, without_tags], [1.0, -1.0], "", ""),  # a penalty need not see the form that the prompts show
     ],
 )
-def test_functions_and_their_weights(functions, weights, found_by, tokenizer):
-    findings = found(judge(functions, tokenizer=tokenizer, reward_weights=weights))
-    assert [finding.failure for finding in findings] == ([found_by[0]] if found_by else [])
-    assert not found_by or found_by[1] in findings[0].evidence
+def test_functions_and_their_weights(functions, weights, failure, words, tokenizer):
+    rows = told(R1) if without_tags in functions else PLAIN
+    findings = found(judge(functions, rows, tokenizer, reward_weights=weights))
+    assert [finding.failure for finding in findings] == ([failure] if failure else [])
+    assert all(words in finding.evidence for finding in findings)
+    assert weights is None or 0.0 not in weights or all(finding.tried for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -532,13 +524,6 @@ def test_a_negative_weight_takes_from_right_answers_or_from_wrong_ones(functions
         assert answer.why.endswith(f"its weight is {weight:g}: a penalty?")
 
 
-def test_a_penalty_need_not_see_the_form_that_the_prompts_show(tokenizer):
-    """By a negative weight less is more; by a positive one the sign is wrong."""
-    for weight, failures in ((-1.0, []), (1.0, ["F14"])):
-        answers = judge([last_number, without_tags], told(R1), tokenizer, reward_weights=[1.0, weight])
-        assert [finding.failure for finding in found(answers)] == failures
-
-
 @pytest.mark.parametrize(("weight", "held"), [(1.0, False), (0.001, True)])
 def test_nothing_is_held_where_an_empty_completion_gets_as_much(weight, held, tokenizer):
     """Beside a reward for short completions that outweighs it a right answer is told from a wrong one, and no more."""
@@ -552,14 +537,6 @@ def test_a_number_is_not_what_every_function_that_is_blind_for_right_answers_nee
     """A reward for the reference's length gives right and wrong answers the same, whatever their type is."""
     for function, answers in ((as_long_as_the_answer, [7, 11, 17, 42]), (stripped_and_short, PLAIN["answer"])):
         assert not found(judge(function, PLAIN | {"answer": answers}, tokenizer))
-
-
-def test_a_weight_of_zero_for_what_alone_is_right(tokenizer):
-    """The other function's reward may rise all the same; a weight of 0 beside another that asks is odd and no more."""
-    given = {"tokenizer": tokenizer, "reward_weights": [0.0, 1.0]}
-    (finding,) = found(judge([exact, shorter], **given))
-    assert finding.failure == "F14" and "reward_weights is 0" in finding.evidence and finding.tried
-    assert not found(judge([exact, distance], **given))
 
 
 @pytest.mark.parametrize(
@@ -601,8 +578,6 @@ def test_what_the_trainer_handed_over_is_what_a_function_is_asked_with(tokenizer
 
 
 # What is not here, and what goes wrong while a function is asked.
-
-SHARED = pathlib.Path(tempfile.gettempdir())
 
 
 def no_service(completions, **_):
@@ -659,7 +634,6 @@ def other_process(completions, **_):
     ],
 )
 def test_what_is_not_here_is_no_failure(function, words, tokenizer, monkeypatch):
-    """NOT CHECKED with the reason; what the other function gives is judged all the same."""
     monkeypatch.setattr(asking, "LIMIT", 1.0)
     given = seen([last_number, function], CHAT, processing_class=tokenizer)
     answers = list(judge_rewards(given))

@@ -43,8 +43,6 @@ def test_a_model_is_cut_in_width_and_depth_and_keeps_class_and_vocabulary():
 
 
 def test_a_configuration_that_cannot_be_narrow_keeps_its_width():
-    """A class that refuses the narrow sizes still gets few layers."""
-
     class Wide(transformers.Qwen2ForCausalLM):
         def __init__(self, config):
             if config.hidden_size < 128:
@@ -53,6 +51,11 @@ def test_a_configuration_that_cannot_be_narrow_keeps_its_width():
 
     model = small.build(Wide, config(hidden_size=128, num_attention_heads=4, intermediate_size=256))
     assert model.config.hidden_size == 128 and model.config.num_hidden_layers == 2
+
+
+def built_small(loads=None, adapters=None, mapped=None, by_trainer=False):
+    lists = [[] if each is None else each for each in (loads, adapters)]
+    return small.built_small(*lists, lambda: by_trainer, False, lambda: False, mapped or Mapped())
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def checkpoint(tmp_path):
 def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint):
     """The dtype of the real load differs by transformers' release; four bits need no bitsandbytes."""
     loads = []
-    with small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()):
+    with built_small(loads):
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, torch_dtype=torch.bfloat16)
         four = transformers.AutoModelForCausalLM.from_pretrained(
             checkpoint, quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True), device_map={"": 0}
@@ -94,7 +97,7 @@ def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint)
 def test_a_cast_to_float32_after_the_load_is_seen(checkpoint, cast, dtype):
     """The cut model is in float32 all along, so the cast changes nothing in it; the real one is trained in float32."""
     loads = []
-    with small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()):
+    with built_small(loads):
         models = [transformers.AutoModelForCausalLM.from_pretrained(checkpoint, torch_dtype="auto") for _ in range(2)]
         cast(models[1])
     assert [load.dtype for load in loads] == ["bfloat16", dtype]
@@ -104,7 +107,7 @@ def test_a_cast_to_float32_after_the_load_is_seen(checkpoint, cast, dtype):
 
 def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
     """A trainer loads a reference by the model's own class: a policy of an Auto class must not be another model."""
-    with small.built_small([], [], lambda: False, False, lambda: False, Mapped()):
+    with built_small():
         kinds = (transformers.AutoModelForCausalLM, transformers.Qwen2ForCausalLM)
         policy, reference = (kind.from_pretrained(checkpoint) for kind in kinds)
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
@@ -113,10 +116,7 @@ def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
 def test_what_a_script_saves_is_loaded_from_that_folder(checkpoint, trained, tmp_path):
     """Nothing is written there; a load knows the whole model (merged and saved, say), tokens and adapter."""
     loads, adapters, target = [], [], tmp_path / "start"
-    with (
-        saved.elsewhere(tmp_path / "output", loads),
-        small.built_small(loads, adapters, lambda: False, False, lambda: False, Mapped()),
-    ):
+    with saved.elsewhere(tmp_path / "output", loads), built_small(loads, adapters):
         auto = transformers.AutoModelForCausalLM
         model = auto.from_pretrained(checkpoint, torch_dtype=torch.float16)
         trained[1].save_pretrained(save_directory=target)
@@ -138,7 +138,7 @@ def test_what_a_script_saves_is_loaded_from_that_folder(checkpoint, trained, tmp
 def test_a_small_local_model_keeps_its_own_weights(trained):
     """The course's own model is as cheap as a cut one, and says more."""
     loads, name = [], trained[0].name_or_path or trained[0].config._name_or_path
-    with small.built_small(loads, [], lambda: True, False, lambda: False, Mapped()):
+    with built_small(loads, by_trainer=True):
         model = transformers.AutoModelForCausalLM.from_pretrained(name)
     assert not loads[0].small and loads[0].by_trainer
     assert torch.equal(model.lm_head.weight, trained[0].lm_head.weight)
@@ -147,10 +147,7 @@ def test_a_small_local_model_keeps_its_own_weights(trained):
 def test_a_small_model_is_saved_with_its_weights(trained, tmp_path):
     """A model that is not cut: what the script has made of it is what it loads again."""
     loads = []
-    with (
-        saved.elsewhere(tmp_path / "output", loads),
-        small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()),
-    ):
+    with saved.elsewhere(tmp_path / "output", loads), built_small(loads):
         auto = transformers.AutoModelForCausalLM
         model = auto.from_pretrained(trained[0].name_or_path or trained[0].config._name_or_path)
         with torch.no_grad():
@@ -165,7 +162,7 @@ def test_weights_of_the_whole_model_for_a_cut_one(checkpoint):
     """It gets other ones, the same for the same weights; a name that the whole one has not is an error as before."""
     whole = {"model.embed_tokens.weight": torch.ones(3000, 896), "model.layers.20.mlp.up_proj.weight": torch.ones(1, 1)}
     mapped, auto = Mapped(), transformers.AutoModelForCausalLM
-    with small.built_small([], [], lambda: False, False, lambda: False, mapped):
+    with built_small(mapped=mapped):
         first, second, other, model = (auto.from_pretrained(checkpoint) for _ in range(4))
         names = [first.load_state_dict(whole, strict=False), second.load_state_dict(whole, strict=False)]
         other.load_state_dict({name: 2 * weight for name, weight in whole.items()}, strict=False)
@@ -237,7 +234,6 @@ device, own = torch.cuda.current_device(), str(state.device)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers for itself")
 def test_a_script_sees_itself_as_the_last_rank_and_libraries_do_not(monkeypatch, tmp_path):
     """`{"": LOCAL_RANK}` and `{"": 0}` are one map on rank 0; on the last rank they differ."""
-    pytest.importorskip("accelerate")
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / ".git").mkdir()
@@ -407,7 +403,7 @@ def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
 def test_a_large_model_made_from_a_configuration_is_cut():
     """It was built whole, random numbers for all of it; a small one is made as it is."""
     loads = []
-    with small.built_small(loads, [], lambda: False, False, lambda: False, Mapped()):
+    with built_small(loads):
         large = transformers.AutoModelForCausalLM.from_config(config())
         few = config(hidden_size=32, intermediate_size=48, vocab_size=50, num_attention_heads=4)
         own = transformers.Qwen2ForCausalLM._from_config(few)
@@ -461,6 +457,10 @@ def load(bits=4, **more):
     return Load("Qwen", {}, None, False, bits=bits, **more)
 
 
+def judged(given):
+    return next(each for each in four_bit_placement.judge_four_bit_placement(given) if each.failure == "F5")
+
+
 @pytest.mark.parametrize(
     "given, world_size, found",
     [
@@ -476,11 +476,7 @@ def load(bits=4, **more):
 )
 def test_a_load_is_placed_as_the_last_rank_places_it(given, world_size, found):
     """Without a map transformers takes the current device for a quantized model: GPU 0 while no rank is known."""
-    answers = {
-        answer.failure: answer
-        for answer in four_bit_placement.judge_four_bit_placement(seen(loads=[given], world_size=world_size))
-    }
-    assert isinstance(answers["F5"], Finding) is found
+    assert isinstance(judged(seen(loads=[given], world_size=world_size)), Finding) is found
 
 
 @pytest.mark.parametrize(("visible", "device", "index"), [("0,1,2,3", 3, 3), ("7", 0, 3), (None, 3, 3)])
@@ -492,10 +488,9 @@ def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index, 
     rank = ranks.Launched(4).rank
     assert rank.device == torch.device("cuda", device)
     for place, found in ((rank.device, False), (index, device != index), (1, True)):
-        given = seen(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index)
-        answers = {answer.failure: answer for answer in four_bit_placement.judge_four_bit_placement(given)}
-        assert isinstance(answers["F5"], Finding) is found
-        assert found or "it would be GPU" in answers["F5"].control
+        answer = judged(seen(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index))
+        assert isinstance(answer, Finding) is found
+        assert found or "it would be GPU" in answer.control
 
 
 def test_one_process_with_several_gpus(monkeypatch):
@@ -527,7 +522,6 @@ FOUND = [{"failure": failure, "evidence": "e", "repair": "r", "notebook": None} 
 
 
 def test_the_answer_in_each_form():
-    """Worst first, what is found overrules what held, and the exit status tells which of three it was."""
     both = told(
         findings=[*FOUND],
         held=[{"failure": failure, "evidence": "x", "control": "y"} for failure in ("F2", "F10", "F4")],
@@ -558,7 +552,7 @@ def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):
     adapter = tmp_path / "adapter"
     peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM").save_pretrained(adapter)
     adapters = []
-    with small.built_small([], adapters, lambda: False, False, lambda: False, Mapped()):
+    with built_small(adapters=adapters):
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
         wrapped = peft.PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     (trained,) = adapters

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 import trl
+from injected import late_scores
 from steps import has, planted, trainer
 
 from failurelab import textbook
@@ -100,6 +101,7 @@ def test_what_cannot_be_compared_is_not_checked(model, tokenizer, tmp_path):
     assert "F10" in judge(equal)["F21"].why
     answer = judge(trainer(model, tokenizer, tmp_path), use_vllm=True)["F21"]
     assert isinstance(answer, NotChecked) and "use_vllm is cut away" in answer.why and "cosine +1" in answer.why
+    assert "no textbook here for LateScores" in judge(late_scores(model, tokenizer))["F21"].why
     made = types.SimpleNamespace(args=types.SimpleNamespace())
     assert "several processes" in cut_away(Seen(made, {}, world_size=2))[0]
 

@@ -4,19 +4,18 @@ import copy
 import dataclasses
 import types
 
+import datasets
 import pytest
 import transformers
+import trl
 from packaging.version import Version
 
-datasets = pytest.importorskip("datasets")
-trl = pytest.importorskip("trl")
-
-from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected  # noqa: E402
-from failurelab.preflight.inputs import Load, Seen  # noqa: E402
-from failurelab.preflight.judges import rows  # noqa: E402
-from failurelab.preflight.judges.lengths import judge_lengths  # noqa: E402
-from failurelab.preflight.judges.rows import prompt_ids  # noqa: E402
-from failurelab.preflight.judges.tokens import judge_ends, judge_template  # noqa: E402
+from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.inputs import Load, Seen
+from failurelab.preflight.judges import rows
+from failurelab.preflight.judges.lengths import judge_lengths
+from failurelab.preflight.judges.rows import prompt_ids
+from failurelab.preflight.judges.tokens import judge_ends, judge_template
 
 TEXTS = ["3+4=", "5+6=", "8+9=", "12+30="]
 QUESTIONS = ["What is 3+4?", "Compute 5+6", "Add 8 and 9.", "12+30="]

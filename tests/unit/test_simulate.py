@@ -55,7 +55,6 @@ def test_the_fused_kernel_keeps_no_scores(child):
 
 def test_a_4_bit_model_with_adapters_runs(child):
     """A step through bitsandbytes' own layers: every adapter has a gradient, weights take half a byte each."""
-    pytest.importorskip("bitsandbytes")
     reached, trainable = child["four_bit"]["grads"]
     assert reached == trainable > 0 and child["four_bit"]["local"]
 

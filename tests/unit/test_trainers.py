@@ -52,8 +52,6 @@ def test_the_first_completions_are_the_same_in_every_era(capfd):
 
 
 def test_the_same_seed_gives_the_same_run():
-    """To the last digit of rewards and weights, also if random numbers are drawn in between; another seed does not."""
-
     def run(seed, drawn):
         torch.manual_seed(drawn)
         trainer = trainers.grpo(*models.load(), steps=2, seed=seed, peft_config=lora_config(r=4))

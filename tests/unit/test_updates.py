@@ -4,7 +4,7 @@ import types
 
 import pytest
 import torch
-from small import lora, qwen2, said
+from small import lora, master, moving, qwen2, said
 
 from failurelab import guards, updates
 
@@ -79,29 +79,10 @@ def test_what_has_no_numbers_is_left_out():
         updates.share_that_changes(torch.nn.Linear(2, 2), 0.0)
 
 
-def own(move):
-    """Return an optimizer that moves weights by a function of the step that AdamW's first one is, about."""
-
-    class Own(torch.optim.AdamW):
-        @torch.no_grad()
-        def step(self, closure=None):
-            for group in self.param_groups:
-                for weights in group["params"]:
-                    if weights.grad is not None:
-                        move(self.state[weights], weights, group["lr"] * weights.grad.float().sign())
-
-    return Own
-
-
 def stochastic(state, weights, step):
     """Round up or down at random, so that each step is right on average."""
     bits = (weights.float() - step).view(torch.int32)
     weights.copy_(((bits + torch.randint_like(bits, 1 << 16)) & -(1 << 16)).view(torch.float32))
-
-
-def master(state, weights, step):
-    """Keep float32 copies in the state, as optimizers with master weights do."""
-    weights.copy_(state.setdefault("w32", weights.float().clone()).sub_(step))
 
 
 class Partition(torch.optim.AdamW):
@@ -237,8 +218,8 @@ def frozen():
         (lambda: qwen2(dtype=torch.bfloat16), {"rates": [0.0, *(2e-7 * power for power in range(1, 6)), *[1e-2] * 4]}),
         (lambda: qwen2(dtype=torch.bfloat16), {"rates": [0.0] * 6}),
         (lambda: qwen2(dtype=torch.bfloat16), {"gradient": lambda step, p: torch.zeros_like(p)}),
-        (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": own(stochastic)}),
-        (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": own(master)}),
+        (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": moving(stochastic)}),
+        (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": moving(master)}),
         (lambda: qwen2(dtype=torch.bfloat16), {"optimizer": Partition}),
     ],
     ids=["float32", "adapter", "frozen", "warm-up", "rate-0", "zero-gradients", "stochastic", "master", "partition"],

@@ -72,7 +72,6 @@ def placed(model):
 
 
 def ask(trainer):
-    """Generate under generation_model, and tell what was found before, inside and after."""
     model, tokenizer = trainer.model, trainer.processing_class
     before, hooks = placed(model), zero3.hooks(model)
     with zero3.generation_model(trainer) as ready:
