@@ -169,7 +169,6 @@ def record(case: str, reports: list[textbook.Comparison], state: str, device: st
         "floor_size": worst.floor.size,
         "clipped": max(report.clipped for report in reports),
         "kl": max(report.kl for report in reports),
-        "completions": worst.completions,
         "steps_judged": sum(report.apart is not None for report in reports),
         "named": worst.named,
         "reading": worst.reading,

@@ -90,7 +90,7 @@ def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) ->
 
     def dispatch(self: Any, *args: Any, **kwargs: Any) -> Any:
         # bound anew each time, so that a deep copy calls its own method and not the original's
-        if isinstance(before, types.MethodType):
+        if isinstance(before, types.MethodType) and before.__self__ is owner:
             method = types.MethodType(before.__func__, self)
         elif before is not None:
             method = types.MethodType(_without_owner(before), self)
@@ -145,27 +145,33 @@ def listen_to(functions: list[Any], before: Callable[..., None], after: Callable
         before: is given the place in the list, the arguments and the keyword arguments of each call.
         after: is given these and what the function has returned.
     """
-    own = list(functions)
+    own, active = list(functions), True
+
+    def tell(listener: Callable[..., None], *told: Any) -> None:
+        if active:  # another wrapper may lie on top of ours when it is taken back
+            listener(*told)
 
     def listened(index: int, function: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
 
             @functools.wraps(function)
             async def call(*args: Any, **kwargs: Any) -> Any:
-                before(index, args, kwargs)
+                tell(before, index, args, kwargs)
                 result = await function(*args, **kwargs)
-                after(index, args, kwargs, result)
+                tell(after, index, args, kwargs, result)
                 return result
 
         else:
 
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
-                before(index, args, kwargs)
+                tell(before, index, args, kwargs)
                 result = function(*args, **kwargs)
-                after(index, args, kwargs, result)
+                tell(after, index, args, kwargs, result)
                 return result
 
+        # by which trl logs its rewards; an object that is called has none
+        call.__name__ = getattr(function, "__name__", type(function).__name__)
         return call
 
     for index, function in enumerate(own):
@@ -174,6 +180,8 @@ def listen_to(functions: list[Any], before: Callable[..., None], after: Callable
     replaced = list(functions)
 
     def undo() -> None:
+        nonlocal active
+        active = False
         for index, function in enumerate(own):
             if index < len(functions) and functions[index] is replaced[index]:
                 functions[index] = function

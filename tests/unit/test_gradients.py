@@ -14,7 +14,7 @@ from small import checkpoint, lora, qwen2
 
 from failurelab import gradients
 from failurelab._checkpointing import option_name
-from failurelab.handles import HandleError, wrap_method
+from failurelab.handles import HandleError, listen_to, wrap_method
 from failurelab_course.experiments.observe import count_warnings
 
 WARNING = "None of the inputs have requires_grad=True"
@@ -317,3 +317,27 @@ def test_a_wrap_tells_whose_a_method_is_that_was_set_without_an_owner(kind):
     assert thing.say() == "a:hi" and owners == [thing] and inspect.signature(thing.say) == as_it_was
     handle.remove()
     assert thing.say() == "a:hi" and owners == [thing]
+
+
+def test_a_wrap_of_another_object_s_method_keeps_that_object():
+    """`trainer.rollout_func = engine.rollout`: the engine's method, and not the trainer's."""
+    thing, other = Thing("a"), Thing("b")
+    thing.say = other.say
+    with wrap_method(thing, "say", shout, "shout"):
+        assert thing.say("hi") == copy.deepcopy(thing).say("hi") == "b:hi!"
+    assert thing.say("hi") == "b:hi"
+
+
+def test_a_listener_that_went_hears_nothing_below_another_one():
+    """Callbacks end in the order in which they began."""
+    heard, functions = [], [Thing("a").say, Thing]
+    own = list(functions)
+    first, second = (
+        listen_to(functions, lambda *_: None, lambda *told, name=name: heard.append((name, told[-1])))
+        for name in ("first", "second")
+    )
+    assert [function.__name__ for function in functions] == ["say", "Thing"]
+    first.remove()
+    assert functions[0]("hi") == "a:hi" and heard == [("second", "a:hi")]
+    second.remove()
+    assert functions[0]("hi") == "a:hi" and len(heard) == 1 and functions != own

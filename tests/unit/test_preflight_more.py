@@ -213,11 +213,11 @@ def test_references_that_are_compared():
 
 
 def updates(
-    dtype, rate, model=None, *, name="Qwen/Qwen2-0.5B", by_trainer=False, cut=True, optim="adamw_torch", **more
+    dtype, rate, model=None, *, name="Qwen/Qwen2-0.5B", by_trainer=False, cut=True, optim="adamw_torch", init="", **more
 ):
     model = model or small.qwen2()
     load = Load(name, {}, model.config, by_trainer=by_trainer, dtype=dtype, small=cut)
-    asked = {"learning_rate": rate, "optim": optim}
+    asked = {"learning_rate": rate, "optim": optim, "model_init_kwargs": init}
     return one(judge_updates(seen(types.SimpleNamespace(model=model), asked=asked, loads=[load], **more)))
 
 
@@ -246,6 +246,8 @@ def test_a_load_in_16_bits_is_undone_where_it_was_made():
     name = "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
     assert updates("bfloat16", 1e-6).undo == repairs.Keyword("load", name, '"float32"', index=0)
     assert updates("bfloat16", 1e-6, by_trainer=True).undo.values == {"model_init_kwargs": {name: "float32"}}
+    as_text = updates("bfloat16", 1e-6, by_trainer=True, init='{"use_cache": false}').undo.values
+    assert as_text == {"model_init_kwargs": {"use_cache": False, name: "float32"}}
     answer = updates("float32", 1e-6, small.qwen2().bfloat16())
     assert answer.undo.text == "{trainer}.model.float()" and "bfloat16" in answer.evidence
 

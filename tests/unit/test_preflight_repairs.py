@@ -336,6 +336,13 @@ def told(runs):
     return outcome, {each["failure"]: each["why"] for each in outcome.suspected()}
 
 
+def test_both_findings_of_one_failure_are_told_where_nothing_is_tried():
+    """Prompts and answers that are cut are both F11."""
+    first = {"suspected": [], "findings": [finding("F11", None), finding("F11", None, evidence="answers are cut")]}
+    suspected = rounds.Rounds(None, first).suspected("not tried")
+    assert [each["evidence"] for each in suspected] == ["F11 is bad", "answers are cut"]
+
+
 def test_what_hides_behind_another_is_named_in_turn():
     """F2 ends the run; F3b and F15 show behind it, each is run twice without its repair and once with it."""
     runs = Runs(["F2", "F3b", "F15"], hides={"F2": ["F3b", "F15"]}, error={"F2": "element 0 of tensors"})

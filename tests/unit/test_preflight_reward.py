@@ -747,3 +747,14 @@ def test_rewards_that_a_blind_question_tells_apart_do_not_hold(monkeypatch):
     monkeypatch.setattr("failurelab.preflight.judges.reward._one_for_all", exact)
     answers = [answer for answer in judge(exact) if answer.failure == "F10"]
     assert [type(answer) for answer in answers] == [NotChecked] and "is not seen as equal" in answers[0].why
+
+
+@pytest.mark.parametrize("answers", [[{"v": "7"}, {"v": "8"}, {"v": "9"}, {"v": "4"}], [None] * 4])
+def test_a_reference_without_a_text_is_told(answers, tokenizer):
+    """A dict or nothing: such a column is compared with a text, and never matches."""
+
+    def compares(completions, answer, **_):
+        return [float(text.strip() == str(right)) for text, right in zip(completions, answer)]
+
+    (finding,) = found(judge(compares, {**PLAIN, "answer": answers}, tokenizer))
+    assert finding.failure == "F14" and f"answer is {type(answers[0]).__name__}" in finding.evidence

@@ -372,6 +372,8 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
     unread = "accelerate launch --config_file broken.yaml t.py"
     with pytest.raises(launcher_line.LaunchError, match=r"broken.yaml cannot be read \(it is no YAML\)"):
         launcher_line.read_line(unread.split())
+    pathlib.Path("tabs.json").write_text('{\n\t"num_processes": 3\n}')
+    assert launcher_line.read_line(["accelerate", "launch", "--config_file", "tabs.json", "t.py"]).world_size == 3
     for without in ("accelerate launch", "torchrun -m", "bash run.sh", "torchrun --nnodes x t.py", "trl", "trl chat"):
         with pytest.raises(launcher_line.LaunchError, match="Next"):
             launcher_line.read_line(without.split())
@@ -581,12 +583,23 @@ def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
     assert watched.datasets[id(trainer)] is rows and watched.given[id(trainer)]["args"] == "arguments"
 
 
+def test_what_a_trainer_of_ones_own_calls_args_may_be_anything(tmp_path):
+    """Such as what argparse has read: it is no option of the training."""
+    made = cuts.Arguments(3, str(tmp_path))
+    for other in (types.SimpleNamespace(lr=1), {"lr": 1}, "train.yaml", None):
+        made.settle(other)
+        assert made.asked(other) == {}
+
+
 def test_libraries_that_a_script_s_own_modules_begin_with_are_imported_once(tmp_path):
     """Up to its first statement that may change what an import does, in whatever file; a cycle ends."""
     files = {
         "train.py": "import os\nfrom src import build\nimport src.late\nfrom transformers import Trainer\n",
         "src/__init__.py": "import datasets\n",
-        "src/build.py": "from trl import GRPOTrainer\nimport src.build\n\n\ndef make():\n    import accelerate\n",
+        "src/build.py": (
+            "from trl import GRPOTrainer\nimport src.build\n\n\ndef make():\n    import accelerate\n"
+            "\n\nclass Mine(GRPOTrainer):\n    size: int = 1\n"
+        ),
         "src/late.py": "import peft\nos.environ['A'] = '1'\nimport torch\n",
     }
     (tmp_path / "src").mkdir()
@@ -594,3 +607,16 @@ def test_libraries_that_a_script_s_own_modules_begin_with_are_imported_once(tmp_
         (tmp_path / name).write_text(text)
     found = list(preload.leading_imports(tmp_path / "train.py", tmp_path, set()))
     assert found == [("datasets", []), ("trl", ["GRPOTrainer"]), ("peft", [])]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Settings:\n    os.environ['HF_HOME'] = 'here'\n",
+        "def setup(name=os.environ.setdefault('HF_HOME', 'here')):\n    pass\n",
+        "@functools.cache\ndef setup():\n    pass\n",
+    ],
+)
+def test_a_definition_that_does_something_comes_before_imports(text, tmp_path):
+    (tmp_path / "train.py").write_text(f"import os\n\n{text}\nimport trl\n")
+    assert list(preload.leading_imports(tmp_path / "train.py", tmp_path, set())) == []

@@ -127,6 +127,14 @@ def test_advantages_leave_out_what_gives_no_reward():
     assert worth.tolist() == pytest.approx([1 - 10 / 3, 5 - 10 / 3, 0, 4 - 10 / 3])
 
 
+def test_an_infinite_reward_is_a_reward():
+    """Normalized, it makes its group NaN, which trl then adds up as 0: in the batch's mean and deviation they count."""
+    groups = ((1.0, 3.0), (float("inf"), 1.0))
+    rows = [textbook.Row((1,), (2,), True, (each,), group=place) for place, own in enumerate(groups) for each in own]
+    worth = advantages.advantages(rows, textbook.Options(multi_objective_aggregation="normalize_then_sum"))
+    assert worth.tolist() == pytest.approx([-(1.5**0.5), 1.5**0.5, 0, 0], rel=1e-3)
+
+
 def test_every_option_of_this_release_is_listed():
     assert textbook.unlisted(trl.GRPOConfig) == set()
     newer = dataclasses.make_dataclass("Config", [("brand_new", float, 0.0)], bases=(trl.GRPOConfig,))

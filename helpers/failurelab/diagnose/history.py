@@ -99,7 +99,7 @@ def _entry(text: str) -> dict[str, float] | None:
             if value is None and name in _KNOWN:
                 entry[name] = math.nan
             elif type(value) in (int, float, str):
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, OverflowError):
                     entry[name] = float(value)
     except ValueError:
         entry = {name: float(value) for name, value in _PAIR.findall(text)}

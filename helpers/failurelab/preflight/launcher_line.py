@@ -207,13 +207,15 @@ def _number(text: object) -> int:
 
 
 def _accelerate_config(path: str) -> dict:
-    """Read accelerate's configuration: YAML, or JSON, which is YAML too."""
+    """Read accelerate's configuration: YAML, or JSON in a file of that name."""
     import yaml
 
+    kind = "JSON" if path.endswith(".json") else "YAML"
     try:
-        config = yaml.safe_load(pathlib.Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        why = getattr(error, "strerror", None) or "it is no YAML"
+        text = pathlib.Path(path).read_text()
+        config = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = getattr(error, "strerror", None) or f"it is no {kind}"
         raise LaunchError(f"the configuration {path} cannot be read ({why})") from error
     return config if isinstance(config, dict) else {}
 

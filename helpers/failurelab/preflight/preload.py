@@ -60,8 +60,8 @@ def leading_imports(
             modules = [(alias.name, []) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
             modules = [(node.module, [alias.name for alias in node.names])]
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.decorator_list:
-            continue  # it is only defined
+        elif _only_defines(node):
+            continue
         else:
             return False
         for module, names in modules:
@@ -76,6 +76,20 @@ def leading_imports(
                     if path not in seen and not (yield from leading_imports(path, folder, seen)):
                         return False
     return True
+
+
+def _only_defines(node: ast.stmt) -> bool:
+    """Return whether a function or class calls nothing, and sets nothing of others, when it is defined."""
+    if isinstance(node, ast.FunctionDef):
+        return not node.decorator_list and not _calls(node.args)
+    if not isinstance(node, ast.ClassDef) or node.decorator_list:
+        return False
+    inert = (ast.Expr, ast.Pass, ast.AnnAssign)
+    return all((isinstance(each, inert) and not _calls(each)) or _only_defines(each) for each in node.body)
+
+
+def _calls(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.Call) for each in ast.walk(node))
 
 
 def own_files(module: str, names: list[str], folder: pathlib.Path) -> list[pathlib.Path]:

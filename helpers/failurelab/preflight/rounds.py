@@ -66,9 +66,11 @@ class Rounds:
         """Return failures that were not named, each with `why`; those whose turn did not come for the reason `left`."""
         suspected = [dict(entry) for entry in self.last["suspected"]]
         named = {_about(entry) for entry in self.named}
-        seen = {_about(each): (each, repairs.Change()) for each in self.first["findings"]}
-        still = {_about(each): (each, self.change) for each in self.last["findings"]}
-        for about, (finding, base) in (seen | still).items():
+        still = {_about(each) for each in self.last["findings"]}
+        findings = [(each, repairs.Change()) for each in self.first["findings"] if _about(each) not in still]
+        findings += [(each, self.change) for each in self.last["findings"]]
+        for finding, base in findings:
+            about = _about(finding)
             if about not in named and (about in self.settled or about in still):
                 suspected.append(_suspected(finding, self.settled.get(about, left), base))
         return suspected

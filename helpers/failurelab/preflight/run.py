@@ -293,8 +293,8 @@ class Run:
         if self._is_first_stage(trainer, line):
             return self._skip(trainer, line)
         self._note("train")
-        for line in self.files.change.calls:
-            exec(line, {"trainer": trainer})
+        for statement in self.files.change.calls:
+            exec(statement, {"trainer": trainer})
         judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, trainer.args)}
         for kind, (made, its) in judged.items():
             self.places[kind] = [at for each, at in zip(made, self.places.get(kind, ())) if each is its]

@@ -34,14 +34,15 @@ def advantages(rows: Sequence[Row], options: Options, small: float = SMALL, *, b
     table = reward_table(rows)  # (rows, functions)
     groups = [torch.tensor(places) for places in _places([(row.batch, row.group) for row in rows])]
     batches = [torch.tensor(places) for places in _places([row.batch for row in rows])]
+    unscored = table.isnan().all(1)  # (rows,); before an infinite reward makes others of its group NaN
     if options.multi_objective_aggregation == "normalize_then_sum":
         for places in groups:
             values = table[places]  # (generations, functions)
             spread = torch.stack([_deviation(column) for column in values.T])
             table[places] = (values - values.nanmean(0)) / (spread + small)
-        return _center(sum_rewards(table, options), batches, batches, small)
+        return _center(_sum(table, unscored, options), batches, batches, small)
     scaled = {"group": groups, "batch": batches}.get(options.scale_rewards, [])
-    return _center(sum_rewards(table, options), groups if baseline else [], scaled, small)
+    return _center(_sum(table, unscored, options), groups if baseline else [], scaled, small)
 
 
 def _center(total: torch.Tensor, groups: list[torch.Tensor], scaled: list[torch.Tensor], small: float) -> torch.Tensor:
@@ -61,11 +62,11 @@ def rounding(rows: Sequence[Row], options: Options) -> float:
     return 2 * torch.finfo(torch.float32).eps * largest / (1.0 if options.scale_rewards == "none" else SMALL)
 
 
-def sum_rewards(table: torch.Tensor, options: Options) -> torch.Tensor:
+def _sum(table: torch.Tensor, unscored: torch.Tensor, options: Options) -> torch.Tensor:
     """Return the weighted sum (rows,) over the functions of a table; NaN where none scored, unless that counts as 0."""
     weights = torch.tensor(options.reward_weights or (1.0,) * table.shape[1], dtype=table.dtype)
     total = (table * weights).nansum(1)
-    return total if options.unscored_are_zero else total.masked_fill(table.isnan().all(1), math.nan)
+    return total if options.unscored_are_zero else total.masked_fill(unscored, math.nan)
 
 
 def _deviation(values: torch.Tensor) -> torch.Tensor:

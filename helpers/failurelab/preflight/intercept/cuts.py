@@ -88,7 +88,8 @@ def _wants(value: Any) -> bool:
 
 
 def _values(arguments: Any) -> dict[str, Any]:
-    fields = dataclasses.fields(arguments) if arguments is not None else ()
+    # a trainer of the script's own may be given something else under this name, such as a namespace of argparse
+    fields = dataclasses.fields(arguments) if dataclasses.is_dataclass(arguments) else ()
     return {field.name: getattr(arguments, field.name, None) for field in fields}
 
 

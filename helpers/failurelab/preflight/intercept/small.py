@@ -21,7 +21,7 @@ from packaging.version import Version
 
 from failurelab import updates
 from failurelab._unwrap import unwrap
-from failurelab.handles import keep_modes, keep_requires_grad
+from failurelab.handles import eval_mode, keep_requires_grad
 from failurelab.preflight.inputs import Load
 from failurelab.simulate.loads import FOR_FILES, Call, loaded_by
 from failurelab.simulate.no_gpu import Mapped
@@ -57,8 +57,7 @@ class Trained:
 def probe(model: torch.nn.Module) -> torch.Tensor:
     """Return the logits, `(1, 8, vocabulary)`, that a model in eval mode gives to the same eight tokens."""
     ids = torch.arange(1, 9, device=next(model.parameters()).device)[None]
-    with torch.no_grad(), keep_modes(model):
-        model.eval()
+    with torch.no_grad(), eval_mode(model):
         return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().cpu()
 
 

@@ -110,7 +110,7 @@ def _fork(call: Callable[[], Given], limit: float) -> Given:
         given = (
             reading.recv() if reading.poll(limit) else Given(unasked=f"it did not return within {limit:.0f} seconds")
         )
-    except EOFError:
+    except (EOFError, OSError):  # it ended, or in the middle of its answer
         pass
     finally:
         reading.close()

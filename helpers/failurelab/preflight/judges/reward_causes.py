@@ -176,8 +176,9 @@ def _reference(reward: RewardFunction, given: str) -> Answer | None:
     value = _find_readable(reward, name)
     if value is None or _reads_another_row(reward):
         return None
-    finds, finds_own = (patterns.forms(reward.function, each) for each in (str(value), completions.readings(real)[0]))
-    if (finds and not finds_own) or type(value) is not type(real):
+    own = next(iter(completions.readings(real)), "")
+    finds_other_alone = patterns.forms(reward.function, str(value)) and not patterns.forms(reward.function, own)
+    if finds_other_alone or type(value) is not type(real):
         return reward.finding(
             "F14",
             f"{shown}, which its patterns do not find",

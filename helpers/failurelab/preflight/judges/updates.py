@@ -8,6 +8,7 @@ initializer_range says, and the evidence says so.
 
 import dataclasses
 import inspect
+import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -220,7 +221,9 @@ def _in_float32(seen: Seen, load: Load) -> tuple[str, Repair]:
     how, undo = f"Load the model with {name}=torch.float32", Keyword("load", name, '"float32"', index=at or 0)
     if load.by_trainer:
         how = f'Set model_init_kwargs={{"{name}": "float32"}}'
-        undo = Arguments({"model_init_kwargs": {**(seen.asked.get("model_init_kwargs") or {}), name: "float32"}})
+        options = seen.asked.get("model_init_kwargs") or {}
+        options = json.loads(options) if isinstance(options, str) else options
+        undo = Arguments({"model_init_kwargs": {**options, name: "float32"}})
     if at is None:
         undo = Statement("{trainer}.model.float()")
     return f"{how}; bf16=True computes in bfloat16 all the same.", undo
