@@ -24,6 +24,7 @@ from failurelab.preflight.repairs import Change
 from failurelab.preflight.report import answer
 from failurelab.preflight.script_error import describe_error
 from failurelab.simulate.no_gpu import Mapped
+from failurelab_course.experiments import models
 
 
 def config(**more):
@@ -111,6 +112,16 @@ def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
         kinds = (transformers.AutoModelForCausalLM, transformers.Qwen2ForCausalLM)
         policy, reference = (kind.from_pretrained(checkpoint) for kind in kinds)
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
+
+
+@pytest.mark.parametrize("path", ["a checkpoint", "tiny"])
+def test_a_load_that_asks_what_the_checkpoint_lacks_is_told(path, checkpoint):
+    """A cut model lacks nothing; a small one is loaded as it is."""
+    where = checkpoint if path == "a checkpoint" else str(models.path("tiny"))
+    with built_small():
+        model, told = transformers.AutoModelForCausalLM.from_pretrained(where, output_loading_info=True)
+    assert isinstance(model, transformers.Qwen2ForCausalLM) and not any(told.values())
+    assert {"missing_keys", "unexpected_keys", "mismatched_keys"} <= set(told)
 
 
 def test_what_a_script_saves_is_loaded_from_that_folder(checkpoint, trained, tmp_path):

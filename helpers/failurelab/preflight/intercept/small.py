@@ -95,6 +95,10 @@ def adapters_off(model: Any) -> Iterator[None]:
         yield
 
 
+# What transformers returns beside a model on demand: a model that is made here lacks nothing of its checkpoint.
+_LOADING_INFO = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+
+
 @contextlib.contextmanager
 def built_small(
     loads: list[Load],
@@ -118,6 +122,11 @@ def built_small(
     """
 
     def load_small(call: Call) -> Any:
+        if call.options.pop("output_loading_info", False):
+            return load_one(call), {name: [] for name in _LOADING_INFO}
+        return load_one(call)
+
+    def load_one(call: Call) -> Any:
         name, given = call.name, dict(call.options)
         if name is None or given.get("state_dict") is not None:
             return call.load()
