@@ -124,6 +124,27 @@ def test_a_load_that_asks_what_the_checkpoint_lacks_is_told(path, checkpoint):
     assert {"missing_keys", "unexpected_keys", "mismatched_keys"} <= set(told)
 
 
+def test_a_load_says_itself_what_its_weights_lack(tmp_path):
+    folder = tmp_path / "lacks"
+    whole = qwen2()
+    kept = {name: tensor for name, tensor in whole.state_dict().items() if name != "model.norm.weight"}
+    whole.save_pretrained(folder, state_dict=kept)
+    with built_small():
+        _, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert list(told["missing_keys"]) == ["model.norm.weight"]
+
+
+def test_a_probe_leaves_layers_of_bitsandbytes_in_their_mode():
+    """In eval mode they may pack their weights for good, and the training after it would end in an error."""
+    modes = []
+    layer = type("Linear4bit", (torch.nn.Linear,), {"__module__": "bitsandbytes.nn"})
+    model = qwen2().train()
+    model.lm_head = layer(model.config.hidden_size, model.config.vocab_size, bias=False)
+    model.lm_head.register_forward_hook(lambda module, *_: modes.append((module.training, model.model.training)))
+    small.probe(model)
+    assert modes == [(True, False)] and model.model.training
+
+
 def test_what_a_script_saves_is_loaded_from_that_folder(checkpoint, trained, tmp_path):
     """Nothing is written there; a load knows the whole model (merged and saved, say), tokens and adapter."""
     loads, adapters, target = [], [], tmp_path / "start"

@@ -122,9 +122,17 @@ def built_small(
     """
 
     def load_small(call: Call) -> Any:
-        if call.options.pop("output_loading_info", False):
-            return load_one(call), {name: [] for name in _LOADING_INFO}
-        return load_one(call)
+        if not call.options.pop("output_loading_info", False):
+            return load_one(call)
+        told, original = {name: [] for name in _LOADING_INFO}, call.original
+
+        def load_and_tell(*arguments: Any, **options: Any) -> Any:
+            model, info = original(*arguments, output_loading_info=True, **options)
+            told.update(info)
+            return model
+
+        call.original = load_and_tell  # where transformers loads weights, it says itself what they lack
+        return load_one(call), told
 
     def load_one(call: Call) -> Any:
         name, given = call.name, dict(call.options)
