@@ -3,6 +3,7 @@
 No test sleeps and looks again.
 """
 
+import gc
 import io
 import os
 import pathlib
@@ -17,6 +18,10 @@ import pytest
 # that sends Ctrl-C to a command would wait for nothing. With a handler here, a child's begins as by default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# While tests are collected, what they import is: large libraries leave little garbage, and to look through what they
+# make takes a quarter of the time.
+gc.disable()
 
 # The files that take longest come first, so that two workers that take the next file each end together: what comes
 # last takes seconds. Verify, eras and notebooks keep two processes busy; beside them come those that need one. A worker
@@ -42,6 +47,12 @@ def pytest_collection_modifyitems(items):
     """Put the long files first; within a file, and among the others, the order stays."""
     place = {pathlib.Path(__file__).parent / name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+def pytest_collection_finish():
+    """Let the collector begin, without what was imported."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

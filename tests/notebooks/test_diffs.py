@@ -78,11 +78,13 @@ def apply(script, diff, folder):
 RUNNER = """
 import atexit, functools, gc, json, os, socket, sys
 
+gc.disable()  # while it imports
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # what the import and the scripts print
 from trl import GRPOTrainer
 
 gc.freeze()  # each training begins with a collection
+gc.enable()
 make = GRPOTrainer.__init__
 
 

@@ -273,10 +273,16 @@ def test_completions_that_are_the_same_cancel(make):
     assert report.verdict == "NOT CHECKED" and "cancel" in report.reason, str(report)
 
 
-def test_a_gradient_that_equal_rewards_do_not_give_is_found(model, make):
-    kind = planted(loss=lambda loss: loss + 0.05 * sum(p.pow(3).sum() for p in model.parameters()))
-    report = compare(make(kind=kind, rewards=[equal], beta=0.04))
-    assert report.verdict == "FOUND" and "but the trainer has one" in report.reason
+@pytest.mark.parametrize("last_bit", [0.0, 2.0**-23])
+@pytest.mark.parametrize(("more", "verdict", "said"), [(0.0, "NO GRADIENT", "F10"), (0.05, "FOUND", "trainer has one")])
+def test_a_gradient_that_equal_rewards_do_not_give_is_found(more, verdict, said, last_bit, model, make):
+    """On some processors the log-probabilities of a reference that is the policy differ from it in the last bit."""
+    kind = planted(loss=lambda loss: loss + more * sum(p.pow(3).sum() for p in model.parameters()))
+    made = make(kind=kind, rewards=[equal], beta=0.04)
+    with torch.no_grad():
+        made.ref_model.lm_head.weight.mul_(1 + last_bit)
+    report = compare(made)
+    assert report.verdict == verdict and said in report.reason
 
 
 def test_rounding_alone_is_no_gradient():

@@ -8,12 +8,16 @@ import json
 import sys
 import tempfile
 
-import torch
-import transformers
+from failurelab_course.experiments import imports
 
-from failurelab import guards, handles, zero3
-from failurelab.rollouts import safe_generation
-from failurelab_course.experiments import deepspeed, models, observe, trainers
+with imports.uncollected():  # DeepSpeed collects again and again while it makes an engine
+    import torch
+    import transformers
+    from trl import GRPOTrainer  # noqa: F401
+
+    from failurelab import guards, handles, zero3
+    from failurelab.rollouts import safe_generation
+    from failurelab_course.experiments import deepspeed, models, observe, trainers
 
 observe.quiet()
 torch.set_num_threads(1)

@@ -74,18 +74,20 @@ def setup(seed: int = 0, *, device: str = "cpu", eras: Iterable[str] = ()) -> st
     """
     if eras:
         stacks.root()  # a notebook that was copied out of the course ends here, with a line that says so
-    import torch
+    from failurelab_course.experiments import imports
 
-    from failurelab_course.experiments import devices, observe
+    with imports.uncollected():
+        import matplotlib.style
+        import numpy
+        import torch
+
+        from failurelab_course.experiments import devices, observe
 
     observe.quiet()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     random.seed(seed)
     torch.manual_seed(seed)
-    import matplotlib.style
-    import numpy
-
     numpy.random.seed(seed)
     matplotlib.style.use(STYLE)
     try:

@@ -49,11 +49,14 @@ def preload() -> None:
 
     A Trainer prints its log as lines from then on (`log_lines`).
     """
-    import matplotlib.pyplot  # noqa: F401
-    from trl import GRPOConfig, GRPOTrainer  # noqa: F401
+    from failurelab_course.experiments import imports
 
-    import failurelab_course.experiments.observe  # noqa: F401
-    from failurelab_course.notebook import log_lines
+    with imports.uncollected():
+        import matplotlib.pyplot  # noqa: F401
+        from trl import GRPOConfig, GRPOTrainer  # noqa: F401
+
+        import failurelab_course.experiments.observe  # noqa: F401
+        from failurelab_course.notebook import log_lines
 
     log_lines.install()
 

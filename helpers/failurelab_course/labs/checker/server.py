@@ -19,7 +19,6 @@ stop torch, which reserves far more than it uses.
 import collections
 import contextlib
 import dataclasses
-import gc
 import json
 import multiprocessing
 import os
@@ -38,6 +37,7 @@ from typing import Any
 import psutil
 
 from failurelab_course import processes, state_file
+from failurelab_course.experiments import imports
 
 NEEDS = "FAILURELAB_NEEDS"  # the variable that names what the labs import, with blanks between
 LOOK = 0.25  # seconds between two looks at a check's time, memory and processes; an end is known at once
@@ -200,20 +200,20 @@ def import_needs() -> dict[str, str]:
     Raises:
         RuntimeError: an import has started a thread, so that a forked check could hang.
     """
-    from failurelab_course.labs.checker import measure  # noqa: F401  torch and transformers
-
     broken = {}
-    for need in os.environ[NEEDS].split():
-        try:
-            pkgutil.resolve_name(need)
-        except Exception as error:  # an import of a stack that does not fit fails in every way
-            first = next(iter(str(error).strip().splitlines()), "")
-            broken[need] = f"{type(error).__name__}: {first}"
-    if threading.active_count() != 1:
-        raise RuntimeError("a forked check could hang: the check server has more than one thread")
     # A trainer collects when it begins to train: each check would look through all that was imported, and copy its
     # pages, for half a second.
-    gc.freeze()
+    with imports.uncollected():
+        from failurelab_course.labs.checker import measure  # noqa: F401  torch and transformers
+
+        for need in os.environ[NEEDS].split():
+            try:
+                pkgutil.resolve_name(need)
+            except Exception as error:  # an import of a stack that does not fit fails in every way
+                first = next(iter(str(error).strip().splitlines()), "")
+                broken[need] = f"{type(error).__name__}: {first}"
+    if threading.active_count() != 1:
+        raise RuntimeError("a forked check could hang: the check server has more than one thread")
     return broken
 
 
