@@ -425,6 +425,19 @@ def preflight_time() -> str:
     return "\n".join(form.format(**run) for run in runs)
 
 
+def minutes() -> str:
+    """How long each whole command takes on an idle machine: the median, and the range."""
+    names = {
+        "course": "`failurelab run`: all notebooks",
+        "verify": "`failurelab verify`: all labs in three states",
+        "fast": "`make test-fast`, once set up",
+        "suite": "`make test`, once set up",
+    }
+    runs = read_runs("minutes").to_dict("records")
+    body = [[names[run["case"]], spread([each / 60 for each in run["seconds_of_each"]], ".1f")] for run in runs]
+    return markdown([f"on {runs[0]['cores']} cores", "minutes"], body)
+
+
 def textbook_fresh() -> str:
     """Mistakes and healthy trainers by people who had not read the rules: how many were found."""
     runs = read_runs("textbook_fresh", r"(?P<kind>mistake|healthy): (?P<name>.+)")

@@ -24,6 +24,7 @@ def flakes(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     commit(tmp_path, "test_one.py")
     monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "PYTEST", ("-m", "pytest", "-q"))  # two tests need no workers
     monkeypatch.setattr(tool, "FOLDER", tmp_path / ".course" / "flakes")
     monkeypatch.setattr(tool, "RECORD", tmp_path / "evidence" / "cpu" / "flakes.jsonl")
     return tool
