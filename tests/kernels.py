@@ -3,8 +3,9 @@
 import dataclasses
 import os
 import re
+import tempfile
 
-from jupyter_client.manager import start_new_kernel
+from jupyter_client.manager import KernelManager
 
 PATIENCE = 300  # seconds until a test gives up: a limit against hanging, which no test waits for
 
@@ -37,8 +38,14 @@ class Notebook:
     """A notebook's kernel; `variables` are those of its environment that it has beside this process's."""
 
     def __init__(self, **variables):
-        environment = os.environ | variables
-        self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=PATIENCE, env=environment)
+        # Sockets in a folder of its own: a port may be taken by another process before the kernel has it.
+        self.folder = tempfile.TemporaryDirectory(prefix="kernel-", dir="/tmp")
+        place = os.path.join(self.folder.name, "socket")
+        self.manager = KernelManager(kernel_name="python3", transport="ipc", ip=place, shutdown_wait_time=PATIENCE)
+        self.manager.start_kernel(env=os.environ | variables)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=PATIENCE)
 
     def run(self, cell, when_it_says="", do=None):
         """Run a cell; call `do` with what it prints, once that has these words in it."""
@@ -67,3 +74,4 @@ class Notebook:
         if self.manager.is_alive():
             self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
+        self.folder.cleanup()

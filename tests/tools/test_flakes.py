@@ -20,6 +20,8 @@ def test_always():
 @pytest.fixture
 def flakes(tmp_path, monkeypatch):
     """The tool, on a repository of its own with two tests, of which one fails the first time."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     (tmp_path / "test_one.py").write_text(TESTS)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     commit(tmp_path, "test_one.py")

@@ -224,7 +224,7 @@ def test_a_snapshot_names_what_changed(cut_off):
         before.changed(lora(cut_off))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(frozen=st.sets(st.integers(0, 25)), reentrant=st.booleans(), repaired=st.booleans())
 def test_a_report_says_what_an_optimizer_step_then_does(frozen, reentrant, repaired):
     """Whatever is frozen: a tensor without a gradient does not move, and one with a gradient that is not zero does."""

@@ -99,7 +99,7 @@ def calm():
 def test_the_healthy_script_is_left_alone(model, tokenizer, tmp_path):
     own, said = watch(build(model, tokenizer, tmp_path))
     assert said == {} and own["GradientGuard"].report.learns
-    assert own["RewardGuard"].report.groups >= 8 and own["UpdateGuard"].report.share == 1
+    assert own["RewardGuard"].report.groups >= 8 and own["UpdateGuard"].report.share > 0.99
 
 
 @pytest.mark.parametrize(

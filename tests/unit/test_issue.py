@@ -27,7 +27,7 @@ FORMS = {
     "a relative path": "ravenholm/secret_model",
     "a path of Windows": r"C:\Users\ravenholm\rows",
     "a row of the data": "'ravenholm pays its debts in the third quarter'",
-    "this machine": platform.node(),
+    "this machine": "ravenholm-box-7",
 }
 
 
@@ -57,7 +57,8 @@ def told(secret):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_nothing_private_is_in_a_report(form):
+def test_nothing_private_is_in_a_report(form, monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: FORMS["this machine"])
     text = issue.markdown(told(FORMS[form]), ["train.py"])
     assert FORMS[form].strip("'") not in text and "ravenholm" not in text
     for part in ("0.4 % of the elements", "98 %", "bf16=False", 'loss_type="dapo"', "| trl | 0.14.0 |", "F11", "F15"):

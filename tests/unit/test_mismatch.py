@@ -283,7 +283,7 @@ def test_a_deep_copy_of_the_trainers_model_is_no_engine(when):
     with torch.no_grad():
         for parameter in engine.model.parameters() if when != "none" else ():
             parameter.zero_()
-        same = torch.equal(engine.model(input_ids=ids).logits, trainer.model(input_ids=ids).logits)
+        same = torch.allclose(engine.model(input_ids=ids).logits, trainer.model(input_ids=ids).logits, atol=1e-4)
     assert same == (when in ("after", "none"))
     trainer.rollout_func = engine if when != "none" else lambda prompts, trainer: _own(prompts, trainer, tokenizer)
     guard = guards.EngineMismatchGuard(trainer)

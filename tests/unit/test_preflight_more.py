@@ -571,6 +571,7 @@ def test_the_untrained_model_is_looked_at_with_its_rewards(reward, real, kind, t
     attributes = {"reward_funcs": [reward], "model": model, "processing_class": tokenizer, "chat_template": None}
     trainer = types.SimpleNamespace(chat_template_kwargs={}, **attributes)
     given = Seen(trainer=trainer, asked={"max_completion_length": 8}, dataset=rows, real=real)
+    torch.manual_seed(0)
     answer = one(judge_first_rewards(given))
     assert type(answer) is kind and answer.failure == "first rewards"
     assert "--real-model" in answer.why if kind is NotChecked else "16 completions" in answer.evidence

@@ -634,7 +634,8 @@ def other_process(completions, **_):
     ],
 )
 def test_what_is_not_here_is_no_failure(function, words, tokenizer, monkeypatch):
-    monkeypatch.setattr(asking, "LIMIT", 1.0)
+    if function is never_returns:
+        monkeypatch.setattr(asking, "LIMIT", 1.0)
     given = seen([last_number, function], CHAT, processing_class=tokenizer)
     answers = list(judge_rewards(given))
     (answer,) = [answer for answer in answers if isinstance(answer, NotChecked)]

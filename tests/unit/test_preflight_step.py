@@ -62,12 +62,16 @@ def test_a_blind_measurement_does_not_hold(model, tokenizer, tmp_path, monkeypat
     assert isinstance(answer, NotChecked) and "scores shifted by one planted it looks the same" in answer.why
 
 
+@pytest.mark.parametrize("last_bit", [0.0, 2.0**-22])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, model, tokenizer, tmp_path):
-    """At the first step its gradient is 0, whatever it is multiplied by."""
+def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, last_bit, model, tokenizer, tmp_path):
+    """At the first step its gradient is 0, whatever it is multiplied by, or rounding."""
     options = {"beta": 0.4, "max_steps": 3, "learning_rate": 1e-3}
     made = trainer(model, tokenizer, tmp_path, kind=trl.GRPOTrainer, **options)
     made.beta *= sign
+    with torch.no_grad():
+        noise = torch.randn(made.ref_model.lm_head.weight.shape, generator=torch.Generator().manual_seed(0))
+        made.ref_model.lm_head.weight.mul_(1 + last_bit * noise)
     answer = judge(made)["F21"]
     assert isinstance(answer, Held if sign > 0 else Finding)
     assert ("step 1 and 3" if sign > 0 else "step 3") in answer.evidence

@@ -310,7 +310,7 @@ def test_nothing_is_left_behind():
     left = [line for line in done.stdout.splitlines() if line.startswith("LEFT")]
     assert left == ["LEFT []"], done.stdout + done.stderr
     engines.check_port(port)
-    assert not list(engines.extensions().glob("*/lock"))
+    assert engines.remove_dead_locks(engines.extensions()) == []  # other tests may hold theirs
     token = f"FAILURELAB_TEST_TOKEN=engine-{port}".encode()
     left = []
     for path in pathlib.Path("/proc").glob("[0-9]*/environ"):

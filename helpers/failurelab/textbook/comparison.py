@@ -29,9 +29,9 @@ from failurelab.textbook.suspects import Finding, Search
 BACKWARD = "backward pass of the model"
 DRAWS = 12
 BLIND = 0.5  # a floor from which on a direction cannot be told from another
-# Of the gradient of unit advantages: what is left of a KL term where policy and reference are the same, for on some
-# processors their log-probabilities differ in the last bit (3e-8 was seen).
-ROUNDED = 1e-6
+# Nats between a policy and a reference that is the same: on some processors their log-probabilities differ in the last
+# bits (5e-6 was seen), and then a KL term has a gradient that is rounding alone.
+SAME = 3e-5
 CANCELS = (
     "completions that were rewarded differently are the same, or nearly, so that their gradients cancel, and rounding "
     "is all that is left to compare"
@@ -199,7 +199,7 @@ class _Comparer:
         floor = self.floor(options, ours, apart[reading])
         verdict = "HELD" if floor.holds(apart[reading]) else "FOUND"
         found, backward = Finding(), None
-        if equal and norm(ours) <= ROUNDED * self._unit(options):  # and the policy is still its reference
+        if equal and not options.entropy_coef and tally.apart <= SAME:
             return self._no_gradient()
         if norm(ours) == 0:
             return Comparison("NOT CHECKED", "the textbook gives no gradient for these completions")
@@ -275,7 +275,7 @@ class _Comparer:
         if empty:
             kind = "LoRA's A has none while B is 0" if all("lora_A" in name for name in empty) else empty[0]
             yield f"{len(empty)} of {len(ours)} tensors, for which no gradient is expected in this step ({kind})"
-        if options.beta and tally.kl < 1e-8:
+        if options.beta and tally.apart <= SAME:
             yield "beta: the policy is still its reference, so the KL divergence and its gradient are 0"
         if options.epsilon is not None and tally.drift < 1e-4:
             yield "clipping (epsilon, epsilon_high, delta): every ratio is 1, for the policy itself drew these tokens"

@@ -100,6 +100,7 @@ class Tally:
         tokens: that were trained on.
         clipped: of these, where the clipped product was the smaller one.
         kl: largest KL estimate of a token.
+        apart: largest distance of a token's log-probability from the reference's, in nats.
         drift: largest distance of a ratio from 1.
         slopes: of the loss, of each part of the rows.
     """
@@ -107,6 +108,7 @@ class Tally:
     tokens: int = 0
     clipped: int = 0
     kl: float = 0.0
+    apart: float = 0.0
     drift: float = 0.0
     slopes: list[Slopes] = dataclasses.field(default_factory=list)
 
@@ -262,9 +264,10 @@ class Step:
             keep = mask * (now.entropies.detach() >= least.to(logps)[:, None])
             policy = policy * keep
         token_loss = policy.expand_as(logps)
-        kl = None
+        kl = apart = None
         if options.beta:
-            kl = self._kl(logps, self._reference_logps(reference, part, precision).to(logps))
+            reference_logps = self._reference_logps(reference, part, precision).to(logps)
+            kl, apart = self._kl(logps, reference_logps), (reference_logps - logps.detach()).abs()
             weighted = kl * ratio if options.use_bias_correction_kl else kl
             token_loss = token_loss + options.beta * weighted
         weights = self.weights[list(part)].to(logps)[:, None]
@@ -274,7 +277,7 @@ class Step:
             mean = (now.entropies * keep * (weights > 0) / counts[:, None]).sum() / len(self.kept)
             loss = loss - options.entropy_coef * mean
         if tally is not None:
-            self._count(tally, mask, weights, clipped, kl, ratio)
+            self._count(tally, mask, weights, clipped, kl, apart, ratio)
         return loss, (logps, *([now.entropies] if entropy else []))
 
     def _policy_term(
@@ -335,6 +338,7 @@ class Step:
         weights: torch.Tensor,
         clipped: torch.Tensor,
         kl: torch.Tensor | None,
+        apart: torch.Tensor | None,
         ratio: torch.Tensor,
     ) -> None:
         trained = (mask * (weights != 0)).bool()
@@ -343,6 +347,7 @@ class Step:
         tally.drift = max(tally.drift, float(((ratio.detach() - 1).abs() * trained).max()))
         if kl is not None:
             tally.kl = max(tally.kl, float((kl.detach().abs() * trained).max()))
+            tally.apart = max(tally.apart, float((apart * trained).max()))
 
 
 def left_out(row: Row, options: Options) -> bool:

@@ -404,9 +404,16 @@ def remove_dead_locks(folder: pathlib.Path) -> list[pathlib.Path]:
     torch marks a build by a file `lock`, which the builder holds open until it is done. A process that is killed leaves
     the file. torch builds what is missing again, a half-written library included.
     """
+    made = {}  # first: one that is taken while the processes are asked has a builder
+    for lock in sorted(folder.glob("*/lock")):
+        with contextlib.suppress(FileNotFoundError):
+            made[lock] = lock.stat().st_mtime_ns
     processes = psutil.process_iter(["open_files"])
     held = {file.path for process in processes for file in process.info["open_files"] or ()}
-    dead = [lock for lock in sorted(folder.glob("*/lock")) if str(lock.resolve()) not in held]
-    for lock in dead:
-        lock.unlink(missing_ok=True)  # its builder may just have finished
+    dead = []
+    for lock, when in made.items():
+        with contextlib.suppress(FileNotFoundError):  # its builder has finished
+            if str(lock.resolve()) not in held and lock.stat().st_mtime_ns == when:
+                lock.unlink()
+                dead.append(lock)
     return dead

@@ -128,7 +128,7 @@ class EraKernel:
                 # Politely, so that open files are written; one that is busy does not answer.
                 self._client.shutdown()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(2)
+                    self._process.wait(1)
             if self._process is not None:
                 self._discard()
         finally:

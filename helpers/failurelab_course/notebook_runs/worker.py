@@ -15,6 +15,7 @@ import pathlib
 import re
 import resource
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -74,6 +75,14 @@ def execute(order: dict[str, Any], report: Callable[..., None]) -> dict[str, Any
     from papermill.exceptions import PapermillExecutionError
 
     class ThisPythonsKernel(AsyncKernelManager):
+        def __init__(self, **options: Any):
+            super().__init__(**options)
+            # Sockets in the run's own folder: a port may be taken by another run before the kernel has it. The path of
+            # a socket is at most some hundred bytes long.
+            place = os.path.join(tempfile.gettempdir(), "kernel")
+            if len(place) < 80:
+                self.transport, self.ip = "ipc", place
+
         @property
         def kernel_spec(self):
             return KernelSpec(**get_kernel_dict())

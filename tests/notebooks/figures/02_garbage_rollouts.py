@@ -15,10 +15,10 @@ def check(result):
     for name, row in grid.items():
         for kind, share in row.items():
             garbage = name == "train, cache" and kind != "off"
-            assert share < 0.7 * able if garbage else share == able, (name, kind, share)
+            assert share < 0.7 * able if garbage else abs(share - able) < 0.01, (name, kind, share)
     found = result.figures(case="notebook 02")
     assert found["first"] < found["by_hand"] - 0.05, found
-    assert found["undone"] == found["undone_today"] == able
+    assert abs(found["undone"] - able) < 0.01 and abs(found["undone_today"] - able) < 0.01
     assert found["callback"] < 0.3 * able
     for name in ("model.config", "model.generation_config", "trainer.generation_config"):
         assert (found[name] > found["by_hand"] - 0.05) == name.startswith("trainer"), (name, found)
