@@ -16,6 +16,7 @@ import sys
 import types
 from unittest import mock
 
+import psutil
 import pytest
 import torch
 
@@ -249,6 +250,16 @@ def test_the_lock_of_a_living_build_stays(tmp_path):
     finally:
         builder.communicate()
     assert engines.remove_dead_locks(tmp_path) == [folder / "lock"] and not (folder / "lock").exists()
+
+
+def test_a_lock_that_is_taken_during_the_look_stays(tmp_path, monkeypatch):
+    """Its builder was asked for its open files before it had the lock."""
+    old, new = tmp_path / "old" / "lock", tmp_path / "new" / "lock"
+    for lock in (old, new):
+        lock.parent.mkdir()
+    old.touch()
+    monkeypatch.setattr(psutil, "process_iter", lambda asked: new.touch() or [])
+    assert engines.remove_dead_locks(tmp_path) == [old] and new.exists()
 
 
 def test_a_taken_port(monkeypatch):
