@@ -22,6 +22,7 @@ def flakes(tmp_path, monkeypatch):
     """The tool, on a repository of its own with two tests, of which one fails the first time."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # nbval and others take seconds to import
     (tmp_path / "test_one.py").write_text(TESTS)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     commit(tmp_path, "test_one.py")
