@@ -12,7 +12,6 @@ Needs: zero3.
 import contextlib
 import itertools
 import os
-import socket
 import subprocess
 import sys
 import unittest.mock
@@ -38,10 +37,7 @@ def main() -> None:
     if observe.era() == "today":
         runs.append((3, "non-reentrant", "LoRA", "DeepSpeed's repair off"))
     for stage, kind, trained, repair in runs:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        own = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+        own = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         accelerator = {"DS_ACCELERATOR": "cpu"} if arguments.device == "cpu" else {}
         command = [sys.executable, __file__, "--device", arguments.device, "--one", f"{stage}", kind, trained, repair]
         done = subprocess.run(command, env=os.environ | own | accelerator, capture_output=True, text=True)

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import logging
 import math
+import socket
 import types
 
 import pytest
@@ -14,7 +15,7 @@ from packaging.version import Version
 from small import lora_config, said
 
 from failurelab import guards, mismatch
-from failurelab_course.experiments import models, second_engine, trainers
+from failurelab_course.experiments import models, second_engine, trainers, vllm_stand_in
 from failurelab_course.experiments.second_engine import SecondEngine
 
 TRL = Version(importlib.metadata.version("trl"))
@@ -297,3 +298,18 @@ def _own(prompts, trainer, tokenizer):
     """Generate with the trainer's own model, as a rollout function may."""
     asked, ids, scores, _ = second_engine.draw(trainer.model, tokenizer, prompts, 4, 1.0)
     return {"prompt_ids": asked, "completion_ids": ids, "logprobs": scores}
+
+
+@own_engine
+def test_no_other_process_can_take_the_stand_in_s_port(monkeypatch):
+    """A port is chosen by trl when it makes the engine, and opened at the next trainer, when others may have it."""
+    with socket.socket() as neighbour:
+        neighbour.bind(("127.0.0.1", 0))
+        neighbour.listen()
+        port = neighbour.getsockname()[1]
+        for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        vllm_stand_in.LLM(str(models.path("tiny")))
+        store, *_ = next(torch.distributed.rendezvous("env://"))
+    store.set("met", "yes")
+    assert store.get("met") == b"yes"

@@ -187,13 +187,6 @@ def launched() -> bool:
     return True
 
 
-def free_port() -> int:
-    """Return a TCP port of this machine that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def check_port(port: int) -> None:
     """Find a port that is taken, which processes would else wait on.
 
@@ -270,7 +263,7 @@ def _alone() -> Iterator[None]:
     check()
     variables = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     if not torch.distributed.is_initialized():
-        port = os.environ.get("MASTER_PORT") or str(free_port())
+        port = os.environ.get("MASTER_PORT") or "0"  # torch listens on any free one, so no other process can take it
         if not port.isdigit():
             raise EngineError(f"MASTER_PORT={port!r} is no number. Next: unset it, and a free port is chosen.")
         check_port(int(port))

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.machinery
+import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -43,6 +44,10 @@ class LLM:
     def __init__(self, model: str, **_: Any):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        # trl has chosen a port, often 29500, on which vLLM would listen from here on. Nothing does, and accelerate
+        # opens it at the next trainer, when another run on this machine may have it: 0 is any free one.
+        if os.environ.get("WORLD_SIZE") == "1":
+            os.environ["MASTER_PORT"] = "0"
         self._path = model
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
         self._end = AutoTokenizer.from_pretrained(model).eos_token_id
