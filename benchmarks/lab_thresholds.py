@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How far the labs' thresholds are from both sides: broken script and solution, with five seeds.
+"""How far the labs' thresholds are from both sides: broken script and solution, with ten seeds.
 
-    python benchmarks/lab_thresholds.py [--labs 01 03] [--seeds 5]
+    python benchmarks/lab_thresholds.py [--labs 01 03] [--seeds 10]
 
 Each script is run with its own seed and with the next ones. For each threshold of the healthy run, a number that a
 figure must be above or below, a record has what both scripts measured, and how far the solution's worst one is from
@@ -53,7 +53,7 @@ def thresholds(lab: definition.Lab, scripts: dict[str, list[verify.Row]]) -> lis
 
 def main() -> None:
     """Run them and record."""
-    options = recording.begin(__doc__, labs={"nargs": "*", "help": "numbers of labs; all without"}, seeds=5)
+    options = recording.begin(__doc__, labs={"nargs": "*", "help": "numbers of labs; all without"}, seeds=10)
     for lab in definition.find(options.labs):
         if lab.false_alarm or not SEED.search(lab.start.read_text(encoding="utf-8")):
             continue

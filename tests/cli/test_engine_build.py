@@ -1,4 +1,4 @@
-"""DeepSpeed's operation, as set-up has built it; not in every era, for all have the same torch."""
+"""DeepSpeed's operation, as set-up has built it, and how its processes end; not in every era: all have one torch."""
 
 import os
 import shutil
@@ -16,6 +16,26 @@ from failurelab_course.experiments import deepspeed
 with deepspeed.one_process():
     print("READY")
 """
+
+# A thread of gloo's that still works when the script is through: it calls Python a second later.
+STILL_AT_WORK = """
+import os, sys, time
+from failurelab_course.experiments import deepspeed
+deepspeed.end_without_teardown()
+import torch
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+torch.distributed.init_process_group("gloo")
+work = torch.distributed.all_reduce(torch.ones(3), async_op=True)
+held = work.get_future().then(lambda _: time.sleep(1)), torch.distributed.group.WORLD
+print("READY")
+"""
+
+
+@pytest.mark.parametrize("last, status", [("", 0), ("raise ValueError('mine')", 1)])
+def test_a_thread_that_is_still_at_work_does_not_end_a_process_in_an_abort(last, status):
+    done = subprocess.run([sys.executable, "-c", STILL_AT_WORK + last], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (status, "READY\n"), done.stderr
+    assert ("ValueError: mine" in done.stderr) == bool(last)
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="NOT RUN: there is no C++ compiler")
