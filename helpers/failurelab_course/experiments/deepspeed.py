@@ -261,9 +261,9 @@ def ready() -> Iterator[None]:
 def end_without_teardown() -> None:
     """Let this process end where its script ends: gloo's threads may still need Python, and it is then torn down.
 
-    `destroy_process_group` does not end them, for DeepSpeed holds the group. A thread that lets go of a collective's
-    tensors during the teardown ends the process in SIGABRT, after its work: 1 of about 260 starts of two processes, on
-    a CPU. The exit status is 1 after an exception, else 0: one that is given to `sys.exit` is lost.
+    Under DeepSpeed the same six threads are there before `destroy_process_group` and after it. A thread that calls
+    Python during the teardown ends the process in SIGABRT, after its work; of about 260 starts of two processes on a
+    CPU, one ended so. The exit status is 1 after an exception, else 0: one that is given to `sys.exit` is lost.
     """
 
     def end() -> None:
