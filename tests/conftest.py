@@ -14,10 +14,15 @@ import sys
 
 import pytest
 
+from failurelab.errors import OWN_ERRORS
+
 # A shell without a terminal starts `make test &` with SIGINT ignored, and every process below it inherits that: a test
 # that sends Ctrl-C to a command would wait for nothing. With a handler here, a child's begins as by default.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A guard's or preflight's own error ends a test, here and in every process below, and is no "could not check".
+os.environ[OWN_ERRORS] = "raise"
 
 # While tests are collected, what they import is: large libraries leave little garbage, and to look through what they
 # make takes a quarter of the time.
@@ -53,6 +58,12 @@ def pytest_collection_finish():
     """Let the collector begin, without what was imported."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture
+def own_errors_are_told(monkeypatch):
+    """For tests of what a user is told of an error of this package's own."""
+    monkeypatch.delenv(OWN_ERRORS)
 
 
 @pytest.fixture

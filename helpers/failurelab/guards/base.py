@@ -16,6 +16,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from failurelab.errors import raises_own
 from failurelab.handles import is_unseen
 
 REPORT = "failurelab.json"
@@ -117,7 +118,8 @@ class Guard(TrainerCallback):
     def _check(self, check: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Run a check of the guard's own: only what it finds may stop the run, not an error of the check itself.
 
-        An error ends in one GuardWarning for each check and kind of error, however often it comes again.
+        An error ends in one GuardWarning for each check and kind of error, however often it comes again; in tests it is
+        raised (`errors.raises_own`).
         """
         try:
             if not is_unseen():
@@ -125,6 +127,8 @@ class Guard(TrainerCallback):
         except (GuardTripped, GuardWarning):
             raise  # found; a warning is raised where the user turned warnings into errors
         except Exception as error:
+            if raises_own(error):
+                raise
             if (key := (check.__name__, type(error))) not in self._failed:
                 self._failed.add(key)
                 own = "Next: " in str(error)  # an error of this house says what to do; its type adds nothing

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+from failurelab.errors import raises_own
 from failurelab.preflight import notebook, repairs
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen, Source
@@ -202,6 +203,8 @@ class Report:
                 change = undo and undo.change(self.script)
                 changes += [repairs.to_json(change)] if change else []
             except Exception as error:  # a text that was not thought of: then the repair is not tried
+                if raises_own(error):
+                    raise
                 self.traceback(error)
         return changes
 
@@ -390,6 +393,8 @@ class Run:
             try:
                 self.report.answers.extend(judge(seen))
             except Exception as error:
+                if raises_own(error):
+                    raise
                 self.report.traceback(error)
                 why = f"this check itself failed: {type(error).__name__}: {error}"
                 self.report.answers.append(NotChecked(judge.__module__.rpartition(".")[2], why))

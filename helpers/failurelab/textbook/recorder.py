@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from failurelab.errors import raises_own
 from failurelab.handles import listen_to, wrap_method
 from failurelab.textbook.gradient import Gradient, score_old
 from failurelab.textbook.measure import COSINE, SIZE, measure_apart, norm
@@ -123,6 +124,8 @@ class Recorder:
         try:
             work(*args)
         except Exception as error:
+            if raises_own(error):
+                raise
             self._problems.append(f"{work.__name__.strip('_')}: {type(error).__name__}: {error}")
 
     def attach(self) -> None:

@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 
 from failurelab import textbook
 from failurelab._text import first_line
+from failurelab.errors import raises_own
 from failurelab.handles import keep_random_state, wrap_method
 from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
 from failurelab.preflight.inputs import Seen
@@ -145,6 +146,8 @@ class StepJudge(TrainerCallback):
                     with_controls=not self._reports("HELD"),
                 )
         except Exception as error:  # of this check's own: the cut training goes on
+            if raises_own(error):
+                raise
             self._error = f"{type(error).__name__}: {first_line(error)}"
         else:
             self.reports.append(report)
