@@ -1,4 +1,7 @@
-"""Notebook 11: the tree names ten known runs and the mystery; with the column the reward starts where the model is."""
+"""Notebook 11: the tree names nine of ten known runs and the mystery, and no healthy run.
+
+With the column the reward starts where the model is.
+"""
 
 
 def check(result):
@@ -8,6 +11,7 @@ def check(result):
     assert abs(healed["first"] - healed["before"]) < 0.15
     assert healed["after"] > healed["before"] + 0.03
     looks = result.figures(case="notebook 11: looks")
-    assert looks["named"] == [True] * 10 and looks["mystery"] == "F14, blind reward"
+    assert looks["named"] == [letter != "C" for letter in "ABCDEFGKLN"] and looks["mystery"] == "F14, blind reward"
+    assert looks["healed"] == "none of these" and looks["healthy"] == ["none of these"]
     assert looks["above"] == "pays wrong answers" and looks["ahead"] == "F16, old engine"  # both sides count
     assert looks["in_order"] == 1 and looks["as_asked"] < 0.2
