@@ -5,4 +5,4 @@ def check(result):
     found = result.figures(case="notebook 00")
     assert found["first"] > found["by_hand"] - 0.05 and found["last"] > found["first"] + 0.1, found
     assert found["first_cut"] < found["by_hand"] - 0.2 and found["grad_norm_cut"] > 0.1, found
-    assert found["clipped"] == 1 and found["same"] == [], found
+    assert found["grad_norm_long"] == 0 and found["clipped"] == 1 and found["same"] == [], found
