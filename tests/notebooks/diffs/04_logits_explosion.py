@@ -21,6 +21,6 @@ if Version(trl.__version__) < Version("0.16"):  # later ones load the reference 
     metrics["kl"] = train(max_steps=3, beta=0.1).state.log_history[-2]["kl"]
     healed = healed and metrics["kl"] > 0
 """
-UPGRADE = {"trl-0.22": [("logging_steps=1,", "logging_steps=1, bf16=False,")]}  # a CPU
+UPGRADE = {"trl-0.22": []}
 STAYS = True
 SHORT = [('"1+" * 120', '"1+" * 20')]
