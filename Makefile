@@ -12,7 +12,7 @@ BENCHMARKS = $(patsubst benchmarks/%.py,%,$(shell grep -l 'recording\.begin' ben
 DEVICE ?= cpu
 EVIDENCE = $(or $(OUT),evidence/cpu)
 .DEFAULT_GOAL := help
-.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables gpu corpus runs-corpus planted times flakes site site-lock pack-test faults pack release
+.PHONY: size help setup course test test-fast nightly here browser lab lint rooms lock outputs evidence tables gpu corpus runs-corpus planted times flakes site site-lock pack-test goldens faults pack release
 
 help:
 	@echo "make course    set up what is missing, then run the notebooks (results in .course/runs)"
@@ -21,6 +21,7 @@ help:
 	@echo "make nightly   run the notebooks again: with another seed, with other models, and by nbval"
 	@echo "make faults    make faults happen for real: killed processes, full disks, bad networks (root for all)"
 	@echo "make planted   plant known defects, one at a time: does its test find each? (ONLY=ID for one)"
+	@echo "make goldens   what preflight and the guards answer, beside what was written down (PARTS=guards, ONLY=text)"
 	@echo "make times     where the minutes go: notebooks and labs alone, and the suite's last round of make flakes"
 	@echo "make flakes    one round of the suite at this commit, recorded beside the rounds before (TESTS=files)"
 	@echo "make browser   try JupyterLab in a real browser (needs Chromium; pictures in .course/browser)"
@@ -79,6 +80,10 @@ faults: setup
 # Two tests at a time. The tree is copied, and changed only there.
 planted: setup
 	@$(BIN)/python tools/planted.py $(addprefix --only ,$(ONLY))
+
+# Two hours of a core for all of it: PARTS="guards threads", ONLY=text, OPTIONS="--once" or "--write".
+goldens: setup
+	@$(BIN)/python -m tools.goldens $(PARTS) $(addprefix --only ,$(ONLY)) $(OPTIONS)
 
 # Alone on the machine: a notebook over 30 seconds, or a lab over 20, fails.
 times: setup
