@@ -16,7 +16,7 @@ import sys
 GROUP = "failurelab.commands"
 
 
-def main(arguments=None) -> int:
+def main(arguments: "list[str] | None" = None) -> int:
     """Run the command line; return the exit status: 0, 1 if a failure was found, 2 for a wrong call."""
     # Written so that an old Python can read it: whoever starts the course with one is told, and sees no SyntaxError.
     if sys.version_info < (3, 10):  # noqa: UP036
@@ -27,21 +27,23 @@ def main(arguments=None) -> int:
         )
         return 2
     for command in importlib.metadata.entry_points(group=GROUP):
-        return command.load()()
+        status: int = command.load()()
+        return status
     from failurelab.errors import FailureLabError
 
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if words[:1] == ["preflight"]:  # what comes after is the script's, and may look like an option
-            from failurelab.preflight import command
+            from failurelab.preflight.command import main as preflight
 
-            return command.main(words[1:])
+            return preflight(words[1:])
         if words[:1] == ["diagnose"]:
-            from failurelab.diagnose import command
+            from failurelab.diagnose.command import main as diagnose
 
-            return command.main(words[1:])
+            return diagnose(words[1:])
         options = _parser().parse_args(arguments)
-        return options.run(options)
+        status = options.run(options)
+        return status
     except FailureLabError as error:
         print(f"ERROR {error}", file=sys.stderr)
         return error.exit_status

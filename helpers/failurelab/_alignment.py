@@ -136,7 +136,7 @@ class _Case:
 def _tokens(model: nn.Module, padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids and mask, each (rows, prompt + completion); no special tokens, because a function may mask those."""
     config = unwrap(model).config
-    special = set()
+    special: set[int | None] = set()
     for name in ("pad_token_id", "eos_token_id", "bos_token_id"):
         ids = getattr(config, name, None)
         special.update(ids if isinstance(ids, list | tuple) else [ids])

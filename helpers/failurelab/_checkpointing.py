@@ -6,10 +6,8 @@ The flag on a model's modules, and what trl and PEFT call it, still have the old
 
 from typing import Any
 
-from torch import nn
 
-
-def enable_checkpointing(model: nn.Module, kwargs: dict[str, Any] | None = None) -> None:
+def enable_checkpointing(model: Any, kwargs: dict[str, Any] | None = None) -> None:
     """Switch checkpointing on for a transformers model, wrapped or not; `kwargs` such as `{"use_reentrant": False}`."""
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=kwargs)

@@ -98,7 +98,9 @@ class NoDropout(TorchFunctionMode):
 
     stopped = False
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
@@ -117,7 +119,7 @@ def record_use_cache(model: nn.Module) -> Iterator[list[bool | None]]:
     """Yield a list that gets the `use_cache` of each call of the model's forward pass."""
     values: list[bool | None] = []
 
-    def record(module: nn.Module, args: tuple, kwargs: dict) -> None:
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         values.append(kwargs.get("use_cache"))
 
     with unwrap(model).register_forward_pre_hook(record, with_kwargs=True):

@@ -3,6 +3,8 @@
 A module below `gradients` and `adapters`, which both offer it.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -21,12 +23,12 @@ class _RequireGrad:
     def __init__(self) -> None:
         self.holders = 0
 
-    def __call__(self, module: nn.Module, args: tuple, output: torch.Tensor) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> None:
         # without gradients there is no graph to keep, and inference tensors must stay as they are
         if torch.is_grad_enabled():
             output.requires_grad_(True)
 
-    def __deepcopy__(self, memo: dict) -> "_RequireGrad":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_RequireGrad":
         return _RequireGrad()  # a copied model, such as a reference model, keeps the hook without holders
 
 
@@ -68,14 +70,14 @@ def input_embeddings(model: nn.Module) -> nn.Module:
     Raises:
         GradientError: the model has none.
     """
-    model = unwrap(model)
+    base = unwrap(model)
     try:
-        embeddings = model.get_input_embeddings()
+        embeddings = base.get_input_embeddings()
     except (AttributeError, NotImplementedError):
         embeddings = None
     if not isinstance(embeddings, nn.Module):
         raise GradientError(
-            f"{type(model).__name__} has no input embeddings (get_input_embeddings), so there is no output to make "
+            f"{type(base).__name__} has no input embeddings (get_input_embeddings), so there is no output to make "
             "require a gradient. Next: hand over the transformers model itself, or use "
             f"{option_name()}_kwargs={{'use_reentrant': False}}, which needs no hook."
         )

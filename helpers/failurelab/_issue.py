@@ -5,6 +5,7 @@ log. A list of what is secret is never complete, so little is copied: of a diff 
 comments and strings, of a log and of the script's own error no text at all. What is copied is cleaned.
 """
 
+import functools
 import getpass
 import os
 import pathlib
@@ -70,7 +71,7 @@ def changes(diff: str, private: Sequence[str]) -> list[str]:
             return "" if match[0].lstrip()[0] == "#" else "…"
         return match[1] if line[0] == "+" and match[1][1:-1] not in old and len(match[1]) < 27 else "…"
 
-    return [clean(_PIECE.sub(lambda match, line=line: shorten(match, line), line), private) for line in lines]
+    return [clean(_PIECE.sub(functools.partial(shorten, line=line), line), private) for line in lines]
 
 
 def markdown(title: str, versions: Mapping[str, str], parts: Iterable[tuple[str, Sequence[str]]]) -> str:

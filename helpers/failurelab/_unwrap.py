@@ -1,20 +1,23 @@
 """The transformers model under its wrappers, and what is asked of it: its input device and its vocabulary."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
 
-def unwrap(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> Any:
     """Return the transformers model under its wrappers: DDP, an engine, torch.compile, PEFT."""
+    inner: Any = model
     while True:
-        if hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        elif isinstance(getattr(model, "module", None), nn.Module):
-            model = model.module
-        elif hasattr(model, "get_base_model"):
-            model = model.get_base_model()
+        if hasattr(inner, "_orig_mod"):
+            inner = inner._orig_mod
+        elif isinstance(getattr(inner, "module", None), nn.Module):
+            inner = inner.module
+        elif hasattr(inner, "get_base_model"):
+            inner = inner.get_base_model()
         else:
-            return model
+            return inner
 
 
 def has_adapter(model: nn.Module) -> bool:
@@ -25,9 +28,10 @@ def has_adapter(model: nn.Module) -> bool:
 def vocabulary_size(model: nn.Module) -> int:
     """Return how many token ids the model knows."""
     embedding = unwrap(model).get_input_embeddings()
-    return getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0]
+    return int(getattr(embedding, "num_embeddings", None) or embedding.weight.shape[0])
 
 
 def input_device(model: nn.Module) -> torch.device:
     """Return the device on which the model takes its input."""
-    return unwrap(model).get_input_embeddings().weight.device
+    device: torch.device = unwrap(model).get_input_embeddings().weight.device
+    return device

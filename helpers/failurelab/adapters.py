@@ -73,7 +73,8 @@ def prepare_peft(
     if gradient_checkpointing_kwargs is not None:
         enable_checkpointing(base, gradient_checkpointing_kwargs)
     require_input_grads(base)
-    return peft.get_peft_model(base, copy.deepcopy(peft_config))  # PEFT writes into the config it is given
+    adapted: nn.Module = peft.get_peft_model(base, copy.deepcopy(peft_config))  # PEFT writes into what it is given
+    return adapted
 
 
 def is_quantized(model: nn.Module) -> bool:
@@ -97,7 +98,7 @@ def _check_not_packed(model: nn.Module) -> None:
             )
 
 
-def _never_pack(model: nn.Module) -> None:
+def _never_pack(model: Any) -> None:
     """Keep bitsandbytes from packing 4-bit weights for inference when the model is evaluated between two steps."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -200,7 +201,7 @@ def _rehearse(base: nn.Module, peft_config: Any, checkpointing: dict[str, Any] |
         )
 
 
-def _merge(model: Any) -> nn.Module:
+def _merge(model: Any) -> Any:
     """Return the base model with what its active adapters add, and no adapter."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -84,7 +84,7 @@ def text(checks: list[Check]) -> str:
     Of another Python, FAIL reads EXPOSED: nothing has failed there, and nothing was tried. The failures that its
     versions do not have are one line.
     """
-    words = {FAIL: "EXPOSED"} if any(check.failure for check in checks) else {}
+    words: dict[str, str] = {FAIL: "EXPOSED"} if any(check.failure for check in checks) else {}
     width = max(70, min(120, shutil.get_terminal_size().columns))
     spared = [check.failure for check in checks if check.failure and check.status == PASS]
     lines = _wrap(verdict(checks), "", width)

@@ -154,7 +154,7 @@ def completion_logps(
 
     def score(states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """`states` (rows, width), `ids` (rows) -> log-probabilities (rows)."""
-        logits = own_forward(states)  # (rows, vocabulary)
+        logits: torch.Tensor = own_forward(states)  # (rows, vocabulary)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         return wide.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
 
@@ -166,7 +166,8 @@ def completion_logps(
         return torch.cat(scored).view(*completion.shape, 1)
 
     with mock.patch.object(head, "forward", score_instead):
-        scores = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True).logits
+        output = model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, return_dict=True)
+    scores: torch.Tensor = output.logits
     if scores.shape != (*completion.shape, 1):
         raise ValueError(
             f"model: {type(unwrap(model)).__name__} returned {tuple(scores.shape)} where its head gave "
@@ -187,7 +188,7 @@ def _head(model: nn.Module) -> nn.Module:
     kind = type(base).__name__
     if getattr(getattr(base, "config", None), "is_encoder_decoder", False):
         raise ValueError(f"model: {kind} has an encoder; completion_length says nothing there. A decoder is wanted.")
-    head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
+    head: nn.Module | None = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     if head is None:
         raise ValueError(
             f"model: {kind} has no LM head (get_output_embeddings() is None), so it gives tokens no probabilities. "

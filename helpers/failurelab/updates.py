@@ -130,12 +130,12 @@ def shares(
     if not judged:
         why = next((f"{name}: {reason}" for name, reason in left_out.items()), "nothing is trainable")
         raise UpdateError(f"no weights to judge ({why}). Next: give the tensors as the optimizer gets them")
-    tensors, by_dtype = sum(map(len, judged.values())), {}
+    by_dtype = {}
     for kept, parts in judged.items():
         elements = sum(count for count, _ in parts)
         by_dtype[kept] = elements, sum(count * share for count, share in parts) / elements
     by_dtype = dict(sorted(by_dtype.items(), key=lambda item: -item[1][0]))
-    return UpdateReport(learning_rate, tensors, by_dtype, left_out)
+    return UpdateReport(learning_rate, sum(map(len, judged.values())), by_dtype, left_out)
 
 
 def to_float32(model: nn.Module) -> list[str]:

@@ -51,8 +51,8 @@ def engine_of(trainer: Any) -> Any | None:
     return next(filter(is_engine, [*candidates, getattr(wrapper, "engine", None)]), None)
 
 
-def partitioned(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that ZeRO-3 has partitioned: all of them, or none at the stages 0 to 2."""
+def partitioned(model: nn.Module) -> list[Any]:
+    """Return the parameters that ZeRO-3 has partitioned, each with `ds_` attributes: all, or none at stages 0 to 2."""
     return [parameter for parameter in model.parameters() if hasattr(parameter, "ds_id")]
 
 

@@ -62,7 +62,7 @@ def _open_tensors(path: pathlib.Path, stack: contextlib.ExitStack) -> dict[str, 
     """Return each tensor's name and the open file that it lies in."""
     from safetensors import SafetensorError, safe_open
 
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for file in weights_in(path) if path.is_dir() else [path]:
         try:
             opened = stack.enter_context(safe_open(file, framework="pt"))

@@ -79,8 +79,8 @@ def main(arguments: list[str]) -> int:
             print() if len(answers) > 1 else None
     if options.report and answers:
         options.report.write_text("\n".join(answer.report(each, arguments) for each in answers), encoding="utf-8")
-    for _, error in errors:
-        print(f"ERROR {error}", file=sys.stderr)
+    for _, said in errors:
+        print(f"ERROR {said}", file=sys.stderr)
     statuses = [each.exit_status for each in answers] + [3] * len(errors)
     return 1 if 1 in statuses else max(statuses)
 

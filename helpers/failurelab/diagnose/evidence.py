@@ -122,8 +122,9 @@ def _derived(known: dict[str, Value]) -> None:
         ("gap_worst_of_mean", "gap_max", "gap_end"),
         ("characters_for_token", "mean_characters", "length_mean"),
     ):
-        if known.get(above) and known.get(below):
-            known[name] = known[above] / known[below]
+        over, under = known.get(above), known.get(below)
+        if isinstance(over, int | float) and isinstance(under, int | float) and over and under:
+            known[name] = over / under
 
 
 def _files(path: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -209,7 +210,7 @@ def _blocks(file: pathlib.Path) -> Iterator[str]:
 
 def _versions(file: pathlib.Path, evidence: Evidence) -> None:
     text = file.read_text(encoding="utf-8", errors="replace")[: 1 << 20]
-    found = {}
+    found: dict[str, str] = {}
     for package, version in _PINNED.findall(text):
         package = {"pytorch": "torch"}.get(package.lower(), package.lower())
         with contextlib.suppress(InvalidVersion):
@@ -266,9 +267,9 @@ def _log(file: pathlib.Path, evidence: Evidence) -> list[symptoms.Match]:
         )
         with file.open(encoding="utf-8", errors="replace") as stream:
             head = list(itertools.islice(stream, 1000))
-        with file.open("rb") as stream:
-            stream.seek(max(0, size - (1 << 20)))
-            tail = stream.read().decode("utf-8", errors="replace").splitlines()[-1000:]
+        with file.open("rb") as raw:
+            raw.seek(max(0, size - (1 << 20)))
+            tail = raw.read().decode("utf-8", errors="replace").splitlines()[-1000:]
         matches = symptoms.find_matches(head + tail)
     if evidence.history is None or evidence.history.trainer:
         record = read_history(entries_of(_blocks(file)))
@@ -396,7 +397,7 @@ def _state(folder: pathlib.Path, name: str) -> float | None:
 
 def _weights(found: dict) -> dict[str, Value]:
     """Figures of two checkpoints, as predicates can be asked of them."""
-    result = {key: value for key, value in found.items() if isinstance(value, int | float | bool)}
+    result: dict[str, Value] = {key: value for key, value in found.items() if isinstance(value, int | float | bool)}
     if isinstance(found.get("dtypes"), list):
         result["weights_dtype"] = ", ".join(found["dtypes"])
     tensors = found.get("tensors")

@@ -7,7 +7,7 @@ count as noise. "It rises" means: by more than three times what the noise alone 
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from failurelab.diagnose.history import History
 from failurelab.failures.predicates import Value
@@ -30,7 +30,7 @@ def _zeros(values: Sequence[float]) -> float:
     return statistics.fmean(value == 0 for value in values)
 
 
-_SUMMARIES = {  # what is said of one logged figure
+_SUMMARIES: dict[str, tuple[str, Callable[[list[float]], float]]] = {  # what is said of one logged figure
     "grad_zero": ("grad_norm", _zeros),
     "grad_median": ("grad_norm", statistics.median),
     "clipped_mean": ("clipped", statistics.fmean),
@@ -93,20 +93,21 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
     block = count // 4
     begin, end = _begin(values), _end(values)
     noise = math.sqrt(statistics.fmean((b - a) ** 2 for a, b in itertools.pairwise(values)) / 2)
-    middle, mean = statistics.fmean(steps), result["mean"]
+    middle, mean = statistics.fmean(steps), statistics.fmean(values)
     spread = math.fsum((step - middle) ** 2 for step in steps)
     slope = math.fsum((s - middle) * (v - mean) for s, v in zip(steps, values)) / spread if spread else 0.0
     error = noise * math.sqrt(2 / block)
     slope_error = noise / math.sqrt(spread) if spread else 0.0
+    gain, rise = _ratio(end - begin, error), _ratio(slope, slope_error)
     result |= {
         "begin": begin,
         "end": end,
-        "gain_in_noise": _ratio(end - begin, error),
-        "slope_in_noise": _ratio(slope, slope_error),
+        "gain_in_noise": gain,
+        "slope_in_noise": rise,
         "unseen": TIMES * error,  # a gain below this would not be seen
     }
     best = [statistics.fmean(values[at : at + block]) for at in range(0, count - block + 1, max(1, block // 2))]
-    down, up = sorted((result["gain_in_noise"], result["slope_in_noise"]))
+    down, up = min(gain, rise), max(gain, rise)
     course = "flat"
     if up > TIMES and up > -down:
         course = "rises"
@@ -132,7 +133,8 @@ def _spread(history: History, result: dict[str, Value]) -> None:
         steps, values = history.pairs("reward_std")
         if not values:
             return
-        none = share = [value < 1e-6 for value in values]
+        none = [value < 1e-6 for value in values]
+        share = [float(each) for each in none]
     result["groups_equal"], result["groups_equal_at_first"] = statistics.fmean(share), share[0]
     result["groups_equal_at_start"], result["groups_equal_at_end"] = _begin(share), _end(share)
     if none[-1]:  # from which step on, to the end

@@ -118,6 +118,7 @@ def _rule(cause: str, failure: failures.Failure | None, raw: Table | None) -> Ru
     """Return the rule of a cause: of a failure of the registry, of a file, or of both."""
     pro, contra = _observe_texts(cause) if failure else ([], [])
     if raw is None:
+        assert failure is not None  # a cause has a file of rules, or is of the registry
         return Rule(cause, failure.title, "failurelab preflight SCRIPT", (*pro,), (*contra,), failure.fix)
     if raw.text("cause") != cause:
         raise RuleError(f"{raw.file}: its cause must be {cause!r}, as the file is called")

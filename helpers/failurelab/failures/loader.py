@@ -45,7 +45,7 @@ class Thread:
     @property
     def url(self) -> str:
         """Its address; GitHub leads from an issue's address to a pull request of that number."""
-        name, number = _THREAD.fullmatch(self.thread).groups()
+        name, number = self.thread.split(" #")
         return f"https://github.com/{_REPOSITORIES[name]}/issues/{number}"
 
 

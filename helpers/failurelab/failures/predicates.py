@@ -19,7 +19,7 @@ import dataclasses
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 Value = float | int | bool | str | None
@@ -29,8 +29,9 @@ _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _FORM = re.compile(rf"\s*({_NAME})\s*(<=|>=|==|!=|<|>|~)\s*({_NUMBER}|{_NAME}|'[^']*'|\"[^\"]*\")\s*")
 _FIELD = re.compile(r"\{([^{}:]*)(?::([^{}]*))?\}")
 _WORDS = {"true": True, "false": False}
-_ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-_COMPARE = {**_ORDER, "==": operator.eq, "!=": operator.ne}
+_Comparison = Callable[[Any, Any], bool]
+_ORDER: dict[str, _Comparison] = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_COMPARE: dict[str, _Comparison] = {**_ORDER, "==": operator.eq, "!=": operator.ne}
 
 
 class PredicateError(ValueError):
@@ -174,7 +175,7 @@ def fill(template: str, figures: Mapping[str, Value]) -> str:
         PredicateError: it names a figure that is absent, or the format does not fit the value.
     """
 
-    def replaced(match: re.Match) -> str:
+    def replaced(match: re.Match[str]) -> str:
         value = _look_up(figures, match[1], template)
         if match[2] is None or value is None:
             return shown(value)

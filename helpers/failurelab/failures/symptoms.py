@@ -13,6 +13,7 @@ from failurelab import failures
 from failurelab.errors import FailureLabError
 
 PAGE = "docs/symptoms.md"
+_Text = tuple[str, str, failures.Failure]  # as it is looked up, as the registry has it, and whose it is
 _CUT = 20  # characters of a text that a reader must have left of it
 _SHORT = 40  # lines; what is pasted is looked at for texts that were cut short, a whole log is not
 _BLOCK = 20_000  # lines that are looked at together
@@ -117,7 +118,7 @@ def find_matches(lines: Iterable[str]) -> list[Match]:
     return sorted(whole, key=lambda match: (bool(match.notice), -len(match.symptom), match.failure.id))
 
 
-def _match_block(block: list[str], before: int, texts: list, matches: dict[tuple[str, str], Match]) -> None:
+def _match_block(block: list[str], before: int, texts: list[_Text], matches: dict[tuple[str, str], Match]) -> None:
     starts, position = [], 0
     words = [_normal(line) for line in block]
     for line in words:
@@ -131,7 +132,7 @@ def _match_block(block: list[str], before: int, texts: list, matches: dict[tuple
             matches[failure.id, symptom] = Match(failure, symptom, before + number + 1, block[number].strip())
 
 
-def _match_cut(block: list[str], texts: list, matches: dict[tuple[str, str], Match]) -> None:
+def _match_cut(block: list[str], texts: list[_Text], matches: dict[tuple[str, str], Match]) -> None:
     for index, line in enumerate(block):
         words = _normal(line)
         for text, symptom, failure in texts:

@@ -51,7 +51,8 @@ def _torn_head(model: nn.Module) -> list[str]:
     if not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
         return []
     try:
-        head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+        base: Any = model
+        head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
     except (AttributeError, NotImplementedError):
         return []
     ours, theirs = getattr(head, "weight", None), getattr(embeddings, "weight", None)

@@ -132,11 +132,12 @@ def check(
     home = resolve(device)
     execution_devices = _execution_devices(model, home)
     adapters = _adapter_names(model)
-    tensors, elsewhere, problems = collections.Counter(), [], []
+    tensors: collections.Counter[str] = collections.Counter()
+    elsewhere, problems = [], []
     first, why = "", ""
     seen: set[int] = set()
     for name, module in _in_order(model):
-        wanted = execution_devices[enclosing_name(name, execution_devices)]
+        wanted = execution_devices[enclosing_name(name, execution_devices) or ""]
         for placed, tensor in _own_tensors(name, module, adapters):
             if id(tensor) in seen:
                 continue

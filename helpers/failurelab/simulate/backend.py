@@ -178,7 +178,8 @@ def place(model: nn.Module, device_map: Mapping[str, int | str | torch.device]) 
     planned: dict[int, tuple[str, torch.device]] = {}
     moves = []
     for name, module in modules.items():
-        target = targets.get(enclosing_name(name, targets))
+        around = enclosing_name(name, targets)
+        target = targets[around] if around is not None else None
         for table in (module._parameters, module._buffers):
             for part, tensor in table.items():
                 if tensor is None:
@@ -213,7 +214,7 @@ def _copy(tensor: torch.Tensor, target: torch.device, parameter: bool) -> torch.
     empty = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=target)
     if not parameter:
         return empty
-    copied = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+    copied: Any = nn.Parameter(empty, requires_grad=tensor.requires_grad)
     state = getattr(tensor, "quant_state", None)
     if state is not None:
         copied.quant_state = _copy_state(state, target)

@@ -9,6 +9,7 @@ Source: bitsandbytes `QuantState`, `functional.quantize_4bit`.
 """
 
 import logging
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,7 +33,8 @@ def four_bit(model: nn.Module, *, compute_dtype: torch.dtype = torch.bfloat16) -
                 setattr(module, part, _layer(child, compute_dtype))
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    model.is_loaded_in_4bit = True
+    told: Any = model
+    told.is_loaded_in_4bit = True
     return model
 
 

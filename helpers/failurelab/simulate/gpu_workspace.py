@@ -49,7 +49,7 @@ def _never(*_: Any) -> torch.Tensor:
     raise RuntimeError("a simulated device computes nothing: run this on fake tensors (simulate.fake)")
 
 
-def workspace(function: Any, args: tuple) -> Mapping[torch.device, int]:
+def workspace(function: Any, args: tuple[Any, ...]) -> Mapping[torch.device, int]:
     """Return the bytes that a GPU's kernel holds besides its results while it runs, by device.
 
     Args:

@@ -32,9 +32,9 @@ class Call:
         original: transformers' own function.
     """
 
-    cls: type
+    cls: Any
     name: Any
-    arguments: tuple
+    arguments: tuple[Any, ...]
     config: Any
     options: dict[str, Any]
     original: Callable[..., Any]

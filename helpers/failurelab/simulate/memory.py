@@ -90,8 +90,8 @@ class _Tracker(TorchDispatchMode):
     def __init__(self, modules: Iterable[nn.Module], block: int) -> None:
         super().__init__()
         self.block = block
-        self.held: dict[torch.device, collections.Counter] = collections.defaultdict(collections.Counter)
-        self.totals: collections.Counter = collections.Counter()
+        self.held: dict[torch.device, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        self.totals: collections.Counter[torch.device] = collections.Counter()
         self.peaks: dict[torch.device, dict[str, int]] = {}
         self.kinds = WeakIdKeyDictionary()
         self.hooks = []
@@ -142,7 +142,7 @@ class _Tracker(TorchDispatchMode):
                 self.held[device][kind] += known[1]
                 known[0] = kind
             return
-        entry = [kind, self._rounded(storage.nbytes())]
+        entry: list[Any] = [kind, self._rounded(storage.nbytes())]
         self.kinds[storage] = entry
         weakref.finalize(storage, self._gone, device, entry)
         self.held[device][kind] += entry[1]
@@ -157,6 +157,6 @@ class _Tracker(TorchDispatchMode):
             kinds = {**self.held[device], "Workspace": workspace}
             self.peaks[device] = {kind: size for kind, size in kinds.items() if size}
 
-    def _gone(self, device: torch.device, entry: list) -> None:
+    def _gone(self, device: torch.device, entry: list[Any]) -> None:
         self.held[device][entry[0]] -= entry[1]
         self.totals[device] -= entry[1]

@@ -53,7 +53,7 @@ class Mapped:
     def device_map(self, asked: Any) -> Any:
         """Return a device map all of whose places are there."""
         if isinstance(asked, dict):
-            places = {name: self.place if self._absent(at) else at for name, at in asked.items()}
+            places: Any = {name: self.place if self._absent(at) else at for name, at in asked.items()}
         elif self._absent(asked) or (isinstance(asked, str) and asked in AUTOMATIC and not self._gpus):
             places = self.place
         else:
@@ -111,7 +111,7 @@ def on_this_machine(mapped: Mapped, cuda: Cuda | None = None) -> Iterator[None]:
         yield
 
 
-def _asked_of_cuda(cuda: Cuda, mapped: Mapped) -> dict[str, Callable[..., Any]]:
+def _asked_of_cuda(cuda: Cuda, mapped: Mapped) -> dict[str, Any]:
     """Return functions of `torch.cuda` that fail without a GPU; whether there is one is not among them."""
     facts = {
         "get_device_properties": cuda.get_device_properties,
@@ -173,9 +173,10 @@ def _loading_replaced(mapped: Mapped) -> Iterator[None]:
 @contextlib.contextmanager
 def _generators_replaced(mapped: Mapped) -> Iterator[None]:
     """Let a random generator be made for a GPU; no function mode is asked for it."""
-    original = torch.Generator
+    original: Any = torch.Generator
+    kind: Any = type(original)
 
-    class AnyGenerator(type(original)):
+    class AnyGenerator(kind):
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, original)
 
@@ -195,7 +196,7 @@ class _Devices(TorchFunctionMode):
         self._mapped = mapped
 
     def __torch_function__(
-        self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if function is torch.device:

@@ -120,7 +120,8 @@ def told_to_script(
         set_device: is given the rank's device when accelerate's state is first asked for.
     """
     told = rank.variables()
-    environ, kind = os.environ, type(os.environ)
+    environ = os.environ
+    kind: Any = type(environ)
 
     class Environment(kind):
         def __getitem__(self, name: str) -> str:
