@@ -14,14 +14,14 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers.trainer_callback import TrainerCallback
 
 from failurelab.errors import raises_own
 from failurelab.handles import is_unseen
 
 REPORT = "failurelab.json"
 _log = logging.getLogger("failurelab.guards")
-_runs: dict[pathlib.Path, tuple[weakref.ref, list[dict[str, Any]]]] = {}  # a file's run, and what it holds
+_runs: dict[pathlib.Path, tuple[weakref.ref[Any], list[dict[str, Any]]]] = {}  # a file's run, and what it holds
 
 
 class GuardTripped(RuntimeError):
