@@ -60,7 +60,7 @@ class GradientGuard(Guard):
         self._not_optimized: tuple[str, ...] = ()
 
     def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: nn.Module | None = None, optimizer: Any = None, **_: Any
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
     ) -> None:
         """Ask the optimizer what it holds, and start to listen."""
         self._stop()
@@ -107,7 +107,7 @@ class GradientGuard(Guard):
         values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else [output]
         results = [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
         reentrant = any(kind == "reentrant" for kind, _ in gradients.checkpointed(model))
-        if reentrant and results and not any(result.requires_grad for result in results):
+        if self._watch and reentrant and results and not any(result.requires_grad for result in results):
             self.report = self._watch.report()
             self._trip(f'the first backward pass will end in "element 0 ...": {self.report}', self.report, ("F2",))
 
