@@ -69,7 +69,7 @@ class LogitsGuard(Guard):
 
     def __init__(self, action: Action = "stop"):
         super().__init__(action)
-        self._model: nn.Module | None = None
+        self._model: Any = None
         self._begin()
 
     def _begin(self) -> None:
@@ -78,7 +78,7 @@ class LogitsGuard(Guard):
         self._asked: str | None = None
         self._fused = self._judged = self._grew = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Start to listen to the model's forward."""
         self._stop()
         self._begin()
@@ -88,7 +88,7 @@ class LogitsGuard(Guard):
         self._listening.callback(hook.remove)
         self._start = peak_so_far()
 
-    def _listen(self, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+    def _listen(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled():
             return  # generation, or the reference model
         ids = kwargs.get("input_ids", args[0] if args else None)
@@ -233,7 +233,9 @@ def _fused_scores(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, lengt
     """Return what trl's fused head returns (trl 1.15 and later)."""
     labels = ids.clone()
     labels[:, :-length] = -100
-    return model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -length:]
+    output = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+    scores: torch.Tensor = output.log_probs[:, -length:]
+    return scores
 
 
 def peak_so_far() -> int:
