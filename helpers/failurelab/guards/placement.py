@@ -11,7 +11,6 @@ Upstream: TRL #2760.
 from typing import Any
 
 import torch
-from torch import nn
 
 from failurelab import placement
 from failurelab.guards.base import Action, Guard
@@ -33,7 +32,7 @@ class PlacementGuard(Guard):
     def __init__(self, action: Action = "stop"):
         super().__init__(action)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Check every tensor of the model once."""
         autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
         report = self.report = placement.check(model, args.device, autocast=autocast)
