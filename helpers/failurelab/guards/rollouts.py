@@ -52,9 +52,7 @@ class RolloutGuard(Guard):
         self.tokenizer = tokenizer
         self._rounding: float | None = None
 
-    def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Wait for the trainer to call `generate`."""
         self._stop()
         self.report = None
@@ -80,7 +78,7 @@ class RolloutGuard(Guard):
         self,
         model: nn.Module,
         tokenizer: Any,
-        generate: Callable[..., Any],
+        generate: Any,
         /,
         inputs: torch.Tensor | None = None,
         generation_config: Any = None,
