@@ -29,6 +29,7 @@ _WIDE = (
 )
 _SAMPLE = 4096  # elements of each tensor
 _COPIES = ("master", "kahan", "compensation")  # what optimizers call what they keep beside the weights
+_Sample = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # a parameter, its first weights, which had a gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,7 @@ class UpdateGuard(Guard):
         self._done = True
 
     def _begin(self) -> None:
-        self._first: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None = {}
+        self._first: dict[str, _Sample] | None = {}
         self._steps_taken, self._last_rate = 0, 0.0
         self._from_zero: set[int] | None = None  # ids of parameters
 
@@ -123,12 +124,12 @@ class UpdateGuard(Guard):
         self.report, self._done = None, False
 
     def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: nn.Module | None = None, optimizer: Any = None, **_: Any
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
     ) -> None:
         """Take the sample."""
         self._before = []
         if self._first is not None:
-            self._note_gradients(model)
+            self._note_gradients(model, self._first)
         if self._done:
             return
         rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
@@ -153,24 +154,24 @@ class UpdateGuard(Guard):
                 self._before.append((parameter, weights, moved, float(rates[id(parameter)])))
 
     def on_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: nn.Module | None = None, optimizer: Any = None, **_: Any
+        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **_: Any
     ) -> None:
         """Compare the sample, and judge after the last of the steps."""
         before, self._before = self._before, []
         if getattr(optimizer, "step_was_skipped", False):
             return
         if self._first is not None:
-            self._judge_movement(model, optimizer, state.global_step + 1)
+            self._judge_movement(self._first, model, optimizer, state.global_step + 1)
         if self._done or not any(row[2].any() for row in before):
             return
         for parameter, weights, moved, rate in before:
-            self._count(weights[moved], self._take(parameter)[moved], rate, id(parameter) in self._from_zero)
+            self._count(weights[moved], self._take(parameter)[moved], rate, id(parameter) in (self._from_zero or ()))
         self._steps_seen += 1
         if self._steps_seen >= self.steps:
             self._done = True
             self._judge([row[0] for row in before], optimizer, state.global_step + 1)
 
-    def _note_gradients(self, model: nn.Module) -> None:
+    def _note_gradients(self, model: nn.Module, first: dict[str, _Sample]) -> None:
         """Keep a sample of each trainable tensor as it is first seen, and note which of its elements get a gradient."""
         if not any(parameter.requires_grad for parameter in model.parameters()):
             self._first = None
@@ -180,12 +181,12 @@ class UpdateGuard(Guard):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.grad is not None and not updates.not_judged(parameter):
                 reached = self._take(parameter.grad) != 0
-                _, weights, before = self._first.get(name) or (None, self._take(parameter), False)
-                self._first[name] = (parameter, weights, reached | before)
+                _, weights, before = first.get(name) or (None, self._take(parameter), False)
+                first[name] = (parameter, weights, reached | before)
 
-    def _judge_movement(self, model: nn.Module, optimizer: Any, step: int) -> None:
+    def _judge_movement(self, first: dict[str, _Sample], model: nn.Module, optimizer: Any, step: int) -> None:
         """Tell of tensors with a gradient that the first steps have not changed at all."""
-        seen = {name: row for name, row in self._first.items() if row[2].any()}
+        seen = {name: row for name, row in first.items() if row[2].any()}
         rate, last = max((float(group["lr"]) for group in optimizer.param_groups), default=0.0), self._last_rate
         self._last_rate = rate
         if not (seen and rate):
@@ -238,9 +239,9 @@ class UpdateGuard(Guard):
         self._counts[4] += float((rate / gap[out_of_reach]).sum())
 
     def _judge(self, tensors: list[torch.Tensor], optimizer: Any, step: int) -> None:
-        elements, changed, predicted, moved, expected = self._counts
+        (elements, changed), (predicted, moved, expected) = map(int, self._counts[:2]), self._counts[2:]
         dtypes = tuple(sorted({dtype_name(tensor.dtype) for tensor in tensors}))
-        zeros = sum(id(tensor) in self._from_zero for tensor in tensors)
+        zeros = sum(id(tensor) in (self._from_zero or ()) for tensor in tensors)
         rest = self._rest[1] / self._rest[0] if self._rest[0] else None
         # a tensor that begins at zero moves while it is small: it says nothing of later steps, and the run learns by it
         grade = updates.grade(changed / elements, self.least)
