@@ -36,7 +36,7 @@ class Zero3Guard(Guard):
 
     def __init__(self, trainer: Any, action: Action = "stop"):
         super().__init__(action)
-        self._trainer = weakref.ref(trainer)
+        self._trainer: Callable[[], Any] = weakref.ref(trainer)
         self._watched = 0  # hand-overs and generations seen
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -47,7 +47,7 @@ class Zero3Guard(Guard):
         if trainer is None or not zero3.partitioned(trainer.model):
             self._held("no parameter is partitioned by ZeRO-3, so there is nothing to watch")
             return
-        watched = [(trainer.accelerator, "unwrap_model", self._around_unwrap)]
+        watched: list[tuple[Any, str, Any]] = [(trainer.accelerator, "unwrap_model", self._around_unwrap)]
         if callable(getattr(trainer.model, "generate", None)):
             watched.append((trainer.model, "generate", self._around_generate))
         for owner, name, around in watched:
@@ -71,7 +71,7 @@ class Zero3Guard(Guard):
         self._check(self._judge_generate, generate)
         return generate(*args, **kwargs)
 
-    def _judge_generate(self, generate: Callable[..., Any]) -> None:
+    def _judge_generate(self, generate: Any) -> None:
         model = generate.__self__
         self._judge(model, "generate", not zero3.hooks(model))
 
@@ -96,9 +96,10 @@ def _find_caller() -> str:
     """Return the name of TRL's function that unwraps for generation, if it is the caller; else an empty text."""
     frame = sys._getframe(1)
     for _ in range(6):  # _judge_unwrap, _check, _around_unwrap, the dispatch of wrap_method, and the caller itself
-        frame = frame.f_back
-        if frame is None:
+        back = frame.f_back
+        if back is None:
             return ""
+        frame = back
         if frame.f_code.co_name in _HANDS_OVER:
             return "unwrap_model_for_generation"
     return ""
