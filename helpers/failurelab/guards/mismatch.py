@@ -108,7 +108,7 @@ class EngineMismatchGuard(Guard):
         if every < 1:
             raise ValueError(f"every={every}: it compares every so many batches, so 1 or more")
         self.every, self.history = every, history
-        self._trainer = weakref.ref(trainer)
+        self._trainer: Callable[[], Any] = weakref.ref(trainer)
         self._forget(None)
 
     def _forget(self, model: nn.Module | None) -> None:
@@ -117,9 +117,9 @@ class EngineMismatchGuard(Guard):
         self._called: set[str] = set()  # `model` and `decoder`, since the rollout function was asked
         self._read: float | None = None
         self._start = _weights(model) if model is not None and self.history else {}
-        self._older: collections.deque[tuple[int, dict]] = collections.deque(maxlen=self.history)
+        self._older: collections.deque[tuple[int, dict[str, torch.Tensor]]] = collections.deque(maxlen=self.history)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module | None = None, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Start to listen to the trainer's rollouts."""
         self._stop()
         self.report = EngineMismatchReport()
@@ -299,7 +299,7 @@ class EngineMismatchGuard(Guard):
         if before.sum() >= counts.sum() / 4:
             undone["tokens"] = float((policy - engine).abs()[before].mean())
             return undone, "tokens"
-        grew = self.report.gaps[0][1].mean < self.mean / 2
+        grew = self.report.gaps[0][1].mean < gap.mean / 2
         return undone, "stale" if grew else "unknown"
 
     def _with_older(self, batch: Any, engine: Any, mask: Any) -> list[float]:
@@ -325,7 +325,7 @@ class EngineMismatchGuard(Guard):
             ]
         return torch.cat(parts).float()
 
-    def _listen_to_scores(self, args: tuple, output: Any) -> None:
+    def _listen_to_scores(self, args: tuple[Any, ...], output: Any) -> None:
         """Where the model gives logits, read from their gradient at which temperature tokens are scored."""
         logits = getattr(output, "logits", None)
         if self._read is not None or not torch.is_grad_enabled() or not isinstance(logits, torch.Tensor):
