@@ -55,6 +55,17 @@ def test_gradient_is_that_of_the_formula(loss_type, monkeypatch):
             torch.testing.assert_close(ours[name], expected, rtol=1e-3, atol=1e-6)
 
 
+def test_cispo_without_a_bound_is_unclipped():
+    """At the policy that drew the tokens every ratio is 1: its gradient is then that of `dapo`."""
+    model, rows = qwen2(), rows_of_two_groups()
+    ours, theirs = (
+        textbook.expected_gradient(model, rows, textbook.Options(loss_type=loss_type))
+        for loss_type in ("cispo", "dapo")
+    )
+    for name, expected in theirs.items():
+        torch.testing.assert_close(ours[name], expected)
+
+
 def test_rows_that_a_forward_of_the_script_s_own_keeps_are_not_believed():
     """Such a model scores the completion at the prompt, in the trainer and in the textbook alike."""
     rows = rows_of_two_groups()

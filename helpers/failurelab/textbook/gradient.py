@@ -14,6 +14,7 @@ Nothing of trl computes here.
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -211,7 +212,7 @@ class Step:
 
     def rows_that_fit(self, model: nn.Module) -> int:
         """Return how many rows have at most LOGITS_BYTES of logits."""
-        words = unwrap(model).get_output_embeddings().weight.shape[0]
+        words = int(unwrap(model).get_output_embeddings().weight.shape[0])
         longest = max(max(len(row.prompt) + len(row.completion), sum(row.padded)) for row in self.rows)
         room = LOGITS_BYTES.get(input_device(model).type, LOGITS_BYTES["cuda"])
         return max(1, min(len(self.rows), room // (4 * words * longest)))
@@ -288,7 +289,7 @@ class Step:
         nowhere = torch.zeros_like(ratio, dtype=torch.bool)
         if self.change.probabilities:
             return -worth * logps.exp(), nowhere
-        high = options.epsilon if options.epsilon_high is None else options.epsilon_high
+        high = next(each for each in (options.epsilon_high, options.epsilon, math.inf) if each is not None)
         if options.loss_type == "cispo":
             return -ratio.clamp(max=high).detach() * worth * logps, ratio.detach() > high
         if options.loss_type == "sapo":
@@ -327,6 +328,7 @@ class Step:
         return old
 
     def _reference_logps(self, reference: Reference | None, part: range, precision: Precision) -> torch.Tensor:
+        assert reference is not None  # where beta is not 0, expected_gradient has asked for it
         with reference() as model, plain(model), torch.no_grad():
             forward, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
             return self.score_rows(forward, part).logps
@@ -345,7 +347,7 @@ class Step:
         tally.tokens += int(trained.sum())
         tally.clipped += int((clipped.expand_as(trained) & trained).sum())
         tally.drift = max(tally.drift, float(((ratio.detach() - 1).abs() * trained).max()))
-        if kl is not None:
+        if kl is not None and apart is not None:
             tally.kl = max(tally.kl, float((kl.detach().abs() * trained).max()))
             tally.apart = max(tally.apart, float((apart * trained).max()))
 
@@ -360,7 +362,7 @@ def row_weights(rows: Sequence[Row], options: Options, length_of: Callable[[Row]
     left = torch.tensor([left_out(row, options) for row in rows])
     counted = torch.ones_like(left) if options.truncated_count else ~left
     lengths = torch.tensor([length_of(row) for row in rows], dtype=torch.float64)
-    micros = sorted({row.micro for row in rows})
+    micros = list(dict.fromkeys(row.micro for row in rows))
     micro = torch.tensor([micros.index(row.micro) for row in rows])
     same = (micro[:, None] == micro).double()  # (rows, rows)
     completions = (same @ counted.double()).clamp(min=1) * len(micros)
@@ -436,7 +438,8 @@ def forward_of(
         }
         enabled = precision.autocast is not None
         with torch.autocast(device.type, dtype=precision.autocast or torch.bfloat16, enabled=enabled):
-            return torch.func.functional_call(inner, replaced, (), given).logits
+            logits: torch.Tensor = torch.func.functional_call(inner, replaced, (), given).logits
+        return logits
 
     return forward, leaves
 

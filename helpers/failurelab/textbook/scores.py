@@ -99,12 +99,12 @@ class Scores:
 
     Attributes:
         logps: log-probabilities of the scored tokens, (rows, tokens).
-        entropies: of the distributions that they were drawn from, (rows, tokens), or None.
+        entropies: of the distributions that they were drawn from, (rows, tokens); (0,) where not asked for.
         mask: where there is a token that is trained on, (rows, tokens).
     """
 
     logps: torch.Tensor
-    entropies: torch.Tensor | None
+    entropies: torch.Tensor
     mask: torch.Tensor
 
 
@@ -142,7 +142,7 @@ def score(
         mask.append([float(place - layout.start not in given) for place in layout.places] + [0.0] * rest)
     return Scores(
         torch.stack(logps),
-        torch.stack(entropies) if entropy else None,
+        torch.stack(entropies) if entropy else torch.empty(0),
         torch.tensor(mask, device=logits.device),
     )
 
