@@ -15,7 +15,6 @@ model that changes, and a gradient that the optimizer is not given are wrong wha
 import contextlib
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -418,7 +417,7 @@ class Recorder:
         batches = [batch for batch in self._batches if batch.trained or batch.step == now] or self._batches[-1:]
         left = [(batch, place) for batch in batches for place in range(len(batch.rows)) if place not in batch.trained]
         if self._micros == self._slices * len(batches) and len(left) >= len(self._open):
-            for (batch, place), micro in itertools.zip_longest(left, self._open, fillvalue=0):
+            for (batch, place), micro in zip(left, [*self._open, *[0] * len(left)]):
                 batch.trained[place] = micro
         elif self._again:
             said = f"{self._again} completions are trained on again before others of their generation are trained on"
@@ -509,7 +508,7 @@ def _decode(tokenizer: Any, ids: Ids) -> str:
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decode = tokenizer.decode if backend is None else backend.decode
-    return decode(list(ids), skip_special_tokens=True)
+    return str(decode(list(ids), skip_special_tokens=True))
 
 
 def _tokenizer(trainer: Any) -> Any:

@@ -1,7 +1,7 @@
 """What one optimizer step trains on: the tokens that were drawn, and the rewards that were returned."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -63,7 +63,7 @@ def rows_of(
     return rows
 
 
-def cut_at_end(completion: Sequence[int], ends: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+def cut_at_end(completion: Sequence[int], ends: Collection[int]) -> tuple[tuple[int, ...], bool]:
     """Return the ids up to the first end, with it, and whether there is one."""
     for place, token in enumerate(completion):
         if token in ends:
