@@ -253,7 +253,7 @@ def _of_scores(rows: Sequence[Row], options: Options, pad: int) -> Iterator[Susp
     yield suspect("scores shifted by one", "a token is scored one place early", shift=-1)
     yield suspect("rows of the prompt", from_prompt=True)
     yield suspect("rows of the prompt", "padded", from_prompt=True, padded=True)
-    unmasked = {"padded": True, "attend_padding": True}
+    unmasked: dict[str, Any] = {"padded": True, "attend_padding": True}
     yield suspect("rows of the prompt", "without attention mask", from_prompt=True, **unmasked)
     if any(len(row.prompt) < row.padded[0] for row in rows):
         yield suspect("no attention mask", **unmasked)
@@ -297,7 +297,7 @@ def _of_advantages(rows: Sequence[Row], options: Options) -> Iterator[Suspect]:
         if kind != options.scale_rewards and options.multi_objective_aggregation == "sum_then_normalize":
             yield Suspect("scaling of the rewards", kind, dataclasses.replace(options, scale_rewards=kind))
     for small in (1e4, 1e3, 1e2, 10.0, 1.0, 0.1):
-        change = Change(advantages=lambda rows, options, worth, small=small: advantages(rows, options, small))
+        change = _with_advantages(advantages(rows, options, small))
         yield Suspect("number added to the standard deviation", f"{small:g} in place of 1e-4", options, change)
     yield Suspect("standard deviation", "divided by n in place of n - 1", options, Change(advantages=_biased))
     by_sum = dataclasses.replace(options, multi_objective_aggregation="sum_then_normalize")
@@ -306,7 +306,7 @@ def _of_advantages(rows: Sequence[Row], options: Options) -> Iterator[Suspect]:
         "nor is the deviation divided by": "none",
     }.items():
         raw = advantages(rows, dataclasses.replace(by_sum, scale_rewards=scale), baseline=False)
-        yield suspect("no baseline", detail, lambda worth, raw=raw: raw)
+        yield Suspect("no baseline", detail, options, _with_advantages(raw))
     yield Suspect("groups", "the mean and the deviation are those of the batch", options, Change(advantages=_one_group))
     yield Suspect("groups", "interleaved: row i is taken for group i mod n", options, Change(advantages=_interleaved))
     for detail, function in _orders(rows).items():
@@ -372,22 +372,25 @@ def _of_rewards(rows: Sequence[Row], options: Options) -> Iterator[Suspect]:
             yield weighted("one reward function ignored", f"number {index + 1}", _with(given, index, 0.0))
             if any(_with(tells, index, False)):  # alone, it is the opposite sign of all
                 yield weighted("sign of one reward function", f"number {index + 1}", _with(given, index, -given[index]))
-        (other,) = {"normalize_then_sum", "sum_then_normalize"} - {options.multi_objective_aggregation}
-        changed = dataclasses.replace(options, multi_objective_aggregation=other)
-        yield Suspect("how rewards become one", other, changed)
+        (way,) = {"normalize_then_sum", "sum_then_normalize"} - {options.multi_objective_aggregation}
+        yield Suspect("how rewards become one", way, dataclasses.replace(options, multi_objective_aggregation=way))
     if any(all(value is None or math.isnan(value) for value in row.rewards) for row in rows):
         yield Suspect(
             "completions without any reward", "count as 0", dataclasses.replace(options, unscored_are_zero=True)
         )
-    for name, function in {
+    changes: dict[str, Callable[[float], float]] = {
         "cut to between 0 and 1": lambda v: min(max(v, 0.0), 1.0),
         "rounded": round,
         "cut to whole numbers": int,
-    }.items():
+    }
+    for name, function in changes.items():
         changed = [dataclasses.replace(row, rewards=_changed(row.rewards, function)) for row in rows]
         if any(one.rewards != other.rewards for one, other in zip(changed, rows)):
-            change = Change(advantages=lambda rows, options, worth, changed=changed: advantages(changed, options))
-            yield Suspect("rewards changed", name, options, change)
+            yield Suspect("rewards changed", name, options, _with_advantages(advantages(changed, options)))
+
+
+def _with_advantages(worth: torch.Tensor) -> Change:
+    return Change(advantages=lambda rows, options, old: worth)
 
 
 def _with(values: Sequence[float], index: int, value: float) -> list[float]:
