@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers.trainer_callback import TrainerCallback
 
 from failurelab.textbook.comparison import Comparison, compare_step, not_grpo
 from failurelab.textbook.fields import Options
@@ -55,7 +55,7 @@ class Watch(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare."""
-        if state.global_step + 1 in self.steps:
+        if self._recorder is not None and state.global_step + 1 in self.steps:
             self.reports.append(
                 compare_step(
                     self.trainer,
@@ -67,7 +67,8 @@ class Watch(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Forget the step."""
-        self._recorder.next_step()
+        if self._recorder is not None:
+            self._recorder.next_step()
 
 
 compare = Watch  # `with textbook.compare(trainer) as comparison: trainer.train()`
