@@ -102,7 +102,7 @@ def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) ->
     if function is None and before is not None:
         function = _without_owner(before)
     if function is not None:
-        dispatch.__signature__ = inspect.signature(function)
+        dispatch.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # that inspect reads
     wrapped = types.MethodType(dispatch, owner)
     setattr(owner, name, wrapped)
 
@@ -131,7 +131,8 @@ def _without_owner(function: Callable[..., Any]) -> Callable[..., Any]:
     with contextlib.suppress(TypeError, ValueError):  # a callable that tells no signature
         own = inspect.signature(function)
         first = inspect.Parameter("_", inspect.Parameter.POSITIONAL_ONLY)
-        call.__signature__ = own.replace(parameters=[first, *own.parameters.values()])
+        told = own.replace(parameters=[first, *own.parameters.values()])
+        call.__signature__ = told  # type: ignore[attr-defined]  # that inspect reads
     return call
 
 
