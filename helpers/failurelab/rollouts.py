@@ -60,7 +60,7 @@ def repair(model: nn.Module) -> Handle:
         AttributeError: the model has no `generate`, such as a DistributedDataParallel wrapper: repair what it wraps.
     """
 
-    def around(generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def around(generate: Any, *args: Any, **kwargs: Any) -> Any:
         with safe_generation(generate.__self__):
             return generate(*args, **kwargs)
 
@@ -197,7 +197,8 @@ def compare(
         rounding: see RolloutReport; by default it follows from the dtype of the weights.
         generate_kwargs: for `generate`; settings of sampling are overridden.
     """
-    generate = generate or model.generate
+    foreign: Any = model
+    generate = generate or foreign.generate
     if rounding is None:
         sizes = (parameter.element_size() for parameter in model.parameters() if parameter.is_floating_point())
         rounding = ROUNDING[min(sizes)]
@@ -223,7 +224,8 @@ def compare(
                 training_logps.append(policy)
                 evaluation_logps.append(policy if tokens == right else _log_probs(model, prompt, right))
                 texts = [tokenizer.decode(row, skip_special_tokens=True) for row in (tokens, right)]
-                rollouts.append(Rollout(tokenizer.decode(prompt), *texts, tokens == right, errors[-1].max().item()))
+                text = tokenizer.decode(prompt)
+                rollouts.append(Rollout(text, texts[0], texts[1], tokens == right, errors[-1].max().item()))
     return RolloutReport(
         rollouts=tuple(rollouts),
         error=torch.cat(errors).max().item(),
@@ -242,5 +244,5 @@ def _log_probs(model: nn.Module, prompt: torch.Tensor, completion: list[int]) ->
     tokens = torch.tensor(completion, dtype=prompt.dtype, device=prompt.device)
     ids = torch.cat([prompt, tokens])[None]
     output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-    logits = output.logits[0]  # (prompt + completion, vocabulary)
+    logits: torch.Tensor = output.logits[0]  # (prompt + completion, vocabulary)
     return logits[-len(tokens) - 1 : -1].float().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
