@@ -5,6 +5,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 from tests.cli.one_session import session_of
@@ -21,7 +22,15 @@ from failurelab.preflight.repairs import (
     Together,
     WithoutMethod,
 )
-from failurelab.preflight.script_text import Place, Text, apply_edits, encode_source, make_patch, read_source
+from failurelab.preflight.script_text import (
+    Place,
+    Text,
+    apply_edits,
+    encode_source,
+    make_patch,
+    place_of,
+    read_source,
+)
 from failurelab.preflight.session import TimeIsOver, _with_folder
 
 # A script as people write it; `@kind` marks the call that a repair speaks of.
@@ -113,6 +122,14 @@ def test_an_edit_of_a_script(repair, there, gone, kind):
         )
         config = eval(ast.unparse(call), {"config": {"temperature": 0.9}, "GRPOConfig": values["GRPOConfig"]})
         assert config["temperature"] == 1.0 and config.get("beta", 0.25) == 0.25
+
+
+def test_a_python_without_columns_has_places_by_line():
+    """3.10 knows no columns: no call is found at such a place, so that repairs are tried live or not at all."""
+    code = types.SimpleNamespace(co_filename="train.py")
+    place = place_of(types.SimpleNamespace(f_code=code, f_lineno=2, f_lasti=0))
+    assert (place.file, place.line) == ("train.py", 2)
+    assert Text("train.py", "import trl\ntrl.GRPOTrainer()\n").call(place) is None
 
 
 def test_statements_of_several_lines():

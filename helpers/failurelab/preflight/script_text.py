@@ -50,7 +50,10 @@ def own_frames(holds: Callable[[str], bool]) -> Iterator[types.FrameType]:
 
 def place_of(frame: types.FrameType) -> Place:
     """Return the place of the call that a frame is in."""
-    line, end_line, column, end_column = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    positions = getattr(frame.f_code, "co_positions", None)
+    if positions is None:  # Python 3.10 knows no columns: then no call is found in the text
+        return Place(frame.f_code.co_filename, frame.f_lineno, 0, 0, 0)
+    line, end_line, column, end_column = list(positions())[frame.f_lasti // 2]
     return Place(frame.f_code.co_filename, line or frame.f_lineno, end_line or 0, column or 0, end_column or 0)
 
 
@@ -137,8 +140,8 @@ class Text:
     def before(self, statement: ast.stmt, *lines: str) -> Edit:
         """Return the edit that puts statements of one line each in front of another one."""
         start = self.offset(statement.lineno, statement.col_offset)
-        if getattr(statement, "decorator_list", None):
-            start = self.offset(statement.decorator_list[0].lineno, statement.col_offset)
+        if decorators := getattr(statement, "decorator_list", None):
+            start = self.offset(decorators[0].lineno, statement.col_offset)
         indent = self.text[self._starts[statement.lineno - 1] : start]
         after = "; " if indent.strip() else self.newline + indent
         return Edit(self.file, start, start, "".join(line + after for line in lines))
@@ -174,12 +177,12 @@ class Text:
         start, end = self.span(keyword)
         tokens = self._tokens(call)
         after = next(token for token in tokens if token[1] >= end and token[0] in ",)")
-        line_start, line_end = self._starts[keyword.lineno - 1], self._starts[keyword.end_lineno]
+        line_start, line_end = self._starts[keyword.lineno - 1], self._starts[keyword.end_lineno or keyword.lineno]
         rest = self.text[after[2] : line_end] if after[0] == "," else ""
         if after[0] == "," and not self.text[line_start:start].strip() and not rest.partition("#")[0].strip():
             return [Edit(self.file, line_start, line_end, "")]
         if after[0] == ",":
-            end = re.compile(" *").match(self.text, after[2]).end()
+            end = after[2] + len(rest) - len(rest.lstrip(" "))
         else:
             before = [token for token in tokens if token[2] <= start]
             start = before[-1][1] if before and before[-1][0] == "," else start
@@ -191,7 +194,8 @@ class Text:
         last = tokens[-2]  # before the closing parenthesis
         if last[0] == "(":
             return Edit(self.file, last[2], last[2], text)
-        final = max((*call.args, *call.keywords), key=lambda node: (node.lineno, node.col_offset))
+        given: list[Any] = [*call.args, *call.keywords]
+        final = max(given, key=lambda node: (node.lineno, node.col_offset))
         line_start, start = self._starts[final.lineno - 1], self.offset(final.lineno, final.col_offset)
         indent = self.text[line_start:start]
         space = " " if indent.strip() else self.newline + indent
@@ -206,8 +210,8 @@ class Text:
         starts = [0, *(match.end() for match in re.finditer(r"\r\n|\n|\r", part))]
         for token in tokenize.generate_tokens(io.StringIO(part, newline="").readline):
             if token.type not in (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER) and token.string:
-                places = [start + starts[row - 1] + column for row, column in (token.start, token.end)]
-                kept.append((token.string, *places))
+                first, last = (start + starts[row - 1] + column for row, column in (token.start, token.end))
+                kept.append((token.string, first, last))
         return kept
 
 
