@@ -81,6 +81,15 @@ def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
     assert type(answer) is kind
 
 
+def test_a_template_and_a_tokenizer_without_an_end(model, tokenizer):
+    """Nothing ends a turn and nothing ends a text: that these two agree says nothing of the model."""
+    model, tokenizer = copy.deepcopy(model), copy.deepcopy(tokenizer)
+    tokenizer.chat_template = "{% for message in messages %}User: {{ message['content'] }}\n{% endfor %}"
+    tokenizer.eos_token = model.config.eos_token_id = model.generation_config.eos_token_id = None
+    answers = judge_template(seen(model, tokenizer, QUESTIONS, small=True))
+    assert isinstance(only(answers, "F12"), NotChecked)
+
+
 def test_a_base_model_has_a_template_too(model, tokenizer):
     """Its texts end with another token than a turn of the template: plain prompts are right for it."""
     base = ending(tokenizer, TEXT)

@@ -65,8 +65,10 @@ def judge_template(seen: Seen) -> Iterator[Answer]:
     turn = _turn_end(tokenizer)
     if not seen.small:
         yield _ask_model(seen, tokenizer, [prompt for prompt in prompts if mark not in prompt][:4], evidence, repair)
-    elif turn in {tokenizer.eos_token_id, *_own_ends(trainer.model)} and 2 * sum(map(_is_asked, prompts)) > len(
-        prompts
+    elif (
+        turn is not None
+        and turn in {tokenizer.eos_token_id, *_own_ends(trainer.model)}
+        and 2 * sum(map(_is_asked, prompts)) > len(prompts)
     ):
         yield Suspected(
             "F12",
