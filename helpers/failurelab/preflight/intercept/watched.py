@@ -7,7 +7,7 @@ reward functions are called, and what the trainer gets are rewards that differ.
 import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ class Watch:
         """Whether a guard has found by now why the gradient is wrong."""
         return not self._reports.keys().isdisjoint(("GradientGuard", "LogitsGuard"))
 
-    def _around_generate(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _around_generate(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
         model = generate.__self__
         self._generated.add(model.training)
         config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
@@ -174,7 +174,8 @@ class Watch:
                 repair = "PeftModel.from_pretrained(model, adapter, is_trainable=True)"
                 undo = Keyword("adapter", "is_trainable", "True")
             return Finding("F23", evidence, repair, undo=undo)
-        fewer = len(kept.difference(max(groups, key=len)).intersection(wanted))
+        largest = max(groups, key=len)
+        fewer = len(kept.difference(largest).intersection(wanted))
         return Held("F23", evidence, f"without its largest group it would hold {fewer}")
 
     def _judge_gradients(self) -> Iterator[Answer]:
@@ -278,7 +279,7 @@ class Watch:
             )
         elif asked:
             evidence = f"{asked} rows of logits are asked for by {name}, and {made} are made"
-            every = controls.count_all_rows(self.trainer.model, self._ids)
+            every = controls.count_all_rows(self.trainer.model, self._ids) if self._ids is not None else 0
             if every > asked:
                 yield Held("F3a", evidence, f"unasked, the model makes {every}")
             else:
@@ -291,7 +292,7 @@ class Watch:
             yield NotChecked("F3b", self._failed.get("LogitsGuard", "no gradient of the logits could be read"))
         elif report.scored:
             evidence = f"{report.scored} rows of logits are scored against the token that comes next"
-            if controls.sees_shifted_scores(self.trainer.model, self._ids):
+            if self._ids is not None and controls.sees_shifted_scores(self.trainer.model, self._ids):
                 yield Held("F3b", evidence, "scored against the one after that, they are seen to be off")
             else:
                 yield NotChecked("F3b", f"{evidence}; scored against the one after that, this batch looks the same")
