@@ -93,13 +93,13 @@ def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> I
     probes = completions.make(rows, column, functions, opened, _drawn(seen))
     every = seen.trainer.reward_funcs
     rewards = [
-        RewardFunction(function, seen, arguments, probes, column, opened, weight)
+        RewardFunction(function, seen, arguments, probes, column or "", opened, weight)
         for function, weight in zip(every, reward_weights(seen.trainer, len(every)))
         if any(function is each for each in functions)
     ]
     problems = [reward.examine() for reward in rewards]
     totals = None  # what the trainer adds up for each completion
-    if all(reward.rewards is not None for reward in rewards):
+    if all(reward.rewards for reward in rewards):
         given = zip(*(reward.rewards for reward in rewards))
         totals = [
             sum(reward.weight * value for reward, value in zip(rewards, row) if value is not None) for row in given
@@ -145,9 +145,9 @@ def _judge_sum(seen: Seen, rewards: list[RewardFunction], totals: list[float], a
         shortest = min(best, key=lambda probe: len(probe.text))
         # A text that answers nothing is best for a reward of its length: what fits then gets less, and not nothing.
         seen.best = shortest.text if shortest.form >= 0 else ""
-    planted = dataclasses.replace(rewards[0], function=_one_for_all, rewards=None)
+    planted = dataclasses.replace(rewards[0], function=_one_for_all, rewards=[])
     planted.examine()
-    if planted.rewards is not None and not planted.varies:
+    if planted.rewards and not planted.varies:
         yield Held("F10", evidence, "a function that gives 1 to all of them, asked in the same way, is seen as equal")
     else:
         yield NotChecked("F10", f"{evidence}; but a function that gives 1 to all of them is not seen as equal here")
@@ -171,8 +171,8 @@ def _judge_sum(seen: Seen, rewards: list[RewardFunction], totals: list[float], a
     more, less, rows_less = figures.compare_pairs(probes, totals)
     if more:
         rights = [(total, probe.text) for probe, total in zip(probes, totals) if probe.kind == "right"]
-        best, text = max(rights, key=operator.itemgetter(0))
-        evidence = f"the right answer (column {column}) got {best:g} as {figures.quote(text)}"
+        most, text = max(rights, key=operator.itemgetter(0))
+        evidence = f"the right answer (column {column}) got {most:g} as {figures.quote(text)}"
         if max(figures.lead(probes, totals)) <= figures.SAME:
             yield NotChecked("F14", f"{evidence}, and a completion that answers nothing no less: read what each adds")
             return

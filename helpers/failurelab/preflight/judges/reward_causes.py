@@ -7,7 +7,7 @@ were made up may not have the form that it reads.
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from failurelab.preflight.answers import Answer, Finding
@@ -118,12 +118,13 @@ def by_line_breaks(reward: RewardFunction, given: str, tried: str) -> Finding:
 
 def match_line_breaks(function: Callable[..., Any]) -> None:
     """Let '.' match line breaks in every pattern of this process, also in those that a function has compiled."""
-    compile_ = re._compile
+    library: Any = re
+    compile_ = library._compile
 
     def compile_dotall(pattern: Any, flags: Any) -> Any:
         return compile_(pattern, flags if isinstance(pattern, re.Pattern) else flags | re.DOTALL)
 
-    re._compile = compile_dotall
+    library._compile = compile_dotall
     code = reward_source.plain_function(function)
     for names in (getattr(code, "__globals__", {}), getattr(function, "__dict__", {})):
         names.update({name: _dotall(value) for name, value in names.items() if isinstance(value, re.Pattern)})
@@ -196,7 +197,7 @@ def find_other_reference(reward: RewardFunction, given: str) -> Finding | None:
     for what, change in (*_OTHER_REFERENCES, *own):
         if change(real) == real and type(change(real)) is type(real):
             continue
-        given_then = reward.ask(columns={name: lambda row, change=change: change(row[name])}).values
+        given_then = reward.ask(columns={name: functools.partial(_column_changed, name, change)}).values
         more, less, _ = reward.compare(values=given_then)
         if more and not less:
             return reward.finding(
@@ -208,6 +209,10 @@ def find_other_reference(reward: RewardFunction, given: str) -> Finding | None:
     return None
 
 
+def _column_changed(name: str, change: Callable[[Any], Any], row: Mapping[str, Any]) -> Any:
+    return change(row[name])
+
+
 def _shown(reward: RewardFunction, given: str) -> str:
     real = reward.arguments.rows[0][reward.column]
     return f"{given}: {reward.column} is {type(real).__name__} {str(real)[:40]!r}"
@@ -216,7 +221,11 @@ def _shown(reward: RewardFunction, given: str) -> str:
 def _own_forms(function: Callable[..., Any], real: Any) -> list[Callable[[Any], str]]:
     """Return how the function's patterns write a reference: `match[0]` in place of `match[1]` is all of that."""
     forms = patterns.forms(function, next(iter(completions.readings(real)), ""))[:3]
-    return [lambda value, write=write: write(str(_first_reading(value)), "") for write in forms]
+    return [functools.partial(_written, write) for write in forms]
+
+
+def _written(write: completions.Write, value: Any) -> str:
+    return write(str(_first_reading(value)), "")
 
 
 def _find_readable(reward: RewardFunction, column: str) -> Any:

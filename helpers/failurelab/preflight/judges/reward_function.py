@@ -32,10 +32,10 @@ class RewardFunction:
         seen: the script.
         arguments: what it is called with.
         probes: the made-up completions.
-        column: with the references; None where the dataset has none.
+        column: with the references; empty where the dataset has none.
         opened: what the prompt has written of a completion already.
         weight: its entry in reward_weights.
-        rewards: for each probe; None where it could not be asked, or gave no numbers.
+        rewards: for each probe; empty where it could not be asked, or gave no numbers.
         name: for messages.
         asked: the columns that it asks for.
     """
@@ -44,10 +44,10 @@ class RewardFunction:
     seen: Seen
     arguments: Arguments
     probes: list[Probe]
-    column: str | None
+    column: str
     opened: str
     weight: float
-    rewards: list[float | None] | None = None
+    rewards: list[float | None] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.name, self.asked = name_of(self.function), reward_source.asked_columns(self.function)
@@ -59,7 +59,7 @@ class RewardFunction:
     @property
     def asks_reference(self) -> bool:
         """Whether it asks for the column with the references."""
-        return self.column is not None and self.column in self.asked
+        return self.column in self.asked
 
     @property
     def judged_rows(self) -> set[int]:
@@ -69,7 +69,7 @@ class RewardFunction:
     @property
     def varies(self) -> bool:
         """Whether it gives different rewards to completions of one prompt."""
-        return self.rewards is not None and not figures.is_flat(self.probes, self.rewards)
+        return bool(self.rewards) and not figures.is_flat(self.probes, self.rewards)
 
     def ask(self, probes: Sequence[Probe] | None = None, **options: Any) -> Given:
         """Call it once, in a process of its own.
@@ -144,11 +144,11 @@ class RewardFunction:
             more: of a Finding.
         """
         if name in self.arguments.rows[0] and name not in ("prompt", "completion", *self.arguments.columns):
-            undo = TrainingArguments({"remove_unused_columns": False})
+            undo: Repair | None = TrainingArguments({"remove_unused_columns": False})
             repair = "Set remove_unused_columns=False: the trainer drops the columns that the model does not take."
         else:
             undo = Keyword("trainer", "train_dataset", f"{{}}.rename_column({source!r}, {name!r})")
-            undo = None if source in (None, name) else undo
+            undo = None if source in (None, "", name) else undo
             repair = (
                 f"Call the dataset's column {name!r} (dataset.rename_column), or the argument as the column: "
                 f"{', '.join(self.arguments.columns) or 'none besides prompt'}."
@@ -235,7 +235,7 @@ class RewardFunction:
             "None" if value is None else "inf" if math.isinf(value) else "NaN" * math.isnan(value) for value in rewards
         ]
         wrong = ("inf",) if installed_version("trl") >= _MASKED else ("inf", "NaN", "None")
-        what = next((name for name in wrong if name in odd), None)
+        what = next((name for name in wrong if name in odd), "")
         if what:
             return self.finding(
                 "F14",

@@ -4,7 +4,7 @@ import functools
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -22,7 +22,7 @@ from failurelab.preflight.judges.reward_function import RewardFunction
 from failurelab.preflight.repairs import Repair
 from failurelab.reward_functions import patterns
 from failurelab.reward_functions import source as reward_source
-from failurelab.reward_functions.completions import OTHERS, Probe
+from failurelab.reward_functions.completions import OTHERS
 
 _NO_ANSWER = OTHERS[1]
 _FORMS = 3  # of one answer that get less: fewer are a penalty for these forms
@@ -45,7 +45,7 @@ def judge_telling(reward: RewardFunction, totals: list[float] | None) -> Iterato
         return
     more, less, rows_less = reward.compare()
     given = f"{reward.name} gives {figures.span(reward.rewards)}"
-    answer = _place(reward)
+    answer: Answer | None = _place(reward)
     if not answer and not more and not less and reward.asks_reference:
         answer = find_other_reference(reward, f"{given}, and right answers no more than wrong ones")
     answer = answer or _line_breaks(reward) or _shown_form(reward)
@@ -142,7 +142,9 @@ def _wrong_completion(reward: RewardFunction) -> Finding | None:
     tried = 0
     for (row, form, kind), (probe, value) in given.items():
         wrong, its_value = given.get((row, form, "wrong"), (None, None))
-        if kind != "right" or wrong is None or None in (value, its_value) or value >= its_value - SAME or tried == 4:
+        if kind != "right" or wrong is None or value is None or its_value is None or tried == 4:
+            continue
+        if value >= its_value - SAME:
             continue
         tried += 1
         alone = [(reward.ask([each]).values or [None])[0] for each in (probe, wrong)]
@@ -235,7 +237,7 @@ def _likes_shown_form(reward: RewardFunction) -> bool:
 def _rows_not_told(reward: RewardFunction) -> Iterator[Answer]:
     """Look at the rows whose right answer gets no more than a wrong one, while that of another row does."""
     judged = reward.judged_rows
-    untold = [row for row in sorted(judged) if not _told(reward, lambda probe, row=row: probe.row == row)]
+    untold = [row for row in sorted(judged) if not _told(reward, row=row)]
     for row in untold:
         probes = [probe for probe in reward.probes if probe.row == row]
         alone, *_ = reward.compare(probes, reward.ask(probes).values)
@@ -254,13 +256,14 @@ def _rows_not_told(reward: RewardFunction) -> Iterator[Answer]:
             f"{reward.name} gives the right answer and a wrong one the same for {len(untold)} of {len(judged)} rows, "
             f"such as {reward.column} {reference!r}, in all forms that were tried",
         )
-    elif not _told(reward, lambda probe: not probe.variant):
+    elif not _told(reward, variant=0):
         why = f"{reward.name} rewards another way to write the answer, and never that of the dataset, {reference!r}"
         yield reward.not_checked(why)
 
 
-def _told(reward: RewardFunction, chosen: Callable[[Probe], bool]) -> bool:
-    pairs = [pair for pair in zip(reward.probes, reward.rewards) if chosen(pair[0])]
+def _told(reward: RewardFunction, **wanted: int) -> bool:
+    given = zip(reward.probes, reward.rewards)
+    pairs = [pair for pair in given if all(getattr(pair[0], name) == each for name, each in wanted.items())]
     return bool(reward.compare([probe for probe, _ in pairs], [value for _, value in pairs])[0])
 
 
