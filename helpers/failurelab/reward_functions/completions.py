@@ -198,9 +198,9 @@ def _tagged(text: str) -> Iterator[Write]:
 def _json(text: str) -> Iterator[Write]:
     """Yield the JSON object that a text shows; its last value is the answer, and the others are reasoning."""
     match = re.search(r"\{\s*\"\w+\"\s*:[^{}]*\}", text)
-    names = re.findall(r"\"(\w+)\"\s*:", match[0]) if match else []
-    if not names:
+    if match is None:
         return
+    names = re.findall(r"\"(\w+)\"\s*:", match[0])
     chosen = next((name for name in names if _ANSWER_TAG.search(name)), names[-1])
 
     def write(answer: str, reasoning: str) -> str:
@@ -277,7 +277,7 @@ def bare(text: str) -> str:
     around = r"\$+(.+?)\$+|\\\((.+)\\\)|\\\[(.+)\\\]|\\(?:boxed|text|mathrm)\{(.+)\}"
     text = text.strip()
     while match := re.fullmatch(around, text):
-        text = match[match.lastindex].strip()
+        text = match[match.lastindex or 0].strip()
     match = re.fullmatch(r"[$€£]?\s*([-+]?\d[\d,]*(?:\.\d+)?)\s*(?:[%°]|\\%|[A-Za-z][A-Za-z .^/0-9]*)?\.?", text)
     return match[1] if match else text
 
@@ -294,7 +294,7 @@ def other_answer(text: str, few: Sequence[str] = ()) -> str:
     choices = [each for each in few if each != text]
     if choices and (len(text) == 1 or len(set(few)) < 4):
         return choices[0]
-    shift = {}
+    shift: dict[int, int] = {}
     for letters in (string.ascii_lowercase, string.ascii_uppercase):
         shift |= str.maketrans(letters, letters[3:] + letters[:3])
     return text.translate(shift)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 try:
-    from re import _parser as parser
+    from re import _parser as parser  # type: ignore[attr-defined]  # private
 except ImportError:  # Python 3.10
     import sre_parse as parser
 

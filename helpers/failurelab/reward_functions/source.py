@@ -4,11 +4,11 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 _STANDARD = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-REFERENCES = ("answer", "answers", "solution", "ground_truth", "label", "labels", "target", "reference", "expected")
-REFERENCES += ("gold", "final_answer", "correct_answer", "output", "response", "completion")
+_USUAL = ("answer", "answers", "solution", "ground_truth", "label", "labels", "target", "reference", "expected")
+REFERENCES = (*_USUAL, "gold", "final_answer", "correct_answer", "output", "response", "completion")
 
 
 def reference_column(rows: Sequence[Mapping[str, Any]], asked: Sequence[str] = ()) -> str | None:
@@ -117,6 +117,6 @@ def _rest_name(tree: Any) -> tuple[str, ...]:
     return () if "completions" in named or arguments.kwarg is None else (arguments.kwarg.arg,)
 
 
-def _is_name(node: Any, name: Any) -> bool:
+def _is_name(node: Any, name: Any) -> TypeGuard[ast.Name]:
     names = name if isinstance(name, tuple) else (name,)
     return isinstance(node, ast.Name) and node.id in names
