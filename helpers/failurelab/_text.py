@@ -22,6 +22,6 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its type where the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
