@@ -29,6 +29,7 @@ def main() -> None:
     loader = importlib.util.spec_from_file_location(
         "failurelab", PACKAGE / "__init__.py", submodule_search_locations=[str(PACKAGE)]
     )
+    assert loader is not None and loader.loader is not None  # there is a file
     package = importlib.util.module_from_spec(loader)
     for name in [name for name in sys.modules if name.split(".")[0] == "failurelab"]:
         del sys.modules[name]
