@@ -104,9 +104,9 @@ class Source:
 
     def training_lines(self) -> list[int]:
         """Return the lines of the script that call `train()` of what is called a trainer, as a frame tells them."""
-        calls = (
-            node
+        called = (
+            node.func
             for node in ast.walk(ast.parse(self.text))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "train"
         )
-        return sorted(call.func.end_lineno for call in calls if "trainer" in ast.unparse(call.func.value).lower())
+        return sorted(each.end_lineno or each.lineno for each in called if "trainer" in ast.unparse(each.value).lower())
