@@ -48,10 +48,11 @@ def error_without_context(model: nn.Module, tokenizer: Any, prompts: Sequence[An
     """Predict each token of greedy completions from the last token alone, and return the largest error in nats."""
     ids, mask = _greedy.encode(model, tokenizer, prompts, new_tokens)  # (prompts, longest), both
     worst = 0.0
+    foreign: Any = model
     with torch.no_grad(), torch.random.fork_rng(), rollouts.safe_generation(model):
         for row, kept in zip(ids, mask):
             prompt = row[kept.bool()][None]  # (1, prompt)
-            whole = model.generate(
+            whole = foreign.generate(
                 input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new_tokens, do_sample=False,
                 pad_token_id=0,
             )  # fmt: skip
