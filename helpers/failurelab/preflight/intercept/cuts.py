@@ -32,7 +32,7 @@ _NO_GPU = dict.fromkeys(("fp16", "tf32", "bf16_full_eval", "fp16_full_eval", "pa
     "use_cpu": True,
     "dataloader_pin_memory": False,
 }
-_SET = {
+_SET: dict[str, Any] = {
     "save_strategy": "no",
     "eval_strategy": "no",
     "evaluation_strategy": None,
@@ -122,7 +122,8 @@ class Arguments:
             asked = _values(arguments)
             other = {name: value for name, value in self._other.items() if name in asked}
             asked |= other
-            cut, values = self._cut(asked), {}
+            cut = self._cut(asked)
+            values: dict[str, Any] = {}
             for name, value in (other | cut).items():
                 setattr(arguments, name, value)
             self.made.append(arguments)
