@@ -64,7 +64,7 @@ class Effects:
         def note_hub(host: Any, *args: Any, **kwargs: Any) -> Any:
             found = resolve(host, *args, **kwargs)
             if _is_hub(host):
-                self._hub.update(entry[4][0] for entry in found)
+                self._hub.update(str(entry[4][0]) for entry in found)
             return found
 
         mock.patch.object(socket, "getaddrinfo", note_hub).start()
