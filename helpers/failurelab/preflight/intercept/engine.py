@@ -22,7 +22,8 @@ class DeepSpeedEngine(torch.nn.DataParallel):
 
     def __init__(self, module: torch.nn.Module):
         torch.nn.Module.__init__(self)
-        self.module, self.device_ids, self.config = module, [], {}
+        self.module, self.device_ids = module, []
+        self.config: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         """Return what the model has under a name that the engine has not."""
