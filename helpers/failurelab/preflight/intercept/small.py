@@ -124,7 +124,8 @@ def built_small(
     def load_small(call: Call) -> Any:
         if not call.options.pop("output_loading_info", False):
             return load_one(call)
-        told, original = {name: [] for name in _LOADING_INFO}, call.original
+        told: dict[str, list[Any]] = {name: [] for name in _LOADING_INFO}
+        original = call.original
 
         def load_and_tell(*arguments: Any, **options: Any) -> Any:
             model, info = original(*arguments, output_loading_info=True, **options)
@@ -277,7 +278,7 @@ def build(cls: type, config: Any, **options: Any) -> torch.nn.Module:
     return _built(cls, _without_quantization(config), options)
 
 
-def _built(cls: type, config: Any, options: dict[str, Any]) -> torch.nn.Module:
+def _built(cls: Any, config: Any, options: dict[str, Any]) -> torch.nn.Module:
     # Policy and reference of one name are the same model, also where they are loaded in different dtypes.
     seed = zlib.crc32(f"{cls.__name__} {config._name_or_path} {getattr(config, 'vocab_size', '')}".encode())
     with torch.random.fork_rng(devices=[]), _building(cls):
