@@ -106,7 +106,7 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
 def _rows(seen: Seen, step: Step) -> Iterator[Answer]:
     """The sampler drops prompts that do not fill a round of generation; where none is filled, nothing is trained."""
     size = dataset_size(seen)
-    prompts = step.per_round // step.generations if step.rounds else 0
+    prompts = (step.per_round or 0) // step.generations if step.rounds else 0
     if size is not None and size < prompts:
         yield Finding(
             "F22",
