@@ -123,6 +123,7 @@ def _weigh(seen: Seen, load: Load, step: dict[str, Any], peak: dict[str, Any]) -
         f"{optimizer}'s states": states * peak["trainable" if "8bit" in optimizer else "gradients"],
         "activations and logits": peak["rest"],
     }
+    assert seen.memory is not None  # else judge_memory has nothing to ask
     if getattr(seen.trainer, "ref_model", None) is not None:
         terms["reference model"] = peak["weights"]
     training = sum(terms.values())
@@ -175,7 +176,7 @@ def main() -> None:
     dtype = getattr(torch, step["dtype"])
     # A simulated device has no autocast: the pass is one in bfloat16, and the weights stay as they are loaded.
     half = step["autocast"] and dtype == torch.float32
-    model = simulate.model(config, torch.bfloat16 if half else dtype)
+    model: Any = simulate.model(config, torch.bfloat16 if half else dtype)
     linear = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     head = model.get_output_embeddings()
     linear -= head.weight.numel() if head is not None else 0
