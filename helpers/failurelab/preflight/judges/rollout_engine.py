@@ -92,7 +92,7 @@ def _judge(after: list[torch.Tensor], before: list[torch.Tensor], drawn: list[li
 
 def _end_step(trainer: Any) -> None:
     """Tell the script's own callbacks that a step has ended and the next begins: many send the weights there."""
-    handler = getattr(trainer, "callback_handler", None)
+    handler: Any = getattr(trainer, "callback_handler", None)
     for callback in list(getattr(handler, "callbacks", ())):
         if type(callback).__module__.partition(".")[0] in ("transformers", "trl", "failurelab"):
             continue
