@@ -49,8 +49,8 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
     known, arrived = optimizer.startswith(_STEPPED), float(any(name in optimizer for name in _COPIES))
     if own:
         optimizer = f"the script's own {getattr(own[0], '__name__', own[0])}"
-        known, arrived = (_arrived(*own, dtype) for dtype in (torch.float32, _LOW[load.dtype]))
-        known = 0.5 < known < 2
+        wide, arrived = (_arrived(*own, dtype) for dtype in (torch.float32, _LOW[load.dtype]))
+        known = 0.5 < wide < 2
     if seen.zero_stage or (known and arrived > 0.5):
         yield NotApplicable("F9", f"loaded in {load.dtype}, and {optimizer} steps float32 copies of the weights")
         return
@@ -179,7 +179,7 @@ def _share(seen: Seen, load: Load, rate: float, dtype: torch.dtype) -> tuple[flo
         tensors, what = list(_parts(_stored(load.name))), f"a sample of {what}"
     else:
         named = _copies(model) if has_adapter(model) else model.named_parameters()
-        tensors = _parts((name, weight) for name, weight in named if weight.requires_grad)
+        tensors = list(_parts((name, weight) for name, weight in named if weight.requires_grad))
     if not tensors:
         spread = float(getattr(load.config, "initializer_range", None) or 0.02)
         numbers = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0), device="cpu") * spread
@@ -218,7 +218,8 @@ def _in_float32(seen: Seen, load: Load) -> tuple[str, Repair]:
     new = Version(transformers.__version__) >= Version("4.56") and "torch_dtype" not in load.options
     name = "dtype" if new else "torch_dtype"
     at = next((index for index, each in enumerate(seen.loads) if each is load), None)
-    how, undo = f"Load the model with {name}=torch.float32", Keyword("load", name, '"float32"', index=at or 0)
+    how = f"Load the model with {name}=torch.float32"
+    undo: Repair = Keyword("load", name, '"float32"', index=at or 0)
     if load.by_trainer:
         how = f'Set model_init_kwargs={{"{name}": "float32"}}'
         options = seen.asked.get("model_init_kwargs") or {}
