@@ -116,8 +116,8 @@ def _read_trl(words: list[str]) -> Launch:
         value = value if equals else rest.pop(0) if rest else ""
         if name == "--num_processes":
             size = _number(value)
-        elif named := re.fullmatch(r"zero(\d)", value):  # one of trl's own
-            stage = int(named[1])
+        elif its_own := re.fullmatch(r"zero(\d)", value):  # one of trl's
+            stage = int(its_own[1])
         elif os.path.exists(value):
             size, stage = _size({"config_file": value}, "accelerate")
     return Launch("", tuple(arguments), size, stage, module=f"trl.scripts.{verb}")
