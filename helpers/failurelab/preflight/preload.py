@@ -57,8 +57,8 @@ def leading_imports(
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue
         if isinstance(node, ast.Import):
-            modules = [(alias.name, []) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
+            modules: list[tuple[str, list[str]]] = [(alias.name, []) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             modules = [(node.module, [alias.name for alias in node.names])]
         elif _only_defines(node):
             continue
