@@ -60,13 +60,12 @@ class Script:
         made = self.places.get(kind, [])
         for place in made[index] if made and -len(made) <= index < len(made) else ():
             text = self.texts(place.file)
-            call = text and text.call(place)
-            if call:
+            if text and (call := text.call(place)):
                 yield text, call
 
     def edited(self, edits: list[Edit]) -> Change:
         """Return this run's change with these edits made too."""
-        before = {edit.file: self.texts(edit.file).text for edit in edits}
+        before = {edit.file: text.text for edit in edits if (text := self.texts(edit.file))}
         return dataclasses.replace(self.change, files={**self.change.files, **apply_edits(before, edits)})
 
 
@@ -198,7 +197,7 @@ class FirstLine(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Put it in front of the first statement that is no docstring."""
         text, node = _function(script, self.function)
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if text is None or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return []
         body = node.body[1:] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body
         return [text.before(body[0], self.text)]
@@ -213,7 +212,7 @@ class AnyKeywords(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Add it after the last argument."""
         text, node = _function(script, self.function)
-        if node is None or node.args.kwarg is not None:
+        if text is None or node is None or node.args.kwarg is not None:
             return []
         last = max((text.span(each)[1] for each in ast.iter_child_nodes(node.args)), default=None)
         return [] if last is None else [Edit(text.file, last, last, ", **kwargs")]
@@ -231,7 +230,7 @@ class DotAll(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Give the flag to each call of `re` that has none; patterns that are compiled elsewhere stay."""
         text, node = _function(script, self.function)
-        if node is None:
+        if text is None or node is None:
             return []
         names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
         compiled = [
@@ -305,13 +304,13 @@ def _function(script: Script, function: Any) -> tuple[Text | None, Any]:
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     text = script.texts(code.co_filename) if code is not None else None
-    return text, text and text.function(code.co_firstlineno)
+    return text, text and code and text.function(code.co_firstlineno)
 
 
 def _names(call: ast.Call, kind: str) -> dict[str, str]:
     """Return the script's names of things, where they are names and no calls."""
     if kind == "train":
-        parts = {"trainer": call.func.value} if isinstance(call.func, ast.Attribute) else {}
+        parts: dict[str, ast.expr | None] = {"trainer": call.func.value} if isinstance(call.func, ast.Attribute) else {}
     else:
         given = {keyword.arg: keyword.value for keyword in call.keywords}
         parts = {
