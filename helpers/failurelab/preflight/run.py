@@ -125,7 +125,8 @@ class OwnFiles:
         for frame in own_frames(self.own.holds):
             file = frame.f_code.co_filename
             place = dataclasses.replace(place_of(frame), file=self.real(file))
-            call = self.text(file) and self.text(file).call(place) if making else None
+            text = self.text(file) if making else None
+            call = text and text.call(place)
             if making is None or (call and find_called(frame, call) is making):
                 found.append(place)
         return found
@@ -200,7 +201,7 @@ class Report:
         changes = []
         for undo in finding.undo if isinstance(finding.undo, tuple) else (finding.undo,):
             try:
-                change = undo and undo.change(self.script)
+                change = undo.change(self.script) if undo and self.script else None
                 changes += [repairs.to_json(change)] if change else []
             except Exception as error:  # a text that was not thought of: then the repair is not tried
                 if raises_own(error):
@@ -303,6 +304,7 @@ class Run:
             self.places[kind] = [at for each, at in zip(made, self.places.get(kind, ())) if each is its]
         line = line or (self.skipped_line if self.skipped is trainer else 0)
         asked = self.arguments.asked(trainer.args)
+        source = dataclasses.replace(self.source, line=line)
         seen = Seen(
             trainer=trainer,
             asked=asked,
@@ -313,10 +315,10 @@ class Run:
             given=self.given.get(id(trainer), {}),
             zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),
             evaluated=self.evaluated,
-            source=dataclasses.replace(self.source, line=line),
+            source=source,
             real=self.real,
         )
-        self._note_other_trainings(seen.source)
+        self._note_other_trainings(source)
         self.report.say("judging lengths, rewards and arguments")
         self._ask(order.BEFORE, seen)
         trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
@@ -331,7 +333,7 @@ class Run:
                 watch.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
-                error = describe_error(problem, self.source.path, line=seen.source.line)
+                error = describe_error(problem, self.source.path, line=source.line)
         seen.log = list(trainer.state.log_history)
         self._ask((lambda _: watch.answers(), *order.AFTER), seen)
         self.report.measured = [answer for answer in self.report.answers if isinstance(answer, Held)]
