@@ -66,7 +66,7 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
 
 
 def _place(error: BaseException, script: str, line: int) -> str:
-    own = (frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script)
+    own = (frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script)
     *_, line = (line, *own)
     return f"{pathlib.Path(script).name}, line {line}," if line else pathlib.Path(script).name
 
