@@ -111,6 +111,7 @@ class Session:
         if self._process is not None and self._process.poll() is not None:
             self._end()
         process = self._process = self._process or self._start()
+        assert process.stdin is not None  # a pipe
         try:
             process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.flush()
@@ -180,7 +181,8 @@ class Session:
         if self._process is not None:
             _kill(os.killpg, self._process.pid)
             with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+                if self._process.stdin is not None:
+                    self._process.stdin.close()
             self._process.wait()
             self._process = None
         _kill_below(self.folder)
