@@ -10,6 +10,7 @@ import math
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -281,7 +282,7 @@ def _log(file: pathlib.Path, evidence: Evidence) -> list[symptoms.Match]:
 
 
 def _rows(files: list[pathlib.Path], evidence: Evidence) -> None:
-    rows: list[dict] = []
+    rows: list[dict[str, Any]] = []
     for file in files[-8:]:
         try:
             rows += completions.read_rows(file)
@@ -395,7 +396,7 @@ def _state(folder: pathlib.Path, name: str) -> float | None:
     return None
 
 
-def _weights(found: dict) -> dict[str, Value]:
+def _weights(found: dict[str, Any]) -> dict[str, Value]:
     """Figures of two checkpoints, as predicates can be asked of them."""
     result: dict[str, Value] = {key: value for key, value in found.items() if isinstance(value, int | float | bool)}
     if isinstance(found.get("dtypes"), list):

@@ -13,6 +13,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+Numbers: TypeAlias = "array.array[float]"  # which is a text, as before Python 3.12 an array takes no type
 
 _OBJECT = re.compile(r"\{[^{}]*\}")
 _PAIR = re.compile(
@@ -61,10 +64,10 @@ class History:
         old_names: whether the figures have the names of trl 0.14 and 0.15: completion_length, and no clip_ratio.
     """
 
-    steps: array.array
-    figures: dict[str, array.array]
+    steps: Numbers
+    figures: dict[str, Numbers]
     invalid: dict[str, int]
-    rewards: dict[str, array.array]
+    rewards: dict[str, Numbers]
     entries: int = 0
     trainer: str = ""
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -108,7 +111,7 @@ def _entry(text: str) -> dict[str, float] | None:
 
 def read_history(entries: Iterable[dict[str, float]]) -> History:
     """Put entries in order: resumed runs joined, the last of several runs taken, steps sorted."""
-    columns: dict[str, array.array] = {}  # by logged name; NaN where an entry has none, infinity where it is no number
+    columns: dict[str, Numbers] = {}  # by logged name; NaN where an entry has none, infinity where it is no number
     names: set[str] = set()
     count = 0
     for entry in entries:
@@ -134,7 +137,7 @@ def read_history(entries: Iterable[dict[str, float]]) -> History:
     trainer = ""
     if "reward" not in columns:
         trainer = next((trainer for name, trainer in _OTHERS if name in names), "another kind of" if count else "")
-    figures: dict[str, array.array] = {}
+    figures: dict[str, Numbers] = {}
     for name, figure in _KNOWN.items():
         if name in columns and figure not in figures:
             figures[figure] = array.array("d", (columns[name][index] for index in order))
@@ -149,7 +152,7 @@ def read_history(entries: Iterable[dict[str, float]]) -> History:
     return History(kept, figures, invalid, rewards, len(kept), trainer, notes, numbered, old)
 
 
-def _ordered(steps: array.array, notes: list[str]) -> list[int]:
+def _ordered(steps: Numbers, notes: list[str]) -> list[int]:
     """Return which entries count, in the order of their steps; of a step that was logged again, the later one."""
     rows = [index for index, step in enumerate(steps) if math.isfinite(step)]
     back = [index for before, index in itertools.pairwise(rows) if steps[index] < steps[before]]

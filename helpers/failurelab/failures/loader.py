@@ -146,7 +146,7 @@ def retired_ids(folder: pathlib.Path) -> dict[str, str]:
     """
     path = folder / "ids.toml"
     raw = Table.read(path, RegistryError)
-    retired = raw.take("retired", dict)
+    retired: dict[str, str] = raw.take("retired", dict)
     raw.done()
     for id in retired:
         if not _ID.fullmatch(id):

@@ -50,7 +50,7 @@ class Table:
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return a text that is not empty, or the default."""
-        value = self.take(key, str, default)
+        value: str = self.take(key, str, default)
         if default is None and not value.strip():
             raise self.error(key, "it is empty")
         return value

@@ -158,7 +158,7 @@ def shown_forms(prompt: Any) -> list[Write]:
 
 def _tagged(text: str) -> Iterator[Write]:
     """Yield the longest row of tags that a text shows, as it is written there; the last of them holds the answer."""
-    rows: list[list[re.Match]] = []
+    rows: list[list[re.Match[str]]] = []
     for match in _PAIR.finditer(text):
         if rows and not text[rows[-1][-1].end() : match.start()].strip():
             rows[-1].append(match)
@@ -188,7 +188,7 @@ def _tagged(text: str) -> Iterator[Write]:
     for pieces in written:
         for end in ("", "\n") if "\n" in text[row[-1].start() :] else ("",):
 
-            def write(answer: str, reasoning: str, pieces: list = pieces, end: str = end) -> str:
+            def write(answer: str, reasoning: str, pieces: list[tuple[str, str, str]] = pieces, end: str = end) -> str:
                 inside = [reasoning] * (len(pieces) - 1) + [answer]
                 return "".join(f"{gap}{start}{said}{stop}" for (gap, start, stop), said in zip(pieces, inside)) + end
 

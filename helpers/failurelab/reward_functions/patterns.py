@@ -142,7 +142,7 @@ def _write(pattern: str, group: int, answer: str, reasoning: str) -> str:
             return answer if value is last else reasoning
         if kind in _REPEATS:
             low, _, inner = value
-            return part(inner) * max(low, "SUBPATTERN" in {str(kind) for kind, _ in inner})
+            return part(inner) * max(int(low), "SUBPATTERN" in {str(kind) for kind, _ in inner})
         if kind == "IN":
             return _member(value)
         return "x" if kind in ("ANY", "NOT_LITERAL") else ""

@@ -143,7 +143,8 @@ def model(config: Any, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     if isinstance(config, str | pathlib.Path):
         config = AutoConfig.from_pretrained(config)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config).to(dtype)
+        made: nn.Module = AutoModelForCausalLM.from_config(config).to(dtype)
+    return made
 
 
 def tokens(rows: int, length: int) -> torch.Tensor:
@@ -209,7 +210,7 @@ def place(model: nn.Module, device_map: Mapping[str, int | str | torch.device]) 
     return model
 
 
-def _copy(tensor: torch.Tensor, target: torch.device, parameter: bool) -> torch.Tensor:
+def _copy(tensor: torch.Tensor, target: torch.device, parameter: bool) -> Any:
     # never from the tensor itself: a fake one cannot be read by a second mode, and a real one would be copied
     empty = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=target)
     if not parameter:

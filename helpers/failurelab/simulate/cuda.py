@@ -88,7 +88,7 @@ class Cuda:
 
     def get_device_name(self, device: Any = None) -> str:
         """As of torch.cuda; a first use."""
-        return self.get_device_properties(device).name
+        return str(self.get_device_properties(device).name)
 
     def functions(self) -> dict[str, Any]:
         """Return the functions of torch.cuda that this one stands in for, by name."""

@@ -26,7 +26,8 @@ def four_bit(model: nn.Module, *, compute_dtype: torch.dtype = torch.bfloat16) -
         compute_dtype: `bnb_4bit_compute_dtype`.
     """
     if isinstance(model, nn.Linear):
-        return _layer(model, compute_dtype)
+        layer: nn.Module = _layer(model, compute_dtype)
+        return layer
     for module in list(model.modules()):
         for part, child in list(module.named_children()):
             if type(child) is nn.Linear and part != "lm_head":
@@ -38,7 +39,7 @@ def four_bit(model: nn.Module, *, compute_dtype: torch.dtype = torch.bfloat16) -
     return model
 
 
-def _layer(linear: nn.Linear, compute_dtype: torch.dtype) -> nn.Module:
+def _layer(linear: nn.Linear, compute_dtype: torch.dtype) -> Any:
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # no native library is needed, and it says it is
     import bitsandbytes
 

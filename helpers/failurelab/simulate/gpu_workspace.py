@@ -67,7 +67,7 @@ def fused_attention() -> Iterator[None]:
     For fake tensors only: on real ones it would compute nothing, so that is an error.
     """
 
-    def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not hasattr(query, "fake_mode"):
             raise ValueError("fused_attention stands in for a kernel on fake tensors, and these are real ones")
         return _Fused.apply(query, key, value)
