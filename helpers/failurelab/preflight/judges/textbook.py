@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import TrainerCallback
+from transformers.trainer_callback import TrainerCallback
 
 from failurelab import textbook
 from failurelab._text import first_line
