@@ -38,7 +38,7 @@ help:
 	@echo "make site      build the course's pages from the stored outputs into .site/html; runs nothing"
 	@echo "make slides    make slides from the notebooks' stored outputs into .slides; runs nothing; NAME=02 for one"
 	@echo "make release   build both distributions, check them, and try the take-home wheel in each era; uploads nothing"
-	@echo "make lint      ruff, the contracts of imports, what is imported against what is asked for, and the notebooks"
+	@echo "make lint      ruff, the contracts of imports, what is imported against what is asked for, types, and the notebooks"
 	@echo "make size      lines and tokens of each room, cells, words, files; make size REV='OLD NEW' for what became of them"
 	@echo "make rooms     draw the rooms of the code into docs/architecture.md"
 	@echo "make lock      compile eras/*.in into eras/*.txt, and docs/requirements.in"
@@ -129,6 +129,7 @@ lint: setup
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/deptry helpers/failurelab_course benchmarks tools
 	@$(BIN)/deptry helpers/failurelab --config helpers/pyproject.toml
+	@$(BIN)/mypy
 	@$(BIN)/python -m tools.notebook_lint
 
 # Standard library alone; any commit of this repository, without checking it out.
