@@ -40,6 +40,9 @@ CONTENTS = {
         "upstream/README",
         "upstream/qlora_bfloat16",
         "upstream/reentrant_comes_back",
+        "upstream/online_dpo_logits",
+        "upstream/online_dpo_dtype",
+        "upstream/cast_lm_head",
     ],
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]`]|`[^`]*`)*\])\(([^()\s]+)\)")
