@@ -327,6 +327,31 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
         assert "<error" in (tmp_path / "out.xml").read_text()
 
 
+@pytest.mark.parametrize("option", ["--diff", "--json", "--junit", "--report"])
+@pytest.mark.parametrize("name", ["nowhere/out", "folder", "train.py/out", "/proc/out"])
+def test_a_file_that_cannot_be_written_is_told_before_the_run(option, name, tmp_path, monkeypatch, capsys):
+    """It was a traceback after the whole run, with the status that means "found"."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("folder").mkdir()
+    pathlib.Path("train.py").touch()
+    monkeypatch.setattr(command, "ask", lambda *_, **__: pytest.fail("the script was run"))
+    assert command.main([option, name, "train.py"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and name in told and option in told
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "train.py"]
+
+
+def test_a_folder_that_goes_while_the_script_runs(tmp_path, monkeypatch, capsys):
+    """The answer is printed, the file is not written, and nothing says that something was found."""
+    monkeypatch.chdir(tmp_path)
+    folder = pathlib.Path("folder")
+    folder.mkdir()
+    monkeypatch.setattr(command, "ask", lambda *_, **__: folder.rmdir() or answer.Told("train.py", {}))
+    assert command.main(["--json", "folder/out.json", "train.py"]) == 3
+    said = capsys.readouterr()
+    assert "train.py" in said.out and said.err.count("\n") == 1 and "folder/out.json" in said.err
+
+
 HANGS = """
 import os, pathlib, subprocess, tempfile
 child = subprocess.Popen(["sleep", "1000"])

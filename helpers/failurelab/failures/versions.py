@@ -28,6 +28,8 @@ _MEANING = (
 class VersionsError(FailureLabError):
     """A Python does not tell the versions of its libraries; the message says why and the next step."""
 
+    exit_status = 3
+
 
 def check_python(python: str | pathlib.Path) -> list[Check]:
     """Check a Python's libraries against the registry: which failures do these versions have?
