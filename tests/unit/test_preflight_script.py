@@ -467,12 +467,21 @@ CELLS = [
     ("%%time\nz = (x\n % 3)\n", []),
     ("text = '''\n%d of !\n'''\n", []),
     ("x?\n?x\n", ["x?", "?x"]),
+    # beside a line of IPython's, what goes on is Python still
+    ("!pip install 'trl\nleft = (17\n  % 10)\n%matplotlib inline\n", ["!pip install 'trl", "%matplotlib inline"]),
+    ("both = '''\n!no\n% command\nor?\n'''\nright = 17 \\\n  % 5\n!ls\n", ["!ls"]),
+    ("!pip install trl \\\n  peft \\\n  datasets\n", ["!pip install trl \\"]),
+    ("#@title Data\n\n%%bash\necho '\n", ["%%bash"]),
+    ("# how long?\n%%time\nslow = 3\n", []),
+    ("%time timed = 4  # seconds\n", []),
+    ("import os\n%env OF_THIS_TEST = a b\n%env OF_THIS_TEST\n", ["%env OF_THIS_TEST"]),
     ("", []),
 ]
 
 
-def test_a_notebook_is_a_script(tmp_path):
+def test_a_notebook_is_a_script(tmp_path, monkeypatch):
     """Its code cells as they are; what only IPython can run is a comment, and told."""
+    monkeypatch.setenv("OF_THIS_TEST", "")
     cells = [{"cell_type": "markdown", "source": "# not code"}]
     cells += [{"cell_type": "code", "source": source.splitlines(keepends=True)} for source, _ in CELLS]
     path = tmp_path / "train.ipynb"
@@ -481,6 +490,8 @@ def test_a_notebook_is_a_script(tmp_path):
     names = {}
     exec(text, names)
     assert (names["y"], names["z"], names["text"]) == ([], 1, "\n%d of !\n")
+    assert (names["left"], names["both"], names["right"]) == (7, "\n!no\n% command\nor?\n", 2)
+    assert (names["slow"], names["timed"], os.environ["OF_THIS_TEST"]) == (3, 4, "a b")
     expected = [f"cell {number}: {line}" for number, (_, lines) in enumerate(CELLS, 1) for line in lines]
     assert left_out == expected and script_text.read_source(path) == text
     with pytest.raises(SyntaxError, match="no notebook"):
