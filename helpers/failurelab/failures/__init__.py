@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from packaging.version import Version
 
-from failurelab.failures.loader import Claim, Failure, RegistryError, Stack, Thread, load, retired_ids
+from failurelab.failures.loader import Claim, Failure, RegistryError, Stack, Thread, load, release, retired_ids
 
 __all__ = [
     "Affected",
@@ -24,6 +24,7 @@ __all__ = [
     "affected",
     "all",
     "get",
+    "release",
     "upgrades",
 ]
 _FOLDER = pathlib.Path(__file__).parent

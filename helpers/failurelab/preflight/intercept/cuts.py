@@ -15,6 +15,8 @@ from unittest import mock
 import torch
 from packaging.version import Version
 
+from failurelab.failures import release
+
 PROMPTS, GENERATIONS = 2, 4  # of one batch at most: two prompts, for padding
 TWICE = 2  # accumulated steps, and iterations, at most: two show what more would
 NEW_TOKENS, WINDOW = 8, 64  # tokens generated, and positions that a batch of texts keeps
@@ -253,7 +255,7 @@ _DERIVED = (  # by the arguments themselves, while they are made
 def counts_prompts() -> bool:
     """Whether this trl's batch size counts prompts, each with all its completions: so did 0.14."""
     try:
-        return Version(importlib.metadata.version("trl")) < Version("0.15")
+        return release(importlib.metadata.version("trl")) < Version("0.15")
     except importlib.metadata.PackageNotFoundError:
         return False
 
