@@ -81,7 +81,7 @@ def test_doctor_passes_here(failurelab, monkeypatch):
 
 PLANTED = {
     "old GRPO": ({"trl": "0.14.0", "transformers": "4.48.3"}, {"F1", "F7"}, {"F3b"}),
-    "from the repository": ({"trl": "0.14.0.dev0", "transformers": "4.49.0.dev0"}, {"F1"}, {"F3b", "F7"}),
+    "from the repository": ({"trl": "0.14.0", "transformers": "4.52.0.dev0"}, {"F1", "F3b"}, {"F7"}),
     "old GRPO on newer transformers": ({"trl": "0.14.0", "transformers": "4.52.4"}, {"F1", "F3b"}, {"F7"}),
     "in between": ({"trl": "0.19.0", "transformers": "4.53.0"}, {"F7"}, {"F3b"}),
     "of today": ({"trl": "1.16.0", "transformers": "5.23.0"}, set(), {"F1", "F3b", "F7"}),
