@@ -1,6 +1,7 @@
 """`make gpu`: what cannot be used is one line, a part resumes, and its page stands beside the CPU's figures."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -36,10 +37,8 @@ def test_a_part_ends_in_time_and_resumes(tmp_path, monkeypatch, pipe):
     The time is over when the step that never ends has begun, and not before.
     """
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
-    begun, kept = (
-        pipe(tmp_path / "begun"),
-        open(tmp_path / "begun", "wb"),
-    )  # or a first writer's end would be read again
+    begun = pipe(tmp_path / "begun")
+    kept = os.open(tmp_path / "begun", os.O_WRONLY)  # or the end of the first writer would be read again
 
     class Process(subprocess.Popen):
         def communicate(self, timeout=None):
@@ -65,7 +64,7 @@ def test_a_part_ends_in_time_and_resumes(tmp_path, monkeypatch, pipe):
     assert [step["outcome"] for step in done] == ["PASS", "NOT RUN", "NOT RUN", "NOT RUN", "FAIL"]
     assert [done[1]["said"], done[2]["said"]] == ["longer than 0 s", "no two cards"]
     assert (tmp_path / "runs").read_text() == "122"
-    kept.close()
+    os.close(kept)
 
 
 def test_figures_stand_beside_the_cpu_s(tmp_path, monkeypatch):
