@@ -163,6 +163,50 @@ def test_a_script_that_does_more_than_train_is_run_again_with_try_alone(folder):
     assert any("did not do the same" in note for note in told.notes) and int(pathlib.Path("count.txt").read_text()) > 1
 
 
+NEVER_RIGHT = """
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+
+def as_chat(row):
+    return {{"prompt": [{{"role": "user", "content": row["sum"]}}]}}
+
+
+def reward(completions, **kwargs):
+    return [0.0 for _ in completions]
+
+
+if __name__ == "__main__":
+    rows = Dataset.from_list([{{"sum": f"{{number}}+1="}} for number in range(16)]).map(as_chat, num_proc=2)
+    args = GRPOConfig("out", report_to="none")
+    GRPOTrainer(model={path!r}, reward_funcs=reward, args=args, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.parametrize("end", ["> answer.txt 2>&1", "| tee answer.txt"])
+def test_what_others_write_and_processes_of_the_run_are_no_effects(end, tmp_path):
+    """Both were told as the script's: it "writes answer.txt" and "connects to" its own processes. Nothing was tried."""
+    (tmp_path / "train.py").write_text(NEVER_RIGHT.format(path=str(models.path("tiny"))))
+    line = f"{sys.executable} -m failurelab preflight train.py {end}"
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
+    answer = (tmp_path / "answer.txt").read_text()
+    assert "1 named (F10)" in answer and "--try" not in answer
+
+
+def test_files_that_are_open_for_writing(tmp_path):
+    """A file that is read alone, as by `tail -f`, may be the script's."""
+    for name in ("written", "read", "closed"):
+        (tmp_path / name).touch()
+    tee = subprocess.Popen(["tee", tmp_path / "teed"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with open(tmp_path / "written", "a"), open(tmp_path / "read"):
+        tee.stdin.write(b"begun\n")
+        tee.stdin.flush()
+        assert tee.stdout.readline() == b"begun\n"
+        here = {path for path in command._written_by_others() if path.startswith(str(tmp_path))}
+    tee.communicate()
+    assert here == {str(tmp_path / "written"), str(tmp_path / "teed")}
+
+
 FROZEN = """
 from datasets import load_dataset
 from peft import PeftModel

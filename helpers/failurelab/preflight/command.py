@@ -1,10 +1,12 @@
 """`failurelab preflight`: runs the script in the Python that trains, tries repairs, and tells what was found."""
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
@@ -208,8 +210,10 @@ def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: boo
     effects = [f"{effect['kind']} {effect['what']}" for effect in first["effects"]]
     heard = {os.path.realpath(effect["what"]) for effect in first["effects"]}
     for folder in folders:
-        new = sorted(path for path, _ in _list_files(folder).items() - before[folder].items())
-        effects += [f"writes {path}" for path in new if os.path.realpath(path) not in heard]
+        new = {path for path, _ in _list_files(folder).items() - before[folder].items()}
+        if new:  # of the script's processes none is left, so what is still being written is another one's
+            new -= _written_by_others()
+        effects += [f"writes {path}" for path in sorted(new) if os.path.realpath(path) not in heard]
     outcome, left = rounds.Rounds(session.run, first, session.say), rounds.ROUNDS_OVER
     if again is False:
         left = "the script was not run with a repair (--no-try)"
@@ -263,6 +267,20 @@ def _contents(path: str, text: str | None) -> bytes:
     if path.endswith(".ipynb"):
         return (read_source(path) if text is None else text).encode()
     return pathlib.Path(path).read_bytes() if text is None else encode_source(path, text)
+
+
+def _written_by_others() -> set[str]:
+    """Return the files that a process holds open for writing, as the shell and `tee` do with this command's output.
+
+    None where there is no /proc.
+    """
+    found = set()
+    for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError, ValueError):  # of another user, or gone
+            flags = re.search(r"flags:\s*(\d+)", link.parents[1].joinpath("fdinfo", link.name).read_text())
+            if flags and int(flags[1], 8) & (os.O_WRONLY | os.O_RDWR):
+                found.add(os.readlink(link))
+    return found
 
 
 _MOST_FILES, _DEPTH = 5000, 3
