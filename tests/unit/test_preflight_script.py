@@ -238,6 +238,46 @@ class Rows(list):
         return Rows(self[index] for index in indices)
 
 
+READS = """
+import dataclasses
+import trl
+base = trl.GRPOConfig("out", per_device_train_batch_size=6, num_generations=6, logging_steps=10, use_cpu=True)
+seen = base.per_device_train_batch_size, base.max_completion_length
+given = base.to_dict()
+copies = [
+    trl.GRPOConfig("out", per_device_train_batch_size=base.per_device_train_batch_size, num_generations=6),
+    trl.GRPOConfig("out", **{name: given[name] for name in ("per_device_train_batch_size", "num_generations")}),
+]
+replaced = dataclasses.replace(trl.SFTConfig("out", per_device_train_batch_size=6, logging_steps=10, use_cpu=True))
+base.num_generations //= 2
+
+def during():
+    return base.per_device_train_batch_size, base.num_generations, base.logging_steps
+"""
+
+
+def test_the_script_reads_arguments_as_they_were_given(tmp_path):
+    """A config made of one that is cut already had the cut numbers as its own: F22 was named, and did harm.
+
+    Once a trainer is made the batch is the one that is there: a function of the script's may cut it into groups.
+    """
+    script = tmp_path / "train.py"
+    made = cuts.Arguments(3, str(tmp_path), own=own_code.OwnCode(script))
+    names = {}
+    with made.cut():
+        exec(compile(READS, str(script), "exec"), names)
+        length = type(names["base"]).__dataclass_fields__["max_completion_length"].default
+        assert names["seen"] == (6, length) and length > names["base"].max_completion_length
+        asked = [made.asked(each) for each in names["copies"]]
+        assert [(each["per_device_train_batch_size"], each["num_generations"]) for each in asked] == [(6, 6)] * 2
+        asked = made.asked(names["replaced"])
+        assert (asked["per_device_train_batch_size"], asked["logging_steps"]) == (6, 10)
+        assert made.asked(names["base"])["num_generations"] == 3
+        assert names["base"].logging_steps == 1 and names["copies"][0].per_device_train_batch_size < 6
+        made.settle(names["base"])
+        assert names["during"]() == (names["base"].per_device_train_batch_size, 3, 10)
+
+
 def test_rows_that_are_trained_on_differ_in_length():
     """Garbage rollouts of transformers 4.48 need a padded batch: rows of one length would hide them."""
     chosen = cuts.choose_short(Rows("x" * (1 + index % 9) for index in range(100)), 4)

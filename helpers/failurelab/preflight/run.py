@@ -223,7 +223,7 @@ class Run:
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(spec["world_size"])
         other, size = files.change.arguments, spec["world_size"]
-        self.arguments = cuts.Arguments(spec["steps"], spec["output"], other, self._note_arguments, size)
+        self.arguments = cuts.Arguments(spec["steps"], spec["output"], other, self._note_arguments, size, files.own)
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
