@@ -341,6 +341,9 @@ OWN_ERRORS = {
     "from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained('nobody/nothing-9')\n": (
         "line 2, needs the network",
     ),
+    "import torch\nassert torch.cuda.device_count() > 0, 'a GPU, please'\n": ("line 2, demands a GPU", "a GPU, please"),
+    "import torch\nif not torch.cuda.is_available():\n    raise SystemExit('no GPU')\n": ("line 3, demands a GPU",),
+    "from huggingface_hub import login, notebook_login\nlogin()\nnotebook_login()\n": ("ended without training",),
     "raise ValueError('of its own')\n": ("line 1, ended in ValueError: of its own",),
 }
 

@@ -669,6 +669,22 @@ def test_one_process_with_several_gpus(monkeypatch):
     assert isinstance(four_bit_placement._judge_one_process(seen(loads=[load()], gpus=2)), NotApplicable)
 
 
+@pytest.mark.parametrize(
+    ("text", "either"),
+    [
+        ("if a:\n    trainer.train(b)\nelse:\n    trainer.train()\n", True),
+        ("if a:\n    trainer.train(b)\nelif c:\n    trainer.train()\n", True),
+        ("if a:\n    trainer.train(b)\n    trainer.train()\nelse:\n    pass\n", False),
+        ("if a:\n    trainer.train(b)\n\ntrainer.train()\n", False),
+        ("if a:\n    pass\nelse:\n    trainer.train(b)\n    trainer.train()\n", False),
+    ],
+)
+def test_trainings_in_two_branches_are_one(text, either):
+    """Resumed or from the start: it was told that the script trains again."""
+    source = Source("train.py", text)
+    assert source.is_either(*source.training_lines()) is either
+
+
 def test_a_script_s_own_error_is_one_line():
     """A gated model, and an end without an error; the others come from real scripts in tests/cli/test_preflight.py."""
     gated, ended = OSError("You are trying to access a gated repo.\nMake sure"), SystemExit(0)

@@ -102,6 +102,17 @@ class Source:
     text: str
     line: int = 0
 
+    def is_either(self, line: int, other: int) -> bool:
+        """Return whether two lines stand in the two branches of an `if`, so that one of them alone is run."""
+        for node in ast.walk(ast.parse(self.text)):
+            if isinstance(node, ast.If) and node.orelse:
+                last = node.body[-1].end_lineno
+                in_body = [node.body[0].lineno <= each <= last for each in (line, other)]
+                inside = [node.lineno <= each <= node.end_lineno for each in (line, other)]
+                if all(inside) and in_body[0] != in_body[1]:
+                    return True
+        return False
+
     def training_lines(self) -> list[int]:
         """Return the lines of the script that call `train()` of what is called a trainer, as a frame tells them."""
         calls = (
