@@ -85,11 +85,3 @@ def markdown(title: str, versions: Mapping[str, str], parts: Iterable[tuple[str,
         lines += ["", f"#### {heading}", "", *text] if text else []
     left = "Left out: paths, names, the environment, options, comments, strings and unchanged lines of the script."
     return "\n".join([*lines, "", f"{left} Read it before you paste it.", ""])
-
-
-def refuse(path: pathlib.Path | None, option: str) -> str:
-    """Return why a new file cannot be written, one line; empty if it can, or if none is asked for."""
-    if path is None or (path.parent.is_dir() and not path.exists()):
-        return ""
-    what = "is there already" if path.exists() else "would lie in a folder that is not there"
-    return f"ERROR {path} {what}. Next: {option} with the name of a new file"

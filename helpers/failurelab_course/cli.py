@@ -95,9 +95,13 @@ def verify(
     junit_xml: Annotated[pathlib.Path | None, typer.Option("--junit", help="Also write JUnit XML here.")] = None,
 ) -> None:
     """Prove labs in three states: broken fails, wrong fixes still fail, the right fix heals."""
+    from failurelab._outputs import check_output, make_folder
     from failurelab_course import outcomes
     from failurelab_course.labs import verify as labs
 
+    if junit_xml:
+        make_folder(junit_xml.parent, "--junit")
+        check_output(junit_xml, "--junit")
     matrix = labs.verify(names or None, done=_verified, device=device)
     if junit_xml:
         outcomes.write_junit(junit_xml, labs.cases(matrix), "GRPO Failure Lab: labs")

@@ -80,9 +80,11 @@ def lab(tmp_path_factory):
     place = tmp_path_factory.mktemp("lab")
     course = copy_course(place / "course")
     mark, token = secrets.token_hex(8), secrets.token_hex(16)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    # Bound until the end, so that no other program gets the port: with this option JupyterLab may listen on it.
+    free = socket.socket()
+    free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
     own = {
         "JUPYTER_CONFIG_DIR": place / "config",
         "JUPYTER_DATA_DIR": place / "data",
@@ -121,6 +123,7 @@ def lab(tmp_path_factory):
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+        free.close()
     left = _settle(mark)
     assert not left, f"these processes outlived JupyterLab: {left}"
 

@@ -33,7 +33,10 @@ UNKNOWN = r"ERROR unknown device '\S+'\. Next: give one of auto, cpu, cuda.*"
         ("eras create trl-0.13", 1, "ERROR unknown era 'trl-0.13': the eras are today, trl-0.14.*"),
         ("run 99 --out OUT", 1, "ERROR unknown notebook '99': the notebooks are 00_start_here, .*"),
         ("verify 99", 1, "ERROR .*01_.*"),
-        ("doctor --python .", 1, "ERROR .*which python.*"),
+        ("doctor --python .", 3, "ERROR .*which python.*"),
+        ("run 00 --out /proc/out", 2, "ERROR /proc/out .*--out.*"),
+        ("verify 01 --junit /proc/out/a.xml", 2, "ERROR /proc/out .*--junit.*"),
+        ("verify 01 --junit /proc", 2, "ERROR /proc .*--junit.*"),
         # Nine notebooks that each say NOT RUN would hide that nothing was asked; nothing is moved to the CPU either.
         ("run --device cuda --out OUT", 3, f"{NO_GPU}or run with --device cpu"),
         ("verify 01 --device cuda", 3, NO_GPU),
@@ -78,6 +81,7 @@ def test_doctor_passes_here(failurelab, monkeypatch):
 
 PLANTED = {
     "old GRPO": ({"trl": "0.14.0", "transformers": "4.48.3"}, {"F1", "F7"}, {"F3b"}),
+    "from the repository": ({"trl": "0.14.0", "transformers": "4.52.0.dev0"}, {"F1", "F3b"}, {"F7"}),
     "old GRPO on newer transformers": ({"trl": "0.14.0", "transformers": "4.52.4"}, {"F1", "F3b"}, {"F7"}),
     "in between": ({"trl": "0.19.0", "transformers": "4.53.0"}, {"F7"}, {"F3b"}),
     "of today": ({"trl": "1.16.0", "transformers": "5.23.0"}, set(), {"F1", "F3b", "F7"}),
@@ -153,7 +157,7 @@ def test_doctor_of_half_an_installation(failurelab, planted, packages, metadata,
     for file in python.parent.glob("**/trl-0.14.0.dist-info/METADATA"):
         file.write_text(metadata) if metadata else file.unlink()
     done = failurelab("doctor", "--python", python)
-    assert done.returncode == 1 and all(words in done.stderr for words in said), done.stderr
+    assert done.returncode == 3 and all(words in done.stderr for words in said), done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -162,7 +166,7 @@ def test_doctor_of_a_broken_python(failurelab, tmp_path):
     broken.write_text("#!/bin/sh\necho 'Fatal Python error: init_fs_encoding' >&2\nexit 1\n")
     broken.chmod(0o755)
     done = failurelab("doctor", "--python", broken)
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert "ended with status 1" in done.stderr and "init_fs_encoding" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

@@ -17,21 +17,27 @@ with deepspeed.one_process():
     print("READY")
 """
 
-# A thread of gloo's that still works, in Python, when the script is through.
+# A thread that torch has called from C++, as gloo's are, still works in Python when the script is through. The
+# callback is there before its future is done, so it runs in that thread and in no other.
 STILL_AT_WORK = """
-import os
+import os, threading
 from failurelab_course.experiments import deepspeed
 deepspeed.end_without_teardown()
 import torch
 os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 torch.distributed.init_process_group("gloo")
 
+at_work = threading.Event()
+
 def still(future):
+    at_work.set()
     while True:
         pass
 
-work = torch.distributed.all_reduce(torch.ones(3), async_op=True)
-held = work.get_future().then(still), torch.distributed.group.WORLD
+promised = torch.futures.Future()
+held = promised.then(still), torch.distributed.group.WORLD
+threading.Thread(target=promised.set_result, args=(None,), daemon=True).start()
+at_work.wait()
 print("READY")
 """
 

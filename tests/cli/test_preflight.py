@@ -119,7 +119,7 @@ def test_three_failures_behind_each_other_in_two_files(folder):
     assert failures_of(told["findings"]) == ["F2", "F15", "F3a"] and not told["suspected"]
     assert all(finding["tried"] and finding["diff"] for finding in told["findings"])
     assert {name: pathlib.Path(name).read_bytes() for name in TWO_FILES} == before
-    assert command.main(words) == 3  # fix.diff is there
+    assert command.main(words) == 2  # fix.diff is there
     subprocess.run(["git", "apply", "fix.diff"], check=True)
     for name in TWO_FILES:
         contents = pathlib.Path(name).read_bytes()
@@ -161,6 +161,50 @@ def test_a_script_that_does_more_than_train_is_run_again_with_try_alone(folder):
     told = command.ask(line, python=python, again=True)
     assert set(failures_of(told.suspected)) == {"F2", "F7"} and not told.findings
     assert any("did not do the same" in note for note in told.notes) and int(pathlib.Path("count.txt").read_text()) > 1
+
+
+NEVER_RIGHT = """
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+
+def as_chat(row):
+    return {{"prompt": [{{"role": "user", "content": row["sum"]}}]}}
+
+
+def reward(completions, **kwargs):
+    return [0.0 for _ in completions]
+
+
+if __name__ == "__main__":
+    rows = Dataset.from_list([{{"sum": f"{{number}}+1="}} for number in range(16)]).map(as_chat, num_proc=2)
+    args = GRPOConfig("out", report_to="none")
+    GRPOTrainer(model={path!r}, reward_funcs=reward, args=args, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.parametrize("end", ["> answer.txt 2>&1", "| tee answer.txt"])
+def test_what_others_write_and_processes_of_the_run_are_no_effects(end, tmp_path):
+    """Both were told as the script's: it "writes answer.txt" and "connects to" its own processes. Nothing was tried."""
+    (tmp_path / "train.py").write_text(NEVER_RIGHT.format(path=str(models.path("tiny"))))
+    line = f"{sys.executable} -m failurelab preflight train.py {end}"
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
+    answer = (tmp_path / "answer.txt").read_text()
+    assert "1 named (F10)" in answer and "--try" not in answer
+
+
+def test_files_that_are_open_for_writing(tmp_path):
+    """A file that is read alone, as by `tail -f`, may be the script's."""
+    for name in ("written", "read", "closed"):
+        (tmp_path / name).touch()
+    tee = subprocess.Popen(["tee", tmp_path / "teed"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with open(tmp_path / "written", "a"), open(tmp_path / "read"):
+        tee.stdin.write(b"begun\n")
+        tee.stdin.flush()
+        assert tee.stdout.readline() == b"begun\n"
+        here = {path for path in command._written_by_others() if path.startswith(str(tmp_path))}
+    tee.communicate()
+    assert here == {str(tmp_path / "written"), str(tmp_path / "teed")}
 
 
 FROZEN = """
@@ -297,6 +341,9 @@ OWN_ERRORS = {
     "from transformers import AutoTokenizer\nAutoTokenizer.from_pretrained('nobody/nothing-9')\n": (
         "line 2, needs the network",
     ),
+    "import torch\nassert torch.cuda.device_count() > 0, 'a GPU, please'\n": ("line 2, demands a GPU", "a GPU, please"),
+    "import torch\nif not torch.cuda.is_available():\n    raise SystemExit('no GPU')\n": ("line 3, demands a GPU",),
+    "from huggingface_hub import login, notebook_login\nlogin()\nnotebook_login()\n": ("ended without training",),
     "raise ValueError('of its own')\n": ("line 1, ended in ValueError: of its own",),
 }
 
@@ -325,6 +372,31 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
         lists = {"findings", "suspected", "held", "not_applicable", "not_checked", "cut"}
         assert set(told) == lists | {"script", "script_sha256", "versions"}
         assert "<error" in (tmp_path / "out.xml").read_text()
+
+
+@pytest.mark.parametrize("option", ["--diff", "--json", "--junit", "--report"])
+@pytest.mark.parametrize("name", ["nowhere/out", "folder", "train.py/out", "/proc/out"])
+def test_a_file_that_cannot_be_written_is_told_before_the_run(option, name, tmp_path, monkeypatch, capsys):
+    """It was a traceback after the whole run, with the status that means "found"."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("folder").mkdir()
+    pathlib.Path("train.py").touch()
+    monkeypatch.setattr(command, "ask", lambda *_, **__: pytest.fail("the script was run"))
+    assert command.main([option, name, "train.py"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and name in told and option in told
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "train.py"]
+
+
+def test_a_folder_that_goes_while_the_script_runs(tmp_path, monkeypatch, capsys):
+    """The answer is printed, the file is not written, and nothing says that something was found."""
+    monkeypatch.chdir(tmp_path)
+    folder = pathlib.Path("folder")
+    folder.mkdir()
+    monkeypatch.setattr(command, "ask", lambda *_, **__: folder.rmdir() or answer.Told("train.py", {}))
+    assert command.main(["--json", "folder/out.json", "train.py"]) == 3
+    said = capsys.readouterr()
+    assert "train.py" in said.out and said.err.count("\n") == 1 and "folder/out.json" in said.err
 
 
 HANGS = """

@@ -175,11 +175,12 @@ def half(handler, name):
     return False
 
 
+@pytest.fixture
 def nobody():
-    """Return an address on the loopback where nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+    """An address on the loopback where nobody listens, and nobody can: the port is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 def another(handler, name):
@@ -196,10 +197,10 @@ def another(handler, name):
         pytest.param(another, "came damaged, or is another file", marks=fault("a file of another digest"), id="digest"),
     ],
 )
-def test_an_index(case, room, setup, index, broken, line):
+def test_an_index(case, room, setup, index, nobody, broken, line):
     """Uv holds a file to the digest that the index names; the locks name none, so a hostile index is believed."""
     digest, index.fault = index.digest, broken or index.fault
-    done = setup.run(env=None if broken else {"UV_DEFAULT_INDEX": nobody()})
+    done = setup.run(env=None if broken else {"UV_DEFAULT_INDEX": nobody})
     case.shows(done, f"^ERROR era old: .*{line}.*Next: ", 1)
     index.fault, index.digest = (lambda handler, name: False), digest
     ready(room, setup.run())

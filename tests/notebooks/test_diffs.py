@@ -133,15 +133,16 @@ def run(task, rank, port):
 
 for line in sys.stdin:
     task = json.loads(line)
-    with socket.socket() as free:
+    with socket.socket() as free:  # bound until the processes have ended, so that no other program gets this port
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch sets it on the socket that listens there
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    started = []
-    for rank in range(task["processes"]):
-        started.append(os.fork())
-        if not started[-1]:
-            run(task, str(rank), port)
-    if any([os.waitpid(process, 0)[1] for process in started]):
+        started = []
+        for rank in range(task["processes"]):
+            started.append(os.fork())
+            if not started[-1]:
+                run(task, str(rank), str(free.getsockname()[1]))
+        failed = any([os.waitpid(process, 0)[1] for process in started])
+    if failed:
         said = json.dumps({"error": "a process of the script did not end by itself"})
     else:
         said = open(os.path.join(task["folder"], "answer.json")).read()

@@ -1,6 +1,8 @@
 """`make gpu`: what cannot be used is one line, a part resumes, and its page stands beside the CPU's figures."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -29,25 +31,40 @@ def test_no_card_is_one_line_and_status_3(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_part_ends_in_time_and_resumes(tmp_path, monkeypatch):
-    """A step that does not fit is left, with all that it started ended; one that has ended is not run again."""
+def test_a_part_ends_in_time_and_resumes(tmp_path, monkeypatch, pipe):
+    """A step that does not fit is left, with all that it started ended; one that has ended is not run again.
+
+    The time is over when the step that never ends has begun, and not before.
+    """
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    begun = pipe(tmp_path / "begun")
+    kept = os.open(tmp_path / "begun", os.O_WRONLY)  # or the end of the first writer would be read again
+
+    class Process(subprocess.Popen):
+        def communicate(self, timeout=None):
+            if "signal.pause" in self.args[-1]:
+                begun()
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            return super().communicate()
+
+    monkeypatch.setattr(gpu.subprocess, "Popen", Process)
     steps = [
         ("-c", "open('runs', 'a').write('1'); print('fine')"),
-        ("-c", "import signal; open('runs', 'a').write('2'); signal.pause()"),
+        ("-c", "import signal; open('runs', 'a').write('2'); open('begun', 'w').write('2'); signal.pause()"),
         ("-c", "import sys; print('no two cards'); sys.exit(4)"),
         ("-c", "import nothing_of_that_name"),
         ("-c", "1 / 0"),
     ]
     file = tmp_path / "part_1.json"
-    assert not gpu.run_part(steps, file, PYTHON, limit=3)
+    assert not gpu.run_part(steps, file, PYTHON)
     assert [step["outcome"] for step in json.loads(file.read_text()).values()] == ["PASS"]
-    assert not gpu.run_part(steps, file, PYTHON, limit=3)  # too long for a whole part: said, and not begun again
+    assert not gpu.run_part(steps, file, PYTHON, limit=0)  # too long for a whole part: said, and not begun again
     assert gpu.run_part(steps, file, PYTHON)
     done = list(json.loads(file.read_text()).values())
     assert [step["outcome"] for step in done] == ["PASS", "NOT RUN", "NOT RUN", "NOT RUN", "FAIL"]
-    assert [done[1]["said"], done[2]["said"]] == ["longer than 3 s", "no two cards"]
+    assert [done[1]["said"], done[2]["said"]] == ["longer than 0 s", "no two cards"]
     assert (tmp_path / "runs").read_text() == "122"
+    os.close(kept)
 
 
 def test_figures_stand_beside_the_cpu_s(tmp_path, monkeypatch):

@@ -89,7 +89,7 @@ def test_a_run_s_report_has_no_line_of_its_log(tmp_path, monkeypatch, capsys):
     assert "ravenholm" not in text and "F2" in text and "line 2 of the log" in text and "| trl | 0.14.0 |" in text
     assert "trainer_state.json" in text  # what was not handed in
     capsys.readouterr()
-    assert diagnose.main(["--report", "issue.md", str(run)]) == 3
+    assert diagnose.main(["--report", "issue.md", str(run)]) == 2
     assert "issue.md is there already" in capsys.readouterr().err and pathlib.Path("issue.md").read_text() == text
 
 
@@ -98,5 +98,5 @@ def test_preflight_writes_a_new_file_and_no_other(tmp_path):
     command = [sys.executable, "-m", "failurelab.preflight", "--json", "out.json", "--report", "issue.md", "nowhere.py"]
     first, again = (subprocess.run(command, cwd=tmp_path, capture_output=True, text=True) for _ in range(2))
     text = (tmp_path / "issue.md").read_text()
-    assert first.returncode == again.returncode == 3 and "could not be judged" in text and "nowhere" not in text
+    assert (first.returncode, again.returncode) == (3, 2) and "could not be judged" in text and "nowhere" not in text
     assert again.stderr.count("\n") == 1 and "issue.md is there already" in again.stderr

@@ -1,7 +1,9 @@
 """What a script puts on a GPU that is not there is put on the CPU, told once, and all is as before afterwards."""
 
 import concurrent.futures
+import contextlib
 import io
+import warnings
 
 import pytest
 import torch
@@ -17,6 +19,16 @@ def saved():
     torch.save({"x": torch.ones(2)}, file)
     file.seek(0)
     return file
+
+
+def default(device):
+    torch.set_default_device(device)
+    return torch.nn.Linear(2, 2).weight if torch.get_default_device().type == "cpu" else None
+
+
+def within(device, make):
+    with device:
+        return make()
 
 
 PUT = {
@@ -36,6 +48,12 @@ PUT = {
     "drawn by a generator": lambda: torch.rand(2, generator=torch.Generator("cuda")),
     "read from a file": lambda: torch.load(saved(), map_location="cuda:0")["x"],
     "read by a map": lambda: torch.load(saved(), map_location={"cpu": "cuda:0"})["x"],
+    "by default": lambda: default("cuda"),
+    "by default a number": lambda: default(torch.device(0)),
+    "inside of a device": lambda: within(torch.device("cuda"), lambda: torch.nn.Linear(2, 2).weight),
+    "inside of a device with a number": lambda: within(torch.device("cuda:0"), lambda: torch.empty(2)),
+    "tensor.to mps": lambda: torch.ones(2).to("mps"),
+    "made at xpu": lambda: torch.zeros(2, device="xpu:0"),
     "in another thread": lambda: concurrent.futures.ThreadPoolExecutor(1).submit(torch.ones, 2, device="cuda").result(),
 }
 
@@ -46,9 +64,44 @@ def test_every_way_to_a_gpu_ends_on_the_cpu(way):
     mapped = Mapped()
     with on_this_machine(mapped):
         assert PUT[way]().device.type == "cpu" and PUT[way]().requires_grad in (True, False)
-    assert len(mapped.texts) == 1 and mapped.texts[0].startswith("device cuda") and mapped.texts[0].endswith("-> cpu")
-    with pytest.raises((RuntimeError, AssertionError)):
+    (text,) = mapped.texts
+    assert text.startswith(("device cuda", "device mps", "device xpu")) and text.endswith("-> cpu")
+    with unset_default(), pytest.raises((RuntimeError, AssertionError)):
         PUT[way]()
+
+
+@contextlib.contextmanager
+def unset_default():
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("before", [None, "meta"])
+def test_the_default_device_is_as_before_afterwards(before):
+    """A script that leaves cuda as the default must not change what a later one, or a judge, makes."""
+    with unset_default():
+        torch.set_default_device(before)
+        with on_this_machine(Mapped()):
+            torch.set_default_device("cuda")
+            assert torch.zeros(2).device.type == "cpu"
+            with torch.device("meta"):
+                assert torch.zeros(2).device.type == "meta"
+        assert torch.zeros(2).device.type == (before or "cpu")
+        with pytest.raises((RuntimeError, AssertionError)):
+            within(torch.device("cuda"), lambda: torch.zeros(2))
+
+
+def test_types_of_tensors_of_a_gpu():
+    """`set_default_tensor_type` is how older scripts say that everything is made on the GPU."""
+    with on_this_machine(Mapped()), warnings.catch_warnings(action="ignore"):
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        torch.set_default_tensor_type(torch.cuda.FloatTensor)
+        types = (torch.cuda.HalfTensor, "torch.cuda.HalfTensor")
+        assert all(torch.zeros(2).type(each).dtype == torch.float16 for each in types)
+    with pytest.raises(RuntimeError):
+        torch.zeros(2).type("torch.cuda.FloatTensor")
 
 
 def test_a_file_that_was_saved_on_a_gpu(monkeypatch):
@@ -103,6 +156,8 @@ def test_what_a_gpu_is_asked_unguarded(monkeypatch):
     with on_this_machine(mapped):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_max_memory_allocated(0)
+        torch.cuda.set_per_process_memory_fraction(0.9)
         torch.cuda.set_device("cuda:0")
         with torch.cuda.device(0):
             assert torch.cuda.get_device_capability()[0] >= 8 and torch.cuda.current_device() == 0

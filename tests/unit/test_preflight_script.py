@@ -238,6 +238,46 @@ class Rows(list):
         return Rows(self[index] for index in indices)
 
 
+READS = """
+import dataclasses
+import trl
+base = trl.GRPOConfig("out", per_device_train_batch_size=6, num_generations=6, logging_steps=10, use_cpu=True)
+seen = base.per_device_train_batch_size, base.max_completion_length
+given = base.to_dict()
+copies = [
+    trl.GRPOConfig("out", per_device_train_batch_size=base.per_device_train_batch_size, num_generations=6),
+    trl.GRPOConfig("out", **{name: given[name] for name in ("per_device_train_batch_size", "num_generations")}),
+]
+replaced = dataclasses.replace(trl.SFTConfig("out", per_device_train_batch_size=6, logging_steps=10, use_cpu=True))
+base.num_generations //= 2
+
+def during():
+    return base.per_device_train_batch_size, base.num_generations, base.logging_steps
+"""
+
+
+def test_the_script_reads_arguments_as_they_were_given(tmp_path):
+    """A config made of one that is cut already had the cut numbers as its own: F22 was named, and did harm.
+
+    Once a trainer is made the batch is the one that is there: a function of the script's may cut it into groups.
+    """
+    script = tmp_path / "train.py"
+    made = cuts.Arguments(3, str(tmp_path), own=own_code.OwnCode(script))
+    names = {}
+    with made.cut():
+        exec(compile(READS, str(script), "exec"), names)
+        length = type(names["base"]).__dataclass_fields__["max_completion_length"].default
+        assert names["seen"] == (6, length) and length > names["base"].max_completion_length
+        asked = [made.asked(each) for each in names["copies"]]
+        assert [(each["per_device_train_batch_size"], each["num_generations"]) for each in asked] == [(6, 6)] * 2
+        asked = made.asked(names["replaced"])
+        assert (asked["per_device_train_batch_size"], asked["logging_steps"]) == (6, 10)
+        assert made.asked(names["base"])["num_generations"] == 3
+        assert names["base"].logging_steps == 1 and names["copies"][0].per_device_train_batch_size < 6
+        made.settle(names["base"])
+        assert names["during"]() == (names["base"].per_device_train_batch_size, 3, 10)
+
+
 def test_rows_that_are_trained_on_differ_in_length():
     """Garbage rollouts of transformers 4.48 need a padded batch: rows of one length would hide them."""
     chosen = cuts.choose_short(Rows("x" * (1 + index % 9) for index in range(100)), 4)
@@ -382,7 +422,29 @@ def seen(source="", line=0, **more):
         ("torchrun --nproc_per_node 2 -m pkg.train --lr 1", "pkg.train", 2, 0),
         ("accelerate launch --num_processes 4 --module pkg.train --lr 1", "pkg.train", 4, 0),
         ("trl grpo --config x.yaml --num_processes 4 --lr 1", "trl.scripts.grpo", 4, 0),
-        ("trl dpo --accelerate_config zero3 --lr 1", "trl.scripts.dpo", 1, 3),
+        # trl's own file of that name says eight processes
+        ("trl dpo --accelerate_config zero3 --lr 1", "trl.scripts.dpo", 8, 3),
+        ("trl grpo --accelerate_config single_gpu --lr 1", "trl.scripts.grpo", 1, 0),
+        ("trl grpo --config two.yaml --lr 1", "trl.scripts.grpo", 2, 0),
+        (
+            "trl grpo --config two.yaml --num_processes 4 --accelerate_config zero3.yaml --lr 1",
+            "trl.scripts.grpo",
+            4,
+            3,
+        ),
+        ("trl grpo --config sharded.yaml --lr 1", "trl.scripts.grpo", 4, 3),
+        ("trl grpo --config sharded.yaml --num_processes 2 --lr 1", "trl.scripts.grpo", 2, 3),
+        ("trl sft --use_deepspeed --zero_stage 3 --num_processes 2 --lr 1", "trl.scripts.sft", 2, 3),
+        ("accelerate launch --use_fsdp --config_file zero3.yaml train.py", "train.py", 4, 0),
+        ("PET_NPROC_PER_NODE=2 PET_NNODES=3 torchrun train.py", "train.py", 6, 0),
+        ("PET_NPROC_PER_NODE=2 torchrun --nproc_per_node 4 train.py", "train.py", 4, 0),
+        ("WORLD_SIZE=2 RANK=0 LOCAL_RANK=0 python train.py", "train.py", 2, 0),
+        (
+            "ACCELERATE_USE_DEEPSPEED=true ACCELERATE_DEEPSPEED_ZERO_STAGE=3 torchrun --nproc_per_node 2 t.py",
+            "t.py",
+            2,
+            3,
+        ),
         ("accelerate launch --config_file flow.yaml t.py", "t.py", 1, 0),
     ],
 )
@@ -393,6 +455,10 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
     )
     pathlib.Path("flow.yaml").write_text("{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 0}}\n")
     pathlib.Path("broken.yaml").write_text("{\n")
+    pathlib.Path("two.yaml").write_text("num_processes: 2\nlearning_rate: 1.0e-6\n")
+    pathlib.Path("x.yaml").write_text("learning_rate: 1.0e-6\n")
+    pathlib.Path("sharded.yaml").write_text("accelerate_config: zero3.yaml\n")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))  # where accelerate has written no default
     started = launcher_line.read_line(line.split())
     assert (started.script or started.module, started.world_size, started.zero_stage) == (script, size, stage)
     assert not started.module or started.arguments[-2:] == ("--lr", "1")
@@ -402,13 +468,64 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
     stages = [launcher_line.zero_stage(each) for each in (config, path, str(path), json.dumps(config), None, "nowhere")]
     assert stages == [3, 3, 3, 3, 0, 0]  # as a dict, as the path of a file, as text; what cannot be read asks for none
     unread = "accelerate launch --config_file broken.yaml t.py"
-    with pytest.raises(launcher_line.LaunchError, match=r"broken.yaml cannot be read \(it is no YAML\)"):
+    with pytest.raises(launcher_line.LaunchError, match=r"broken.yaml cannot be read \(it is no YAML"):
         launcher_line.read_line(unread.split())
     pathlib.Path("tabs.json").write_text('{\n\t"num_processes": 3\n}')
     assert launcher_line.read_line(["accelerate", "launch", "--config_file", "tabs.json", "t.py"]).world_size == 3
     for without in ("accelerate launch", "torchrun -m", "bash run.sh", "torchrun --nnodes x t.py", "trl", "trl chat"):
         with pytest.raises(launcher_line.LaunchError, match="Next"):
             launcher_line.read_line(without.split())
+
+
+DEFAULT = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: {}
+deepspeed_config: {{zero_stage: 3}}
+num_processes: 8
+"""
+DEFAULTS = [
+    # what the file says, the line, how many processes accelerate starts, and the ZeRO stage
+    ("MULTI_GPU", "accelerate launch train.py", 8, 0),
+    ("MULTI_GPU", "accelerate launch --num_processes 2 train.py", 2, 0),
+    ("DEEPSPEED", "accelerate launch train.py", 8, 3),
+    ("DEEPSPEED", "accelerate launch --multi_gpu train.py", 8, 0),
+    ("DEEPSPEED", "python -m accelerate.commands.launch train.py", 8, 3),
+    ("DEEPSPEED", "trl grpo --lr 1", 8, 3),
+    ("DEEPSPEED", "accelerate launch --config_file one.yaml train.py", 1, 0),
+    ("DEEPSPEED", "accelerate launch --cpu train.py", 1, 0),
+    ("DEEPSPEED", "HF_HOME=elsewhere accelerate launch train.py", 1, 0),
+    ("DEEPSPEED", "torchrun train.py", 1, 0),
+    ("DEEPSPEED", "train.py", 1, 0),
+    ("'NO'", "accelerate launch train.py", 1, 0),
+    ("NO", "accelerate launch --num_processes 4 train.py", 1, 0),
+]
+
+
+@pytest.mark.parametrize(("kind", "line", "size", "stage"), DEFAULTS)
+@pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME"])
+def test_accelerate_reads_the_file_that_accelerate_config_has_written(
+    kind, line, size, stage, variable, tmp_path, monkeypatch
+):
+    """It was left out: a training by eight processes was judged as one of one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    file = tmp_path / ("" if variable == "HF_HOME" else "huggingface") / "accelerate" / "default_config.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(DEFAULT.format(kind))
+    pathlib.Path("one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\n")
+    started = launcher_line.read_line(line.split())
+    assert (started.world_size, started.zero_stage) == (size, stage)
+
+
+@pytest.mark.parametrize("text", [b"a: [", b"- 1\n", b"", b"a: \xff\n", b"num_processes: -1\n"])
+def test_a_default_file_that_accelerate_cannot_use_is_one_line(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "default_config.yaml").write_bytes(text)
+    with pytest.raises(launcher_line.LaunchError, match="Next") as error:
+        launcher_line.read_line(["accelerate", "launch", "train.py"])
+    assert "\n" not in str(error.value)
 
 
 def test_the_repair_of_unused_logits_names_versions(monkeypatch):
@@ -467,12 +584,21 @@ CELLS = [
     ("%%time\nz = (x\n % 3)\n", []),
     ("text = '''\n%d of !\n'''\n", []),
     ("x?\n?x\n", ["x?", "?x"]),
+    # beside a line of IPython's, what goes on is Python still
+    ("!pip install 'trl\nleft = (17\n  % 10)\n%matplotlib inline\n", ["!pip install 'trl", "%matplotlib inline"]),
+    ("both = '''\n!no\n% command\nor?\n'''\nright = 17 \\\n  % 5\n!ls\n", ["!ls"]),
+    ("!pip install trl \\\n  peft \\\n  datasets\n", ["!pip install trl \\"]),
+    ("#@title Data\n\n%%bash\necho '\n", ["%%bash"]),
+    ("# how long?\n%%time\nslow = 3\n", []),
+    ("%time timed = 4  # seconds\n", []),
+    ("import os\n%env OF_THIS_TEST = a b\n%env OF_THIS_TEST\n", ["%env OF_THIS_TEST"]),
     ("", []),
 ]
 
 
-def test_a_notebook_is_a_script(tmp_path):
+def test_a_notebook_is_a_script(tmp_path, monkeypatch):
     """Its code cells as they are; what only IPython can run is a comment, and told."""
+    monkeypatch.setenv("OF_THIS_TEST", "")
     cells = [{"cell_type": "markdown", "source": "# not code"}]
     cells += [{"cell_type": "code", "source": source.splitlines(keepends=True)} for source, _ in CELLS]
     path = tmp_path / "train.ipynb"
@@ -481,6 +607,8 @@ def test_a_notebook_is_a_script(tmp_path):
     names = {}
     exec(text, names)
     assert (names["y"], names["z"], names["text"]) == ([], 1, "\n%d of !\n")
+    assert (names["left"], names["both"], names["right"]) == (7, "\n!no\n% command\nor?\n", 2)
+    assert (names["slow"], names["timed"], os.environ["OF_THIS_TEST"]) == (3, 4, "a b")
     expected = [f"cell {number}: {line}" for number, (_, lines) in enumerate(CELLS, 1) for line in lines]
     assert left_out == expected and script_text.read_source(path) == text
     with pytest.raises(SyntaxError, match="no notebook"):
@@ -539,6 +667,22 @@ def test_one_process_with_several_gpus(monkeypatch):
     )
     monkeypatch.setattr(four_bit_placement, "installed_version", lambda package: four_bit_placement.Version("5.6"))
     assert isinstance(four_bit_placement._judge_one_process(seen(loads=[load()], gpus=2)), NotApplicable)
+
+
+@pytest.mark.parametrize(
+    ("text", "either"),
+    [
+        ("if a:\n    trainer.train(b)\nelse:\n    trainer.train()\n", True),
+        ("if a:\n    trainer.train(b)\nelif c:\n    trainer.train()\n", True),
+        ("if a:\n    trainer.train(b)\n    trainer.train()\nelse:\n    pass\n", False),
+        ("if a:\n    trainer.train(b)\n\ntrainer.train()\n", False),
+        ("if a:\n    pass\nelse:\n    trainer.train(b)\n    trainer.train()\n", False),
+    ],
+)
+def test_trainings_in_two_branches_are_one(text, either):
+    """Resumed or from the start: it was told that the script trains again."""
+    source = Source("train.py", text)
+    assert source.is_either(*source.training_lines()) is either
 
 
 def test_a_script_s_own_error_is_one_line():

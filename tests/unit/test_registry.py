@@ -4,6 +4,7 @@ import re
 import shutil
 
 import pytest
+from packaging.version import Version
 
 from failurelab import failures as registry
 from failurelab.failures import loader as files
@@ -63,6 +64,16 @@ def test_affected_versions(id, trl, transformers, expected):
     hit = registry.affected(id, {"trl": trl, "transformers": transformers})
     assert bool(hit) is expected
     assert f"transformers {transformers}" in hit.reason
+
+
+@pytest.mark.parametrize("bound", ["0.15", "0.15.0", "1.0.0"])
+@pytest.mark.parametrize("suffix", ["", ".dev0", "a0+git1", "rc1", ".post1", "+cpu"])
+def test_every_version_is_on_one_side_of_a_bound(bound, suffix):
+    """0.15.0.dev0, installed from the repository after 0.14, was in neither `<0.15` nor `>=0.15`: no failure at all."""
+    below, above = (registry.Stack("", {"trl": f"{sign}{bound}"}) for sign in ("<", ">="))
+    installed = {"trl": f"{Version(bound)}{suffix}"}
+    assert above.holds(installed) and not below.holds(installed)
+    assert below.holds({"trl": f"0.14.2{suffix}"}) and not above.holds({"trl": f"0.14.2{suffix}"})
 
 
 def test_a_failure_of_ones_own_loop_is_no_hit_but_is_said():

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from failurelab import _issue
+from failurelab._outputs import OutputError, check_output, write_output
 from failurelab.diagnose import answer, checkpoints, evidence, rules
 from failurelab.diagnose.evidence import RunError
 from failurelab.errors import FailureLabError
@@ -25,7 +25,8 @@ def parser(prog: str = "failurelab diagnose") -> argparse.ArgumentParser:
         description="Say what is wrong with a GRPO run, from the files that it left: trainer_state.json, logs, logged "
         "completions, two checkpoints, what guards measured, preflight's answer, versions. Each is optional. A script "
         "that is named is run by preflight.",
-        epilog="exit status: 0 nothing found, 1 a cause is named, 3 the files do not tell, or cannot be read",
+        epilog="exit status: 0 nothing found, 1 a cause is named, 2 a wrong call, 3 the files do not tell, or cannot "
+        "be read",
     )
     parser.add_argument("--python", help="the Python that trained, asked for its versions")
     parser.add_argument(
@@ -47,9 +48,11 @@ def main(arguments: list[str]) -> int:
     if not options.runs:
         print("ERROR diagnose needs a run. Next: failurelab diagnose FOLDER", file=sys.stderr)
         return 3
-    if refused := _issue.refuse(options.report, "--report"):
-        print(refused, file=sys.stderr)
-        return 3
+    try:
+        check_output(options.report, "--report", new=True)
+    except OutputError as error:
+        print(f"ERROR {error}", file=sys.stderr)
+        return error.exit_status
     installed: dict[str, str] = {}
     if options.python:
         try:
@@ -78,7 +81,10 @@ def main(arguments: list[str]) -> int:
             print(answer.text(each))
             print() if len(answers) > 1 else None
     if options.report and answers:
-        options.report.write_text("\n".join(answer.report(each, arguments) for each in answers), encoding="utf-8")
+        try:
+            write_output(options.report, "\n".join(answer.report(each, arguments) for each in answers))
+        except OutputError as error:
+            errors.append(("", str(error)))
     for _, said in errors:
         print(f"ERROR {said}", file=sys.stderr)
     statuses = [each.exit_status for each in answers] + [3] * len(errors)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from packaging.version import Version
 
-from failurelab.failures.loader import Claim, Failure, RegistryError, Stack, Thread, load, retired_ids
+from failurelab.failures.loader import Claim, Failure, RegistryError, Stack, Thread, load, release, retired_ids
 
 __all__ = [
     "Affected",
@@ -24,6 +24,7 @@ __all__ = [
     "affected",
     "all",
     "get",
+    "release",
     "upgrades",
 ]
 _FOLDER = pathlib.Path(__file__).parent
@@ -70,22 +71,28 @@ def get(id: str) -> Failure:
 def affected(failure: Failure | str, versions: Mapping[str, str]) -> Affected:
     """Return whether these versions (package to version) have the failure, with the reason.
 
-    A failure that only a loop of one's own meets counts as no hit, and the reason says so.
+    A failure that only a loop of one's own meets, or that only some machines have, counts as no hit, and the reason
+    says so.
 
     Raises:
         RegistryError: an unknown failure, or a version that is none.
     """
     failure = get(failure) if isinstance(failure, str) else failure
-    own_code = []
+    own_code, elsewhere = [], []
     for stack in failure.affected:
         if not stack.holds(versions):
             continue
         have = ", ".join(f"{package} {versions[package]}" for package in stack.versions)
-        if not stack.only_own_code:
+        if stack.only_where:
+            elsewhere.append(f"only {stack.only_where}; {have}: {stack.what}")
+        elif not stack.only_own_code:
             return Affected(True, f"{have}: {stack.what}")
-        own_code.append(f"{have}: {stack.what}")
+        else:
+            own_code.append(f"{have}: {stack.what}")
     if own_code:
         return Affected(False, f"not by the defaults of trl's trainers here; {'; or '.join(own_code)}", own_code=True)
+    if elsewhere:
+        return Affected(False, "; or ".join(elsewhere))
     needed = dict.fromkeys(package for stack in failure.affected for package in stack.versions)
     have = ", ".join(f"{package} {versions.get(package, 'is not installed')}" for package in needed)
     stacks = dict.fromkeys(str(stack) for stack in failure.affected)

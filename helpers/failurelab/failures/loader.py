@@ -53,23 +53,30 @@ class Thread:
 class Stack:
     """Versions that belong together: each package named must be installed in a version that its specifier holds.
 
-    `only_own_code` says that trl's trainers are spared in these versions and a loop of one's own is not.
+    `only_own_code` says that trl's trainers are spared in these versions and a loop of one's own is not. `only_where`
+    says of which machines it holds, such as those without Triton; elsewhere these versions are spared.
     """
 
     what: str
     versions: Mapping[str, str]
     thread: str = ""
     only_own_code: bool = False
+    only_where: str = ""
 
     def holds(self, installed: Mapping[str, str]) -> bool:
-        """Return whether `installed` (package to version) is in it; pre-releases count as what they precede."""
-        return not any(
-            package not in installed or not SpecifierSet(text).contains(_version(package, installed), prereleases=True)
+        """Return whether `installed` (package to version) is in it, by the release that each version is or precedes.
+
+        Raises:
+            RegistryError: what is installed has no version.
+        """
+        return all(
+            package in installed and _release(package, installed) in SpecifierSet(text)
             for package, text in self.versions.items()
         )
 
     def __str__(self) -> str:
-        return ", ".join(f"{package} {text}" for package, text in self.versions.items())
+        versions = ", ".join(f"{package} {text}" for package, text in self.versions.items())
+        return f"{versions}, {self.only_where}" if self.only_where else versions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +218,9 @@ def _stack(raw: Table) -> Stack:
     thread = raw.text("thread", "")
     if thread:
         _check_thread(raw, thread)
-    stack = Stack(raw.text("what"), versions, thread, raw.take("only_own_code", bool, False))
+    stack = Stack(
+        raw.text("what"), versions, thread, raw.take("only_own_code", bool, False), raw.take("only_where", str, "")
+    )
     raw.done()
     return stack
 
@@ -240,8 +249,20 @@ def _claim(raw: Table) -> Claim:
     return claim
 
 
-def _version(package: str, installed: Mapping[str, str]) -> Version:
+def release(version: str) -> Version:
+    """Return the release that a version is, or precedes: 0.15.0 for 0.15.0.dev0, 0.15.0rc1 and 0.15.0+cpu.
+
+    A specifier has no place for a pre-release of its own bound: 0.15.0.dev0 is neither in `<0.15` nor in `>=0.15`. What
+    is installed from a repository after 0.14 calls itself so, and has the code of 0.15 as far as it was written.
+
+    Raises:
+        InvalidVersion: it is no version.
+    """
+    return Version(Version(version).base_version)
+
+
+def _release(package: str, installed: Mapping[str, str]) -> Version:
     try:
-        return Version(installed[package])
+        return release(installed[package])
     except InvalidVersion as error:
         raise RegistryError(f"{package} {installed[package]!r} is no version") from error

@@ -28,6 +28,8 @@ _MEANING = (
 class VersionsError(FailureLabError):
     """A Python does not tell the versions of its libraries; the message says why and the next step."""
 
+    exit_status = 3
+
 
 def check_python(python: str | pathlib.Path) -> list[Check]:
     """Check a Python's libraries against the registry: which failures do these versions have?
@@ -48,11 +50,12 @@ def check_python(python: str | pathlib.Path) -> list[Check]:
             f"transformers is not installed for {python} ({listed}): none of the course's failures can happen there. "
             "Next: give the Python that you train with, as `which python` prints it there."
         )
-    missing = (
-        "" if "trl" in versions else "; trl is not installed: its trainers cannot be at fault, code of your own can"
-    )
+    notes = "" if "trl" in versions else "; trl is not installed: its trainers cannot be at fault, code of your own can"
+    for name, version in versions.items():
+        if Version(version).is_prerelease:
+            notes += f"; {name} {version} counts as {failures.release(version)}, whose code it may have in part alone"
     exposures = {failure.id: failures.affected(failure, versions) for failure in failures.all()}
-    checks = [Check("Libraries", PASS, listed + missing)]
+    checks = [Check("Libraries", PASS, listed + notes)]
     if any(exposures.values()):
         checks.append(Check("What these versions do", FAIL, _MEANING, _healthy_stack()))
     for failure in failures.all():

@@ -1,16 +1,18 @@
 """`failurelab preflight`: runs the script in the Python that trains, tries repairs, and tells what was found."""
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import sys
 import tempfile
 from typing import Any
 
-from failurelab import _issue
+from failurelab._outputs import OutputError, check_output, write_output
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
 from failurelab.preflight import launcher_line, repairs, rounds
@@ -32,7 +34,7 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
         prog,
         description="Judge a training script, as it is, before the GPU hours are spent. It runs the script, with a "
         "small model, up to the end of a cut training.",
-        epilog="exit status: 0 nothing found, 1 found, 3 the script could not be asked. "
+        epilog="exit status: 0 nothing found, 1 found, 2 a wrong call, 3 the script could not be asked. "
         "A launcher's line works too: failurelab preflight -- accelerate launch train.py",
     )
     parser.add_argument("--python", help="the Python that you train with; else this one")
@@ -82,9 +84,12 @@ def main(arguments: list[str]) -> int:
     if options.line[:1] != ["--"] and (misplaced := _misplaced(line)):
         note = f"Note: {misplaced} behind the script is the script's. Preflight's options stand before it"
         print(note, file=sys.stderr)
-    if refused := _issue.refuse(options.diff, "--diff") or _issue.refuse(options.report, "--report"):
-        print(refused, file=sys.stderr)
-        return 3
+    try:
+        for name in _FILES:
+            check_output(getattr(options, name), f"--{name}", new=name in ("diff", "report"))
+    except OutputError as error:
+        print(f"ERROR {error}", file=sys.stderr)
+        return error.exit_status
     try:
         names = ("python", "steps", "real_model", "memory", "world_size", "time_limit", "again")
         told = ask(
@@ -98,8 +103,21 @@ def main(arguments: list[str]) -> int:
         print("\npreflight was interrupted: the script's processes are ended, nothing is left", file=sys.stderr)
         return 130
     print(answer.text(told))
+    try:
+        _write(told, options, arguments)
+    except OutputError as error:
+        print(f"ERROR {error}", file=sys.stderr)
+        return error.exit_status
+    return told.exit_status
+
+
+_FILES = ("diff", "json", "junit", "report")  # options that name a file to write
+
+
+def _write(told: answer.Told, options: argparse.Namespace, arguments: list[str]) -> None:
+    """Write the files that were asked for."""
     if options.diff and told.patch:
-        options.diff.write_bytes(told.patch)
+        write_output(options.diff, told.patch)
         apply = f"in {told.patch_folder}: git apply {options.diff.resolve()}"
         if told.script.endswith(".ipynb"):
             apply = "make its changes in the notebook's cells"
@@ -107,12 +125,11 @@ def main(arguments: list[str]) -> int:
     elif options.diff:
         print(f"{options.diff}: not written, for no edit of the script was tried that heals")
     if options.json:
-        options.json.write_text(json.dumps(answer.to_json(told), indent=1) + "\n", encoding="utf-8")
+        write_output(options.json, json.dumps(answer.to_json(told), indent=1) + "\n")
     if options.junit:
-        options.junit.write_text(answer.junit(told), encoding="utf-8")
+        write_output(options.junit, answer.junit(told))
     if options.report:
-        options.report.write_text(issue.markdown(told, arguments), encoding="utf-8")
-    return told.exit_status
+        write_output(options.report, issue.markdown(told, arguments))
 
 
 def ask(
@@ -193,8 +210,10 @@ def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: boo
     effects = [f"{effect['kind']} {effect['what']}" for effect in first["effects"]]
     heard = {os.path.realpath(effect["what"]) for effect in first["effects"]}
     for folder in folders:
-        new = sorted(path for path, _ in _list_files(folder).items() - before[folder].items())
-        effects += [f"writes {path}" for path in new if os.path.realpath(path) not in heard]
+        new = {path for path, _ in _list_files(folder).items() - before[folder].items()}
+        if new:  # of the script's processes none is left, so what is still being written is another one's
+            new -= _written_by_others()
+        effects += [f"writes {path}" for path in sorted(new) if os.path.realpath(path) not in heard]
     outcome, left = rounds.Rounds(session.run, first, session.say), rounds.ROUNDS_OVER
     if again is False:
         left = "the script was not run with a repair (--no-try)"
@@ -248,6 +267,20 @@ def _contents(path: str, text: str | None) -> bytes:
     if path.endswith(".ipynb"):
         return (read_source(path) if text is None else text).encode()
     return pathlib.Path(path).read_bytes() if text is None else encode_source(path, text)
+
+
+def _written_by_others() -> set[str]:
+    """Return the files that a process holds open for writing, as the shell and `tee` do with this command's output.
+
+    None where there is no /proc.
+    """
+    found = set()
+    for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError, ValueError):  # of another user, or gone
+            flags = re.search(r"flags:\s*(\d+)", link.parents[1].joinpath("fdinfo", link.name).read_text())
+            if flags and int(flags[1], 8) & (os.O_WRONLY | os.O_RDWR):
+                found.add(os.readlink(link))
+    return found
 
 
 _MOST_FILES, _DEPTH = 5000, 3

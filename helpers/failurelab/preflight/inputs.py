@@ -4,6 +4,8 @@ import ast
 import dataclasses
 from typing import Any
 
+from failurelab.preflight.script_text import holds_line
+
 
 @dataclasses.dataclass
 class Load:
@@ -101,6 +103,16 @@ class Source:
     path: str
     text: str
     line: int = 0
+
+    def is_either(self, line: int, other: int) -> bool:
+        """Return whether two lines stand in the two branches of an `if`, so that one of them alone is run."""
+        for node in ast.walk(ast.parse(self.text)):
+            if isinstance(node, ast.If) and node.orelse:
+                in_body = [holds_line(node.body[0], node.body[-1], each) for each in (line, other)]
+                inside = [holds_line(node, node, each) for each in (line, other)]
+                if all(inside) and in_body[0] != in_body[1]:
+                    return True
+        return False
 
     def training_lines(self) -> list[int]:
         """Return the lines of the script that call `train()` of what is called a trainer, as a frame tells them."""

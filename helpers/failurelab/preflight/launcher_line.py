@@ -1,7 +1,11 @@
 """A launcher's line as users have it: `accelerate launch train.py`, `torchrun`, `deepspeed`, `python -m`, `trl grpo`.
 
 The line is read, not run: what counts is the script, its arguments, how many processes there will be, and whether the
-launch asks for ZeRO.
+launch asks for ZeRO. What a line leaves open is read where its launcher reads it: accelerate in the file that
+`accelerate config` has written, trl in the file of `--config` too, torchrun in variables such as PET_NPROC_PER_NODE.
+
+Sources: accelerate `commands.launch._validate_launch_command` and `commands.config.config_args`; torch
+`distributed.argparse_util`; trl `cli`.
 """
 
 import dataclasses
@@ -11,6 +15,8 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from failurelab.errors import FailureLabError
@@ -24,6 +30,10 @@ _FLAGS = frozenset((
 _SHORT_FLAGS = ("-u", "-q", "-O", "-I", "-B")
 _WITH_VALUE = ("-W", "-X")  # of Python's own
 SCRIPTS = (".py", ".ipynb")
+_KINDS = {"multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"}  # of a launch, on accelerate's line
+_OF_ACCELERATE = (  # options that trl passes on
+    "num_processes", "accelerate_config", "config_file", "use_deepspeed", "zero_stage", "deepspeed_config_file",
+)  # fmt: skip
 _NO_TRAINING = ("chat", "env", "skills", "vllm-serve", "vllm_serve", "--help", "-h")  # of the command trl
 
 
@@ -78,7 +88,7 @@ def read_line(words: list[str]) -> Launch:
         python = _interpreter(words.pop(0))
     elif command == "trl":
         python = _interpreter(words.pop(0))
-        return dataclasses.replace(_read_trl(words), environment=tuple(variables), python=python)
+        return dataclasses.replace(_read_trl(words, variables, python), environment=tuple(variables), python=python)
     elif command.endswith(SCRIPTS):
         command = "python"
     else:
@@ -95,32 +105,49 @@ def read_line(words: list[str]) -> Launch:
             f"no script was found in this line ({' '.join(words[:3]) or 'it ends before one'}). "
             "Next: a line that names the file, such as accelerate launch train.py"
         )
-    size, stage = _size(options, command)
+    size, stage = _size(options, command, variables)
     script = "" if module else words[0]
     return Launch(script, tuple(words[1:]), size, stage, tuple(variables), python, module)
 
 
-def _read_trl(words: list[str]) -> Launch:
-    """Return what `trl grpo --config x.yaml` starts: a script of trl's own, by accelerate, which takes some options."""
+def _read_trl(words: list[str], variables: list[tuple[str, str]], python: str | None) -> Launch:
+    """Return what `trl grpo --config x.yaml` starts: a script of trl's own, by accelerate, which takes some options.
+
+    They may stand in that file too; the line comes first.
+    """
     verb, rest = (words[0], words[1:]) if words else ("", [])
     if not verb or verb in _NO_TRAINING:
         named = f"trl {verb}".strip()
         raise LaunchError(f"{named} trains nothing. Next: a line such as trl grpo --config grpo.yaml")
-    arguments, size, stage = [], 1, 0
+    arguments: list[str] = []
+    options: dict[str, str] = {}
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        if name not in ("--num_processes", "--accelerate_config"):
+        key = name.removeprefix("--").replace("-", "_")
+        if not name.startswith("--") or key not in _OF_ACCELERATE:
             arguments.append(word)
+            if word == "--config" and rest:
+                given = _read_config(rest[0])
+                options = {each: str(given[each]) for each in _OF_ACCELERATE if each in given} | options
             continue
-        value = value if equals else rest.pop(0) if rest else ""
-        if name == "--num_processes":
-            size = _number(value)
-        elif its_own := re.fullmatch(r"zero(\d)", value):  # one of trl's
-            stage = int(its_own[1])
-        elif os.path.exists(value):
-            size, stage = _size({"config_file": value}, "accelerate")
-    return Launch("", tuple(arguments), size, stage, module=f"trl.scripts.{verb}")
+        if not equals and key != "use_deepspeed":
+            value = rest.pop(0) if rest else ""
+        options[key] = value
+    if named := options.pop("accelerate_config", ""):
+        options["config_file"] = named if os.path.isfile(named) else _config_of_trl(named, python)
+    return Launch("", tuple(arguments), *_size(options, "accelerate", variables), module=f"trl.scripts.{verb}")
+
+
+def _config_of_trl(name: str, python: str | None) -> str:
+    """Return the path of one of the configurations that trl brings for accelerate, such as `zero3`."""
+    for place in _find_places("trl", python or sys.executable):
+        if (file := place / "accelerate_configs" / f"{name}.yaml").is_file():
+            return str(file)
+    raise LaunchError(
+        f"{name} is no file, and trl has no configuration of this name for accelerate. Next: the path of a file, or "
+        "a name such as zero3 or multi_gpu"
+    )
 
 
 def find_module(module: str, python: str) -> pathlib.Path:
@@ -130,12 +157,7 @@ def find_module(module: str, python: str) -> pathlib.Path:
         LaunchError: there is none.
     """
     top, *parts = module.split(".")
-    code = (
-        f"import importlib.util, os, sys; sys.path.insert(0, os.getcwd()); spec = importlib.util.find_spec({top!r}); "
-        "print(*(spec and (spec.submodule_search_locations or [spec.origin]) or []), sep='\\n')"
-    )
-    asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
-    for place in map(pathlib.Path, filter(None, asked.stdout.splitlines())):
+    for place in _find_places(top, python):
         inside = place.joinpath(*parts)
         for file in (place, inside.with_suffix(".py"), inside / "__main__.py"):
             if file.is_file():
@@ -144,6 +166,16 @@ def find_module(module: str, python: str) -> pathlib.Path:
         f"{python} finds no module {module} from {pathlib.Path.cwd()}. Next: start it in the folder from which you "
         "train, or give the path of its file"
     )
+
+
+def _find_places(package: str, python: str) -> list[pathlib.Path]:
+    """Return the folders of a package, or the file of a module, in this folder or where a Python finds it."""
+    code = (
+        f"import importlib.util, os, sys; sys.path.insert(0, os.getcwd()); spec = importlib.util.find_spec({package!r})"
+        "; print(*(spec and (spec.submodule_search_locations or [spec.origin]) or []), sep='\\n')"
+    )
+    asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    return list(map(pathlib.Path, filter(None, asked.stdout.splitlines())))
 
 
 def _interpreter(command: str) -> str | None:
@@ -179,22 +211,45 @@ def _options(words: list[str], command: str) -> tuple[dict[str, str], list[str]]
     return options, words
 
 
-def _size(options: dict[str, str], command: str) -> tuple[int, int]:
-    config = _accelerate_config(options["config_file"]) if options.get("config_file") else {}
+def _size(options: dict[str, str], command: str, variables: list[tuple[str, str]]) -> tuple[int, int]:
+    """Return how many processes a launch starts, and its ZeRO stage."""
+    environment = os.environ | dict(variables)
+    config: dict[str, Any] = {}
+    if path := options.get("config_file") or (command == "accelerate" and _default_config(options, environment)):
+        config = _read_config(path)
+    kind = "" if _KINDS & options.keys() else str(config.get("distributed_type", "")).upper()
     stage = 0
-    if "use_deepspeed" in options or str(config.get("distributed_type", "")).upper() == "DEEPSPEED":
+    if "use_deepspeed" in options or (kind == "DEEPSPEED" and "cpu" not in options):
         inside = config.get("deepspeed_config") or {}
         file = options.get("deepspeed_config_file") or inside.get("deepspeed_config_file")
         asked = (options.get("zero_stage"), inside.get("zero_stage"), 2)
         stage = _number(next(each for each in asked if each not in (None, "")))
         if file:
             stage = zero_stage(file) or stage
-    machines = _number((options.get("nnodes") or options.get("num_nodes") or "1").split(":")[-1])
-    if command == "accelerate":
-        given = options.get("num_processes") or config.get("num_processes")
-        return _number(given or 1), stage
-    each = options.get("nproc_per_node") or options.get("num_gpus") or "1"
-    return machines * _number(each), stage
+    elif environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":  # as accelerate tells its processes
+        stage = zero_stage(environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"))
+        stage = stage or _number(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))
+    if kind in ("NO", "FALSE"):  # accelerate starts one process then, whatever the number; a NO without quotes is false
+        size = 1
+    elif command == "accelerate":
+        size = _number(options.get("num_processes") or config.get("num_processes") or 1)
+    elif command == "python":
+        size = _number(dict(variables).get("WORLD_SIZE", 1))
+    else:
+        pet = environment if command == "torchrun" else {}
+        nodes = options.get("nnodes") or options.get("num_nodes") or pet.get("PET_NNODES") or "1"
+        each = options.get("nproc_per_node") or options.get("num_gpus") or pet.get("PET_NPROC_PER_NODE") or "1"
+        size = _number(nodes.split(":")[-1]) * _number(each)
+    if size < 1:
+        raise LaunchError(f"{size} is no number of processes. Next: the number itself, such as --num_processes 4")
+    return size, stage
+
+
+def _default_config(options: dict[str, str], environment: Mapping[str, str]) -> str:
+    """Return the path of the file that `accelerate config` has written, where accelerate reads it; else nothing."""
+    cache = environment.get("HF_HOME") or os.path.join(environment.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    path = os.path.join(os.path.expanduser(cache), "accelerate", "default_config.yaml")
+    return path if "cpu" not in options and os.path.isfile(path) else ""
 
 
 def _number(text: object) -> int:
@@ -206,18 +261,24 @@ def _number(text: object) -> int:
         ) from None
 
 
-def _accelerate_config(path: str) -> dict:
-    """Read accelerate's configuration: YAML, or JSON in a file of that name."""
+def _read_config(path: str) -> dict[str, Any]:
+    """Read a launcher's configuration: YAML, or JSON in a file of that name.
+
+    Raises:
+        LaunchError: it cannot be read, or holds no settings.
+    """
     import yaml
 
     kind = "JSON" if path.endswith(".json") else "YAML"
     try:
-        text = pathlib.Path(path).read_text()
+        text = pathlib.Path(path).read_text(encoding="utf-8")
         config = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+        if not isinstance(config, dict):
+            raise ValueError(config)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        why = getattr(error, "strerror", None) or f"it is no {kind}"
-        raise LaunchError(f"the configuration {path} cannot be read ({why})") from error
-    return config if isinstance(config, dict) else {}
+        why = getattr(error, "strerror", None) or f"it is no {kind} of names and values"
+        raise LaunchError(f"the configuration {path} cannot be read ({why}). Next: mend it, or name another") from error
+    return config
 
 
 def zero_stage(config: Any) -> int:

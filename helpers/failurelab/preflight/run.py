@@ -224,7 +224,7 @@ class Run:
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(spec["world_size"])
         other, size = files.change.arguments, spec["world_size"]
-        self.arguments = cuts.Arguments(spec["steps"], spec["output"], other, self._note_arguments, size)
+        self.arguments = cuts.Arguments(spec["steps"], spec["output"], other, self._note_arguments, size, files.own)
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
@@ -236,11 +236,12 @@ class Run:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, the script's models, arguments and trainers are watched."""
-        from failurelab.preflight.intercept import saved, small, trainers
+        from failurelab.preflight.intercept import logins, saved, small, trainers
 
         own = self.files.own
         with contextlib.ExitStack() as stack:
             stack.enter_context(processes.no_other_processes(own))
+            stack.enter_context(logins.no_logins())
             stack.enter_context(self.launched.seen(own))
             stack.enter_context(self.arguments.cut())
             stack.enter_context(saved.elsewhere(self.spec["output"], self.loads, self.real))
@@ -413,7 +414,11 @@ class Run:
 
     def _note_other_trainings(self, source: Source) -> None:
         left_out = self.skipped_line
-        others = [line for line in source.training_lines() if line not in (source.line, left_out)]
+        others = [
+            line
+            for line in source.training_lines()
+            if line not in (source.line, left_out) and not source.is_either(line, source.line)
+        ]
         if left_out and source.line not in (0, left_out):
             first = type(self.skipped).__name__
             note = f"the training of line {left_out} ({first}) was not run: that of line {source.line} was judged"

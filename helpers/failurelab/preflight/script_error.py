@@ -1,12 +1,18 @@
 """Why a script could not be judged: one clear line for each error of its own."""
 
+import ast
+import linecache
 import os
 import pathlib
+import re
 import sys
 import traceback
 from collections.abc import Iterator
 
+import torch
+
 from failurelab.preflight.intercept.processes import Stopped
+from failurelab.preflight.script_text import holds_line, read_source
 
 _NETWORK = {
     "ConnectionError",
@@ -31,6 +37,11 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
     chain = list(causes(error))
     names = {kind.__name__ for each in chain for kind in type(each).__mro__}
     text = " ".join(str(error).split())[:300]
+    if not torch.cuda.is_available() and _demands_gpu(error, str(script)):
+        return (
+            f"{where} demands a GPU, and none is here: {text}. Next: run preflight where there is one, or take "
+            "the demand out for this time: what the script puts on cuda is put on the CPU here"
+        )
     if isinstance(error, SystemExit):
         said = _last_line(log)
         because = f'; it said last: "{said}"' if said else ""
@@ -69,6 +80,26 @@ def _place(error: BaseException, script: str, line: int) -> str:
     own = (frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script)
     *_, line = (line, *own)
     return f"{pathlib.Path(script).name}, line {line}," if line else pathlib.Path(script).name
+
+
+def _demands_gpu(error: BaseException, script: str) -> bool:
+    """Return whether an error of the script's own stands in an `assert` or `if` that asks whether there is a GPU."""
+    if not isinstance(error, (AssertionError, RuntimeError, OSError, ValueError, SystemExit)):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or frames[-1].filename != script:
+        return False
+    try:
+        # a file is shown in tracebacks as this run has it
+        tree = ast.parse(read_source(script) if script.endswith(".ipynb") else "".join(linecache.getlines(script)))
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return any(
+        isinstance(node, (ast.Assert, ast.If))
+        and holds_line(node, node, frames[-1].lineno)
+        and re.search(r"\bcuda\.(is_available|device_count)\b", ast.unparse(node.test))
+        for node in ast.walk(tree)
+    )
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -215,6 +215,11 @@ class Text:
         return kept
 
 
+def holds_line(first: ast.stmt, last: ast.stmt, line: int | None) -> bool:
+    """Return whether a line belongs to the statements from one to another."""
+    return line is not None and first.lineno <= line <= (last.end_lineno or last.lineno)
+
+
 def is_docstring(node: ast.stmt) -> bool:
     """Return whether a statement is a text that stands alone."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -129,7 +129,8 @@ class Session:
     def _start(self) -> subprocess.Popen:
         (self.folder / "tmp").mkdir(exist_ok=True)
         environment = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCH}
-        environment |= {**_SILENT, "TMPDIR": str(self.folder / "tmp"), **self.variables}
+        environment |= {**_SILENT, "TMPDIR": str(self.folder / "tmp")}
+        environment |= {name: value for name, value in self.variables.items() if name not in _OF_A_LAUNCH}
         with (self.folder / "log").open("wb") as stream:
             return subprocess.Popen(
                 [self.python, str(CHILD), str(self.folder / "spec.json")],

@@ -1,15 +1,18 @@
 """A script for a GPU on a machine that has none: what it puts on `cuda` is put on the CPU, for the time of a run.
 
-What goes wrong: `model.to("cuda")`, a tensor made with `device="cuda"`, `torch.Generator("cuda")`, a file that was
-saved there, `device_map="cuda"` and `attn_implementation="flash_attention_2"` end in an error of torch or transformers
-before anything can be measured.
+What goes wrong: `model.to("cuda")`, a tensor made with `device="cuda"`, `torch.set_default_device("cuda")`,
+`torch.Generator("cuda")`, a file that was saved there, `device_map="cuda"` and
+`attn_implementation="flash_attention_2"` end in an error of torch or transformers before anything can be measured.
 
 torch asks a function mode before every function that is given a device, so one mode sees them all, also in the script's
-libraries. What a device is called stays: `torch.device("cuda")` is one, and a tensor that is put there says `cpu`. What
+libraries. A default device is a mode of its own, which torch asks last, so it is replaced where it is made. What a
+device is called stays: `torch.device("cuda")` is one, and a tensor that is put there says `cpu`. What
 stays as well is `torch.cuda.is_available()`: a script that asks takes its own way for a CPU. Where there are GPUs, only
-those that are not there are replaced, by the first: of rank 3 of 4, on a machine with one.
+those that are not there are replaced, by the first: of rank 3 of 4, on a machine with one. Devices of `mps` and `xpu`
+are replaced in the same way.
 
-Sources: torch `overrides.TorchFunctionMode`; transformers `PreTrainedModel._from_config`.
+Sources: torch `overrides.TorchFunctionMode`, `utils._device.DeviceContext`; transformers
+`PreTrainedModel._from_config`.
 """
 
 import contextlib
@@ -21,11 +24,16 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 from failurelab.simulate.cuda import CAPABILITY, MEMORY, Cuda
 from failurelab.simulate.loads import AUTOMATIC
 
-_NOTHING_TO_DO = ("synchronize", "reset_peak_memory_stats", "ipc_collect")  # of torch.cuda
+_NOTHING_TO_DO = (  # of torch.cuda
+    "init", "synchronize", "ipc_collect", "set_per_process_memory_fraction", "reset_peak_memory_stats",
+    "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached",
+)  # fmt: skip
+_TENSOR_TYPES = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 _ON_ANY_DEVICE = ("eager", "sdpa", "flex_attention")
 
 
@@ -82,6 +90,9 @@ class Mapped:
         if isinstance(asked, int):
             return asked >= self._gpus
         kind, _, index = str(asked).partition(":")
+        if kind in ("mps", "xpu"):
+            module = torch.backends.mps if kind == "mps" else torch.xpu
+            return not module.is_available()
         return kind == "cuda" and (int(index) if index.isdigit() else 0) >= self._gpus
 
 
@@ -104,6 +115,7 @@ def on_this_machine(mapped: Mapped, cuda: Cuda | None = None) -> Iterator[None]:
         stack.enter_context(_attention_replaced(mapped))
         stack.enter_context(_loading_replaced(mapped))
         stack.enter_context(_generators_replaced(mapped))
+        stack.enter_context(_default_device_replaced(mapped))
         if not torch.cuda.is_available():
             functions = _asked_of_cuda(cuda or Cuda(1, seen=1), mapped)
             stack.enter_context(mock.patch.multiple(torch.cuda, **functions))
@@ -127,10 +139,15 @@ def _asked_of_cuda(cuda: Cuda, mapped: Mapped) -> dict[str, Any]:
 
         return answer
 
+    class OneDevice(contextlib.nullcontext[None]):  # torch asks whether something is an instance of it
+        def __init__(self, device: Any):
+            super().__init__()
+
     return {
         "current_device": cuda.current_device,
         "set_device": cuda.set_device,
-        "device": lambda _: contextlib.nullcontext(),
+        "device": OneDevice,
+        **{f"{name}Tensor": getattr(torch, f"{name}Tensor") for name in _TENSOR_TYPES},
         **dict.fromkeys(_NOTHING_TO_DO, lambda *_, **__: None),
         **{name: told(name) for name in facts},
     }
@@ -188,6 +205,37 @@ def _generators_replaced(mapped: Mapped) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _default_device_replaced(mapped: Mapped) -> Iterator[None]:
+    """Let a default device be a GPU: `torch.set_default_device`, `with torch.device`, and a default type of tensors.
+
+    The default device of this thread is afterwards what it was before.
+    """
+    make, set_type = DeviceContext.__init__, torch.set_default_tensor_type
+    before = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+    def make_here(context: DeviceContext, device: Any) -> None:
+        make(context, mapped.device(torch.device(device)))
+
+    def set_type_here(kind: Any) -> None:
+        set_type(_tensor_type(kind))
+
+    with (
+        mock.patch.object(DeviceContext, "__init__", make_here),
+        mock.patch.object(torch, "set_default_tensor_type", set_type_here),
+    ):
+        try:
+            yield
+        finally:
+            if getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None) is not before:
+                torch.set_default_device(before and before.device)
+
+
+def _tensor_type(kind: Any) -> Any:
+    """Return the type of a CPU for the name of one of CUDA's, `torch.cuda.FloatTensor`; another thing as it is."""
+    return kind.replace("torch.cuda.", "torch.") if isinstance(kind, str) else kind
+
+
 class _Devices(TorchFunctionMode):
     """Every device that torch's functions are given, as `Mapped.device` says."""
 
@@ -202,9 +250,12 @@ class _Devices(TorchFunctionMode):
         if function is torch.device:
             # a bare number names a device of the machine's accelerator, and there is none
             return function("cuda", *args) if args and isinstance(args[0], int) else function(*args, **kwargs)
-        if function is torch.Tensor.cuda:
+        if function in (torch.Tensor.cuda, torch.Tensor.xpu):
             asked = args[1] if len(args) > 1 else kwargs.get("device")
-            function, args, kwargs = torch.Tensor.to, (args[0], "cuda" if asked is None else asked), {}
+            place = function.__name__ if asked is None else asked
+            function, args, kwargs = torch.Tensor.to, (args[0], place), {}
+        if function is torch.Tensor.type:
+            args = (args[0], *map(_tensor_type, args[1:]))
         if function is torch.Tensor.to or function is torch._C._nn._parse_to:
             args = tuple(map(self._mapped.device, args))
         if kwargs.get("device") is not None:

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from failurelab._outputs import make_folder
 from failurelab.errors import FailureLabError
 from failurelab_course import eras, outcomes, state_file
 from failurelab_course.experiments import machine
@@ -181,6 +182,7 @@ def run(
     if jobs < 1 or time_limit <= 0:
         raise CourseError(f"jobs must be at least 1 and the time limit above 0, not {jobs} and {time_limit}")
     out = pathlib.Path(out).resolve() if out else _new_folder()
+    make_folder(out, "--out")
     ran_on, say = machine.line(described), functools.partial(print, flush=True)
     runs = [_prepare(notebook, values, out, ran_on, say) for notebook, values in work]
     interrupted = False

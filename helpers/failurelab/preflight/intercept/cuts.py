@@ -1,19 +1,24 @@
 """Training arguments, datasets and batches cut, so that three steps cost seconds; what was asked for is kept.
 
 The arguments are cut before the trainer's own validation, which would refuse a cut that does not divide; the judges
-see what the script asked for.
+see what the script asked for. So does the script's own code, which may make a second config of a first one: until a
+trainer is made with them, arguments are read there as they were given. From then on the script sees the batch that is
+really there, for its functions may cut it into groups; how often is logged is still what it asked for.
 """
 
 import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
 import torch
 from packaging.version import Version
+
+from failurelab.failures import release
+from failurelab.preflight.intercept.own_code import OwnCode
 
 PROMPTS, GENERATIONS = 2, 4  # of one batch at most: two prompts, for padding
 TWICE = 2  # accumulated steps, and iterations, at most: two show what more would
@@ -75,6 +80,11 @@ _AT_MOST = {
 _IN_TORCH = ("adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop")
 
 
+_FOLDERS = ("output_dir", "logging_dir", "run_name")  # that the script may write to: those of this run
+_ALWAYS_AS_GIVEN = ("logging_steps",)
+# Functions of a library's that read all arguments for whoever calls them.
+_PASS_ON = ("to_dict", "to_json_string", "to_sanitized_dict", "<dictcomp>")
+
 _STAND_INS = {
     "use_vllm": "transformers generates in the place of vllm",
     "report_to": "nothing is reported",
@@ -97,6 +107,7 @@ class Arguments:
     """The training arguments of a script: as asked, by name, and how they were cut.
 
     `other` values take the place of the script's; `note` is called with each arguments object while it is made.
+    `own` is the script's code, which reads arguments as they were given; None lets all code read them as they were cut.
     """
 
     def __init__(
@@ -106,17 +117,28 @@ class Arguments:
         other: Mapping[str, Any] | None = None,
         note: Callable[[Any], None] = lambda arguments: None,
         world_size: int = 1,
+        own: OwnCode | None = None,
     ):
+        self._own, self._with_trainer = own, set[int]()
         self.steps, self.output_dir, self._other, self._note = steps, output_dir, other or {}, note
         self._world = world_size
         self.made: list[Any] = []
         self._kept: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # of each: as asked, cut, as made
 
-    def cut(self) -> contextlib.AbstractContextManager:
-        """Inside, every TrainingArguments is cut as it is made."""
+    @contextlib.contextmanager
+    def cut(self) -> Iterator[None]:
+        """Inside, every TrainingArguments is cut as it is made, and read by the script's own code as it was given."""
         from transformers import TrainingArguments
 
-        original = TrainingArguments.__post_init__
+        original, get = TrainingArguments.__post_init__, TrainingArguments.__getattribute__
+
+        def read(arguments: Any, name: str) -> Any:
+            value = get(arguments, name)
+            if name not in _ALL_CUT or self._own is None or not self._own.asks(through=_PASS_ON, through_here=False):
+                return value
+            asked, cut = next((kept[:2] for each, kept in zip(self.made, self._kept) if each is arguments), ({}, {}))
+            hidden = id(arguments) in self._with_trainer and name not in _ALWAYS_AS_GIVEN
+            return asked[name] if not hidden and name in cut and value == cut[name] else value
 
         def post_init(arguments: Any) -> None:
             asked = _values(arguments)
@@ -132,10 +154,15 @@ class Arguments:
             original(arguments)
             values.update(_values(arguments))
 
-        return mock.patch.object(TrainingArguments, "__post_init__", post_init)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(TrainingArguments, "__post_init__", post_init))
+            if self._own is not None:
+                stack.enter_context(mock.patch.object(TrainingArguments, "__getattribute__", read))
+            yield
 
     def settle(self, arguments: Any) -> None:
         """Take what the script has set on its arguments since they were made as asked: their trainer is made now."""
+        self._with_trainer.add(id(arguments))
         asked, cut, values = self._of(arguments)
         late = {name: value for name, value in _values(arguments).items() if name not in cut}
         asked.update({name: value for name, value in late.items() if value is not values[name]})
@@ -182,6 +209,11 @@ class Arguments:
             cut["optim"] = "adamw_torch"
         return {name: value for name, value in cut.items() if name in asked}
 
+
+_ALL_CUT = {
+    *_SET, *_OFF, *_NO_GPU, *_AT_MOST, "per_device_train_batch_size", "num_generations", "max_steps", "total_episodes",
+    "optim",
+} - {*_FOLDERS}  # fmt: skip
 
 _BATCH = (
     "per_device_train_batch_size", "num_generations", "gradient_accumulation_steps", "steps_per_generation",
@@ -254,7 +286,7 @@ _DERIVED = (  # by the arguments themselves, while they are made
 def counts_prompts() -> bool:
     """Whether this trl's batch size counts prompts, each with all its completions: so did 0.14."""
     try:
-        return Version(importlib.metadata.version("trl")) < Version("0.15")
+        return release(importlib.metadata.version("trl")) < Version("0.15")
     except importlib.metadata.PackageNotFoundError:
         return False
 

@@ -96,6 +96,8 @@ class Effects:
             yield "starts", " ".join(map(os.fsdecode, words))[:120]
         elif event == "socket.connect":
             connection, address = arguments
+            if connection.family == socket.AF_UNIX and not self._is_outside(address):
+                return  # processes of this run that talk with each other, as those of `Dataset.map` do
             if connection.type == socket.SOCK_STREAM and not (isinstance(address, tuple) and address[0] in self._hub):
                 host = ":".join(map(str, address[:2])) if isinstance(address, tuple) else os.fsdecode(address)
                 yield "connects to", host

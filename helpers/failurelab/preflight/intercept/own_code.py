@@ -56,16 +56,18 @@ class OwnCode:
         clones = [clone for clone in self._editable if path.startswith(clone)]
         return not clones or (path.startswith(self._folder) and all(self._folder.startswith(clone) for clone in clones))
 
-    def asks(self, through: tuple[str, ...] = ()) -> bool:
+    def asks(self, through: tuple[str, ...] = (), through_here: bool = True) -> bool:
         """Return whether the script's own code is what calls this function's caller.
 
-        The nearest frame decides that is not of the standard library, not of failurelab, and not of a function in
-        `through`, by its name, which passes on what another one says.
+        The nearest frame decides that is not of the standard library, not of failurelab, unless `through_here` is
+        false, and not of a function in `through`, by its name, which passes on what another one says.
         """
         for frame, _ in traceback.walk_stack(sys._getframe(2)):
             file = frame.f_code.co_filename
             if self.holds(file):
                 return True
+            if file.startswith(HERE) and not through_here:
+                return False
             passes = frame.f_code.co_name in through or _has_no_file(file) or file.startswith(HERE)
             if not passes and not (file.startswith(_standard_library()) and not file.startswith(_libraries())):
                 return False

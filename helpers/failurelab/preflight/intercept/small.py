@@ -21,6 +21,7 @@ from packaging.version import Version
 
 from failurelab import updates
 from failurelab._unwrap import unwrap
+from failurelab.failures import release
 from failurelab.handles import eval_mode, keep_requires_grad
 from failurelab.preflight.inputs import Load
 from failurelab.simulate.loads import FOR_FILES, Call, loaded_by
@@ -360,7 +361,7 @@ def dtype_argument() -> str:
     """Return what this transformers calls the dtype of a load and of a configuration."""
     import transformers
 
-    return "dtype" if Version(transformers.__version__) >= Version("4.56") else "torch_dtype"
+    return "dtype" if release(transformers.__version__) >= Version("4.56") else "torch_dtype"
 
 
 def _dtype(config: Any, options: dict[str, Any]) -> str:
@@ -369,7 +370,7 @@ def _dtype(config: Any, options: dict[str, Any]) -> str:
 
     asked = options.get("dtype", options.get("torch_dtype"))
     own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
-    if asked is None and Version(transformers.__version__) < Version("5"):
+    if asked is None and release(transformers.__version__) < Version("5"):
         asked = torch.float32
     if asked is None or asked == "auto":
         asked = own or torch.float32
