@@ -292,6 +292,9 @@ def test_a_deep_copy_of_the_trainers_model_is_no_engine(when):
     with said() as messages:
         trainer.train()
     assert sum("is no engine of its own" in message for message in messages) == (when == "after")
+    # its probabilities are all alike, which no older weights, temperature, rounding or other tokens explain
+    assert guard.report.looks_like == ("unknown" if when == "after, mended" else "")
+    assert sum("It looks like unknown" in message for message in messages) == (when == "after, mended")
 
 
 def _own(prompts, trainer, tokenizer):

@@ -299,7 +299,7 @@ class EngineMismatchGuard(Guard):
         if before.sum() >= counts.sum() / 4:
             undone["tokens"] = float((policy - engine).abs()[before].mean())
             return undone, "tokens"
-        grew = self.report.gaps[0][1].mean < self.mean / 2
+        grew = self.report.gaps[0][1].mean < gap.mean / 2
         return undone, "stale" if grew else "unknown"
 
     def _with_older(self, batch: Any, engine: Any, mask: Any) -> list[float]:
