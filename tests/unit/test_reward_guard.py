@@ -9,11 +9,13 @@ import threading
 
 import pytest
 import torch
+from injected import grpo
 from small import said
 
 from failurelab import guards
 from failurelab.guards.reward import CAUSES
 from failurelab.handles import listen_to
+from failurelab_course.experiments import models
 
 PROMPTS = ["1+1=", "1+1=", "2+2=", "2+2="]
 ANSWERS = ["2", "2", "4", "4"]
@@ -353,3 +355,32 @@ def test_what_is_awaited_is_not_asked_again(kind):
     """A partial of a coroutine function, and an object whose `__call__` is one."""
     guard, messages = run(kind, [WRONG] * 3)
     assert guard.report.cause == "unknown" and len(messages) == 1 and "awaited" in messages[0]
+
+
+def by_text(completions):
+    return [float(sum(map(ord, text)) % 7) for text in completions]
+
+
+def once(completions, **_):
+    yield from by_text(completions)
+
+
+async def awaited(completions, **_):
+    return map(float, by_text(completions))
+
+
+@pytest.mark.parametrize("reward", [once, awaited])
+def test_a_run_under_guards_trains_to_the_weights_of_one_without(reward):
+    """A generator of rewards arrived empty at the trainer, and ended the run."""
+    weights = []
+    for make in ((), (guards.RewardGuard, guards.StepGuard)):
+        torch.manual_seed(0)
+        trainer = grpo(*models.load("tiny"), reward=reward, temperature=2.0)
+        own = [kind(trainer, "stop") for kind in make]
+        for guard in own:
+            trainer.add_callback(guard)
+        trainer.train()
+        weights.append([parameter.detach().clone() for parameter in trainer.model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*weights))
+    assert not all(torch.equal(*pair) for pair in zip(weights[0], models.load("tiny")[0].parameters()))
+    assert own[0].report.groups and own[1].report.verdict == "HELD"
