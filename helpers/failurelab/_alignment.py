@@ -20,6 +20,7 @@ from failurelab.handles import eval_mode
 
 # How far a right answer may be from the truth in any case, in nats; the model's own rounding may allow more.
 _FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
+_DRAWS, _MARGIN = 3, 4.0  # of the rounding that is measured: how often, and how many times it is accepted
 _ROWS, _PROMPT, _COMPLETION = 4, 9, 8
 
 
@@ -67,7 +68,9 @@ def check_alignment(
 ) -> Alignment:
     """Compare a log-probability function with the truth on a few made-up tokens.
 
-    Run it before training, on the model that is to be trained; it takes four small forward passes of that model.
+    Run it before training, on the model that is to be trained; it takes ten small forward passes of that model. What
+    counts as rounding is measured: by how much the truth moves when each layer's output is moved by as much as its own
+    dtype rounds. Under autocast the layers round to 16 bits, and the logits that come out may be of float32.
 
     Args:
         log_prob_function: takes `(model, input_ids, attention_mask, completion_length)` and returns the log-probability
@@ -121,11 +124,23 @@ class _Case:
         self.name = name
         self.ids, self.mask = _tokens(model, padded=name != "no padding")
         logits = model(input_ids=self.ids, attention_mask=self.mask).logits
-        self.bound = _tolerance(logits / temperature)
         self.logits = logits.double() / temperature
         self.log_probs = self.logits.log_softmax(-1)
         self.completion, self.counts = self.ids[:, -_COMPLETION:], self.mask[:, -_COMPLETION:].bool()
         self.truth = _pick(self.log_probs, self.completion)
+        score = torch.finfo(logits.dtype).eps * self.truth.abs().max().item()  # a score in the dtype of the logits
+        self.bound = max(_FLOOR.get(logits.dtype, score), _MARGIN * self._measure_rounding(model, temperature))
+
+    def _measure_rounding(self, model: nn.Module, temperature: float) -> float:
+        """Return how far the truth moves, in nats, when each layer's output is moved by its dtype's rounding."""
+        moved = []
+        for seed in range(_DRAWS):
+            with _rounded_again(model, seed) as layers:
+                logits = model(input_ids=self.ids, attention_mask=self.mask).logits
+            if not layers:  # a compiled model calls no hooks: as much as 16 bits round
+                return 2.0**-7 * float(self.logits.abs().max())
+            moved.append(_pick((logits.double() / temperature).log_softmax(-1), self.completion))
+        return max(self.distance(scores) for scores in moved)
 
     def distance(self, scores: torch.Tensor, other: torch.Tensor | None = None) -> float:
         """Return the largest difference where it counts, by default from the truth, in nats; infinity for NaN."""
@@ -158,11 +173,27 @@ def _tokens(model: nn.Module, padded: bool) -> tuple[torch.Tensor, torch.Tensor]
     return ids.to(input_device(model)), mask.to(input_device(model))
 
 
-def _tolerance(logits: torch.Tensor) -> float:
-    rounding = torch.finfo(logits.dtype).eps
-    if logits.is_cuda and logits.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
-        rounding = 2.0**-10
-    return max(_FLOOR.get(logits.dtype, 0.03), 8 * rounding * logits.abs().max().item())
+@contextlib.contextmanager
+def _rounded_again(model: nn.Module, seed: int) -> Iterator[list[nn.Module]]:
+    """Inside, each number that a layer returns is moved by chance, by as much as its dtype rounds; yield the layers."""
+    draw, layers = torch.Generator().manual_seed(seed), []
+
+    def move(module: nn.Module, args: tuple[object, ...], output: object) -> torch.Tensor | None:
+        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
+            return None
+        layers.append(module)
+        rounding = torch.finfo(output.dtype).eps
+        if output.is_cuda and output.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+            rounding = 2.0**-10
+        wide = torch.promote_types(output.dtype, torch.float32)
+        by = 2 * torch.rand(output.shape, generator=draw, dtype=wide) - 1
+        return (output.to(wide) * (1 + rounding * by.to(output.device))).to(output.dtype)
+
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if not any(True for _ in module.children()):
+                stack.enter_context(module.register_forward_hook(move))
+        yield layers
 
 
 def _pick(scores: torch.Tensor, tokens: torch.Tensor, first: int = _PROMPT - 1) -> torch.Tensor:

@@ -6,7 +6,7 @@ two states of a model, everything else must be equal. This module makes it equal
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -19,6 +19,8 @@ from failurelab._unwrap import unwrap
 NEW_TOKENS = 32  # generated where nothing says how many
 Prompt = str | list[dict[str, str]]
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+_PACKED = {"image_grid_thw": "pixel_values", "video_grid_thw": "pixel_values_videos"}  # sizes of what is in one row
+_POSITIONS = ("position_ids", "cache_position")  # of the padded prompt, without which the model counts by itself
 _DROPPED = ("do_sample", "num_beams", "num_return_sequences", "streamer", *_SAMPLING)
 
 
@@ -91,6 +93,57 @@ def _greedy_copy(config: Any, new_tokens: int) -> Any:
     if config.min_new_tokens:
         config.min_new_tokens = min(config.min_new_tokens, new_tokens)
     return config
+
+
+def tensors(generate_kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the inputs of the model among arguments for `generate`, such as images."""
+    return {
+        name: value
+        for name, value in generate_kwargs.items()
+        if isinstance(value, torch.Tensor) and name not in _POSITIONS
+    }
+
+
+def inputs_of_row(
+    model: nn.Module, inputs: Mapping[str, torch.Tensor], input_ids: torch.Tensor, mask: torch.Tensor, row: int
+) -> dict[str, torch.Tensor]:
+    """Return what belongs to one row of a batch, without its padding: images, their sizes, and types of tokens.
+
+    Args:
+        model: whose config may name the token that stands for an image.
+        inputs: of the batch, beside the ids.
+        input_ids: `(batch, length)`.
+        mask: `(batch, length)`, 0 for padding.
+        row: of the batch.
+
+    Raises:
+        ValueError: it cannot be told which images are this row's, because rows have different numbers of them.
+    """
+    rows, found = len(input_ids), {}
+    config = unwrap(model).config
+    image = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
+    shown = (input_ids == image).any(-1).all() if image is not None else True  # each row has an image
+    for sizes, packed in _PACKED.items():
+        if sizes in inputs and packed in inputs and len(inputs[sizes]) == rows and shown:
+            lengths = inputs[sizes].prod(-1).tolist()
+            start = sum(lengths[:row])
+            found[packed] = inputs[packed][start : start + lengths[row]]
+    for name, value in inputs.items():
+        if name in found:
+            continue
+        if value.shape == input_ids.shape:  # one for each token
+            found[name] = value[row][mask[row].bool()][None]
+        elif rows == 1:
+            found[name] = value
+        elif len(value) == rows and (shown or not name.startswith(("pixel", "image"))):
+            found[name] = value[row : row + 1]
+        else:
+            raise ValueError(
+                f"{name} has shape {tuple(value.shape)}, and the batch {rows} prompts: which images belong to which "
+                "prompt is not known, so their tokens cannot be scored one by one. Next: a batch with one image for "
+                "each prompt, or RolloutGuard(prompts=...) with prompts that need none."
+            )
+    return found
 
 
 class NoDropout(TorchFunctionMode):

@@ -10,6 +10,7 @@ import inspect
 import random
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import nn
 
 _unseen = 0  # blocks of `unseen` that are open
+_listened: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -92,17 +94,13 @@ def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) ->
         # bound anew each time, so that a deep copy calls its own method and not the original's
         if isinstance(before, types.MethodType) and before.__self__ is owner:
             method = types.MethodType(before.__func__, self)
-        elif before is not None:
-            method = types.MethodType(_without_owner(before), self)
         else:
-            method = types.MethodType(getattr(type(self), name), self)
+            method = _as_method(_of_class(self, name) if before is None else before, self)
         return around(method, *args, **kwargs) if active else method(*args, **kwargs)
 
-    function = getattr(getattr(owner, name), "__func__", None)
-    if function is None and before is not None:
-        function = _without_owner(before)
-    if function is not None:
-        dispatch.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # that inspect reads
+    with contextlib.suppress(TypeError, ValueError):  # a callable that tells no signature
+        own = inspect.signature(_as_method(getattr(owner, name), owner).__func__)
+        dispatch.__signature__ = own  # type: ignore[attr-defined]  # that inspect reads
     wrapped = types.MethodType(dispatch, owner)
     setattr(owner, name, wrapped)
 
@@ -118,12 +116,28 @@ def wrap_method(owner: Any, name: str, around: Callable[..., Any], what: str) ->
     return Handle(what, undo)
 
 
-def _without_owner(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that can be bound to an object, and calls one that was set there and knows no owner.
+def _of_class(owner: Any, name: str) -> Any:
+    """Return what `owner.name` is where the object itself holds nothing of that name.
+
+    By the rules of attributes: a function of the class is bound to the object. A Mock, a partial, a static method or an
+    object that is called is not, and a class method is bound to the class.
+    """
+    try:
+        attribute = inspect.getattr_static(type(owner), name)
+    except AttributeError:  # such as a wrapper's, which asks what it wraps
+        return type(owner).__getattr__(owner, name)
+    bind = getattr(type(attribute), "__get__", None)
+    return attribute if bind is None else bind(attribute, owner, type(owner))
+
+
+def _as_method(function: Callable[..., Any], owner: Any) -> types.MethodType:
+    """Return a method of `owner` that calls a function, which may know no owner or another one.
 
     Such as `model.generate = functools.partial(model.generate, use_cache=False)`: a partial and a lambda have no
     `__self__`, which tells whose method is called.
     """
+    if isinstance(function, types.MethodType) and function.__self__ is owner:
+        return function
 
     def call(_: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -133,18 +147,33 @@ def _without_owner(function: Callable[..., Any]) -> Callable[..., Any]:
         first = inspect.Parameter("_", inspect.Parameter.POSITIONAL_ONLY)
         told = own.replace(parameters=[first, *own.parameters.values()])
         call.__signature__ = told  # type: ignore[attr-defined]  # that inspect reads
-    return call
+    return types.MethodType(call, owner)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether what a function returns has to be awaited: also a partial of one, and an object that is called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def without_listeners(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that `listen_to` has replaced by this one; the same function if it is none of these."""
+    while isinstance(function, types.FunctionType) and function in _listened:
+        function = _listened[function]
+    return function
 
 
 def listen_to(functions: list[Any], before: Callable[..., None], after: Callable[..., None]) -> Handle:
     """Replace each function of a list, such as a trainer's reward functions, by one that does the same and tells of it.
 
-    Modules, such as a reward model, stay as they are. Coroutine functions are awaited.
+    Modules, such as a reward model, stay as they are. Coroutine functions are awaited. A result that can be read only
+    once, such as a generator, is read by the caller alone; `after` is told when the caller has read all of it.
 
     Args:
         functions: replaced in place.
         before: is given the place in the list, the arguments and the keyword arguments of each call.
-        after: is given these and what the function has returned.
+        after: is given these and what the function has returned; a list of the values where these can be read once.
     """
     own, active = list(functions), True
 
@@ -152,27 +181,39 @@ def listen_to(functions: list[Any], before: Callable[..., None], after: Callable
         if active:  # another wrapper may lie on top of ours when it is taken back
             listener(*told)
 
+    def pass_on(result: Any, *told: Any) -> Any:
+        """Tell of a result, and return it; one that can be read once is told of while the caller reads it."""
+        if not isinstance(result, Iterator):
+            tell(after, *told, result)
+            return result
+
+        def read() -> Iterator[Any]:
+            values = []
+            for value in result:
+                values.append(value)
+                yield value
+            tell(after, *told, values)
+
+        return read()
+
     def listened(index: int, function: Callable[..., Any]) -> Callable[..., Any]:
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        if is_async(function):
 
             @functools.wraps(function)
             async def call(*args: Any, **kwargs: Any) -> Any:
                 tell(before, index, args, kwargs)
-                result = await function(*args, **kwargs)
-                tell(after, index, args, kwargs, result)
-                return result
+                return pass_on(await function(*args, **kwargs), index, args, kwargs)
 
         else:
 
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> Any:
                 tell(before, index, args, kwargs)
-                result = function(*args, **kwargs)
-                tell(after, index, args, kwargs, result)
-                return result
+                return pass_on(function(*args, **kwargs), index, args, kwargs)
 
         # by which trl logs its rewards; an object that is called has none
         call.__name__ = getattr(function, "__name__", type(function).__name__)
+        _listened[call] = function
         return call
 
     for index, function in enumerate(own):

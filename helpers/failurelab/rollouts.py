@@ -195,8 +195,14 @@ def compare(
         attention_mask: `(batch, length)`, 0 for padding.
         generate: called instead of `model.generate`.
         rounding: see RolloutReport; by default it follows from the dtype of the weights.
-        generate_kwargs: for `generate`; settings of sampling are overridden.
+        generate_kwargs: for `generate`; settings of sampling are overridden. Tensors, such as `pixel_values`, are
+            inputs of the model: tokens are scored with those of their row.
+
+    Raises:
+        ValueError: it is not known which images belong to which row.
     """
+    inputs = _greedy.tensors(generate_kwargs)
+    own = [_greedy.inputs_of_row(model, inputs, input_ids, attention_mask, row) for row in range(len(input_ids))]
     foreign: Any = model
     generate = generate or foreign.generate
     if rounding is None:
@@ -217,12 +223,14 @@ def compare(
             training = complete()
         with safe_generation(model):
             evaluation = complete()
-            for ids, mask, (tokens, chosen), (right, _) in zip(input_ids, attention_mask, training, evaluation):
+            for ids, mask, row, (tokens, chosen), (right, _) in zip(
+                input_ids, attention_mask, own, training, evaluation
+            ):
                 prompt = ids[mask.bool()]
-                policy = _log_probs(model, prompt, tokens)  # (tokens,), as chosen is
+                policy = _log_probs(model, prompt, tokens, row)  # (tokens,), as chosen is
                 errors.append((policy - chosen).abs())
                 training_logps.append(policy)
-                evaluation_logps.append(policy if tokens == right else _log_probs(model, prompt, right))
+                evaluation_logps.append(policy if tokens == right else _log_probs(model, prompt, right, row))
                 texts = [tokenizer.decode(row, skip_special_tokens=True) for row in (tokens, right)]
                 text = tokenizer.decode(prompt)
                 rollouts.append(Rollout(text, texts[0], texts[1], tokens == right, errors[-1].max().item()))
@@ -239,10 +247,16 @@ def compare(
     )
 
 
-def _log_probs(model: nn.Module, prompt: torch.Tensor, completion: list[int]) -> torch.Tensor:
+def _log_probs(
+    model: nn.Module, prompt: torch.Tensor, completion: list[int], inputs: dict[str, torch.Tensor]
+) -> torch.Tensor:
     """Return `(tokens,)`: the log-probability of each token of the completion, from one forward pass over all."""
     tokens = torch.tensor(completion, dtype=prompt.dtype, device=prompt.device)
     ids = torch.cat([prompt, tokens])[None]
-    output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    longer = {  # types of tokens: those of a completion are text's, 0
+        name: nn.functional.pad(value, (0, len(tokens))) if value.shape == (1, len(prompt)) else value
+        for name, value in inputs.items()
+    }
+    output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **longer)
     logits: torch.Tensor = output.logits[0]  # (prompt + completion, vocabulary)
     return logits[-len(tokens) - 1 : -1].float().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]

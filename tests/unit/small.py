@@ -23,6 +23,16 @@ def qwen2(seed: int = 0, dtype: torch.dtype = torch.float32, **config) -> transf
     ).to(dtype)
 
 
+def llava(image: int = 31) -> transformers.PreTrainedModel:
+    """Return a small model of images and text: four tokens with the id `image` stand for one of 8 x 8 pixels."""
+    seen = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = transformers.CLIPVisionConfig(**seen, image_size=8, patch_size=4, projection_dim=16)
+    text = qwen2(tie_word_embeddings=False).config
+    parts = {"vision_config": vision, "text_config": text, "vision_feature_layer": -1}
+    config = transformers.LlavaConfig(**parts, image_token_index=image)
+    return stir(transformers.LlavaForConditionalGeneration(config), "", 0.3)
+
+
 def lora_config(**options):
     return peft.LoraConfig(**{"r": 2, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"} | options)
 

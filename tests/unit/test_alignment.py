@@ -45,6 +45,41 @@ def test_the_swallowed_name_is_found_on_every_model(name):
     assert caught.value.error > 0.01 and "prompt" in caught.value.found
 
 
+def under_autocast(dtype):
+    """Return the small model as accelerate's mixed precision leaves it: 16 bits inside, logits of float32."""
+    model = models.load("tiny")[0]
+    own = model.forward
+
+    def forward(*args, **options):
+        with torch.autocast("cpu", dtype):
+            output = own(*args, **options)
+        output.logits = output.logits.float()
+        return output
+
+    model.forward = forward
+    return model
+
+
+def with_a_float32_head(model, ids, mask, length):
+    """As trl 1.16 scores under `cast_lm_head_to_fp32`: the last layer alone is of float32, and rounds otherwise."""
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = model.model(input_ids=ids, attention_mask=mask).last_hidden_state[:, -length - 1 : -1]
+    logps = model.get_output_embeddings()(hidden.float()).log_softmax(-1)
+    return logps.gather(-1, ids[:, -length:, None])[..., 0]
+
+
+def test_rounding_is_measured_and_not_told_from_the_dtype_of_the_logits():
+    """Under autocast the logits are of float32, and are as far from the truth as 16 bits round."""
+    model = under_autocast(torch.bfloat16)
+    found = logits.check_alignment(with_a_float32_head, model)
+    assert 1e-4 < found.error <= found.tolerance < found.contrast / 2
+    assert not any(module._forward_hooks for module in model.modules())
+    for shift in (1, -1):
+        with pytest.raises(logits.MisalignedLogProbs):
+            logits.check_alignment(functools.partial(score, shift=shift), model)
+    assert logits.check_alignment(score, MODELS["trained"]()).tolerance < 1e-3
+
+
 late = functools.partial(score, shift=1)
 early = functools.partial(score, shift=-1)
 warm = functools.partial(score, temperature=0.9)

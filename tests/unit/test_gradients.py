@@ -1,10 +1,13 @@
 """Missing gradients: found by measuring, repaired by one hook, in every era."""
 
+import asyncio
 import copy
 import functools
 import importlib.metadata
 import importlib.util
 import inspect
+import types
+from unittest import mock
 
 import pytest
 import torch
@@ -341,3 +344,118 @@ def test_a_listener_that_went_hears_nothing_below_another_one():
     assert functions[0]("hi") == "a:hi" and heard == [("second", "a:hi")]
     second.remove()
     assert functions[0]("hi") == "a:hi" and len(heard) == 1 and functions != own
+
+
+class Callable:
+    def __call__(self, word):
+        return f"called:{word}"
+
+
+@pytest.mark.parametrize(
+    "kind, answer",
+    [
+        (lambda: mock.Mock(side_effect=lambda word: f"mock:{word}"), "mock:hi"),
+        (lambda: functools.partial(lambda first, word: f"{first}:{word}", "partial"), "partial:hi"),
+        (lambda: staticmethod(lambda word: f"static:{word}"), "static:hi"),
+        (lambda: classmethod(lambda cls, word: f"{cls.__name__}:{word}"), "Replaced:hi"),
+        (Callable, "called:hi"),
+    ],
+    ids=["mock", "partial", "static", "class", "object"],
+)
+def test_a_wrap_calls_what_a_class_holds_as_python_does(kind, answer):
+    """`mock.patch.object(GenerationMixin, "generate")`: a Mock does not bind, so it is given no model."""
+    thing, owners = type("Replaced", (Thing,), {"say": kind()})("a"), []
+
+    def tell(method, *args, **kwargs):
+        owners.append(method.__self__)
+        return method(*args, **kwargs)
+
+    as_it_was = inspect.signature(thing.say)
+    assert thing.say("hi") == answer
+    with wrap_method(thing, "say", tell, "told"):
+        twin = copy.deepcopy(thing)
+        assert thing.say("hi") == twin.say("hi") == answer and owners == [thing, twin]
+        assert inspect.signature(thing.say) == as_it_was
+    assert thing.say("hi") == answer and len(owners) == 2
+
+
+class Around:
+    """Asks what it wraps for what it has not, as wrappers of models do."""
+
+    def __init__(self, thing):
+        self.thing = thing
+
+    def __getattr__(self, name):
+        if name.startswith("__") or name == "thing":
+            raise AttributeError(name)
+        return getattr(self.thing, name)
+
+
+def test_a_wrap_of_a_wrapper_calls_what_that_wraps():
+    outer = Around(Thing("a"))
+    with wrap_method(outer, "say", shout, "shout"):
+        assert outer.say("hi") == "a:hi!" and outer.thing.say("hi") == "a:hi"
+    assert outer.say("hi") == "a:hi"
+
+
+def fails_late(values):
+    yield from values
+    raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    "result, kind",
+    [
+        (lambda values: (value for value in values), types.GeneratorType),
+        (lambda values: map(float, values), types.GeneratorType),
+        (lambda values: iter(values), types.GeneratorType),
+        (lambda values: tuple(values), tuple),
+        (lambda values: torch.tensor(values), torch.Tensor),
+        (lambda values: torch.tensor(values).numpy(), None),
+    ],
+    ids=["generator", "map", "iterator", "tuple", "tensor", "array"],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_listener_takes_nothing_of_what_the_caller_is_given(result, kind, is_async):
+    """A generator that was read by the listener arrived empty at the trainer."""
+    made = []
+
+    def plain(values):
+        made.append(result(values))
+        return made[-1]
+
+    async def awaited(values):
+        return plain(values)
+
+    heard, functions = [], [awaited if is_async else plain]
+    for _ in range(2):  # two guards listen
+        listen_to(functions, lambda *_: None, lambda *told: heard.append(list(told[-1])))
+    answer = functions[0]([1.0, 2.0])
+    answer = asyncio.run(answer) if is_async else answer
+    if kind is types.GeneratorType:
+        assert heard == [] and isinstance(answer, kind)
+    else:
+        assert answer is made[0]
+    assert list(answer) == [1.0, 2.0] and heard == [[1.0, 2.0]] * 2
+
+
+def test_what_a_generator_raises_reaches_its_caller():
+    heard, functions = [], [fails_late]
+    listen_to(functions, lambda *_: None, lambda *told: heard.append(told))
+    with pytest.raises(KeyError, match="mine"):
+        list(functions[0]([1.0]))
+    assert heard == []
+
+
+class Awaited:
+    async def __call__(self, values):
+        return values
+
+
+@pytest.mark.parametrize("function", [Awaited(), functools.partial(Awaited()), functools.partial(Awaited().__call__)])
+def test_what_has_to_be_awaited_is_a_coroutine_function_still(function):
+    """A trainer that asks the replaced function whether to await it must get the same answer."""
+    heard, functions = [], [function]
+    listen_to(functions, lambda *_: None, lambda *told: heard.append(told[-1]))
+    assert inspect.iscoroutinefunction(functions[0])
+    assert asyncio.run(functions[0]([1.0])) == [1.0] and heard == [[1.0]]

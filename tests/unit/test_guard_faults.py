@@ -24,7 +24,7 @@ HANDS_ON = re.compile(
 
 
 @pytest.mark.parametrize("name", injected.GUARDS)
-def test_a_fault_in_a_guard_costs_one_warning_and_no_run(name):
+def test_a_fault_in_a_guard_costs_one_warning_and_no_run(name, own_errors_are_told):
     count, others, outside = injected.inject(name, every=29)
     assert others == {} and count > 2
     assert [line for line in outside if not HANDS_ON.search(line)] == []
@@ -128,7 +128,7 @@ def test_every_guard_says_in_one_line_that_it_found_nothing_wrong(trained, caplo
     assert max(line.count("\n") for line in caplog.messages) == 0
 
 
-def test_a_second_run_is_told_again(trained):
+def test_a_second_run_is_told_again(trained, own_errors_are_told):
     guard, args = guards.PlacementGuard(), types.SimpleNamespace(bf16=False, fp16=False, device="no such device")
     for _ in range(2):
         with pytest.warns(guards.GuardWarning, match="could not check"):

@@ -342,7 +342,7 @@ def test_guards_can_watch_a_second_run(model, tokenizer, tmp_path):
     assert all(guard.report is not report for guard, report in zip(callbacks, first))
 
 
-def test_an_action_of_ones_own_is_told_why_nothing_was_judged():
+def test_an_action_of_ones_own_is_told_why_nothing_was_judged(own_errors_are_told):
     notices = []
     with warnings.catch_warnings():
         warnings.simplefilter("error", guards.GuardWarning)

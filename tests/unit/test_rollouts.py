@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from small import checkpoint, lora
+from small import checkpoint, llava, lora, said
 
 from failurelab import _greedy, gradients, rollouts
 from failurelab._unwrap import unwrap
@@ -260,3 +260,80 @@ def test_prompts_that_cannot_be_completed_are_errors(model, tokenizer, prompts, 
         rollouts.check(model, tokenizer, prompts, max_new_tokens=new_tokens)
     with pytest.raises(AttributeError, match="has no method generate"):
         rollouts.repair(torch.nn.Linear(1, 1))
+
+
+IMAGE = 31
+SHOWN = torch.tensor([[0, 0, 31, 31, 31, 31, 5, 6], [31, 31, 31, 31, 7, 8, 9, 4], [0, 31, 31, 31, 31, 7, 8, 9]])
+SHOWN_MASK = (torch.arange(8)[None] >= torch.tensor([[2], [0], [1]])).long()
+
+
+def images(count=3):
+    return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def judged(model, tokenizer, ids=SHOWN, mask=SHOWN_MASK, guard=None, **inputs):
+    """Generate as a trainer does, under a guard; return the guard and what it warned of."""
+    guard = guard or RolloutGuard("warn", max_new_tokens=4)
+    arguments = types.SimpleNamespace(bf16=False, fp16=False)
+    with said() as messages:
+        guard.on_train_begin(arguments, None, None, model=model, processing_class=tokenizer)
+        model.train().generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, pad_token_id=0, **inputs)
+        guard.on_train_end(arguments, None, None)
+    return guard, messages
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_tokens_are_scored_with_the_images_of_their_prompt(tokenizer, checkpointing):
+    """Scored without its image a healthy run was stopped: each token had another probability than it was drawn with."""
+    model = llava()
+    if checkpointing:
+        checkpoint(model, reentrant=False)
+    guard, messages = judged(model, tokenizer, pixel_values=images())
+    assert guard.report is not None and len(guard.report.rollouts) == 3
+    if not checkpointing:
+        assert guard.report.agrees and guard.report.error < 1e-4 and not messages
+    elif DROPPED_CACHE:
+        assert not guard.report.agrees and len(messages) == 1
+    other = rollouts.compare(
+        model, tokenizer, SHOWN, SHOWN_MASK, pixel_values=images().flip(0), max_new_tokens=4, pad_token_id=0
+    )
+    assert abs(other.evaluation_logp - guard.report.evaluation_logp) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        torch.tensor([[31] * 4 + [31] * 4 + [5], [0] * 4 + [31] * 4 + [7]]),  # two images, and one
+        torch.tensor([[31] * 4 + [31] * 4 + [5], [0] * 7 + [6, 7], [0] * 4 + [31] * 4 + [7]]),  # two, none, one
+    ],
+)
+def test_images_that_belong_to_no_one_prompt_are_not_judged(tokenizer, ids):
+    """As many images as prompts, and not one for each: which is whose is not known, and nothing is accused."""
+    guard, messages = judged(llava(), tokenizer, ids, (ids != 0).long(), pixel_values=images())
+    assert guard.report is None and len(messages) == 1 and "could not check" in messages[0]
+
+
+def test_prompts_of_ones_own_come_without_the_trainer_s_images(tokenizer):
+    guard = RolloutGuard("warn", prompts=["3+4=", "12+19="], max_new_tokens=4)
+    guard, messages = judged(llava(), tokenizer, guard=guard, pixel_values=images())
+    assert guard.report.agrees and not messages
+
+
+def test_what_belongs_to_a_row_is_cut_out_of_the_batch():
+    """Patches of all images in one tensor, as Qwen2-VL has them, and types of tokens."""
+    grids = torch.tensor([[1, 2, 2], [1, 4, 2], [1, 2, 4]])
+    inputs = {
+        "image_grid_thw": grids,
+        "pixel_values": torch.arange(20.0)[:, None],
+        "token_type_ids": (SHOWN == IMAGE).long(),
+        "image_sizes": torch.tensor([[8, 8], [8, 4], [4, 8]]),
+    }
+    rows = [_greedy.inputs_of_row(llava(), inputs, SHOWN, SHOWN_MASK, row) for row in range(3)]
+    assert [row["pixel_values"][:, 0].tolist() for row in rows] == [
+        [0, 1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17, 18, 19]
+    ]  # fmt: skip
+    assert [row["image_grid_thw"].tolist() for row in rows] == [[grid] for grid in grids.tolist()]
+    assert [row["image_sizes"].tolist() for row in rows] == [[[8, 8]], [[8, 4]], [[4, 8]]]
+    assert rows[0]["token_type_ids"].tolist() == [[1, 1, 1, 1, 0, 0]]
+    with pytest.raises(ValueError, match="Next"):
+        _greedy.inputs_of_row(llava(), inputs | {"image_grid_thw": grids[:2]}, SHOWN, SHOWN_MASK, 0)

@@ -9,7 +9,8 @@ another temperature, rounded weights, tokens moved by one) and names the one who
 Under `use_vllm` trl logs the mean gap itself. Where nothing can be scored beside the trainer (ZeRO-3), that is read.
 
 A trainer that generates with its own model has no second engine. There the guard reads from the gradient of the logits
-at which temperature the tokens were scored, and compares it with the temperature of the sampling.
+at which temperature the tokens were scored, and compares it with the temperature of the sampling. Online DPO's loss is
+no policy gradient, and its scores are right at temperature 1.
 
 Upstream: TRL #3029, #4159, #2698, #5312, #5814, #5224.
 """
@@ -54,6 +55,7 @@ _ROWS = 32  # completions of a batch that are compared
 _EFFECTIVE = 0.5  # the smallest healthy effective sample size of the sequences' weights, as a share
 _SEQUENCES = 4  # whose logits are kept until the gradient is there
 _OFF = 0.02  # share by which a temperature that was read may differ
+_PASSES = 8  # whose gradients are read, until one shows the temperature
 _LEFT = 1 / 3  # of the gap, at most, where undoing a suspect explains it
 _ROUNDED = 3.0  # times what rounding the policy's own weights does: the gap is of that size
 
@@ -114,8 +116,10 @@ class EngineMismatchGuard(Guard):
     def _forget(self, model: nn.Module | None) -> None:
         self._batches = 0
         self._said: set[str] = set()
+        self._pairs = False  # whether the loss compares pairs
         self._called: set[str] = set()  # `model` and `decoder`, since the rollout function was asked
         self._read: float | None = None
+        self._unread = 0  # passes whose gradient is not that of scores
         self._start = _weights(model) if model is not None and self.history else {}
         self._older: collections.deque[tuple[int, dict[str, torch.Tensor]]] = collections.deque(maxlen=self.history)
 
@@ -142,8 +146,10 @@ class EngineMismatchGuard(Guard):
 
             what = "rollouts are compared by EngineMismatchGuard"
             self._listening.enter_context(wrap_method(trainer, "_generate_and_score_completions", around, what))
-        hook = model.register_forward_hook(lambda _, *called: self._check(self._listen_to_scores, *called))
-        self._listening.callback(hook.remove)
+        self._pairs = mismatch.compares_pairs(vars(args))
+        if not self._pairs:
+            hook = model.register_forward_hook(lambda _, *called: self._check(self._listen_to_scores, *called))
+            self._listening.callback(hook.remove)
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Read the gap that trl logs, where none was compared here."""
@@ -167,6 +173,13 @@ class EngineMismatchGuard(Guard):
                 self._held(str(self.report.logged))
             elif self.report.gaps:
                 self._held(f"compared {len(self.report.gaps)} batches: {self.report.gaps[-1][1]}")
+            elif self._pairs:
+                self._held("no second engine, and a loss of pairs, whose scores are right at temperature 1")
+            elif self._read is None and self._unread and abs(self._sampled() - 1) > _OFF:
+                self._could_not_check(
+                    f"tokens are drawn at temperature {self._sampled():g}. At which they are scored cannot be read: "
+                    "the gradient of the logits is not that of scores alone, as under an entropy bonus"
+                )
             elif self._read is not None:
                 self._held(f"no second engine, and tokens are scored at the sampling's temperature, {self._read:.2f}")
             else:
@@ -328,7 +341,9 @@ class EngineMismatchGuard(Guard):
     def _listen_to_scores(self, args: tuple[Any, ...], output: Any) -> None:
         """Where the model gives logits, read from their gradient at which temperature tokens are scored."""
         logits = getattr(output, "logits", None)
-        if self._read is not None or not torch.is_grad_enabled() or not isinstance(logits, torch.Tensor):
+        if self._read is not None or self._unread >= _PASSES:
+            return
+        if not torch.is_grad_enabled() or not isinstance(logits, torch.Tensor):
             return
         if logits.dim() == 3 and logits.requires_grad and logits.shape[2] > 1:
             kept = logits[:_SEQUENCES].detach().clone()  # trl 1.0 to 1.9 divide them by the temperature in place
@@ -337,10 +352,9 @@ class EngineMismatchGuard(Guard):
     def _read_temperature(self, logits: torch.Tensor, gradient: torch.Tensor) -> None:
         scored = None if self._read is not None else mismatch.scoring_temperature(logits, gradient)
         if scored is None:
+            self._unread += bool(gradient.any())
             return
-        self._read = scored
-        config = getattr(self._trainer(), "generation_config", None)
-        sampled = float(getattr(config, "temperature", None) or self._temperature)
+        self._read, sampled = scored, self._sampled()
         if abs(scored / sampled - 1) > _OFF:
             self.report = dataclasses.replace(self.report, looks_like="temperature")
             self._say(
@@ -348,6 +362,11 @@ class EngineMismatchGuard(Guard):
                 f"tokens are drawn at temperature {sampled:g} and scored at {scored:.2f}: the gradient is that of "
                 f"another policy than the one that generates. Next: {NEXT['temperature']}; or temperature=1.0",
             )
+
+    def _sampled(self) -> float:
+        """Return the temperature at which the trainer draws."""
+        config = getattr(self._trainer(), "generation_config", None)
+        return float(getattr(config, "temperature", None) or self._temperature)
 
     def _say(self, kind: str, message: str) -> None:
         """Trip once for each kind of thing found."""

@@ -18,7 +18,9 @@ import dataclasses
 import functools
 import inspect
 import io
+import itertools
 import math
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,9 +28,9 @@ from typing import Any
 import torch
 
 from failurelab.guards.base import Action, Guard
-from failurelab.handles import keep_random_state, listen_to
+from failurelab.handles import is_async, keep_random_state, listen_to, without_listeners
 from failurelab.reward_functions import completions as made_up
-from failurelab.reward_functions.source import asked_columns, reference_column
+from failurelab.reward_functions.source import asked_columns, asks_for, parameters, reference_column
 
 CAUSES = {
     "same": "all completions of a prompt are the same text, so there is nothing to compare: look for top_k=1, "
@@ -47,6 +49,7 @@ CAUSES = {
     "unknown": "which of the causes it is could not be told",
 }
 _ROWS = 2  # prompts of the batch that made-up completions are written for
+_SECONDS = 20.0  # after which a function is asked no more: some call a service, or run what a model wrote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +57,15 @@ class FunctionReport:
     """What one reward function gave to completions, and to made-up ones.
 
     Attributes:
-        name: of the function.
+        name: of the function; where several share it, with its place in the list.
         weight: that its rewards are multiplied by.
         cause: one of CAUSES where its rewards were equal in each of the last groups; else empty.
         given: the lowest and the highest reward of the last groups' completions.
         made_up: the lowest and the highest reward of the made-up completions; empty where it could not be asked.
         asked: how many made-up completions there were.
+        raised: to how many of these it answered with an error.
+        error: the first of these errors, and the completion; or why it could not be asked at all.
+        left_out: its arguments with a default of None that no column gives.
     """
 
     name: str
@@ -68,14 +74,23 @@ class FunctionReport:
     given: tuple[float, ...] = ()
     made_up: tuple[float, ...] = ()
     asked: int = 0
+    raised: int = 0
+    error: str = ""
+    left_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"{self.name} gives {_span(self.given)}"
         if not self.cause:
             return f"{text}, which differ"
-        if not self.made_up:
-            return f"{text}, and could not be asked about other completions"
-        return f"{text}, and {_span(self.made_up)} to {self.asked} made-up completions ({self.cause})"
+        if self.made_up:
+            text += f", and {_span(self.made_up)} to {self.asked - self.raised} made-up completions ({self.cause})"
+        else:
+            text += ", and could not be asked about other completions"
+        if self.raised:
+            text += f"; to {self.raised} of {self.asked} it raises an error: {self.error}"
+        elif self.error:
+            text += f": {self.error}"
+        return text + (f"; no column is named {', '.join(self.left_out)}" if self.left_out else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +112,16 @@ class RewardReport:
     functions: tuple[FunctionReport, ...] = ()
 
 
+@dataclasses.dataclass
+class _Answers:
+    """What one function gave to made-up completions; `error` as in FunctionReport."""
+
+    by_row: dict[int, set[float]] = dataclasses.field(default_factory=dict)
+    asked: int = 0
+    raised: int = 0
+    error: str = ""
+
+
 @dataclasses.dataclass(frozen=True)
 class _Group:
     """The completions of one prompt: rewards in all and by each function, texts, and whether all are cut."""
@@ -111,10 +136,11 @@ class RewardGuard(Guard):
     """Warn or stop when rewards leave nothing to learn from.
 
     It listens to the trainer's reward functions during training. Runs in which a part of the groups is flat are
-    healthy: only `groups` flat ones in a row are told, once. Then each function is called once more, with some hundred
-    made-up completions. A function that asks for the reference answers, and gives right ones no more than wrong ones,
-    is told also where the others' rewards differ. What a reward model gives is not seen, nor rewards that
-    differ and are given to the wrong completions. `report`, a `RewardReport`,
+    healthy: only `groups` flat ones in a row are told, once. Then each function is asked about some hundred made-up
+    completions, once in a run, until 20 seconds are over; where it raises an error, about fewer at a time. None is
+    asked whose answers are awaited, or that reads the trainer's environments. A function that asks for the reference
+    answers, and gives right ones no more than wrong ones, is told also where the others' rewards differ. What a reward
+    model gives is not seen, nor rewards that differ and are given to the wrong completions. `report`, a `RewardReport`,
     is there after the first batch.
 
     Args:
@@ -138,7 +164,8 @@ class RewardGuard(Guard):
         self._batch: dict[int, list[float | None]] = {}
         self._recent: collections.deque[_Group] = collections.deque(maxlen=self.groups)
         self._told: set[str] = set()
-        self._looked_at: set[int] = set()  # functions that were asked though the groups' rewards differ
+        self._answers: dict[int, _Answers] = {}  # of the functions that were asked
+        self._judged = False  # whether flat groups were told of
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen to the reward functions."""
@@ -150,7 +177,8 @@ class RewardGuard(Guard):
         if not isinstance(functions, list) or not any(map(_is_function, functions)):
             self._could_not_check("the trainer has no reward functions of yours (a reward model is not listened to)")
             return
-        self._functions = list(functions)
+        self._functions = list(map(without_listeners, functions))  # what is asked here, no other guard listens to
+        self._names = names_of(self._functions)
         before, after = (functools.partial(self._check, own) for own in (self._check_columns, self._check_rewards))
         self._listening.enter_context(listen_to(functions, before, after))
 
@@ -163,23 +191,22 @@ class RewardGuard(Guard):
             )
         super().on_train_end(args, state, control)
 
-    def _check_columns(self, index: int, _: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        function = self._functions[index]
-        parameters = inspect.signature(function).parameters.values()
-        named = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-        missing = [name for name in named if name not in kwargs]
+    def _check_columns(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = _by_name(self._functions[index], args, kwargs)
+        missing = [each.name for each in _not_given(self._functions[index], given) if each.default is each.empty]
         if missing:
             self._tell(
                 "columns",
-                f"{name_of(function)} asks for {', '.join(missing)}, which never arrives; it is given "
-                f"{', '.join(kwargs)}. A reward function is given the dataset's columns by their names",
+                f"{self._names[index]} asks for {', '.join(missing)}, which never arrives; it is given "
+                f"{', '.join(given)}. A reward function is given the dataset's columns by their names",
             )
 
-    def _check_rewards(self, index: int, _: tuple[Any, ...], kwargs: dict[str, Any], rewards: Any) -> None:
+    def _check_rewards(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], rewards: Any) -> None:
+        kwargs = _by_name(self._functions[index], args, kwargs)
         values = [None if reward is None else float(reward) for reward in rewards]
         wrong = [value for value in values if value is not None and not math.isfinite(value)]
         if wrong:
-            name = name_of(self._functions[index])
+            name = self._names[index]
             self._tell("numbers", f"{name} gives {wrong[0]} for {len(wrong)} of {len(values)} completions")
         self._batch[index] = values
         observed = [number for number, each in enumerate(self._functions) if _is_function(each)]
@@ -208,14 +235,16 @@ class RewardGuard(Guard):
             groups=self.report.groups + len(groups),
             flat=self.report.flat + sum(_is_flat(group.totals) for group in groups),
         )
-        if len(self._recent) < self.groups or "flat" in self._told:
+        if len(self._recent) < self.groups or self._judged:
             return
         if not all(_is_flat(group.totals) for group in self._recent):
             self._check_each(kwargs)
             return
+        self._judged = True
         rewards = [value for group in self._recent for value in group.totals]
-        cause, functions = self._find_cause(kwargs)
-        self.report = dataclasses.replace(self.report, cause=cause, functions=functions)
+        self.report = dataclasses.replace(self.report, cause="unknown")
+        self._check(self._find_cause, kwargs)  # an error there does not hide that they are flat
+        cause, functions = self.report.cause, self.report.functions
         told = f". {'; '.join(map(str, functions))}" if functions else ""
         self._tell(
             "flat",
@@ -262,9 +291,8 @@ class RewardGuard(Guard):
         flat = [
             index
             for index in range(len(self._functions))
-            if index not in self._looked_at and all(_is_flat(group.by_function[index]) for group in self._recent)
+            if index not in self._answers and all(_is_flat(group.by_function[index]) for group in self._recent)
         ]
-        self._looked_at.update(flat)
         for index in flat:
             if self._reference(kwargs, self._functions[index]) is None:
                 continue
@@ -273,8 +301,12 @@ class RewardGuard(Guard):
                 self.report = dataclasses.replace(self.report, functions=(*self.report.functions, report))
                 self._warn(f"{report}, right answers among them, while the other rewards differ: {CAUSES['constant']}")
 
-    def _find_cause(self, kwargs: dict[str, Any]) -> tuple[str, tuple[FunctionReport, ...]]:
-        """Return which cause it is, and what each function says of it."""
+    def _find_cause(self, kwargs: dict[str, Any]) -> None:
+        """Find which cause it is, and what each function says of it."""
+        cause, functions = self._compare_answers(kwargs)
+        self.report = dataclasses.replace(self.report, cause=cause, functions=functions)
+
+    def _compare_answers(self, kwargs: dict[str, Any]) -> tuple[str, tuple[FunctionReport, ...]]:
         if all(len(set(group.texts)) == 1 for group in self._recent):
             return "same", ()
         functions = tuple(self._ask(kwargs, index) for index in range(len(self._functions)))
@@ -296,23 +328,22 @@ class RewardGuard(Guard):
 
     def _ask(self, kwargs: dict[str, Any], index: int) -> FunctionReport:
         """Ask one function about made-up completions, and compare with what it gave to all of the last groups."""
-        function, name = self._functions[index], name_of(self._functions[index])
         weight = reward_weights(self._trainer(), len(self._functions))[index]
         given = [value for group in self._recent for value in group.by_function[index] if value is not None]
-        report = FunctionReport(name, weight, "unknown", _range(given))
+        missing = _not_given(self._functions[index], kwargs)
+        left_out = tuple(each.name for each in missing if each.default is None)
+        report = FunctionReport(self._names[index], weight, "unknown", _range(given), left_out=left_out)
         if not all(_is_flat(group.by_function[index]) for group in self._recent):
             return dataclasses.replace(report, cause="")
-        if not given or inspect.iscoroutinefunction(function):
+        if not given:
             return report
-        rows = _rows(kwargs)
-        probes = made_up.make(rows, self._reference(kwargs, function), [function])
-        with keep_random_state(), contextlib.redirect_stdout(io.StringIO()):
-            rewards = list(function(**self._arguments(kwargs, rows, probes)))
-        by_row: dict[int, set[float]] = {}
-        for probe, reward in zip(probes, rewards):
-            if reward is not None and math.isfinite(float(reward)):
-                by_row.setdefault(probe.row, set()).add(float(reward))
-        if not by_row:
+        if index not in self._answers:
+            self._answers[index] = _Answers(error="to ask it failed")  # where it does, it is not asked again
+            self._answers[index] = self._ask_made_up(kwargs, self._functions[index])
+        made = self._answers[index]
+        by_row = made.by_row
+        report = dataclasses.replace(report, asked=made.asked, raised=made.raised, error=made.error)
+        if not by_row or made.raised > made.asked / 2:
             return report
         answers = [reward for rewards in by_row.values() for reward in rewards]
         best, high = max(answers), max(given)
@@ -324,7 +355,48 @@ class RewardGuard(Guard):
             cause = "floor"
         else:
             cause = "mixed" if min(given) < best else "ceiling"
-        return dataclasses.replace(report, cause=cause, made_up=_range(answers), asked=len(probes))
+        return dataclasses.replace(report, cause=cause, made_up=_range(answers))
+
+    def _ask_made_up(self, kwargs: dict[str, Any], function: Callable[..., Any]) -> _Answers:
+        """Call one function with made-up completions, as many as the trainer does; where some raise, with half of them.
+
+        So a function that compares completions with each other works, one that takes long is not asked about all, and a
+        completion that it does not take hides no other.
+        """
+        if is_async(function):
+            return _Answers(error="its answers are awaited")
+        if "environments" in kwargs and asks_for(function, "environments"):
+            return _Answers(error="it reads the environments, and not the completions")
+        rows = _rows(kwargs)
+        probes = made_up.make(rows, self._reference(kwargs, function), [function])
+        size = len(kwargs["completions"])
+        filled = list(itertools.islice(itertools.cycle(probes), size * math.ceil(len(probes) / size)))
+        waiting = collections.deque(filled[start : start + size] for start in range(0, len(filled), size))
+        given: dict[made_up.Probe, float | None] = {}
+        refused: dict[made_up.Probe, str] = {}
+        deadline = time.monotonic() + _SECONDS
+        while waiting:
+            if time.monotonic() > deadline:
+                return _Answers(error=f"{len(probes)} made-up completions take it more than {_SECONDS:g} seconds")
+            some = waiting.popleft()
+            arguments = self._arguments(kwargs, rows, some)
+            try:
+                with keep_random_state(), contextlib.redirect_stdout(io.StringIO()):
+                    rewards = [None if reward is None else float(reward) for reward in function(**arguments)]
+            except Exception as error:  # the function's own
+                if len(some) > 1:
+                    waiting += (some[: len(some) // 2], some[len(some) // 2 :])
+                else:
+                    refused[some[0]] = f"{type(error).__name__}: {error} (to {some[0].text!r})"
+                continue
+            given |= dict(zip(some, rewards))
+        for probe in given:  # with others beside it, it was taken
+            refused.pop(probe, None)
+        by_row: dict[int, set[float]] = {}
+        for probe, reward in given.items():
+            if reward is not None and math.isfinite(reward):
+                by_row.setdefault(probe.row, set()).add(reward)
+        return _Answers(by_row, len(probes), len(refused), next(iter(refused.values()), ""))
 
     def _reference(self, kwargs: dict[str, Any], function: Callable[..., Any]) -> str | None:
         """Return the column with the reference answers, if a function asks for it."""
@@ -360,8 +432,32 @@ def _is_function(function: Any) -> bool:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return what messages call a reward function."""
+    """Return what messages call a reward function; of a partial, the function in it."""
+    while isinstance(function, functools.partial):
+        function = function.func
     return f"the reward function {getattr(function, '__name__', type(function).__name__)}"
+
+
+def names_of(functions: Sequence[Callable[..., Any]]) -> list[str]:
+    """Return what messages call each of a trainer's reward functions: those of one name also by their place."""
+    names, total = list(map(name_of, functions)), len(functions)
+    return [
+        f"{name} (number {place} of {total})" if names.count(name) > 1 else name
+        for place, name in enumerate(names, start=1)
+    ]
+
+
+def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return all arguments of a call by their names."""
+    known = parameters(function, follow_wrapped=False)
+    names = [each.name for each in known if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return dict(zip(names, args)) | kwargs
+
+
+def _not_given(function: Callable[..., Any], given: Mapping[str, Any]) -> list[inspect.Parameter]:
+    """Return the parameters that a call leaves out. A decorator's own count: it may give the others by itself."""
+    known = (each for each in parameters(function, follow_wrapped=False) if each.name not in given)
+    return [each for each in known if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
 
 
 def reward_weights(trainer: Any, count: int) -> list[float]:
@@ -376,7 +472,7 @@ def _rows(kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     columns = {
         name: column
         for name, column in kwargs.items()
-        if name not in ("prompts", "completions", "completion_ids")
+        if name not in ("prompts", "completions", "completion_ids", "environments")
         and isinstance(column, (list, tuple))
         and len(column) == len(prompts)
     }

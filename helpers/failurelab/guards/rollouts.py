@@ -90,13 +90,15 @@ class RolloutGuard(Guard):
         mask = kwargs.pop("attention_mask", None)
         if self.prompts is not None:
             ids, mask = _greedy.encode(model, tokenizer, self.prompts, self.max_new_tokens)
+            for name in _greedy.tensors(kwargs):  # images of the trainer's batch, which these prompts do not show
+                del kwargs[name]
         elif ids is None:
             return  # embeddings instead of tokens: nothing that could be scored
         mask = torch.ones_like(ids) if mask is None else mask
         padded = not bool(mask.all())
         if self.report is not None and not padded:
             return  # one batch without padding was judged, and this is another one
-        if not any(isinstance(value, torch.Tensor) for value in kwargs.values()):
+        if not _greedy.tensors(kwargs):
             ids, mask = _shortest(ids, mask, self.max_prompts)  # else rows belong to images and the like: all of them
         config = {} if generation_config is None else {"generation_config": generation_config}
         asked = kwargs.pop("max_new_tokens", None) or getattr(generation_config, "max_new_tokens", None)

@@ -132,6 +132,10 @@ class UpdateGuard(Guard):
             self._note_gradients(model, self._first)
         if self._done:
             return
+        if optimizer is None:
+            self._done = True
+            self._could_not_check("the trainer hands callbacks no optimizer, so its learning rates are not known")
+            return
         rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
         trained = [p for p in model.parameters() if p.requires_grad and id(p) in rates and not updates.not_judged(p)]
         if not trained:

@@ -21,16 +21,30 @@ def reference_column(rows: Sequence[Mapping[str, Any]], asked: Sequence[str] = (
     return next(iter(wanted or known), None)
 
 
-def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a function; none where it does not tell them."""
+def parameters(function: Callable[..., Any], follow_wrapped: bool = True) -> list[inspect.Parameter]:
+    """Return the parameters of a function; none where it does not tell them.
+
+    Args:
+        function: of a decorated one, those of the function in the decorator.
+        follow_wrapped: False for those of the decorator.
+    """
     try:
-        return list(inspect.signature(function).parameters.values())
+        return list(inspect.signature(function, follow_wrapped=follow_wrapped).parameters.values())
     except (TypeError, ValueError):
         return []
 
 
 def asked_columns(function: Callable[..., Any]) -> list[str]:
     """Return the columns that a function asks for: its arguments, and the keys that it takes of its **kwargs."""
+    return [name for name in _asked(function) if name not in _STANDARD]
+
+
+def asks_for(function: Callable[..., Any], name: str) -> bool:
+    """Return whether a function asks for this argument, by its name or as a key of its **kwargs."""
+    return name in _asked(function)
+
+
+def _asked(function: Callable[..., Any]) -> list[str]:
     known = parameters(function)
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     names = [each.name for each in known if each.kind in kinds]
@@ -44,7 +58,7 @@ def asked_columns(function: Callable[..., Any]) -> list[str]:
             key = node.args[0] if node.args and _is_name(node.func.value, rest) else None
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
             names.append(key.value)
-    return [name for name in dict.fromkeys(names) if name not in _STANDARD]
+    return list(dict.fromkeys(names))
 
 
 def reads_completions(function: Callable[..., Any]) -> bool:
