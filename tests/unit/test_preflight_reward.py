@@ -1,7 +1,9 @@
 """Reward functions asked about made-up completions: what each can never reward, and silence for what is only odd."""
 
 import asyncio
+import contextlib
 import copy
+import fractions
 import json
 import os
 import pathlib
@@ -10,6 +12,7 @@ import re
 import tempfile
 import time
 import types
+import unicodedata
 
 import datasets
 import pytest
@@ -718,6 +721,8 @@ def test_forms_that_prompts_show(prompt, texts):
         ("72 pages", ["72 pages", "72"]),
         ("1,234", ["1,234", "1234"]),
         (1234, ["1234", "1,234"]),
+        ("1 234", ["1 234", "1234"]),
+        ("1.234,56", ["1.234,56", "1234.56"]),
         (["Paris", "paris"], ["Paris"]),
         (None, []),
     ],
@@ -727,12 +732,55 @@ def test_readings_of_a_reference(reference, texts):
 
 
 @pytest.mark.parametrize(
+    ("reference", "other"),
+    [
+        ("1,234.56", "1,234"),
+        ("$1,234.50", "1,234"),
+        ("1e3", "1"),
+        ("0x1F", "0"),
+        ("2x", "2"),
+        ("5 million", "5"),
+        ("2 or 3", "2"),
+    ],
+)
+def test_a_part_of_a_reference_is_no_reading_of_it(reference, other):
+    """A wrong answer that is taken for a right one accuses a sound function."""
+    assert other not in completions.readings(reference)
+
+
+@pytest.mark.parametrize(
     ("text", "few"),
     [("7", []), ("1,234", []), ("\\frac{1}{2}", []), ("Paris", []), ("B", ["A", "B"]), ("no", ["no", "yes"])],
 )
 def test_a_wrong_answer_is_another_one_of_about_the_same_form(text, few):
     wrong = completions.other_answer(text, few)
     assert wrong != text and (wrong in few or len(wrong) == len(text)) and wrong.count("\\") == text.count("\\")
+
+
+def values_of(answer):
+    """Return what Python reads of an answer: its number, its fraction, and its sum."""
+    for read in (int, float, fractions.Fraction, unicodedata.numeric, lambda text: eval(text.replace("^", "**"))):
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, NameError, ZeroDivisionError):
+            yield read(answer)
+
+
+ANSWERS = ["٤٢", "４２", "½", "²", "x²", "Ⅳ", "四十二", "二", "1e3", "1E-3", "1/2", "1/1", "66/6", "3-1", "-5", "50%"]
+ANSWERS += ["3½", "1,234.56", "1.234,56", "1 234", "$1,234", "3.10", "0.5", "1,2,3,4,5,6,7,8,9", "москва", "π"]
+ANSWERS += ["日本", "+", "?"]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_no_reading_of_a_wrong_answer_is_the_right_one(answer):
+    """int("٤٢") is 42, and 1/1 is 5/5: a wrong answer in other digits may be the right one."""
+    wrong = completions.other_answer(answer)
+    assert wrong != answer and len(wrong) == len(answer)
+    assert not set(values_of(wrong)) & set(values_of(answer))
+    assert sorted(re.findall(r"\d+", wrong)) != sorted(re.findall(r"\d+", answer)) or not re.search(r"\d", answer)
+
+
+@pytest.mark.parametrize("few", [["yes", "Yes", "no"], ["yes", "yes.", "no"]])
+def test_another_way_to_write_a_choice_is_no_wrong_one(few):
+    assert completions.other_answer("yes", few) == "no"
 
 
 def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
