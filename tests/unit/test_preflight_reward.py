@@ -417,6 +417,71 @@ def test_what_can_be_edited_has_an_undo(function, rows, kind, tokenizer):
     assert type(finding.undo) is kind
 
 
+def raising(function, on):
+    """Return the reward function with an error of its own for completions that `on` is true for."""
+
+    def raises(completions, answer, **_):
+        if any(on(text(completion), right) for completion, right in zip(completions, answer)):
+            raise ValueError("not expected")
+        return function(completions=completions, prompts=list(answer), answer=answer)
+
+    return raises
+
+
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [
+        (lambda said, right: not said, "an empty completion"),
+        (lambda said, right: not said.isdecimal(), "'I do not know.'"),
+        (lambda said, right: right is None, "answer='None'"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("function", "failure"), [(mean_of_all, "F10"), (one_number, "F10"), (errors_paid, "F14"), (exact, "")]
+)
+def test_an_error_for_some_completions_hides_nothing_of_the_others(on, words, function, failure, tokenizer):
+    """Each error has a line of its own, and what the function gives to the others is judged as if these were not."""
+    rows = PLAIN | {"answer": ["7", "11", None, "42"] if "None" in words else PLAIN["answer"]}
+    error, *others = found(judge(raising(function, on), rows, tokenizer))
+    assert error.failure == "F14" and error.ends and words in error.evidence and "without those" in error.tried
+    assert [finding.failure for finding in others] == [failure] * bool(failure)
+
+
+def test_an_error_of_another_type_for_some_completions_is_the_functions_own(tokenizer):
+    """A service that does not answer is asked in vain for every completion; this one fails for one of them alone."""
+
+    def no_text(completions, answer, **_):
+        if not all(map(text, completions)):
+            raise RuntimeError("no text")
+        return exact(completions, answer)
+
+    (finding,) = found(judge(no_text, tokenizer=tokenizer))
+    assert finding.ends and "no text" in finding.evidence
+
+
+def test_a_service_that_is_asked_for_some_completions_alone_is_not_here(tokenizer):
+    """What has no text gets 0 without a question: that is no error for the others of the function's own."""
+
+    def asks_a_judge(completions, **_):
+        return [no_service(completions) if text(completion) else 0.0 for completion in completions]
+
+    answers = judge(asks_a_judge, tokenizer=tokenizer)
+    assert not found(answers) and "could not be asked" in answers[0].why
+
+
+def test_reward_functions_of_one_name_are_told_apart(tokenizer):
+    """Two lambdas, or the same function twice: each answer says the place in reward_funcs, and so does its repair."""
+    first, second = (
+        (lambda completions, answer, **_: exact(completions, answer)),
+        (lambda completions, answer, **_: errors_paid(completions, answer)),
+    )
+    (finding,) = found(judge([first, second], tokenizer=tokenizer, reward_weights=[1.0, 2.0]))
+    assert "reward_funcs[1]" in finding.about
+    (finding,) = found(judge([exact, exact], tokenizer=tokenizer, reward_weights=[1.0, -2.0]))
+    assert "reward_funcs[1]" in finding.about
+    assert finding.undo == repairs.Arguments({"reward_weights": [1.0, 2.0]})
+
+
 OPENED = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>{{ '<think>\n' }}"
 
 

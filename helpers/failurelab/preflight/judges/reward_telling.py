@@ -267,7 +267,9 @@ def _told(reward: RewardFunction, chosen: Callable[[Probe], bool]) -> bool:
 def _direction(reward: RewardFunction) -> NotChecked:
     """Return which completion gets the least and which the most: a line to read, and no verdict."""
     pairs = zip(reward.probes, reward.rewards)
-    given = [(value, len(probe.text), probe.text) for probe, value in pairs if value is not None]
+    given = [
+        (value, len(probe.text), probe.text) for probe, value in pairs if value is not None and probe in reward.answered
+    ]
     least, most = min(given), max(given, key=lambda each: (each[0], -each[1]))
     ends = [f"{value:g} for {figures.quote(text)} ({size} characters)" for value, size, text in (least, most)]
     why = f"{reward.name} has no reference to be compared with, so read its direction: {', '.join(ends)}"
