@@ -20,7 +20,7 @@ import trl
 from packaging.version import Version
 
 from failurelab.preflight import repairs
-from failurelab.preflight.answers import Finding, Held, NotChecked
+from failurelab.preflight.answers import Finding, Held, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges import asking
 from failurelab.preflight.judges.reward import judge_rewards
@@ -506,6 +506,82 @@ def test_a_format_that_no_completion_has(rows, template, pattern, flags, told_by
     findings = found(judge([matches(pattern, flags), last_number], rows, own))
     assert [finding.failure for finding in findings] == ["F14"] * bool(told_by)
     assert all(told_by in finding.evidence and finding.tried for finding in findings)
+
+
+MARKED = "Work between <begin_work> and <finish_work>. Then give the number between <FINAL> and </FINAL>."
+ONE_LINE = "Answer in one line like this: <note> why </note><out> number </out>"
+IDEA = "Write\n<idea>\n...\n</idea>\n<result>\n...\n</result>\n"
+EXAMPLE = "Think inside <think></think>, then the plain result: <think>\n1 and 1 are two\n</think>\n2"
+
+
+def marked(end=""):
+    """Return a reward for the number behind markers, two of which are no pair of tags."""
+    pattern = re.compile(rf"<begin_work>.+?<finish_work>\s*<FINAL>(.+?)</FINAL>{end}", re.DOTALL)
+
+    def read(completions, answer, **_):
+        matches = [pattern.search(text(completion)) for completion in completions]
+        return [float(bool(match) and match[1].strip() == right) for match, right in zip(matches, answer)]
+
+    return read
+
+
+def boxed(completions, answer, **_):
+    return [float(re.findall(r"\\boxed\{(.*?)\}", text(c))[-1:] == [right]) for c, right in zip(completions, answer)]
+
+
+@pytest.mark.parametrize(
+    ("function", "system", "words"),
+    [
+        (marked(), MARKED, ""),  # a form with full marks has nothing that the prompt does not show
+        (marked(), MARKED.replace("begin_work", "work"), "form that the prompts show"),
+        (matches(r"^<note>.*?</note>\s*<out>.*?</out>$"), ONE_LINE, ""),
+        (matches(r"^<note>.*?</note>\s*<out>.*?</out>$"), ONE_LINE.replace("in one line ", ""), "line break"),
+        (matches(r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>\n$", re.S), IDEA, "follows the last tag"),
+        (matches(r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>\s*$", re.S), IDEA, ""),
+        (boxed, EXAMPLE, "form that the prompts show"),
+        (last_number, EXAMPLE, ""),
+    ],
+)
+def test_a_form_that_the_prompt_shows_is_the_one_that_is_to_be_paid(function, system, words, tokenizer):
+    findings = found(judge(function, told(system), tokenizer))
+    assert [finding.failure for finding in findings] == ["F14"] * bool(words)
+    assert all(words in finding.evidence and finding.tried for finding in findings)
+
+
+def half(completions, **_):
+    scores = []
+    for completion in completions:
+        text(completion)
+        scores.append(0.5)
+    return scores
+
+
+def not_above(count):
+    def penalty(completions, **_):
+        return [-1.0 if len(text(completion)) > count else 0.0 for completion in completions]
+
+    return penalty
+
+
+@pytest.mark.parametrize(
+    ("function", "verdict"),
+    [
+        (half, Suspected),
+        (not_above(1000), Suspected),
+        (not_above(199), NotChecked),  # the run's longest completion, with a token for each letter, has more
+        (not_above(10**7), NotChecked),
+        (unknown_form, NotChecked),
+    ],
+    ids=["constant", "a penalty beyond", "a penalty within", "a penalty far beyond", "unknown"],
+)
+def test_a_constant_is_told_from_a_form_that_nobody_thought_of(function, verdict, tokenizer):
+    """One that no input decides on, and one that the run's longest completion does not reach, are constants."""
+    given = seen(function, processing_class=tokenizer)
+    given.asked["max_completion_length"] = 240
+    (answer,) = judge_rewards(given)
+    assert isinstance(answer, verdict) and (verdict is NotChecked or answer.failure == "F10")
+    beside = [answer for answer in judge([function, exact], tokenizer=tokenizer) if not isinstance(answer, Held)]
+    assert [type(answer) for answer in beside] == [NotChecked]
 
 
 @pytest.mark.parametrize(

@@ -151,14 +151,38 @@ def _after(opened: str, text: str) -> str:
 
 def shown_forms(prompt: Any) -> list[Write]:
     """Return the forms of an answer that a prompt shows: tags, few-shot answers, a box, a cue, a JSON object."""
-    messages = prompt if is_conversation(prompt) else [{"role": "user", "content": prompt}]
-    texts = [(each.get("role"), each["content"]) for each in messages if isinstance(each.get("content"), str)]
+    texts = _texts(prompt)
     found: list[Write] = []
     if texts and texts[-1][0] == "assistant":  # the beginning of the completion, which the model goes on with
         texts.pop()
     for role, text in texts:
         found += _few_shot(text) if role == "assistant" else [*_tagged(text), *_json(text), *_marked(text)]
     return found[:6]
+
+
+def _texts(prompt: Any) -> list[tuple[Any, str]]:
+    """Return the role and the text of each message of a prompt."""
+    messages = prompt if is_conversation(prompt) else [{"role": "user", "content": prompt}]
+    return [(each.get("role"), each["content"]) for each in messages if isinstance(each.get("content"), str)]
+
+
+def asks_for_one_line(prompt: Any) -> bool:
+    """Return whether a prompt asks for an answer of one line."""
+    wanted = r"\b(?:one|a single|the same)[ -]line\b|\b(?:no|without) (?:line ?breaks?|newlines?)\b"
+    return any(re.search(wanted, text, re.IGNORECASE) for _, text in _texts(prompt))
+
+
+def is_shown(text: str, prompt: Any, answers: Sequence[str]) -> bool:
+    """Return whether all that a completion has beside an answer and the reasoning stands in the prompt."""
+    for said in (LINES, LINE, *sorted(answers, key=len, reverse=True)):
+        text = text.replace(said, " ")
+    own, shown = (_literals(each) for each in (text, "\n".join(each for _, each in _texts(prompt))))
+    return bool(own) and own <= shown
+
+
+def _literals(text: str) -> set[str]:
+    """Return the tags, markers and words of a text, without the signs around them."""
+    return {each.strip("\"'`.,;()") for each in re.findall(r"</?\w+>|[^\s<>]+", text)} - {""}
 
 
 def _tagged(text: str) -> Iterator[Write]:
@@ -189,6 +213,7 @@ def _tagged(text: str) -> Iterator[Write]:
             pieces.append((gap, f"<{match[1]}>{left}", f"{right}</{match[1]}>"))
         written = [pieces]
     if not _ANSWER_TAG.search(names[-1]):
+        yield from _answered_behind(text, [each[-1] for each in rows])
         return
     for pieces in written:
         for end in ("", "\n") if "\n" in text[row[-1].start() :] else ("",):
@@ -198,6 +223,18 @@ def _tagged(text: str) -> Iterator[Write]:
                 return "".join(f"{gap}{start}{said}{stop}" for (gap, start, stop), said in zip(pieces, inside)) + end
 
             yield write
+
+
+def _answered_behind(text: str, matches: Sequence[re.Match]) -> Iterator[Write]:
+    """Yield the form of an example whose answer stands behind its tags: `<think>1 and 1</think> 2`."""
+    for match in matches:
+        answer_there = re.match(r"(\s*)-?\d[\d.,]*(?=\s|$)", text[match.end() :])
+        inner = match[2].strip()
+        if answer_there and inner:
+            start, _, stop = match[0].partition(inner)
+            parts = [start, stop, answer_there[1]]
+            yield lambda answer, reasoning, parts=parts: f"{parts[0]}{reasoning}{parts[1]}{parts[2]}{answer}"
+            return
 
 
 def _json(text: str) -> Iterator[Write]:
