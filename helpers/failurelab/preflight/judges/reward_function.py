@@ -273,7 +273,9 @@ class RewardFunction:
             repair = "Return one reward for each completion, also for those that it cannot read."
             return self.finding("F14", f"{self.name} {what}", repair, ends=True)
         odd = [
-            "None" if value is None else "inf" if math.isinf(value) else "NaN" * math.isnan(value) for value in rewards
+            "None" if value is None else "inf" if math.isinf(value) else "NaN" * math.isnan(value)
+            for place, value in enumerate(rewards)
+            if place not in given.raised
         ]
         wrong = ("inf",) if installed_version("trl") >= _MASKED else ("inf", "NaN", "None")
         what = next((name for name in wrong if name in odd), None)
