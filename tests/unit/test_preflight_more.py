@@ -94,6 +94,37 @@ def test_a_temperature_is_read_from_a_gradient():
     assert read_temperature(rows, torch.zeros_like(rows)) is None
 
 
+@pytest.mark.parametrize("bonus", [0.01, 0.05, 0.2])
+def test_no_temperature_is_read_of_a_loss_with_an_entropy_bonus(bonus):
+    """It makes scores that are to rise look drawn colder, and others warmer: both are read, also where one is small."""
+    rows = torch.randn(4, 6, 50, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    scores = rows.log_softmax(-1)
+    entropy = -(scores.exp() * scores).sum(-1).mean()
+    weights = torch.tensor([1.0, 1.0, -0.5, -0.5])[:, None]
+    (gradient,) = torch.autograd.grad(-(weights * scores[..., 7]).mean() - bonus * entropy, rows)
+    read = read_temperature(rows, gradient)
+    assert read is None or abs(read - 1) < 0.02
+
+
+@pytest.mark.parametrize("option", ["entropy_coef", "use_adaptive_entropy"])
+def test_an_entropy_bonus_that_is_asked_for_is_no_other_temperature(option):
+    trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
+    trainer.args, trainer.reward_funcs = None, []
+    given = seen(trainer, asked={"temperature": 1.0}, drawn_at=1.0, scored_at=0.95, scored_planted=0.7)
+    assert isinstance(one(judge_scores(given)), Finding)
+    given.asked[option] = 0.05
+    assert isinstance(one(judge_scores(given)), NotChecked)
+
+
+def test_scores_at_temperature_1_are_the_definition_of_other_losses():
+    """Online DPO draws at 0.9 and scores at 1, by its definition; GRPO, RLOO and what is derived from them may not."""
+    for name, verdict in {"GRPO": Finding, "RLOO": Finding, "AsyncGRPO": Finding, "OnlineDPO": NotApplicable}.items():
+        for trainer in (type(f"{name}Trainer", (), {})(), type("Own", (type(f"{name}Trainer", (), {}),), {})()):
+            trainer.reward_funcs = []
+            given = seen(trainer, asked={"temperature": 0.9}, drawn_at=0.9, scored_at=1.0, scored_planted=0.7)
+            assert isinstance(one(judge_scores(given)), verdict)
+
+
 def test_a_temperature_for_generation_alone():
     """What generation_kwargs say reaches generate() and no score, in every release that has them."""
     trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)

@@ -22,6 +22,7 @@ from failurelab.preflight.repairs import (
     Together,
     WithoutMethod,
 )
+from failurelab.preflight.report import answer
 from failurelab.preflight.script_text import (
     Place,
     Text,
@@ -358,6 +359,30 @@ def test_both_findings_of_one_failure_are_told_where_nothing_is_tried():
     first = {"suspected": [], "findings": [finding("F11", None), finding("F11", None, evidence="answers are cut")]}
     suspected = rounds.Rounds(None, first).suspected("not tried")
     assert [each["evidence"] for each in suspected] == ["F11 is bad", "answers are cut"]
+
+
+def test_two_failures_of_one_function_are_named_in_turn():
+    """Both are F14: with the repair of one the other is still there, and each is told with its own repair."""
+
+    def run(change):
+        left = [each for each in ("re.DOTALL", "the column") if each not in change.calls]
+        found = [
+            finding("F14", {*change.calls, each}, about="format", repair=f"Use {each}.", tried="it gives 1")
+            for each in left
+        ]
+        return {"findings": found, "suspected": [], "held": [], "error": ""}
+
+    outcome = rounds.Rounds(run, run(Change()))
+    outcome.try_all()
+    assert [each["repair"] for each in outcome.named] == ["Use re.DOTALL.", "Use the column."]
+    assert outcome.change.calls == ("re.DOTALL", "the column") and not outcome.suspected()
+
+
+def test_a_failure_beside_a_named_one_of_the_same_function_is_not_dropped():
+    named, other = (finding("F14", None, about="format", repair=f"Use {each}.", why="") for each in ("this", "that"))
+    told = answer.Told("train.py", {}, findings=[named], suspected=[other, {**named, "why": "again"}])
+    answer.sort(told)
+    assert told.suspected == [other]
 
 
 def test_what_hides_behind_another_is_named_in_turn():

@@ -1,7 +1,9 @@
 """Reward functions asked about made-up completions: what each can never reward, and silence for what is only odd."""
 
 import asyncio
+import contextlib
 import copy
+import fractions
 import json
 import os
 import pathlib
@@ -10,6 +12,7 @@ import re
 import tempfile
 import time
 import types
+import unicodedata
 
 import datasets
 import pytest
@@ -17,7 +20,7 @@ import trl
 from packaging.version import Version
 
 from failurelab.preflight import repairs
-from failurelab.preflight.answers import Finding, Held, NotChecked
+from failurelab.preflight.answers import Finding, Held, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges import asking
 from failurelab.preflight.judges.reward import judge_rewards
@@ -414,6 +417,71 @@ def test_what_can_be_edited_has_an_undo(function, rows, kind, tokenizer):
     assert type(finding.undo) is kind
 
 
+def raising(function, on):
+    """Return the reward function with an error of its own for completions that `on` is true for."""
+
+    def raises(completions, answer, **_):
+        if any(on(text(completion), right) for completion, right in zip(completions, answer)):
+            raise ValueError("not expected")
+        return function(completions=completions, prompts=list(answer), answer=answer)
+
+    return raises
+
+
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [
+        (lambda said, right: not said, "an empty completion"),
+        (lambda said, right: not said.isdecimal(), "'I do not know.'"),
+        (lambda said, right: right is None, "answer='None'"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("function", "failure"), [(mean_of_all, "F10"), (one_number, "F10"), (errors_paid, "F14"), (exact, "")]
+)
+def test_an_error_for_some_completions_hides_nothing_of_the_others(on, words, function, failure, tokenizer):
+    """Each error has a line of its own, and what the function gives to the others is judged as if these were not."""
+    rows = PLAIN | {"answer": ["7", "11", None, "42"] if "None" in words else PLAIN["answer"]}
+    error, *others = found(judge(raising(function, on), rows, tokenizer))
+    assert error.failure == "F14" and error.ends and words in error.evidence and "without those" in error.tried
+    assert [finding.failure for finding in others] == [failure] * bool(failure)
+
+
+def test_an_error_of_another_type_for_some_completions_is_the_functions_own(tokenizer):
+    """A service that does not answer is asked in vain for every completion; this one fails for one of them alone."""
+
+    def no_text(completions, answer, **_):
+        if not all(map(text, completions)):
+            raise RuntimeError("no text")
+        return exact(completions, answer)
+
+    (finding,) = found(judge(no_text, tokenizer=tokenizer))
+    assert finding.ends and "no text" in finding.evidence
+
+
+def test_a_service_that_is_asked_for_some_completions_alone_is_not_here(tokenizer):
+    """What has no text gets 0 without a question: that is no error for the others of the function's own."""
+
+    def asks_a_judge(completions, **_):
+        return [no_service(completions) if text(completion) else 0.0 for completion in completions]
+
+    answers = judge(asks_a_judge, tokenizer=tokenizer)
+    assert not found(answers) and "could not be asked" in answers[0].why
+
+
+def test_reward_functions_of_one_name_are_told_apart(tokenizer):
+    """Two lambdas, or the same function twice: each answer says the place in reward_funcs, and so does its repair."""
+    first, second = (
+        (lambda completions, answer, **_: exact(completions, answer)),
+        (lambda completions, answer, **_: errors_paid(completions, answer)),
+    )
+    (finding,) = found(judge([first, second], tokenizer=tokenizer, reward_weights=[1.0, 2.0]))
+    assert "reward_funcs[1]" in finding.about
+    (finding,) = found(judge([exact, exact], tokenizer=tokenizer, reward_weights=[1.0, -2.0]))
+    assert "reward_funcs[1]" in finding.about
+    assert finding.undo == repairs.Arguments({"reward_weights": [1.0, 2.0]})
+
+
 OPENED = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}<|im_start|>{{ '<think>\n' }}"
 
 
@@ -438,6 +506,82 @@ def test_a_format_that_no_completion_has(rows, template, pattern, flags, told_by
     findings = found(judge([matches(pattern, flags), last_number], rows, own))
     assert [finding.failure for finding in findings] == ["F14"] * bool(told_by)
     assert all(told_by in finding.evidence and finding.tried for finding in findings)
+
+
+MARKED = "Work between <begin_work> and <finish_work>. Then give the number between <FINAL> and </FINAL>."
+ONE_LINE = "Answer in one line like this: <note> why </note><out> number </out>"
+IDEA = "Write\n<idea>\n...\n</idea>\n<result>\n...\n</result>\n"
+EXAMPLE = "Think inside <think></think>, then the plain result: <think>\n1 and 1 are two\n</think>\n2"
+
+
+def marked(end=""):
+    """Return a reward for the number behind markers, two of which are no pair of tags."""
+    pattern = re.compile(rf"<begin_work>.+?<finish_work>\s*<FINAL>(.+?)</FINAL>{end}", re.DOTALL)
+
+    def read(completions, answer, **_):
+        matches = [pattern.search(text(completion)) for completion in completions]
+        return [float(bool(match) and match[1].strip() == right) for match, right in zip(matches, answer)]
+
+    return read
+
+
+def boxed(completions, answer, **_):
+    return [float(re.findall(r"\\boxed\{(.*?)\}", text(c))[-1:] == [right]) for c, right in zip(completions, answer)]
+
+
+@pytest.mark.parametrize(
+    ("function", "system", "words"),
+    [
+        (marked(), MARKED, ""),  # a form with full marks has nothing that the prompt does not show
+        (marked(), MARKED.replace("begin_work", "work"), "form that the prompts show"),
+        (matches(r"^<note>.*?</note>\s*<out>.*?</out>$"), ONE_LINE, ""),
+        (matches(r"^<note>.*?</note>\s*<out>.*?</out>$"), ONE_LINE.replace("in one line ", ""), "line break"),
+        (matches(r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>\n$", re.S), IDEA, "follows the last tag"),
+        (matches(r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>\s*$", re.S), IDEA, ""),
+        (boxed, EXAMPLE, "form that the prompts show"),
+        (last_number, EXAMPLE, ""),
+    ],
+)
+def test_a_form_that_the_prompt_shows_is_the_one_that_is_to_be_paid(function, system, words, tokenizer):
+    findings = found(judge(function, told(system), tokenizer))
+    assert [finding.failure for finding in findings] == ["F14"] * bool(words)
+    assert all(words in finding.evidence and finding.tried for finding in findings)
+
+
+def half(completions, **_):
+    scores = []
+    for completion in completions:
+        text(completion)
+        scores.append(0.5)
+    return scores
+
+
+def not_above(count):
+    def penalty(completions, **_):
+        return [-1.0 if len(text(completion)) > count else 0.0 for completion in completions]
+
+    return penalty
+
+
+@pytest.mark.parametrize(
+    ("function", "verdict"),
+    [
+        (half, Suspected),
+        (not_above(1000), Suspected),
+        (not_above(199), NotChecked),  # the run's longest completion, with a token for each letter, has more
+        (not_above(10**7), NotChecked),
+        (unknown_form, NotChecked),
+    ],
+    ids=["constant", "a penalty beyond", "a penalty within", "a penalty far beyond", "unknown"],
+)
+def test_a_constant_is_told_from_a_form_that_nobody_thought_of(function, verdict, tokenizer):
+    """One that no input decides on, and one that the run's longest completion does not reach, are constants."""
+    given = seen(function, processing_class=tokenizer)
+    given.asked["max_completion_length"] = 240
+    (answer,) = judge_rewards(given)
+    assert isinstance(answer, verdict) and (verdict is NotChecked or answer.failure == "F10")
+    beside = [answer for answer in judge([function, exact], tokenizer=tokenizer) if not isinstance(answer, Held)]
+    assert [type(answer) for answer in beside] == [NotChecked]
 
 
 @pytest.mark.parametrize(
@@ -718,6 +862,8 @@ def test_forms_that_prompts_show(prompt, texts):
         ("72 pages", ["72 pages", "72"]),
         ("1,234", ["1,234", "1234"]),
         (1234, ["1234", "1,234"]),
+        ("1 234", ["1 234", "1234"]),
+        ("1.234,56", ["1.234,56", "1234.56"]),
         (["Paris", "paris"], ["Paris"]),
         (None, []),
     ],
@@ -727,12 +873,55 @@ def test_readings_of_a_reference(reference, texts):
 
 
 @pytest.mark.parametrize(
+    ("reference", "other"),
+    [
+        ("1,234.56", "1,234"),
+        ("$1,234.50", "1,234"),
+        ("1e3", "1"),
+        ("0x1F", "0"),
+        ("2x", "2"),
+        ("5 million", "5"),
+        ("2 or 3", "2"),
+    ],
+)
+def test_a_part_of_a_reference_is_no_reading_of_it(reference, other):
+    """A wrong answer that is taken for a right one accuses a sound function."""
+    assert other not in completions.readings(reference)
+
+
+@pytest.mark.parametrize(
     ("text", "few"),
     [("7", []), ("1,234", []), ("\\frac{1}{2}", []), ("Paris", []), ("B", ["A", "B"]), ("no", ["no", "yes"])],
 )
 def test_a_wrong_answer_is_another_one_of_about_the_same_form(text, few):
     wrong = completions.other_answer(text, few)
     assert wrong != text and (wrong in few or len(wrong) == len(text)) and wrong.count("\\") == text.count("\\")
+
+
+def values_of(answer):
+    """Return what Python reads of an answer: its number, its fraction, and its sum."""
+    for read in (int, float, fractions.Fraction, unicodedata.numeric, lambda text: eval(text.replace("^", "**"))):
+        with contextlib.suppress(ValueError, TypeError, SyntaxError, NameError, ZeroDivisionError):
+            yield read(answer)
+
+
+ANSWERS = ["٤٢", "４２", "½", "²", "x²", "Ⅳ", "四十二", "二", "1e3", "1E-3", "1/2", "1/1", "66/6", "3-1", "-5", "50%"]
+ANSWERS += ["3½", "1,234.56", "1.234,56", "1 234", "$1,234", "3.10", "0.5", "1,2,3,4,5,6,7,8,9", "москва", "π"]
+ANSWERS += ["日本", "+", "?"]
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_no_reading_of_a_wrong_answer_is_the_right_one(answer):
+    """int("٤٢") is 42, and 1/1 is 5/5: a wrong answer in other digits may be the right one."""
+    wrong = completions.other_answer(answer)
+    assert wrong != answer and len(wrong) == len(answer)
+    assert not set(values_of(wrong)) & set(values_of(answer))
+    assert sorted(re.findall(r"\d+", wrong)) != sorted(re.findall(r"\d+", answer)) or not re.search(r"\d", answer)
+
+
+@pytest.mark.parametrize("few", [["yes", "Yes", "no"], ["yes", "yes.", "no"]])
+def test_another_way_to_write_a_choice_is_no_wrong_one(few):
+    assert completions.other_answer("yes", few) == "no"
 
 
 def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):

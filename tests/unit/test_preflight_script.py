@@ -84,6 +84,14 @@ def test_loading_needs_no_weights_and_tells_what_the_real_load_gives(checkpoint)
         transformers.AutoModelForCausalLM.from_pretrained(checkpoint)  # as it was before
 
 
+@pytest.mark.parametrize("kind", ["AutoModelForSequenceClassification", "AutoModelForTokenClassification", "AutoModel"])
+def test_a_model_that_generates_nothing_is_built_too(kind, checkpoint):
+    """A reward model: its checkpoint has no generation config, and neither has the model."""
+    with built_small():
+        model = getattr(transformers, kind).from_pretrained(checkpoint)
+    assert getattr(model, "generation_config", None) is None and model.config.num_hidden_layers == 2
+
+
 @pytest.mark.parametrize(
     ("cast", "dtype"),
     [

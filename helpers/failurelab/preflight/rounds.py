@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from failurelab.preflight import repairs
-from failurelab.preflight.report.answer import rank
+from failurelab.preflight.report.answer import identity, rank
 
 ROUNDS = 4
 # A repair may be seen by another judge than its failure: the whole gradient is the textbook's.
@@ -44,8 +44,8 @@ class Rounds:
         self._known: dict[str, list[Result]] = {_key(repairs.Change()): [first]}  # the runs of each change
         self.change, self.last = repairs.Change(), first
         self.named: list[dict[str, Any]] = []
-        self.settled: dict[tuple[str, str], str] = {}  # failures that were not named, and why
-        self._kept: set[tuple[tuple[str, str], tuple[str, str]]] = set()  # a repair, and a failure that stays with it
+        self.settled: dict[tuple[str, ...], str] = {}  # failures that were not named, and why
+        self._kept: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()  # a repair, and a failure that stays with it
         self.notes: list[str] = []
 
     def try_all(self) -> None:
@@ -55,7 +55,7 @@ class Rounds:
             what `run` raises; what was known by then stays.
         """
         if not any(finding["changes"] or finding["tried"] for finding in self.first["findings"]):
-            self.settled.update((_about(finding), NO_EDIT) for finding in self.first["findings"])
+            self.settled.update((identity(finding), NO_EDIT) for finding in self.first["findings"])
             return
         self.say("running again without any change")
         self._compare(self._again(self.change))
@@ -65,30 +65,30 @@ class Rounds:
     def suspected(self, left: str = ROUNDS_OVER) -> list[dict[str, Any]]:
         """Return failures that were not named, each with `why`; those whose turn did not come for the reason `left`."""
         suspected = [dict(entry) for entry in self.last["suspected"]]
-        named = {_about(entry) for entry in self.named}
-        still = {_about(each) for each in self.last["findings"]}
-        findings = [(each, repairs.Change()) for each in self.first["findings"] if _about(each) not in still]
+        named = {identity(entry) for entry in self.named}
+        still = {identity(each) for each in self.last["findings"]}
+        findings = [(each, repairs.Change()) for each in self.first["findings"] if identity(each) not in still]
         findings += [(each, self.change) for each in self.last["findings"]]
         for finding, base in findings:
-            about = _about(finding)
+            about = identity(finding)
             if about not in named and (about in self.settled or about in still):
                 suspected.append(_suspected(finding, self.settled.get(about, left), base))
         return suspected
 
     def hidden(self) -> list[str]:
         """Return what is named and the first run did not show, because another failure hid it."""
-        seen = {_about(finding) for finding in self.first["findings"]}
-        return [entry["failure"] for entry in self.named if _about(entry) not in seen]
+        seen = {identity(finding) for finding in self.first["findings"]}
+        return [entry["failure"] for entry in self.named if identity(entry) not in seen]
 
     def _try_one(self) -> bool:
         """Name the worst failure that can be; return whether there was one."""
         for finding in sorted(self.last["findings"], key=lambda each: (not each["ends"], rank(each["failure"]))):
-            if _about(finding) in self.settled or _about(finding) in map(_about, self.named):
+            if identity(finding) in self.settled or identity(finding) in map(identity, self.named):
                 continue
             why = self._why_not(finding)
             if not why:
                 return True
-            self.settled[_about(finding)] = why
+            self.settled[identity(finding)] = why
         return False
 
     def _why_not(self, finding: dict[str, Any]) -> str:
@@ -110,21 +110,21 @@ class Rounds:
 
     def _why_not_with(self, finding: dict[str, Any], change: Mapping[str, Any]) -> str:
         """Try one repair of a failure; name it and go on behind it, or return why it is not named."""
-        if _about(finding) in map(_about, self.named):
+        if identity(finding) in map(identity, self.named):
             return "another repair heals it"
         trial = self._with_repair(finding, change, "trying the repair of {}")
         if why := _why_not_healed(finding, self.last, trial):
             return why
         for rival in self.last["findings"]:
-            if _about(rival) == _about(finding) or (_about(rival), _about(finding)) in self._kept:
+            if identity(rival) == identity(finding) or (identity(rival), identity(finding)) in self._kept:
                 continue
             for other in rival["changes"][:1]:
                 result = self._with_repair(rival, other, "trying the repair of {} in its place")
                 if other != change and not _why_not_healed(finding, self.last, result):
                     return f"the repair of {rival['failure']} takes it away too, so the two are not told apart"
         for other in self.last["findings"]:
-            if _about(other) != _about(finding) and not _is_accused(other, trial) and _held(other, trial):
-                self.settled[_about(other)] = f"gone with the repair of {finding['failure']}"
+            if identity(other) != identity(finding) and not _is_accused(other, trial) and _held(other, trial):
+                self.settled[identity(other)] = f"gone with the repair of {finding['failure']}"
         self._name(finding, finding["tried"] or _held(finding, trial), change)
         self.change, self.last = repairs.from_json(change), trial
         return ""
@@ -137,7 +137,9 @@ class Rounds:
         """Run the script with a failure's repair too; note which of the others stay with it."""
         self.say(stage.format(finding["failure"]))
         result = self._once(repairs.from_json(change))
-        self._kept |= {(_about(finding), _about(each)) for each in self.last["findings"] if _is_accused(each, result)}
+        self._kept |= {
+            (identity(finding), identity(each)) for each in self.last["findings"] if _is_accused(each, result)
+        }
         return result
 
     def _once(self, change: repairs.Change) -> Result:
@@ -151,9 +153,9 @@ class Rounds:
 
     def _compare(self, again: Result) -> None:
         """Note where the second run without any change said something else than the first."""
-        once, twice = ({_about(finding) for finding in result["findings"]} for result in (self.first, again))
+        once, twice = ({identity(finding) for finding in result["findings"]} for result in (self.first, again))
         if once != twice or bool(self.first["error"]) != bool(again["error"]):
-            ids = ", ".join(sorted({failure for failure, _ in once ^ twice}))
+            ids = ", ".join(sorted({failure for failure, *_ in once ^ twice}))
             said = f"{ids} came in one of them alone" if ids else again["error"] or "its error did not come again"
             self.notes.append(f"the script did not do the same in two runs without any change: {said}")
 
@@ -178,15 +180,12 @@ def _held(finding: dict[str, Any], result: Result) -> str:
             if answer["failure"] == failure:
                 return answer["evidence"]
     others = [each for each in result["findings"] if each["failure"] == finding["failure"] and each["about"]]
-    return f"{finding['about']} is no longer among them" if finding["about"] and others else ""
+    return f"it is no longer said of {finding['about']}" if finding["about"] and others else ""
 
 
 def _is_accused(finding: dict[str, Any], result: Result) -> bool:
-    return _about(finding) in {_about(each) for each in (*result["findings"], *result["suspected"])}
-
-
-def _about(answer: Mapping[str, Any]) -> tuple[str, str]:
-    return answer["failure"], answer.get("about", "")
+    speaks = {each["failure"] for each in result["suspected"]} if not finding["about"] else ()
+    return identity(finding) in map(identity, result["findings"]) or finding["failure"] in speaks
 
 
 def _key(change: repairs.Change) -> str:

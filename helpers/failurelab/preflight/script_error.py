@@ -9,8 +9,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-import torch
-
 from failurelab.preflight.intercept.processes import Stopped
 from failurelab.preflight.script_text import holds_line, read_source
 
@@ -37,7 +35,7 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
     chain = list(causes(error))
     names = {kind.__name__ for each in chain for kind in type(each).__mro__}
     text = " ".join(str(error).split())[:300]
-    if not torch.cuda.is_available() and _demands_gpu(error, str(script)):
+    if _demands_gpu(error, str(script)):
         return (
             f"{where} demands a GPU, and none is here: {text}. Next: run preflight where there is one, or take "
             "the demand out for this time: what the script puts on cuda is put on the CPU here"
@@ -85,6 +83,9 @@ def _place(error: BaseException, script: str, line: int) -> str:
 def _demands_gpu(error: BaseException, script: str) -> bool:
     """Return whether an error of the script's own stands in an `assert` or `if` that asks whether there is a GPU."""
     if not isinstance(error, (AssertionError, RuntimeError, OSError, ValueError, SystemExit)):
+        return False
+    torch = sys.modules.get("torch")  # a script that asks has imported it
+    if torch is None or torch.cuda.is_available():
         return False
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].filename != script:

@@ -5,22 +5,31 @@ import torch
 PLANTED = 0.7  # a temperature for the control
 _OFF = 0.02  # of the temperatures of several rows; less changes no log-probability that training would notice
 _ROWS = 8  # of logits that are read, those with the largest gradient
+_SMALL = 1e-4  # of the largest gradient: a row with less may be rounding
 _STRAIGHT = 0.99  # correlation from which on the logarithms lie on a line
 
 
 def read_temperature(rows: torch.Tensor, gradient: torch.Tensor) -> float | None:
     """Return the temperature at which tokens were scored; None where the gradient is not that of such scores.
 
-    `rows` are logits and `gradient` is theirs, both (batch, rows, vocabulary).
+    Rows whose score is to rise and rows whose score is to fall are read: another term of the loss, such as an entropy
+    bonus, makes the temperature of the first look smaller and that of the others larger.
+
+    Args:
+        rows: logits, (batch, rows, vocabulary).
+        gradient: of the loss by them, of the same shape.
     """
     rows, gradient = (each.detach().float().flatten(0, 1) for each in (rows, gradient))  # (all rows, vocabulary)
     size = gradient.abs()
     largest, scored = size.max(-1)  # the scored token's entry is minus the sum of all others
+    order = largest.argsort(descending=True)
+    order = order[largest[order] > _SMALL * largest.max()]
+    rises = gradient[order, scored[order]] < 0
     read = []
-    for row in largest.argsort(descending=True)[:_ROWS].tolist():
+    for row in torch.cat([order[rises][: _ROWS // 2], order[~rises][: _ROWS // 2]]).tolist():
         others = size[row] > 0
         others[scored[row]] = False
-        if largest[row] == 0 or others.sum() < 3:
+        if others.sum() < 3:
             continue
         z, log = rows[row, others].double(), size[row, others].double().log()
         z, log = z - z.mean(), log - log.mean()

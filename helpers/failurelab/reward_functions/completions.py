@@ -6,10 +6,15 @@ object). Reasoning is written in one line and in several, because a pattern with
 Where the prompt ends with an opened tag, a completion begins inside of it.
 """
 
+import ast
+import contextlib
 import dataclasses
+import fractions
 import json
+import operator
 import re
 import string
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -146,14 +151,38 @@ def _after(opened: str, text: str) -> str:
 
 def shown_forms(prompt: Any) -> list[Write]:
     """Return the forms of an answer that a prompt shows: tags, few-shot answers, a box, a cue, a JSON object."""
-    messages = prompt if is_conversation(prompt) else [{"role": "user", "content": prompt}]
-    texts = [(each.get("role"), each["content"]) for each in messages if isinstance(each.get("content"), str)]
+    texts = _texts(prompt)
     found: list[Write] = []
     if texts and texts[-1][0] == "assistant":  # the beginning of the completion, which the model goes on with
         texts.pop()
     for role, text in texts:
         found += _few_shot(text) if role == "assistant" else [*_tagged(text), *_json(text), *_marked(text)]
     return found[:6]
+
+
+def _texts(prompt: Any) -> list[tuple[Any, str]]:
+    """Return the role and the text of each message of a prompt."""
+    messages = prompt if is_conversation(prompt) else [{"role": "user", "content": prompt}]
+    return [(each.get("role"), each["content"]) for each in messages if isinstance(each.get("content"), str)]
+
+
+def asks_for_one_line(prompt: Any) -> bool:
+    """Return whether a prompt asks for an answer of one line."""
+    wanted = r"\b(?:one|a single|the same)[ -]line\b|\b(?:no|without) (?:line ?breaks?|newlines?)\b"
+    return any(re.search(wanted, text, re.IGNORECASE) for _, text in _texts(prompt))
+
+
+def is_shown(text: str, prompt: Any, answers: Sequence[str]) -> bool:
+    """Return whether all that a completion has beside an answer and the reasoning stands in the prompt."""
+    for said in (LINES, LINE, *sorted(answers, key=len, reverse=True)):
+        text = text.replace(said, " ")
+    own, shown = (_literals(each) for each in (text, "\n".join(each for _, each in _texts(prompt))))
+    return bool(own) and own <= shown
+
+
+def _literals(text: str) -> set[str]:
+    """Return the tags, markers and words of a text, without the signs around them."""
+    return {each.strip("\"'`.,;()") for each in re.findall(r"</?\w+>|[^\s<>]+", text)} - {""}
 
 
 def _tagged(text: str) -> Iterator[Write]:
@@ -184,6 +213,7 @@ def _tagged(text: str) -> Iterator[Write]:
             pieces.append((gap, f"<{match[1]}>{left}", f"{right}</{match[1]}>"))
         written = [pieces]
     if not _ANSWER_TAG.search(names[-1]):
+        yield from _answered_behind(text, [each[-1] for each in rows])
         return
     for pieces in written:
         for end in ("", "\n") if "\n" in text[row[-1].start() :] else ("",):
@@ -193,6 +223,22 @@ def _tagged(text: str) -> Iterator[Write]:
                 return "".join(f"{gap}{start}{said}{stop}" for (gap, start, stop), said in zip(pieces, inside)) + end
 
             yield write
+
+
+def _answered_behind(text: str, matches: Sequence[re.Match[str]]) -> Iterator[Write]:
+    """Yield the form of an example whose answer stands behind its tags: `<think>1 and 1</think> 2`."""
+    for match in matches:
+        answer_there = re.match(r"(\s*)-?\d[\d.,]*(?=\s|$)", text[match.end() :])
+        inner = match[2].strip()
+        if answer_there and inner:
+            start, _, stop = match[0].partition(inner)
+            yield _behind(start, stop + answer_there[1])
+            return
+
+
+def _behind(start: str, stop: str) -> Write:
+    """Return the form of an answer behind its reasoning."""
+    return lambda answer, reasoning: f"{start}{reasoning}{stop}{answer}"
 
 
 def _json(text: str) -> Iterator[Write]:
@@ -264,12 +310,29 @@ def readings(value: Any) -> list[str]:
     boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
     answer = text.rpartition("####")[2].strip() if "####" in text else boxed[-1] if boxed else text
     found = [answer, bare(answer)]
-    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?|[-+]?\d{4,}", found[-1]):
-        plain = found[-1].replace(",", "")
-        found += [plain, f"{int(float(plain)):,}"]
+    if plain := _plain_number(found[-1]):
+        whole, point, fraction = plain.partition(".")
+        found += [plain, f"{int(whole):,}{point}{fraction}"]
     if len(text) < 60:
         found.append(text)
     return list(dict.fromkeys(filter(None, found)))
+
+
+# A number with thousands: 1,234.5, 1.234,5, 1 234,5 or 1234.5. What 1.234 is, nobody knows.
+_BLANK = "[ \u00a0\u2009\u202f]"
+_THOUSANDS = (
+    (r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?|[-+]?\d{4,}(\.\d+)?", {",": ""}),
+    (r"[-+]?\d{1,3}(\.\d{3})+,\d+|[-+]?\d{1,3}(\.\d{3}){2,}", {".": "", ",": "."}),
+    (rf"[-+]?\d{{1,3}}({_BLANK}\d{{3}})+([.,]\d+)?", {**dict.fromkeys(_BLANK[1:-1], ""), ",": "."}),
+)
+
+
+def _plain_number(text: str) -> str:
+    """Return a number of a thousand or more without what parts its thousands; empty for another text."""
+    for pattern, changed in _THOUSANDS:
+        if re.fullmatch(pattern, text, re.ASCII):
+            return "".join(changed.get(sign, sign) for sign in text)
+    return ""
 
 
 def bare(text: str) -> str:
@@ -278,23 +341,98 @@ def bare(text: str) -> str:
     text = text.strip()
     while match := re.fullmatch(around, text):
         text = match[match.lastindex or 0].strip()
-    match = re.fullmatch(r"[$€£]?\s*([-+]?\d[\d,]*(?:\.\d+)?)\s*(?:[%°]|\\%|[A-Za-z][A-Za-z .^/0-9]*)?\.?", text)
+    number, unit = r"[$€£]?\s*([-+]?\d[\d,]*(?:\.\d+)?)\s*", r"[%°]|\\%|[A-Za-z][A-Za-z .^/0-9]*"
+    match = re.fullmatch(rf"{number}(?!{_NO_UNIT})(?:{unit})?\.?", text)
     return match[1] if match else text
+
+
+# After a number, these are a part of it: 1e3, 0x1F, 2x, 5k, 5 million, 2 or 3.
+_NO_UNIT = r"(?:[eE]-?\d|[xX][0-9a-fA-F]|[ijknxyz]\b|(?:[kKMB]|hundred|thousand|[mb]illion|dozen|or|and|to)\b)"
 
 
 def other_answer(text: str, few: Sequence[str] = ()) -> str:
     """Return a wrong answer of the same length, so that a reward for length sees no difference.
 
+    No usual reading of it is the right one: neither as a number in other digits nor as a fraction of the same value.
+
     Args:
         text: the right one.
         few: the answers of all rows: where they are choices (A to D, yes and no) a wrong one is another of them.
     """
-    if any(letter.isdigit() for letter in text):
-        return "".join(str((int(letter) + 3) % 9 + 1) if letter in "0123456789" else letter for letter in text)
-    choices = [each for each in few if each != text]
+    places = [place for place, letter in enumerate(text) if unicodedata.numeric(letter, None) is not None]
+    for changed in (places, places[:1], places[-1:]) if places else ():
+        other = "".join(_other_digit(letter) if place in changed else letter for place, letter in enumerate(text))
+        if not _is_same(other, text):
+            return other
+    choices = [each for each in few if not _is_same(each, text)]
     if choices and (len(text) == 1 or len(set(few)) < 4):
         return choices[0]
-    shift: dict[int, int] = {}
+    other = "".join(_other_letter(letter) for letter in text)
+    return other if not _is_same(other, text) else text[:-1] + ("x" if text[-1:] != "x" else "y")
+
+
+def _other_digit(letter: str) -> str:
+    """Return another digit of the same script; of a numeral that is no digit, such as ½ or 二, another such one."""
+    digit = unicodedata.decimal(letter, None)
+    if digit is not None:
+        return chr(ord(letter) - digit + (digit + 3) % 9 + 1)
+    row = next((each for each in ("½¼¾", "一二三四五六七八九十") if letter in each), "")
+    if row:
+        return row[row.index(letter) - 1]
+    near = (chr(ord(letter) + step) for step in (1, -1, 2, -2))
+    return next((each for each in near if unicodedata.numeric(each, None) is not None), letter)
+
+
+def _other_letter(letter: str) -> str:
+    """Return the letter three further on; of a script without an alphabet of 26 another one of the same kind."""
     for letters in (string.ascii_lowercase, string.ascii_uppercase):
-        shift |= str.maketrans(letters, letters[3:] + letters[:3])
-    return text.translate(shift)
+        if letter in letters:
+            return letters[(letters.index(letter) + 3) % 26]
+    if not letter.isalpha():
+        return letter
+    near = (chr(ord(letter) + step) for step in (3, -3, 1, -1))
+    return next((each for each in near if unicodedata.category(each) == unicodedata.category(letter)), letter)
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two answers are read as the same: the same letters, the same numbers in any order, or the same value."""
+    letters, numbers, values = zip(*(_read(text) for text in (one, other)))
+    return (
+        letters[0] == letters[1]
+        or (len(numbers[0]) > 1 and numbers[0] == numbers[1])
+        or (values[0] is not None and values[0] == values[1])
+    )
+
+
+def _read(text: str) -> tuple[str, list[str], fractions.Fraction | None]:
+    """Return the letters of an answer without case and signs, its numbers, and its value where it is arithmetic."""
+    text = "".join(str(unicodedata.decimal(letter, letter)) for letter in unicodedata.normalize("NFKC", text))
+    text = text.casefold()
+    letters = re.sub(r"[\s$.,;:!?()\[\]{}\"'`*]", "", text) or text
+    written = re.sub(r"\\d?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)/(\2))", bare(text))
+    for signs, sign in (("\u2044:÷", "/"), ("×·", "*"), ("−–", "-"), ("^", "**")):
+        written = re.sub(f"[{re.escape(signs)}]", sign, written)
+    return letters, sorted(re.findall(r"\d+", text)), _value_of(written)
+
+
+def _value_of(text: str) -> fractions.Fraction | None:
+    """Return the value of numbers with + - * / and small powers between them; None for what is something else."""
+    operators: dict[type[ast.operator], Callable[..., fractions.Fraction]] = {
+        ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    }  # fmt: skip
+
+    def value(node: ast.expr) -> fractions.Fraction:
+        if isinstance(node, ast.Constant):
+            return fractions.Fraction(str(node.value))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -value(node.operand)
+        if not isinstance(node, ast.BinOp):
+            raise ValueError(f"no arithmetic: {ast.unparse(node)}")
+        left, right = value(node.left), value(node.right)
+        if isinstance(node.op, ast.Pow) and abs(right) < 50:
+            return fractions.Fraction(left ** int(right))
+        return operators[type(node.op)](left, right)
+
+    with contextlib.suppress(SyntaxError, ValueError, ArithmeticError, KeyError):
+        return value(ast.parse(text.strip(), mode="eval").body)
+    return None

@@ -88,6 +88,25 @@ def reads_completions(function: Callable[..., Any]) -> bool:
     )
 
 
+def gives_constant(function: Callable[..., Any]) -> bool:
+    """Return whether all rewards of a function are one number of its text, and nothing decides on another."""
+    tree = parse(function)
+    if tree is None:
+        return False
+    nodes = list(ast.walk(tree))
+    decides = (ast.If, ast.IfExp, ast.Compare, ast.BoolOp, ast.Try, ast.While, ast.Match, ast.AugAssign, ast.Yield)
+    if any(isinstance(node, decides) for node in nodes):
+        return False
+    given = [node.elt for node in nodes if isinstance(node, (ast.ListComp, ast.GeneratorExp))]
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append":
+            given += node.args
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List):
+            given += node.left.elts
+    values = [node.value if isinstance(node, ast.Constant) else None for node in given]
+    return len(set(values)) == 1 and isinstance(values[0], (int, float))
+
+
 def own_list(function: Callable[..., Any], rows: Sequence[Mapping[str, Any]]) -> tuple[str | None, str]:
     """Return the name of a list outside of the function that holds the rows' values of a column, and the column's."""
     try:

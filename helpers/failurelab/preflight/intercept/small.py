@@ -159,7 +159,8 @@ def built_small(
             call.options = _attention(given) | _for_files(given)
             return _marked(call.load().float(), load)
         model = build(call.cls, load.config, **_attention(given))
-        model.generation_config = _generation_config(name, given) or model.generation_config
+        if (generation_config := _generation_config(name, given)) is not None:  # a reward model has none
+            model.generation_config = generation_config
         return _marked(model, load)
 
     with contextlib.ExitStack() as stack:

@@ -23,7 +23,7 @@ import time
 import traceback
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from failurelab.preflight.script_error import causes
 from failurelab.reward_functions import source as reward_source
 
 LIMIT = 30.0  # seconds for all that one function is asked
+_SEARCH = 5.0  # of them for which completions of a call it raises
 # An error of these types is the function's own. Another one comes from what is not here: a service, a file, a package.
 _OWN = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, NameError, AssertionError)
 _MISSING = re.compile(r"cuda|gpu|nvidia|api.?key|credential|\btoken is required|not compiled with", re.IGNORECASE)
@@ -51,6 +52,8 @@ class Given:
         key: that was missing, of a KeyError.
         unasked: why the function could not be asked; empty if it was.
         slips: how often it raised and caught an error, by line and text, the most frequent first; where that was asked.
+        raised: places of the completions that it raises for, where it answers others. The rewards of these are then the
+            lowest that others of their prompt got, and `error` is of these.
     """
 
     rewards: Any = None
@@ -58,6 +61,7 @@ class Given:
     key: str | None = None
     unasked: str = ""
     slips: dict[tuple[int, str], int] = dataclasses.field(default_factory=dict)
+    raised: tuple[int, ...] = ()
 
     @property
     def values(self) -> list[Any]:
@@ -71,19 +75,27 @@ class Asker:
     def __init__(self, function: Callable[..., Any]):
         self.function, self.left = function, LIMIT
 
-    def ask(self, arguments: dict[str, Any], prepare: Callable[[], None] | None = None, slips: bool = False) -> Given:
+    def ask(
+        self,
+        arguments: dict[str, Any],
+        prepare: Callable[[], None] | None = None,
+        slips: bool = False,
+        part: Callable[[Sequence[int]], dict[str, Any]] | None = None,
+    ) -> Given:
         """Call the function once.
 
         Args:
             arguments: as the trainer hands them over.
             prepare: changes something first, in that process alone.
             slips: also tell the errors that the function catches.
+            part: returns the arguments for these places of the completions alone; where it is given and the function
+                raises, it is looked which of them it raises for.
         """
         if self.left <= 0:
             return Given(unasked="its time is used up")
         started = time.monotonic()
         try:
-            return _fork(lambda: _call(self.function, arguments, prepare, slips), self.left)
+            return _fork(lambda: _call(self.function, arguments, prepare, slips, part), self.left)
         finally:
             self.left -= time.monotonic() - started
 
@@ -141,7 +153,11 @@ def _silence() -> None:
 
 
 def _call(
-    function: Callable[..., Any], arguments: dict[str, Any], prepare: Callable[[], None] | None, slips: bool
+    function: Callable[..., Any],
+    arguments: dict[str, Any],
+    prepare: Callable[[], None] | None,
+    slips: bool,
+    part: Callable[[Sequence[int]], dict[str, Any]] | None,
 ) -> Given:
     seen: collections.Counter[tuple[int, str]] = collections.Counter()
     try:
@@ -154,10 +170,31 @@ def _call(
         return Given(unasked=f"it {first_line(error)}")
     except BaseException as error:
         sys.settrace(None)
-        return _told(error)
+        looks = not slips and isinstance(error, Exception) and not _is_missing(error)
+        raised = _raising(function, part, len(arguments["completions"])) if looks and part is not None else ()
+        return dataclasses.replace(_told(error), raised=raised)
     finally:
         sys.settrace(None)
     return Given(given, slips=dict(seen.most_common()))
+
+
+def _raising(
+    function: Callable[..., Any], part: Callable[[Sequence[int]], dict[str, Any]], count: int
+) -> tuple[int, ...]:
+    """Return the places of the completions that a function raises for, by halves; none where that is all of them."""
+    raised: list[int] = []
+    left, ends = [range(count)], time.monotonic() + _SEARCH
+    while left and time.monotonic() < ends:
+        places = left.pop()
+        try:
+            call(function, part(places))
+        except Exception:
+            half = len(places) // 2
+            raised += places if not half else ()
+            left += [places[:half], places[half:]] if half else []
+        except BaseException:  # it ends its process
+            return ()
+    return tuple(sorted(raised)) if not left and len(raised) < count else ()
 
 
 def call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -188,12 +225,24 @@ def _told(error: BaseException) -> Given:
     text = f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
     if isinstance(error, ModuleNotFoundError):
         return Given(unasked=f"it needs {error.name}, which is not installed here")
-    if isinstance(error, KeyError) and _files(error.__traceback__)[-1:] in ([os.__file__], ["<frozen os>"]):
+    if _is_unset(error):
         return Given(unasked=f"it needs the environment variable {error.args[0]}, which is not set here")
-    if not isinstance(error, _OWN) or _MISSING.search(text) or any(isinstance(each, OSError) for each in causes(error)):
+    if not isinstance(error, _OWN) or _is_missing(error):
         return Given(unasked=text)
     key = error.args[0] if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str) else None
     return Given(error=text, key=key)
+
+
+def _is_missing(error: BaseException) -> bool:
+    """Whether an error comes from what is not here: a package, a variable, a key, a GPU, a file or a service."""
+    missing = _is_unset(error) or isinstance(error, ModuleNotFoundError)
+    missing |= bool(_MISSING.search(f"{type(error).__name__}: {first_line(error)}"))
+    return missing or any(isinstance(each, OSError) for each in causes(error))
+
+
+def _is_unset(error: BaseException) -> bool:
+    """Whether a variable of the environment was asked for that is not set."""
+    return isinstance(error, KeyError) and _files(error.__traceback__)[-1:] in ([os.__file__], ["<frozen os>"])
 
 
 def _file(function: Callable[..., Any]) -> str:

@@ -93,8 +93,8 @@ def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> I
     probes = completions.make(rows, column, functions, opened, _drawn(seen))
     every = seen.trainer.reward_funcs
     rewards = [
-        RewardFunction(function, seen, arguments, probes, column or "", opened, weight)
-        for function, weight in zip(every, reward_weights(seen.trainer, len(every)))
+        RewardFunction(function, seen, arguments, probes, column or "", opened, weight, place)
+        for place, (function, weight) in enumerate(zip(every, reward_weights(seen.trainer, len(every))))
         if any(function is each for each in functions)
     ]
     problems = [reward.examine() for reward in rewards]
@@ -107,7 +107,7 @@ def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> I
     known, accused = totals if len(rewards) == len(every) else None, False
     for reward, problem in zip(rewards, problems):
         answers = [problem] if problem else judge_telling(reward, known) if reward.varies else [explain_equal(reward)]
-        for answer in answers:
+        for answer in (*([reward.raises] if reward.raises else ()), *answers):
             accused |= isinstance(answer, Finding)
             yield answer
     if totals is not None and any(reward.varies for reward in rewards):

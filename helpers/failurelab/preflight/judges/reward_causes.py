@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from failurelab.preflight.answers import Answer, Finding
+from failurelab.preflight.answers import Answer, Finding, Suspected
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.reward_function import RewardFunction
-from failurelab.preflight.judges.rows import prompted
+from failurelab.preflight.judges.rows import prompted, tokenizer_of
 from failurelab.preflight.repairs import DotAll
 from failurelab.reward_functions import completions, patterns
 from failurelab.reward_functions import source as reward_source
@@ -21,6 +21,7 @@ from failurelab.reward_functions import source as reward_source
 ROWS = 24  # looked at before it is said that a reference is one that cannot be read
 _FEW = 8  # values of a column that says which kind a row is
 _MANY = 500  # rows whose kinds are looked at
+_WORD, _LONGER = "word ", (4, 16)  # times max_completion_length, in words: no completion has so many letters
 _PLAIN = ("7", 7, 7.0)  # references that are as easy to read as any
 
 
@@ -29,9 +30,13 @@ def explain_equal(reward: RewardFunction) -> Answer:
     given = f"{reward.name} gives {figures.value(reward.rewards)} for all {len(reward.rewards)} made-up completions"
     if not reward_source.reads_completions(reward.function):
         return _never_reads(reward, given)
+    if reward_source.gives_constant(reward.function):
+        return _suspect(reward, f"{given}: its text has no other number", "only its text was read")
     for find in (_form, _opened, _line_breaks, find_missing_column, _kind, _one_number, _place, _reference, _slip):
         if answer := find(reward, given):
             return answer
+    if answer := _limit(reward, given):
+        return answer
     return reward.not_checked(f"{given}: none may have its form. Call it by hand with a completion that deserves more")
 
 
@@ -45,6 +50,30 @@ def _never_reads(reward: RewardFunction, given: str) -> Answer:
         "Let the reward depend on the completion.",
         tried=f"the completions' lengths in its place give {figures.span(lengths)}",
     )
+
+
+def _suspect(reward: RewardFunction, evidence: str, why: str) -> Answer:
+    """Suspect equal rewards; beside other functions they only add nothing to any advantage."""
+    if len(reward.seen.trainer.reward_funcs) > 1:
+        return reward.not_checked(f"{evidence}, so it adds nothing to any advantage", "F10")
+    return Suspected("F10", evidence, why, "Let the reward depend on the completions that this run can draw.")
+
+
+def _limit(reward: RewardFunction, given: str) -> Answer | None:
+    """A penalty for completions that are longer than the longest that the run lets a model write."""
+    limit, tokenizer = reward.seen.asked.get("max_completion_length"), tokenizer_of(reward.seen.trainer)
+    if not isinstance(limit, int) or not limit or tokenizer is None:
+        return None
+    longest = limit * limit // len(tokenizer(_WORD * limit, add_special_tokens=False)["input_ids"])  # in words
+    row, lengths = reward.probes[0].row, (longest, *(limit * times for times in _LONGER))
+    within, *beyond = (completions.Probe(row, "other", -1, _WORD * length) for length in lengths)
+    first = reward.ask([within]).values
+    for probe in beyond if first and set(first) <= set(reward.rewards) else ():
+        values = reward.ask([within, probe]).values
+        if len(values) == 2 and None not in values and values[0] == first[0] != values[1]:
+            evidence = f"{given}, and {values[1]:g} to one that is longer than max_completion_length={limit} lets it be"
+            return _suspect(reward, evidence, "another form may get more")
+    return None
 
 
 def _form(reward: RewardFunction, given: str) -> Finding | None:

@@ -35,8 +35,11 @@ class RewardFunction:
         column: with the references; empty where the dataset has none.
         opened: what the prompt has written of a completion already.
         weight: its entry in reward_weights.
+        place: in the trainer's list of reward functions.
         rewards: for each probe; empty where it could not be asked, or gave no numbers.
-        name: for messages.
+        raises: what is said of the probes that it raises for, where it answers others.
+        answered: the probes that it does not raise for.
+        name: for messages; with its place where another one is called the same.
         asked: the columns that it asks for.
     """
 
@@ -47,10 +50,15 @@ class RewardFunction:
     column: str
     opened: str
     weight: float
+    place: int
     rewards: list[float | None] = dataclasses.field(default_factory=list)
+    raises: Answer | None = None
 
     def __post_init__(self) -> None:
         self.name, self.asked = name_of(self.function), reward_source.asked_columns(self.function)
+        if [name_of(each) for each in self.seen.trainer.reward_funcs].count(self.name) > 1:
+            self.name += f" (reward_funcs[{self.place}])"
+        self.answered = self.probes
         self._asker, self._wanted = (
             Asker(self.function),
             [each.name for each in reward_source.parameters(self.function)],
@@ -72,7 +80,7 @@ class RewardFunction:
         return bool(self.rewards) and not figures.is_flat(self.probes, self.rewards)
 
     def ask(self, probes: Sequence[Probe] | None = None, **options: Any) -> Given:
-        """Call it once, in a process of its own.
+        """Call it once, in a process of its own; again without the completions that it raises for, if there are others.
 
         Args:
             probes: other completions.
@@ -80,7 +88,21 @@ class RewardFunction:
         """
         call = {name: options.pop(name) for name in ("prepare", "slips") if name in options}
         probes = self.probes if probes is None else probes
-        return self._asker.ask(self.arguments.make(probes, wanted=self._wanted, **options), **call)
+
+        def make(places: Sequence[int]) -> dict[str, Any]:
+            return self.arguments.make([probes[place] for place in places], wanted=self._wanted, **options)
+
+        given = self._asker.ask(make(range(len(probes))), part=make, **call)
+        if not given.raised:
+            return given
+        left = [place for place in range(len(probes)) if place not in given.raised]
+        answered = self._asker.ask(make(left), **call)
+        if answered.error or answered.unasked:
+            return dataclasses.replace(given, raised=())
+        rewards = answered.rewards
+        if len(answered.values) == len(left):
+            rewards = _fill(probes, dict(zip(left, answered.values)))
+        return dataclasses.replace(given, rewards=rewards, error=given.error or given.unasked, unasked="")
 
     def compare(self, probes: Sequence[Probe] | None = None, values: figures.Rewards | None = None) -> figures.Pairs:
         """Return `compare_pairs` of what it gave, or of other values: by a negative weight less is more."""
@@ -103,10 +125,18 @@ class RewardFunction:
 
     def examine(self) -> Answer | None:
         """Call it as the trainer does; keep its rewards, or return what is wrong before any reward is compared."""
-        if problem := self._misfit():
-            return problem
+        if misfit := self._misfit():
+            return misfit
         given = self.ask()
-        return self._error(given) or self._no_numbers(given)
+        self.answered = [probe for place, probe in enumerate(self.probes) if place not in given.raised]
+        problem: Answer | None = self._error(given)
+        if given.raised and not self._lacks(given.key):
+            problem, self.raises = None, problem
+        return problem or self._no_numbers(given)
+
+    def _lacks(self, key: str | None) -> bool:
+        """Whether a key is a column that it asks for and that never arrives."""
+        return key in self.asked and key not in self.arguments.columns
 
     def other_form(self) -> tuple[str, str] | None:
         """Return another form of the same completions in which it tells them apart, and what it gives then."""
@@ -127,8 +157,8 @@ class RewardFunction:
     def turned_weight(self) -> Repair:
         """Turn the sign of its weight."""
         functions = self.seen.trainer.reward_funcs
-        weights = zip(functions, reward_weights(self.seen.trainer, len(functions)))
-        turned = [-weight if function is self.function else weight for function, weight in weights]
+        weights = reward_weights(self.seen.trainer, len(functions))
+        turned = [-weight if place == self.place else weight for place, weight in enumerate(weights)]
         return TrainingArguments({"reward_weights": turned})
 
     def never_arrives(
@@ -160,10 +190,10 @@ class RewardFunction:
 
     def one_at_a_time(self) -> str:
         """Ask about single completions of the first prompt; return what they get, if that differs."""
-        first = [probe for probe in self.probes if probe.row == self.probes[0].row]
-        others, right = ([probe for probe in first if probe.kind == kind] for kind in ("other", "right"))
+        first = [probe for probe in self.answered if probe.row == self.answered[0].row]
+        others, right, wrong = ([p for p in first if p.kind == kind] for kind in ("other", "right", "wrong"))
         got: dict[float, str] = {}
-        for probe in [*others[-3:], *right[:16], *others[:8]]:
+        for probe in [*others[-3:], *right[:16], *others[:8], *wrong[:2]]:
             given = self.ask([probe])
             values = [given.rewards] if isinstance(given.rewards, float) else given.values
             if len(values) == 1 and values[0] is not None:
@@ -200,23 +230,34 @@ class RewardFunction:
             return self.not_checked(f"{self.name} could not be asked: {given.unasked}")
         if not given.error:
             return None
-        if given.key in self.asked and given.key not in self.arguments.columns:
+        if self._lacks(given.key):
             evidence = f"{self.name} reads the column {given.key!r}, which never arrives: a KeyError ends the run"
-            return self.never_arrives(given.key, self.column, evidence, ends=True)
-        evidence = f"{self.name} raises {given.error}, for"
-        what, tried = "completions in plain words", ""
-        if values := self.ask([probe for probe in self.probes if probe.text]).values:
-            what = "an empty completion, which a model makes when it ends at once"
-            tried = f"without those it gives {figures.span(values)}"
+            return self.never_arrives(given.key or "", self.column, evidence, ends=True)
+        evidence, tried = f"{self.name} raises {given.error}, for", ""
+        what, repair = "completions in plain words", "Let it give its lowest reward to what it cannot read."
+        if given.raised:
+            what, tried = self._raised_for(given.raised), f"without those it gives {figures.span(given.values)}"
         elif other := self.other_form():
             what = f"this dataset's completions, each of which is {self.arguments.form}"
             return self.not_read(f"{evidence} {what}", other, ends=True)
-        repair = "Let it give its lowest reward to what it cannot read."
         return self.finding("F14", f"{evidence} {what}", repair, tried=tried, ends=True)
+
+    def _raised_for(self, places: Sequence[int]) -> str:
+        """Return what the completions at these places have in common that it raises for."""
+        raised, other = ([p for n, p in enumerate(self.probes) if (n in places) is wanted] for wanted in (True, False))
+        rows = {probe.row for probe in raised}
+        if not any(probe.text for probe in raised):
+            return "an empty completion, which a model makes when it ends at once"
+        if rows.isdisjoint(probe.row for probe in other):
+            row = self.arguments.rows[min(rows)]
+            held = ", ".join(f"{name}={str(row[name])[:40]!r}" for name in self.asked if name in row)
+            return f"every completion of {len(rows)} of {len(self.arguments.rows)} rows, such as that with {held}"
+        example = next((probe for probe in raised if probe.kind == "other" and probe.text), raised[0])
+        return f"{len(raised)} of {len(self.probes)} completions, such as {figures.quote(example.text)}"
 
     def _no_numbers(self, given: Given) -> Answer | None:
         """Keep the rewards; return what is wrong with them as numbers."""
-        rewards, count = given.rewards, len(self.probes)
+        rewards, count = given.rewards, len(self.answered)
         if isinstance(rewards, float) or (isinstance(rewards, list) and len(rewards) == 1 < count):
             return self.finding(
                 "F10",
@@ -225,14 +266,16 @@ class RewardFunction:
                 "Return a list with one reward for each completion.",
                 tried=self.one_at_a_time(),
             )
-        if not isinstance(rewards, list) or len(rewards) != count:
+        if not isinstance(rewards, list) or len(rewards) not in (count, len(self.probes)):
             what = f"returns {rewards}, which is no list of numbers"
             if isinstance(rewards, list):
                 what = f"gives {len(rewards)} rewards for {count} completions"
             repair = "Return one reward for each completion, also for those that it cannot read."
             return self.finding("F14", f"{self.name} {what}", repair, ends=True)
         odd = [
-            "None" if value is None else "inf" if math.isinf(value) else "NaN" * math.isnan(value) for value in rewards
+            "None" if value is None else "inf" if math.isinf(value) else "NaN" * math.isnan(value)
+            for place, value in enumerate(rewards)
+            if place not in given.raised
         ]
         wrong = ("inf",) if installed_version("trl") >= _MASKED else ("inf", "NaN", "None")
         what = next((name for name in wrong if name in odd), "")
@@ -249,11 +292,22 @@ class RewardFunction:
 
     def _second_call(self) -> Finding | None:
         """Call it twice in one process: what it keeps from call to call must not make the next one fail."""
-        first = self.arguments.make(self.probes, wanted=self._wanted)
-        again = self.ask(prepare=lambda: asking.call(self.function, first))
-        if again.unasked or len(again.values) == len(self.probes):
+        probes = self.answered
+        first = self.arguments.make(probes, wanted=self._wanted)
+        again = self.ask(probes, prepare=lambda: asking.call(self.function, first))
+        if again.unasked or len(again.values) == len(probes):
             return None
         what = f"raises {again.error}" if again.error else f"gives {len(again.values)} rewards"
-        evidence = f"{self.name} {what} at its second call, for {len(self.probes)} completions as at the first"
+        evidence = f"{self.name} {what} at its second call, for {len(probes)} completions as at the first"
         repair = "Begin each call anew: no list or iterator outside of the function, or in its default arguments."
         return self.finding("F14", evidence, repair, tried="a first call gives one reward for each", ends=True)
+
+
+def _fill(probes: Sequence[Probe], given: dict[int, float | None]) -> list[float | None]:
+    """Return a reward for each probe: where none was given, by place, the lowest that others of its row got."""
+    lowest: dict[int, float] = {}
+    for place, value in given.items():
+        if value is not None:
+            row = probes[place].row
+            lowest[row] = min(value, lowest.get(row, value))
+    return [given[place] if place in given else lowest.get(probe.row) for place, probe in enumerate(probes)]

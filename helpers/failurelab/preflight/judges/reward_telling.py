@@ -22,7 +22,7 @@ from failurelab.preflight.judges.reward_function import RewardFunction
 from failurelab.preflight.repairs import Repair
 from failurelab.reward_functions import patterns
 from failurelab.reward_functions import source as reward_source
-from failurelab.reward_functions.completions import OTHERS
+from failurelab.reward_functions.completions import OTHERS, asks_for_one_line, is_shown, readings
 
 _NO_ANSWER = OTHERS[1]
 _FORMS = 3  # of one answer that get less: fewer are a penalty for these forms
@@ -48,7 +48,7 @@ def judge_telling(reward: RewardFunction, totals: list[float] | None) -> Iterato
     answer: Answer | None = _place(reward)
     if not answer and not more and not less and reward.asks_reference:
         answer = find_other_reference(reward, f"{given}, and right answers no more than wrong ones")
-    answer = answer or _line_breaks(reward) or _shown_form(reward)
+    answer = answer or _line_breaks(reward) or _shown_form(reward) or _last_line_break(reward)
     if not answer and less and reward.asks_reference:
         answer = _wrong_completion(reward)
     if not answer and not more:
@@ -180,6 +180,8 @@ def _line_breaks(reward: RewardFunction) -> Answer | None:
         f"{reward.name} gives {best:g} to {figures.quote(example)}, and {several[row]:g} to every completion whose "
         "reasoning has more than one line"
     )
+    if any(asks_for_one_line(row["prompt"]) for row in reward.arguments.rows):
+        return reward.not_checked(f"{evidence}: the prompts ask for one line")
     healed = reward.ask(prepare=functools.partial(match_line_breaks, reward.function)).values
     then = figures.largest(reward.probes, healed, lines=3)
     if any(then.get(row, 0.0) < single[row] - SAME for row in single):
@@ -202,7 +204,7 @@ def _shown_form(reward: RewardFunction) -> Finding | None:
             "Turn the sign of the reward, so that the form that is asked for gets more.",
             tried=f"with the sign turned they get {-shown[row]:g} and {-floor[row]:g}",
         )
-    if not all(shown[each] <= floor[each] + SAME < top[each] for each in shown):
+    if not all(shown[each] <= floor[each] + SAME < top[each] for each in shown) or _is_best_shown(reward, top):
         return None
     best = max(zip(reward.probes, reward.rewards), key=lambda pair: (pair[1] or 0.0, -len(pair[0].text)))
     return reward.finding(
@@ -210,6 +212,38 @@ def _shown_form(reward: RewardFunction) -> Finding | None:
         f"{reward.name} gives {shown[row]:g} to the form that the prompts show, {text}, as to {_NO_ANSWER!r}",
         "Let the prompts show the form that the function reads, or the function read what they show.",
         tried=f"another form, {figures.quote(best[0].text)}, gets {best[1]:g}",
+    )
+
+
+def _is_best_shown(reward: RewardFunction, top: dict[int, float]) -> bool:
+    """Whether a form with full marks has nothing that the prompts do not show: markers beside tags, say."""
+    rows = reward.arguments.rows
+    return any(
+        probe.kind != "wrong" and value is not None and value > top[probe.row] - SAME
+        and is_shown(probe.text, rows[probe.row]["prompt"], readings(rows[probe.row].get(reward.column)))
+        for probe, value in zip(reward.probes, reward.rewards)
+    )  # fmt: skip
+
+
+def _last_line_break(reward: RewardFunction) -> Finding | None:
+    """Look whether a line break at the end of a completion is all that it pays for: few completions end with one."""
+    floor, given = figures.largest(reward.probes, reward.rewards, text=_NO_ANSWER), {}
+    for probe, value in zip(reward.probes, reward.rewards):
+        if probe.kind != "wrong" and value is not None:
+            given[probe.row, probe.text] = value
+    paid = {key: value for key, value in given.items() if value > floor[key[0]] + SAME}
+    without = {key: given.get((key[0], key[1].removesuffix("\n"))) for key in paid if key[1].endswith("\n")}
+    if not paid or without.keys() != paid.keys():
+        return None
+    if any(value is None or value > floor[key[0]] + SAME for key, value in without.items()):
+        return None
+    key, best = max(paid.items(), key=lambda item: item[1])
+    text = key[1].removesuffix("\n")
+    return reward.finding(
+        "F14",
+        f"{reward.name} pays only where a line break follows the last tag: {figures.quote(text)} gets {without[key]:g}",
+        "Let the pattern end without a line break, or with \\s*$.",
+        tried=f"with a line break behind it, it gets {best:g}",
     )
 
 
@@ -270,7 +304,9 @@ def _told(reward: RewardFunction, **wanted: int) -> bool:
 def _direction(reward: RewardFunction) -> NotChecked:
     """Return which completion gets the least and which the most: a line to read, and no verdict."""
     pairs = zip(reward.probes, reward.rewards)
-    given = [(value, len(probe.text), probe.text) for probe, value in pairs if value is not None]
+    given = [
+        (value, len(probe.text), probe.text) for probe, value in pairs if value is not None and probe in reward.answered
+    ]
     least, most = min(given), max(given, key=lambda each: (each[0], -each[1]))
     ends = [f"{value:g} for {figures.quote(text)} ({size} characters)" for value, size, text in (least, most)]
     why = f"{reward.name} has no reference to be compared with, so read its direction: {', '.join(ends)}"

@@ -11,14 +11,18 @@ its logarithm rises with z by 1 / T.
 Upstream: TRL #3029.
 """
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
+from failurelab import textbook
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.repairs import Arguments
 from failurelab.preflight.temperature import PLANTED as _PLANTED
 
 _OFF = 0.02  # of the temperatures; less changes no log-probability that training would notice
+_ENTROPY = ("entropy_coef", "use_adaptive_entropy")  # options of a loss with an entropy bonus
 
 
 def judge_scores(seen: Seen) -> Iterator[Answer]:
@@ -27,6 +31,10 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
     asked = seen.asked.get("temperature")
     if asked is None or not hasattr(seen.trainer, "reward_funcs"):
         return
+    if not _has_policy_gradient(seen.trainer):
+        name = type(seen.trainer).__name__
+        yield NotApplicable("F15", f"the loss of {name} is no policy gradient, which the sampling's temperature is for")
+        return
     drawn, scored = seen.drawn_at or float(given.get("temperature", asked)), seen.scored_at
     by_kwargs = abs(drawn - asked) > _OFF
     repair = "Set temperature=1.0, or upgrade to trl 0.16 or later."
@@ -34,7 +42,10 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
         repair = f"Give the config temperature={drawn:g} and take it out of generation_kwargs."
     if scored is not None:
         evidence = f"completions are drawn at temperature {drawn:g} and scored at {scored:.2f}"
-        if abs(drawn / scored - 1) > _OFF:
+        bonus = next((name for name in _ENTROPY if seen.asked.get(name)), "")
+        if abs(drawn / scored - 1) > _OFF and bonus:
+            yield NotChecked("F15", f"{evidence}; {bonus}={seen.asked[bonus]} changes the gradient that is read")
+        elif abs(drawn / scored - 1) > _OFF:
             undo = Arguments({"temperature": drawn if by_kwargs else 1.0})
             yield Finding("F15", evidence, repair, undo=undo)
         elif seen.scored_planted and abs(seen.scored_planted - _PLANTED) <= _OFF:
@@ -51,5 +62,12 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
     elif abs(drawn - 1) <= _OFF:
         yield NotApplicable("F15", "completions are drawn at temperature 1, which needs no division")
     else:
-        why = f"drawn at temperature {drawn:g}; the step against the textbook tells whether the scores have it"
-        yield NotChecked("F15", why)
+        why = "the step against the textbook tells whether the scores have it"
+        if textbook.not_grpo(seen.trainer):
+            why = "that of the scores could not be read from a gradient of the logits"
+        yield NotChecked("F15", f"drawn at temperature {drawn:g}; {why}")
+
+
+def _has_policy_gradient(trainer: Any) -> bool:
+    """Whether a trainer is GRPO's or RLOO's, or derived from one: `AsyncGRPOTrainer` has another parent."""
+    return any(re.search("GRPO|RLOO", kind.__name__) for kind in type(trainer).__mro__)

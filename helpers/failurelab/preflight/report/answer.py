@@ -1,6 +1,7 @@
 """The answer of preflight: one screen, JSON, JUnit XML."""
 
 import dataclasses
+import re
 import shutil
 import textwrap
 import xml.etree.ElementTree as ElementTree
@@ -76,9 +77,10 @@ def sort(told: Told) -> None:
     """Put findings worst first, drop answers that a finding overrules, and add the notebooks of the registry."""
     notebooks = {failure.id: failure.notebook for failure in failures.all()}
     told.findings.sort(key=lambda answer: (answer.get("round", 1), rank(answer["failure"])))
-    named = {(answer["failure"], answer.get("about", "")) for answer in told.findings}
+    named = {identity(answer) for answer in told.findings}
+    named |= {(failure, about, "") for failure, about, _ in named}
     told.suspected = sorted(
-        (answer for answer in told.suspected if (answer["failure"], answer.get("about", "")) not in named),
+        (answer for answer in told.suspected if identity(answer) not in named),
         key=lambda each: (not each.get("ends"), rank(each["failure"])),
     )
     found = {answer["failure"] for answer in told.accusations}
@@ -89,6 +91,15 @@ def sort(told: Told) -> None:
     told.held = _once([answer for answer in told.held if answer["failure"] not in left])
     left |= {answer["failure"] for answer in told.held}
     told.not_applicable = _once([answer for answer in told.not_applicable if answer["failure"] not in left])
+
+
+def identity(answer: dict[str, Any]) -> tuple[str, str, str]:
+    """Return what two answers have in common that say the same: failure, what has it, and of a finding its repair.
+
+    One function may have two failures of one id. Their repairs differ; numbers in them may differ from run to run.
+    """
+    repair = re.sub(r"\d[\d.,]*", "#", answer["repair"]) if "ends" in answer else ""
+    return answer["failure"], answer.get("about", ""), repair
 
 
 def rank(failure: str) -> int:
