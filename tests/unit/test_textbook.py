@@ -303,6 +303,57 @@ def test_an_option_that_is_not_here_is_never_a_finding(make):
     assert report.verdict == "NOT CHECKED" and "neftune_noise_alpha" in report.reason
 
 
+def olmoe(tokenizer):
+    """Return a mixture of experts whose own config asks for a large loss of its router."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 1.0, "initializer_range": 0.3}
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = transformers.OlmoeConfig(vocab_size=len(tokenizer), **sizes | experts | special)
+    return transformers.OlmoeForCausalLM(config)
+
+
+def test_a_router_s_loss_counts_where_the_trainer_adds_it(tokenizer, tmp_path, make):
+    """The model's config alone asks for it, from trl 1.16 on; an option of a dense model has no router to act on."""
+    made = trainer(olmoe(tokenizer), tokenizer, tmp_path, **FEW)
+    adds = getattr(made, "aux_loss_enabled", False)
+    assert adds or not has("router_aux_loss_coef")
+    assert (textbook.why_not_here(made) != []) == adds and compare(made).verdict == ("NOT CHECKED" if adds else "HELD")
+    dense = make(**FEW)
+    dense.args.router_aux_loss_coef = 0.001  # trl 1.9 gives it to every model
+    assert textbook.why_not_here(dense) == []
+
+
+def test_an_option_of_another_loss_has_no_effect(make):
+    made = make(**FEW)
+    made.args.vespo_k_pos = 5.0
+    assert textbook.why_not_here(made) == []
+    made.args.loss_type = "vespo"
+    assert any("vespo" in line for line in textbook.why_not_here(made))
+
+
+def test_a_subclass_of_trl_s_own_has_another_objective(make):
+    """GMPO is one: its loss is right, and not GRPO's. A user's own subclass is meant to be GRPO."""
+    kind = planted(loss=torch.neg)
+    assert compare(make(kind=kind, **FEW)).verdict == "FOUND"
+    kind.__module__ = "trl.experimental.other.other_trainer"
+    made = make(kind=type("Own", (kind,), {}), **FEW)
+    assert compare(made).verdict == "NOT CHECKED" and "Planted" in textbook.not_grpo(made)
+
+
+def test_what_was_not_recorded_is_the_reason(monkeypatch, own_errors_are_told, make):
+    """Not that tokens are missing, which follows from it; also where a later step trains on the same generation."""
+
+    def broken(*_):
+        raise RuntimeError("the output cannot be read")
+
+    monkeypatch.setattr("failurelab.textbook.recorder.cut_at_end", broken)
+    options = FEW | ({"num_iterations": 2, "max_steps": 2} if has("num_iterations") else {})
+    report = compare(made := make(**options), (made.args.max_steps,))
+    assert report.verdict == "NOT CHECKED"
+    assert report.reason == "record_generation: RuntimeError: the output cannot be read"
+
+
 class Ignores(TwoTurns, planted(inputs=lambda given: given.pop("tool_mask") is None or given)):
     """The loss does not know which tokens an environment gave."""
 
@@ -395,6 +446,17 @@ def test_a_layer_with_another_gradient_than_its_numbers_have(patch, model, monke
 def test_a_hook_that_leaves_the_gradient_right_is_the_policy_s_own(model, make):
     model.model.norm.register_forward_hook(lambda module, args, output: 0.9 * output)
     report = compare(make())
+    assert report.verdict == "HELD" and report.backward.away < 0.01
+
+
+@pytest.mark.parametrize("config", [None, lora_config(target_modules=["embed_tokens"])], ids=["whole", "adapter"])
+def test_the_row_of_the_padding_has_no_gradient_by_definition(config, model, make, tokenizer):
+    """Of an embedding with `padding_idx`, whose token is read here in nearly every prompt."""
+    place = tokenizer.convert_tokens_to_ids("1")
+    model.model.embed_tokens.padding_idx = place
+    made = make(config=config)
+    stir(made.model, "lora_embedding", 0.3)
+    report = compare(made)
     assert report.verdict == "HELD" and report.backward.away < 0.01
 
 

@@ -93,9 +93,17 @@ class Comparison:
 
 
 def not_grpo(trainer: Any) -> str | None:
-    """Return why there is no textbook for a trainer, or None."""
-    if "GRPOTrainer" not in [kind.__name__ for kind in type(trainer).__mro__]:
+    """Return why there is no textbook for a trainer, or None.
+
+    A subclass that trl ships has an objective of its own, such as GMPO's. One of the user's is meant to be GRPO.
+    """
+    kinds = type(trainer).__mro__
+    bases = [place for place, kind in enumerate(kinds) if kind.__name__ == "GRPOTrainer"]
+    if not bases:
         return f"no textbook here for {type(trainer).__name__}"
+    for kind in kinds[: bases[-1]]:
+        if kind.__module__.partition(".")[0] == "trl":
+            return f"no textbook here for {kind.__name__}: a subclass of trl's own, with another objective than GRPO's"
     return None
 
 
@@ -103,7 +111,7 @@ def why_not_here(trainer: Any) -> list[str]:
     """Return why the gradient of this trainer is not implemented, a line for each reason."""
     if elsewhere := not_grpo(trainer):
         return [elsewhere]
-    lines = fields.why_not(trainer.args)
+    lines = fields.why_not(trainer)
     accelerator, model = trainer.accelerator, trainer.accelerator.unwrap_model(trainer.model)
     if "fp16" in _precisions(trainer) and not getattr(trainer.args, "fp16", False):
         lines.append("fp16 of the launcher: the loss is scaled")
@@ -116,8 +124,6 @@ def why_not_here(trainer: Any) -> list[str]:
             lines.append("the adapter is a learned prompt, and no layer of the model")
     if getattr(trainer, "tools", None) or getattr(trainer, "environments", None):
         lines.append("tools: their answers stand among the completion's tokens")
-    if getattr(getattr(model, "config", None), "output_router_logits", False):
-        lines.append("the router's loss is added")
     return lines
 
 

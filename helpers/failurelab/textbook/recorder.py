@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from failurelab.errors import raises_own
-from failurelab.handles import listen_to, wrap_method
+from failurelab.handles import is_unseen, listen_to, wrap_method
 from failurelab.textbook.gradient import Gradient, score_old
 from failurelab.textbook.measure import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.rows import Row, cut_at_end
@@ -150,6 +150,11 @@ class Recorder:
 
     # what is listened to
 
+    @property
+    def _listens(self) -> bool:
+        """Whether what is called belongs to the trainer's step: no evaluation, and no measurement of this package."""
+        return self._inside and not is_unseen()
+
     def _listen_to_rewards(self) -> None:
         self.functions = list(self.trainer.reward_funcs)
         after = functools.partial(self._safely, self._rewards)
@@ -163,7 +168,7 @@ class Recorder:
         self._safely(self._rewards, index, (), {}, output.logits[:, 0].tolist())
 
     def _rewards(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], rewards: Any) -> None:
-        if not self._inside:
+        if not self._listens:
             return
         values = [None if value is None else float(value) for value in rewards]
         if self._asked is None:
@@ -181,7 +186,7 @@ class Recorder:
             output = method(*args, **kwargs)
         finally:
             self._inside = inside
-        if inside:
+        if inside and not is_unseen():
             self._safely(self._record_rollouts, output)
         return output
 
@@ -198,7 +203,7 @@ class Recorder:
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = method(*args, **kwargs)
-        if self._inside:
+        if self._listens:
             self._safely(self._record_generation, args, kwargs, output)
         return output
 
@@ -240,7 +245,7 @@ class Recorder:
     def _compute_loss(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         known = len(self._batches)
         result = method(*args, **kwargs)
-        if self._inside and torch.is_grad_enabled():
+        if self._listens and torch.is_grad_enabled():
             self._safely(self._record_micro, kwargs.get("inputs", args[1] if len(args) > 1 else None), known)
         return result
 
@@ -315,7 +320,8 @@ class Recorder:
         if len(drawn) != count:
             drawn = self._find_drawn(drawn, asked, count)
             if len(drawn) != count:
-                problems.append("the completions that reward functions were given are not those that were drawn")
+                said = "the completions that reward functions were given are not those that were drawn"
+                problems += self._problems or [said]  # what was not recorded is the reason
         if problems:
             self._batches.append(_Batch([], asked, self.trainer.state.global_step, problems, []))
             return
@@ -377,7 +383,10 @@ class Recorder:
             problems.append("no reward function was asked, or no tokens were drawn")
         if not self._micros:
             problems.append("the trainer's training_step did not call compute_loss")
-        self._fill_open(problems, wrong)
+        broken = [problem for batch in self._concerned() for problem in batch.problems]
+        problems += broken
+        if not broken:  # else which rows are trained on is not known
+            self._fill_open(problems, wrong)
         batches = [batch for batch in self._batches if batch.trained]
         rows = [
             dataclasses.replace(row, micro=batch.trained.get(place))
@@ -389,7 +398,6 @@ class Recorder:
         now = self.trainer.state.global_step
         if any(row.old_logps is None for batch in batches if batch.step != now for row in batch.rows):
             problems.append("the completions are of an earlier step, whose policy was not recorded")
-        problems += [problem for batch in batches for problem in batch.problems]
         if self._reference != self._fingerprint():
             wrong.append(("reference model", "the reference model's weights are no longer those of the start"))
         texts = [pair for batch in batches for pair in batch.texts]
@@ -409,13 +417,17 @@ class Recorder:
             if batch.step < self._batches[-1].step:
                 batch.rows, batch.asked = [], Asked()
 
+    def _concerned(self) -> list[_Batch]:
+        """Return the generations that this step trains on, or should."""
+        now = self.trainer.state.global_step
+        return [batch for batch in self._batches if batch.trained or batch.step == now] or self._batches[-1:]
+
     def _fill_open(self, problems: list[str], wrong: list[tuple[str, str]]) -> None:
         """Give rows of a generation that this step should have trained on to the micro-batches that had others.
 
         Which those are is known where all of the generation belongs to this step.
         """
-        now = self.trainer.state.global_step
-        batches = [batch for batch in self._batches if batch.trained or batch.step == now] or self._batches[-1:]
+        batches = self._concerned()
         left = [(batch, place) for batch in batches for place in range(len(batch.rows)) if place not in batch.trained]
         if self._micros == self._slices * len(batches) and len(left) >= len(self._open):
             for (batch, place), micro in itertools.zip_longest(left, self._open, fillvalue=0):
