@@ -192,13 +192,106 @@ def test_ratios_that_are_clipped_and_entropies_hold(make):
         assert report.verdict == "HELD" and report.apart.cosine > 0.9999
 
 
-def test_the_token_whose_entropy_is_the_quantile_is_kept():
-    """It is scored twice, beside other rows, and rounded otherwise."""
+@pytest.mark.parametrize(
+    ("quantile", "shift", "kept"),
+    [
+        (0.5, 0, [False, True, True]),
+        (0.6, 0, [False, True, True]),
+        (0.5, 1e-3, [False, True, True]),
+        (0.5, 0.3, [True, True, True]),
+        (0.5, -1e-3, [False, True, True]),
+        (0.5, -0.3, [False, False, True]),
+    ],
+)
+def test_tokens_of_high_entropy_are_chosen_by_rank(quantile, shift, kept):
+    """They are not scored again beside other rows, which rounds otherwise. A shift puts those in doubt on one side."""
     (row,) = textbook.rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
-    step = gradient.Step([row], textbook.Options(top_entropy_quantile=0.5))
+    change = gradient.Change(shift=gradient.Shift(entropy=shift))
+    step = gradient.Step([row], textbook.Options(top_entropy_quantile=quantile), change)
     entropies = torch.tensor([[0.5, 0.7, 0.9]])
-    step.find_thresholds(lambda part: scores.Scores(entropies, entropies, torch.ones(1, 3)))
-    assert ((entropies - 1e-6) >= step.thresholds[0]).tolist() == [[False, True, True]] and step.kept[0] == 2
+    step.choose_tokens(lambda part: scores.Scores(entropies, entropies, torch.ones(1, 3)))
+    assert step.chosen[0].tolist() == kept and step.kept[0] == sum(kept)
+
+
+def test_tokens_behind_the_same_text_have_one_entropy():
+    """The four first tokens of a group are drawn from one distribution; rows of other lengths round it otherwise."""
+    rows = textbook.rows_of([[5]] * 4, [[7], [8], [9, 8], [6, 8]], [(1.0,)] * 4, [0] * 4, ends=[])
+    step = gradient.Step(rows, textbook.Options(top_entropy_quantile=0.5))
+
+    def rounded(part):
+        entropies = torch.tensor([[0.9, 0.2]])[:, : len(rows[part.start].completion)] - 1e-7 * part.start
+        return scores.Scores(entropies, entropies, torch.ones_like(entropies))
+
+    step.choose_tokens(rounded)
+    assert [step.chosen[number].tolist() for number in range(4)] == [[True], [True], [True, False], [True, False]]
+
+
+@pytest.mark.skipif(not has("top_entropy_quantile"), reason="this release trains on all tokens")
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_model_that_knows_little_has_entropies_that_are_nearly_the_same(bf16, tokenizer, tmp_path):
+    policy = qwen2(seed=1, vocab_size=len(tokenizer))
+    options = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_completion_length": 16}
+    made = trainer(
+        policy, tokenizer, tmp_path, top_entropy_quantile=0.2, bf16=bf16, seed=1, rewards=[alternate], **options
+    )
+    report = compare(made)
+    assert report.verdict == "HELD", str(report)
+
+
+def without_first(mask):
+    return torch.nn.functional.pad(mask[:, 1:], (1, 0))
+
+
+IN_16_BITS = {"bf16": True, "learning_rate": 1e-5, "max_completion_length": 12, "rewards": [alternate]}
+IN_16_BITS |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_steps": 4}
+
+
+@pytest.mark.skipif(not has("steps_per_generation"), reason="this release takes one step for each generation")
+def test_what_rounding_adds_to_both_policies_is_no_ratio(make):
+    """In bf16 the trainer scores with the policy that drew the tokens too: ratios are 1 where no weight has moved."""
+    made = make(steps_per_generation=4, seed=4, temperature=2.0, loss_type="grpo", **IN_16_BITS)
+    with textbook.compare(made, (1, 2, 3, 4), with_suspects=False) as watched:
+        made.train()
+    assert all(report.verdict == "HELD" and report.apart.cosine > 0.999 for report in watched.reports)
+
+
+@pytest.mark.skipif(not has("num_iterations"), reason="every ratio is 1 in this release")
+@pytest.mark.parametrize(
+    ("change", "rate"),
+    [
+        (planted(loss=torch.neg), 1e-5),
+        (planted(inputs=lambda given: given | {"advantages": given["advantages"].roll(1)}), 1e-5),
+        (planted(inputs=lambda given: given | {"old_per_token_logps": None}), 1e-2),
+        (planted(inputs=lambda given: given | {"completion_mask": without_first(given["completion_mask"])}), 1e-5),
+    ],
+    ids=["sign", "advantages", "ratio", "mask"],
+)
+def test_mistakes_are_found_in_16_bits(change, rate, make):
+    options = IN_16_BITS | {"learning_rate": rate, "per_device_train_batch_size": 16, "max_steps": 2}
+    made = make(kind=change, num_iterations=2, **options)
+    with textbook.compare(made, (2,), with_suspects=False) as watched:
+        made.train()
+    assert watched.report.verdict == "FOUND", str(watched.report)
+
+
+def test_rounding_is_not_told_as_completions_that_cancel(monkeypatch, make):
+    monkeypatch.setattr(comparison, "BLIND", 0.0)
+    report = compare(make(kind=planted(loss=torch.neg), bf16=True, **FEW))
+    assert report.verdict == "NOT CHECKED" and report.reason == comparison.ROUNDED
+
+
+def test_a_part_that_is_computed_again_is_counted_once(monkeypatch):
+    rows, grad, tally = rows_of_two_groups(), torch.autograd.grad, gradient.Tally()
+    full = [torch.OutOfMemoryError("no memory")]
+
+    def once(*given, **options):
+        if full:
+            raise full.pop()
+        return grad(*given, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", once)
+    textbook.expected_gradient(qwen2(), rows, textbook.Options(), tally=tally)
+    assert not full and tally.tokens == sum(row.length() for row in rows) and len(tally.log_ratios) == len(rows)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from torch import nn
 
 from failurelab.errors import raises_own
 from failurelab.handles import is_unseen, listen_to, wrap_method
-from failurelab.textbook.gradient import Gradient, score_old
+from failurelab.textbook.gradient import Gradient, Precision, score_old
 from failurelab.textbook.measure import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.rows import Row, cut_at_end
 
@@ -369,10 +369,10 @@ class Recorder:
         steps = math.ceil(lasts / max(1, args.gradient_accumulation_steps))
         now = self.trainer.state.global_step + 1
         if steps > 1 and any(self.wanted(step) for step in range(now + 1, now + steps + 1)):
-            pad = pad_id(self.trainer)
+            given = float(args.temperature), pad_id(self.trainer), own_precision(self.trainer)
             for batch in self._batches[known:]:
                 if batch.rows:
-                    batch.rows = score_old(self.trainer.model, batch.rows, float(args.temperature), pad)
+                    batch.rows = score_old(self.trainer.model, batch.rows, *given)
 
     def evidence(self) -> Evidence:
         """Return what is known of the step that ends now; to be asked before the optimizer steps."""
@@ -502,6 +502,20 @@ def _plain_text(completion: Any) -> str | None:
         content = completion[0].get("content")
         return content if isinstance(content, str) else None
     return None
+
+
+def precisions(trainer: Any) -> set[str]:
+    """Return the narrow numbers that are computed in: the arguments may not know of the launcher's."""
+    return {name for name in ("bf16", "fp16") if getattr(trainer.args, name, False)} | {
+        str(getattr(trainer.accelerator, "mixed_precision", "no"))
+    }
+
+
+def own_precision(trainer: Any) -> Precision | None:
+    """Return the numbers that the trainer computes in; None where they are float32."""
+    narrow = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in trainer.model.parameters())
+    autocast = torch.bfloat16 if "bf16" in precisions(trainer) else None
+    return Precision(False, autocast) if narrow or autocast else None
 
 
 def pad_id(trainer: Any) -> int:

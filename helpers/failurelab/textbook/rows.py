@@ -21,6 +21,7 @@ class Row:
         padded: lengths of prompt and completion as generation padded them, prompts on the left.
         old_logps: log-probabilities (tokens,) of the completion, then of its padding, under the policy that drew it;
             None: under this one, so that every ratio is 1.
+        old_rounded: the same in the trainer's own numbers, where these are narrower than float32.
         given: places in the completion of tokens that an environment gave: they are read, and not trained on.
     """
 
@@ -33,6 +34,7 @@ class Row:
     micro: int | None = 0
     padded: tuple[int, int] = (0, 0)
     old_logps: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
+    old_rounded: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     given: frozenset[int] = frozenset()
 
     def length(self) -> int:
