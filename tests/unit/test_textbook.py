@@ -9,12 +9,24 @@ import pytest
 import torch
 import transformers
 import trl
+from PIL import Image
 from small import alternate, cut_from_the_front, lora, lora_config, qwen2, stir
 from steps import before, has, planted, right, trainer
 
 from failurelab import textbook
-from failurelab.textbook import advantages, backward, comparison, fields, gradient, measure, rows_of, scores, suspects
+from failurelab.textbook import (
+    advantages,
+    backward,
+    comparison,
+    fields,
+    gradient,
+    measure,
+    rows_of,
+    scores,
+    suspects,
+)
 from failurelab.textbook.advantages import rounding
+from failurelab.textbook.rows import split_inputs
 
 
 def rows_of_two_groups():
@@ -394,6 +406,66 @@ def test_an_option_that_is_not_here_is_never_a_finding(make):
     """Noise on the embeddings makes another gradient, which is the option's, and no failure."""
     report = compare(make(neftune_noise_alpha=5.0))
     assert report.verdict == "NOT CHECKED" and "neftune_noise_alpha" in report.reason
+
+
+TEMPLATE = """{% for message in messages %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>
+{%- else %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"""
+
+
+@pytest.fixture
+def reader(tokenizer):
+    """A small Llava, that reads images of 16 times 16 dots as 4 tokens, and its processor."""
+    words = copy.deepcopy(tokenizer)
+    words.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    image = words.convert_tokens_to_ids("<image>")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sees = transformers.CLIPVisionConfig(image_size=16, patch_size=8, **sizes)
+    reads = transformers.Qwen2Config(vocab_size=len(words), num_key_value_heads=2, initializer_range=0.3, **sizes)
+    parts = {"vision_config": sees, "text_config": reads, "vision_feature_layer": -1}
+    config = transformers.LlavaConfig(**parts, image_token_index=image, image_seq_length=4)
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(config)
+    shape = {"height": 16, "width": 16}
+    images = transformers.CLIPImageProcessor(size={"shortest_edge": 16}, crop_size=shape)
+    given = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    return model, transformers.LlavaProcessor(images, words, chat_template=TEMPLATE, **given)
+
+
+@pytest.mark.skipif(before("1.10"), reason="this release draws tokens of images, and cannot score them then")
+@pytest.mark.parametrize("images", [0, 1, 2])
+def test_images_are_read_by_the_textbook_too(images, reader, tmp_path):
+    """One or two with each prompt, in a step on a generation that an earlier step has trained on."""
+    dots = [Image.effect_noise((16, 16), 50 + 10 * number).convert("RGB") for number in range(8)]
+    rows = {"prompt": [[{"role": "user", "content": "1" * (1 + number % 2)}] for number in range(4)]}
+    if images:
+        rows["images"] = [dots[number : number + 1 + (images > 1) * (number % 2)] for number in range(4)]
+    made = trainer(*reader, tmp_path, rewards=[alternate], data=rows, **AGAIN | {"per_device_train_batch_size": 8})
+    assert compare(made, (2,)).verdict == "HELD"
+
+
+def test_what_belongs_to_a_row_of_images():
+    """Images of Qwen's kind have numbers of dots; of Llava's kind, as many images as tokens tell; of Idefics' kind one
+    entry for each row.
+    """
+    ids = torch.tensor([[0, 9, 9, 5], [9, 9, 9, 9]])
+    kept = ids > 0
+    kinds, dots = (ids == 9).long(), torch.arange(24.0).reshape(24, 1)
+    grids = torch.tensor([[1, 2, 4], [1, 2, 4], [1, 4, 2]])
+    given = {"pixel_values": dots, "image_grid_thw": grids, "mm_token_type_ids": kinds}
+    first, second = split_inputs(given, ids, kept, 9)
+    assert (
+        first["pixel_values"].tolist() == dots[:8].tolist() and second["image_grid_thw"].tolist() == grids[1:].tolist()
+    )
+    assert first["mm_token_type_ids"].tolist() == [1, 1, 0]
+    images = torch.arange(3.0).reshape(3, 1, 1, 1)
+    first, second = split_inputs({"pixel_values": images}, ids, kept, 9)
+    assert len(first["pixel_values"]) == 1 and second["pixel_values"].flatten().tolist() == [1, 2]
+    first, second = split_inputs({"pixel_values": torch.zeros(2, 3, 1, 1, 1)}, ids, kept, 9)
+    assert first["pixel_values"].shape == second["pixel_values"].shape == (1, 3, 1, 1, 1)
+    first, second = split_inputs({"pixel_values": images[:2]}, torch.tensor([[1, 1], [9, 9]]), kept[:, 2:], 9)
+    assert first == {} and len(second["pixel_values"]) == 2
+    assert split_inputs({"pixel_values": torch.zeros(5, 1, 1, 1)}, ids, kept, 9) is None
+    assert split_inputs({"pixel_values": torch.zeros(5, 1, 1, 1)}, ids, kept, None) is None
 
 
 def olmoe(tokenizer):

@@ -513,9 +513,9 @@ def forward_of(
     precision: Precision,
     moved: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Callable[..., torch.Tensor], dict[str, torch.Tensor]]:
-    """Return a function of ids, mask and last places that gives logits; and tensors to ask for a gradient, by name.
+    """Return a function of ids, mask, last places and other inputs that gives logits; and the tensors it depends on.
 
-    `moved` has values that trained parameters are given, by name.
+    These are those of `trained`, to ask for a gradient, by name. `moved` has values that they are given, by name.
     """
     inner, device = unwrap(model), input_device(model)
     leaves: dict[str, torch.Tensor] = dict(trained)
@@ -535,12 +535,21 @@ def forward_of(
 
     fewer = keep_argument(inner)
 
-    def forward(ids: Sequence[Sequence[int]], attended: Sequence[Sequence[bool]], last: int) -> torch.Tensor:
+    def forward(
+        ids: Sequence[Sequence[int]],
+        attended: Sequence[Sequence[bool]],
+        last: int,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
         given: dict[str, Any] = {
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": torch.tensor(attended, device=device, dtype=torch.long),
             "use_cache": False,
             **({fewer: last} if fewer else {}),
+            **{
+                name: value.float() if precision.float32 and value.is_floating_point() else value
+                for name, value in inputs.items()
+            },
         }
         enabled = precision.autocast is not None
         with torch.autocast(device.type, dtype=precision.autocast or torch.bfloat16, enabled=enabled):

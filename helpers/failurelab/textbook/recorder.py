@@ -27,9 +27,10 @@ from failurelab.errors import raises_own
 from failurelab.handles import is_unseen, listen_to, wrap_method
 from failurelab.textbook.gradient import Gradient, Precision, score_old
 from failurelab.textbook.measure import COSINE, SIZE, measure_apart, norm
-from failurelab.textbook.rows import Row, cut_at_end
+from failurelab.textbook.rows import Row, cut_at_end, split_inputs
 
 Ids = tuple[int, ...]
+_IDS = ("inputs", "input_ids", "attention_mask")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -218,10 +219,18 @@ class Recorder:
         width, copies = given.shape[1], len(sequences) // len(given)
         ends = self._ends(kwargs.get("generation_config"))
         prompts = [tuple(row[kept.bool()].tolist()) for row, kept in zip(given, attended)]
+        beside = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor) and name not in _IDS}
+        config = getattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "config", None)
+        image = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
+        inputs = split_inputs(beside, given, attended.bool(), image)
+        if inputs is None:
+            self._problems.append(f"{', '.join(beside)}: which part belongs to which prompt is not known")
+            return
         for number, row in enumerate(sequences.tolist()):
             completion, ended = cut_at_end(row[width:], ends)
             padded = (width, len(row) - width)
-            self._drawn.append(Row(prompts[number // copies], completion, ended, padded=padded))
+            source = number // copies
+            self._drawn.append(Row(prompts[source], completion, ended, padded=padded, inputs=inputs[source]))
 
     def _ends(self, config: Any) -> frozenset[int]:
         """Return the ids that end a completion: of the call, else of the model, else of the tokenizer."""
