@@ -225,6 +225,22 @@ def test_tokens_of_high_entropy_are_chosen_by_rank(quantile, shift, kept):
     assert step.chosen[0].tolist() == kept and step.kept[0] == sum(kept)
 
 
+def test_bounds_are_moved_to_both_sides():
+    """The gradient of a clipped token is 0, so only which tokens are clipped changes with it."""
+    options = textbook.Options(loss_type="grpo", max_completion_length=10, epsilon=0.2)
+    model, old = qwen2(), torch.log(torch.tensor([1 / 1.19, 1 / 1.21, 1.0]))  # so that the ratios are 1.19, 1.21, 1
+
+    def clipped(shift):
+        (row,) = textbook.rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
+        step, tally = gradient.Step([row], options, gradient.Change(shift=gradient.Shift(shift))), gradient.Tally()
+        step.advantages[:] = 1.0
+        step._old_logps = lambda part, now, precision: now + old
+        step.loss(gradient.forward_of(model, {}, gradient.EXACT)[0], range(1), None, gradient.EXACT, tally)
+        return tally.clipped
+
+    assert [clipped(shift) for shift in (0.0, 0.05, -0.05)] == [1, 0, 2]
+
+
 def test_tokens_behind_the_same_text_have_one_entropy():
     """The four first tokens of a group are drawn from one distribution; rows of other lengths round it otherwise."""
     rows = textbook.rows_of([[5]] * 4, [[7], [8], [9, 8], [6, 8]], [(1.0,)] * 4, [0] * 4, ends=[])
