@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from failurelab._row_inputs import split_inputs
 from failurelab._unwrap import unwrap
 
 NEW_TOKENS = 32  # generated where nothing says how many
 Prompt = str | list[dict[str, str]]
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-_PACKED = {"image_grid_thw": "pixel_values", "video_grid_thw": "pixel_values_videos"}  # sizes of what is in one row
 _POSITIONS = ("position_ids", "cache_position")  # of the padded prompt, without which the model counts by itself
 _DROPPED = ("do_sample", "num_beams", "num_return_sequences", "streamer", *_SAMPLING)
 
@@ -119,31 +119,18 @@ def inputs_of_row(
     Raises:
         ValueError: it cannot be told which images are this row's, because rows have different numbers of them.
     """
-    rows, found = len(input_ids), {}
     config = unwrap(model).config
     image = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
-    shown = (input_ids == image).any(-1).all() if image is not None else True  # each row has an image
-    for sizes, packed in _PACKED.items():
-        if sizes in inputs and packed in inputs and len(inputs[sizes]) == rows and shown:
-            lengths = inputs[sizes].prod(-1).tolist()
-            start = sum(lengths[:row])
-            found[packed] = inputs[packed][start : start + lengths[row]]
-    for name, value in inputs.items():
-        if name in found:
-            continue
-        if value.shape == input_ids.shape:  # one for each token
-            found[name] = value[row][mask[row].bool()][None]
-        elif rows == 1:
-            found[name] = value
-        elif len(value) == rows and (shown or not name.startswith(("pixel", "image"))):
-            found[name] = value[row : row + 1]
-        else:
-            raise ValueError(
-                f"{name} has shape {tuple(value.shape)}, and the batch {rows} prompts: which images belong to which "
-                "prompt is not known, so their tokens cannot be scored one by one. Next: a batch with one image for "
-                "each prompt, or RolloutGuard(prompts=...) with prompts that need none."
-            )
-    return found
+    rows = split_inputs(inputs, input_ids, mask.bool(), image)
+    if rows is None:
+        shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in inputs.items())
+        raise ValueError(
+            f"which images belong to which of {len(input_ids)} prompts is not known ({shapes}), so their tokens cannot "
+            "be scored one by one. Next: a batch with one image for each prompt, or RolloutGuard(prompts=...) with "
+            "prompts that need none."
+        )
+    of_tokens = {name for name, value in inputs.items() if value.shape == input_ids.shape}
+    return {name: value[None] if name in of_tokens else value for name, value in rows[row].items()}
 
 
 class NoDropout(TorchFunctionMode):

@@ -30,7 +30,7 @@ from torch import nn
 
 from failurelab import _greedy, gradients
 from failurelab._unwrap import unwrap
-from failurelab.handles import Handle, eval_mode, keep_modes, wrap_method
+from failurelab.handles import Handle, eval_mode, keep_modes, unseen, wrap_method
 
 # By how many nats a log-probability may differ between two ways to compute it, by the bytes of the weights' numbers.
 ROUNDING = {2: 0.5, 4: 0.01, 8: 0.01}
@@ -213,7 +213,12 @@ def compare(
     no_dropout = _greedy.NoDropout()
     cuda = [input_ids.device] if input_ids.is_cuda else []
     rollouts, errors, training_logps, evaluation_logps = [], [], [], []
-    with torch.no_grad(), torch.random.fork_rng(devices=cuda), _greedy.greedy(model, generate_kwargs) as kwargs:
+    with (
+        unseen(),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=cuda),
+        _greedy.greedy(model, generate_kwargs) as kwargs,
+    ):
 
         def complete() -> list[tuple[list[int], torch.Tensor]]:
             output = generate(**batch, **kwargs)

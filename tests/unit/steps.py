@@ -27,11 +27,22 @@ def before(release):
 
 
 def trainer(
-    model, tokenizer, folder, kind=None, rewards=(right, ones), lengths=(5,), rows=None, config=None, more=(), **options
+    model,
+    tokenizer,
+    folder,
+    kind=None,
+    rewards=(right, ones),
+    lengths=(5,),
+    rows=None,
+    data=None,
+    config=None,
+    more=(),
+    **options,
 ):
     """Return a GRPO trainer: 32 completions a step in two micro-batches, groups of four, float32, no dropout.
 
-    Its rows (prompt, answer) are those of SUMS with such lengths; `more` is for the trainer, options for its config.
+    Its rows (prompt, answer) are those of SUMS with such lengths, or `data` its columns; `more` is for the trainer,
+    options for its config.
     """
     rows = rows or [(prompt, answer) for prompt, answer in SUMS.items() if len(prompt) in lengths]
     given = {
@@ -54,7 +65,9 @@ def trainer(
     return (kind or trl.GRPOTrainer)(
         model=model,
         args=trl.GRPOConfig(str(folder), **given | options),
-        train_dataset=datasets.Dataset.from_dict({"prompt": [p for p, _ in rows], "answer": [a for _, a in rows]}),
+        train_dataset=datasets.Dataset.from_dict(
+            data or {"prompt": [p for p, _ in rows], "answer": [a for _, a in rows]}
+        ),
         processing_class=tokenizer,
         reward_funcs=list(rewards),
         **({"peft_config": config} if config else {}),

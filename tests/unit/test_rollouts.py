@@ -307,8 +307,15 @@ def test_tokens_are_scored_with_the_images_of_their_prompt(tokenizer, checkpoint
         torch.tensor([[31] * 4 + [31] * 4 + [5], [0] * 7 + [6, 7], [0] * 4 + [31] * 4 + [7]]),  # two, none, one
     ],
 )
-def test_images_that_belong_to_no_one_prompt_are_not_judged(tokenizer, ids):
-    """As many images as prompts, and not one for each: which is whose is not known, and nothing is accused."""
+def test_prompts_with_other_numbers_of_images_are_scored_with_theirs(tokenizer, ids):
+    """Whose an image is follows from the tokens that stand for it."""
+    guard, messages = judged(llava(), tokenizer, ids, (ids != 0).long(), pixel_values=images())
+    assert guard.report.agrees and guard.report.error < 1e-4 and not messages
+
+
+def test_images_that_belong_to_no_one_prompt_are_not_judged(tokenizer):
+    """Three images, and tokens for one and a half in each prompt: which is whose is not known, and nothing is accused."""
+    ids = torch.tensor([[31] * 6 + [5], [31] * 6 + [7]])
     guard, messages = judged(llava(), tokenizer, ids, (ids != 0).long(), pixel_values=images())
     assert guard.report is None and len(messages) == 1 and "could not check" in messages[0]
 
@@ -322,18 +329,20 @@ def test_prompts_of_ones_own_come_without_the_trainer_s_images(tokenizer):
 def test_what_belongs_to_a_row_is_cut_out_of_the_batch():
     """Patches of all images in one tensor, as Qwen2-VL has them, and types of tokens."""
     grids = torch.tensor([[1, 2, 2], [1, 4, 2], [1, 2, 4]])
+    ids = torch.tensor([[0] * 4 + [IMAGE] * 4 + [5], [IMAGE] * 8 + [6], [IMAGE] * 8 + [7]])
+    mask = (ids != 0).long()
     inputs = {
         "image_grid_thw": grids,
         "pixel_values": torch.arange(20.0)[:, None],
-        "token_type_ids": (SHOWN == IMAGE).long(),
+        "token_type_ids": (ids == IMAGE).long(),
         "image_sizes": torch.tensor([[8, 8], [8, 4], [4, 8]]),
     }
-    rows = [_greedy.inputs_of_row(llava(), inputs, SHOWN, SHOWN_MASK, row) for row in range(3)]
+    rows = [_greedy.inputs_of_row(llava(), inputs, ids, mask, row) for row in range(3)]
     assert [row["pixel_values"][:, 0].tolist() for row in rows] == [
         [0, 1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 15, 16, 17, 18, 19]
     ]  # fmt: skip
     assert [row["image_grid_thw"].tolist() for row in rows] == [[grid] for grid in grids.tolist()]
     assert [row["image_sizes"].tolist() for row in rows] == [[[8, 8]], [[8, 4]], [[4, 8]]]
-    assert rows[0]["token_type_ids"].tolist() == [[1, 1, 1, 1, 0, 0]]
+    assert rows[0]["token_type_ids"].tolist() == [[1, 1, 1, 1, 0]]
     with pytest.raises(ValueError, match="Next"):
-        _greedy.inputs_of_row(llava(), inputs | {"image_grid_thw": grids[:2]}, SHOWN, SHOWN_MASK, 0)
+        _greedy.inputs_of_row(llava(), inputs | {"image_grid_thw": grids[:2]}, ids, mask, 0)

@@ -5,10 +5,19 @@ import random
 
 import pytest
 import torch
+import transformers
 from small import said
 from steps import ones, planted, right, trainer
 
 from failurelab import guards, handles, textbook
+
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 def train(made, **options):
@@ -100,3 +109,20 @@ def test_other_guards_do_not_listen_to_its_own_passes(model, tokenizer, tmp_path
     made.add_callback(Listening())
     guard, told = train(made)
     assert guard.report.verdict == "HELD" and not told and heard and not any(heard)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_other_guards_generate_is_no_draw_of_the_trainer(first, model, tokenizer, tmp_path):
+    """RolloutGuard generates twice through the trainer's own `generate`, which the recorder may have wrapped before it.
+
+    A reward model is not given the tokens by which a function's draws are found.
+    """
+    config = transformers.Qwen2Config(**SMALL, vocab_size=len(tokenizer), num_labels=1, pad_token_id=0)
+    judge = transformers.Qwen2ForSequenceClassification(config)
+    made = trainer(model, tokenizer, tmp_path, rewards=[judge], more={"reward_processing_classes": tokenizer})
+    guard, other = guards.StepGuard(made), guards.RolloutGuard("warn")
+    for each in (guard, other) if first else (other, guard):
+        made.add_callback(each)
+    with said() as messages:
+        made.train()
+    assert guard.report.verdict == "HELD" and other.report.agrees and not messages

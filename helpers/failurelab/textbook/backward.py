@@ -9,6 +9,7 @@ The loss's slopes by the scores are those of the textbook's pass, so clipping, w
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,8 +52,12 @@ def measure_backward(
     far = FAR * norm(trained) / math.sqrt(sum(parameter.numel() for parameter in trained.values()))
     away, error = 0.0, 0.0
     try:
+        still = _without_gradient(model)
         for number in range(DIRECTIONS):
             moved = _move(trained, far, number)
+            for name, parameter in trained.items():
+                for place in still.get(id(parameter), ()):
+                    moved[name][place] = parameter[place]
             expected = sum(float(((moved[name] - trained[name]) * gradient[name]).sum()) for name in trained)
             up = _change(model, trained, moved, step, tally)
             for name, parameter in trained.items():
@@ -65,6 +70,27 @@ def measure_backward(
             raise
         return Backward(0.0, math.inf)
     return Backward(math.sqrt(away) / (far * size), math.sqrt(error) / (far * size))
+
+
+def _without_gradient(model: nn.Module) -> dict[int, list[Any]]:
+    """Return, by a parameter's id, the places whose gradient is no derivative, by definition of the embedding.
+
+    The row of `padding_idx` has none, also where its token is read; `scale_grad_by_freq` divides all. PEFT's adapter of
+    an embedding is asked in the same way.
+    """
+    still: dict[int, list[Any]] = {}
+    for module in model.modules():
+        if not isinstance(module, nn.Embedding):
+            continue
+        if module.scale_grad_by_freq:
+            still.setdefault(id(module.weight), []).append(slice(None))
+        elif module.padding_idx is not None:
+            still.setdefault(id(module.weight), []).append(module.padding_idx)
+    for module in model.modules():
+        weight = getattr(getattr(module, "base_layer", None), "weight", None)
+        for each in getattr(module, "lora_embedding_A", {}).values():  # (rank, words)
+            still[id(each)] = [(slice(None), place) for place in still.get(id(weight), [])]
+    return still
 
 
 def _move(trained: Mapping[str, nn.Parameter], far: float, seed: int) -> dict[str, torch.Tensor]:

@@ -13,16 +13,18 @@ from failurelab.textbook.advantages import advantages, rounding
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import (
+    TIE,
     Change,
     Gradient,
     OutOfMemory,
     Precision,
     Reference,
+    Shift,
     Tally,
     expected_gradient,
 )
 from failurelab.textbook.measure import COSINE, Apart, Floor, measure_apart, norm
-from failurelab.textbook.recorder import Evidence
+from failurelab.textbook.recorder import Evidence, own_precision, precisions
 from failurelab.textbook.scores import without_adapters
 from failurelab.textbook.suspects import Finding, Search
 
@@ -35,6 +37,15 @@ SAME = 3e-5
 CANCELS = (
     "completions that were rewarded differently are the same, or nearly, so that their gradients cancel, and rounding "
     "is all that is left to compare"
+)
+CANCELLED = 0.02  # of the gradient with all advantages 1: what numbers of 16 bits lose of it
+ROUNDED = (
+    "numbers of 16 bits: the textbook's own gradient in them lies so far from the exact one that a wrong one could not "
+    "be told from it; a step of more completions, or one in float32, can be checked"
+)
+BOUNDS = (
+    "rounding decides for many tokens on which side of a bound they lie (clipping, or top_entropy_quantile), so that "
+    "right gradients lie too far apart to tell a wrong one from them"
 )
 DROPOUT = (
     "dropout: the textbook's own gradients of different draws lie so far apart that a wrong one could not be told from "
@@ -93,9 +104,17 @@ class Comparison:
 
 
 def not_grpo(trainer: Any) -> str | None:
-    """Return why there is no textbook for a trainer, or None."""
-    if "GRPOTrainer" not in [kind.__name__ for kind in type(trainer).__mro__]:
+    """Return why there is no textbook for a trainer, or None.
+
+    A subclass that trl ships has an objective of its own, such as GMPO's. One of the user's is meant to be GRPO.
+    """
+    kinds = type(trainer).__mro__
+    bases = [place for place, kind in enumerate(kinds) if kind.__name__ == "GRPOTrainer"]
+    if not bases:
         return f"no textbook here for {type(trainer).__name__}"
+    for kind in kinds[: bases[-1]]:
+        if kind.__module__.partition(".")[0] == "trl":
+            return f"no textbook here for {kind.__name__}: a subclass of trl's own, with another objective than GRPO's"
     return None
 
 
@@ -103,9 +122,9 @@ def why_not_here(trainer: Any) -> list[str]:
     """Return why the gradient of this trainer is not implemented, a line for each reason."""
     if elsewhere := not_grpo(trainer):
         return [elsewhere]
-    lines = fields.why_not(trainer.args)
+    lines = fields.why_not(trainer)
     accelerator, model = trainer.accelerator, trainer.accelerator.unwrap_model(trainer.model)
-    if "fp16" in _precisions(trainer) and not getattr(trainer.args, "fp16", False):
+    if "fp16" in precisions(trainer) and not getattr(trainer.args, "fp16", False):
         lines.append("fp16 of the launcher: the loss is scaled")
     if accelerator.num_processes > 1 or getattr(trainer.args, "n_gpu", 1) > 1:
         lines.append("several processes or devices: each has a part of the batch")
@@ -116,16 +135,7 @@ def why_not_here(trainer: Any) -> list[str]:
             lines.append("the adapter is a learned prompt, and no layer of the model")
     if getattr(trainer, "tools", None) or getattr(trainer, "environments", None):
         lines.append("tools: their answers stand among the completion's tokens")
-    if getattr(getattr(model, "config", None), "output_router_logits", False):
-        lines.append("the router's loss is added")
     return lines
-
-
-def _precisions(trainer: Any) -> set[str]:
-    """Return the narrow numbers that are computed in: the arguments may not know of the launcher's."""
-    return {name for name in ("bf16", "fp16") if getattr(trainer.args, name, False)} | {
-        str(getattr(trainer.accelerator, "mixed_precision", "no"))
-    }
 
 
 def compare_step(
@@ -172,7 +182,7 @@ class _Comparer:
         self.options = Options.of(trainer.args)
         self.rows = evidence.rows
         self.trained = [row for row in self.rows if row.micro is not None]
-        self.autocast = torch.bfloat16 if "bf16" in _precisions(trainer) else None
+        self.own = own_precision(trainer)
 
     def gradient(self, options: Options, **given: Any) -> Gradient:
         given.setdefault("precision", Precision())
@@ -196,17 +206,20 @@ class _Comparer:
         apart = {name: measure_apart(self.theirs, gradient) for name, gradient in passes.items()}
         reading = min(apart, key=lambda name: apart[name].distance)
         ours, options, tally = passes[reading], readings[reading], tallies[reading]
-        floor = self.floor(options, ours, apart[reading])
-        verdict = "HELD" if floor.holds(apart[reading]) else "FOUND"
+        floor, blind, own = self.floor(options, ours, apart[reading], tally)
+        # in its own numbers, however far these lie from the exact ones
+        nearest = own if own is not None and Floor().holds(own) else apart[reading]
+        same = nearest is own
+        verdict = "HELD" if same or floor.holds(nearest) else "FOUND"
         found, backward = Finding(), None
         if equal and not options.entropy_coef and tally.apart <= SAME:
             return self._no_gradient()
         if norm(ours) == 0:
             return Comparison("NOT CHECKED", "the textbook gives no gradient for these completions")
-        blind = floor.band[0] >= BLIND
-        if blind or (verdict == "FOUND" and max(norm(ours), norm(self.theirs)) <= COSINE * self._unit(options)):
-            reason = DROPOUT if blind and drops_out(self.model) else CANCELS
-            return Comparison("NOT CHECKED", reason, floor=floor)
+        if (blind and not same) or (
+            verdict == "FOUND" and max(norm(ours), norm(self.theirs)) <= COSINE * self._unit(options)
+        ):
+            return Comparison("NOT CHECKED", blind or CANCELS, floor=floor)
         search = Search(self.trainer, self.model, self.rows, options, self.theirs, floor, self.gradient)
         if verdict == "FOUND" and with_suspects:
             found = search.explain(ours, apart[reading])
@@ -217,8 +230,8 @@ class _Comparer:
                 verdict, found = "FOUND", Finding(BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
         return Comparison(
             verdict,
-            self._reason(verdict, apart[reading], floor, tally, found, reading),
-            apart=apart[reading],
+            self._reason(verdict, nearest, Floor() if same else floor, tally, found, reading),
+            apart=nearest,
             floor=floor,
             named=found.named,
             reading=reading,
@@ -230,22 +243,52 @@ class _Comparer:
             backward=backward,
         )
 
-    def floor(self, options: Options, ours: Gradient, apart: Apart) -> Floor:
-        """Measure how far passes in the trainer's own numbers, and with its dropout, lie from the exact one.
+    def floor(self, options: Options, ours: Gradient, apart: Apart, tally: Tally) -> tuple[Floor, str, Apart | None]:
+        """Measure how far right passes lie from the exact one.
 
-        A draw of dropout that hits what matters is rare and lies far away, so two draws would accuse healthy trainers.
-        Draws are taken until the trainer's gradient, `apart`, lies within what they allow, at most DRAWS.
+        Return that, why it is too far to judge, or "", and the trainer's gradient beside a pass in its own numbers,
+        where these are narrower than float32 and no dropout hides them.
+
+        These are passes in the trainer's own numbers, and with its dropout. A draw of dropout that hits what matters is
+        rare and lies far away, so two draws would accuse healthy trainers: draws are taken until the trainer's
+        gradient, `apart`, lies within what they allow, at most DRAWS. Where it still does not, tokens that lie so near
+        to a bound that these passes' rounding decides are all put on one side of it, then all on the other.
         """
-        dropout, floor = drops_out(self.model), Floor()
-        narrow = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in self.model.parameters())
-        if not dropout and not narrow and self.autocast is None:
-            return floor
-        for seed in range(1, DRAWS + 1) if dropout else (None,):
-            gradient = self.gradient(options, precision=Precision(False, self.autocast, seed))
-            floor = floor.widened(measure_apart(gradient, ours))
-            if floor.holds(apart):
-                break
-        return floor
+        dropout, floor, rounding, beside = drops_out(self.model), Floor(), Shift(TIE, TIE), None
+        if dropout or self.own is not None:
+            own = self.own or Precision(False)
+            for seed in range(1, DRAWS + 1) if dropout else (None,):
+                other = Tally()
+                gradient = self.gradient(options, precision=dataclasses.replace(own, dropout=seed), tally=other)
+                floor = floor.widened(measure_apart(gradient, ours))
+                beside = None if dropout else measure_apart(self.theirs, gradient)
+                apart_by = other.rounding(tally)
+                rounding = Shift(max(rounding.ratio, 2 * apart_by.ratio), max(rounding.entropy, 2 * apart_by.entropy))
+                if floor.holds(apart):
+                    break
+            if floor.band[0] >= BLIND:
+                return floor, self._blinded_by(options, ours, dropout), beside
+        if not floor.holds(apart) and self._has_bounds(options):
+            for sign in (1, -1):
+                shift = Shift(sign * rounding.ratio, sign * rounding.entropy)
+                gradient = self.gradient(options, change=Change(shift=shift))
+                floor = floor.widened(measure_apart(gradient, ours))
+        return floor, BOUNDS if floor.band[0] >= BLIND else "", beside
+
+    def _has_bounds(self, options: Options) -> bool:
+        """Whether a token's part in the gradient jumps somewhere."""
+        return options.top_entropy_quantile < 1 or any(row.old_logps is not None for row in self.trained)
+
+    def _blinded_by(self, options: Options, ours: Gradient, dropout: bool) -> str:
+        """Return what puts right passes so far apart: what is left to compare, rounding alone, or dropout."""
+        if norm(ours) <= CANCELLED * self._unit(options):
+            return CANCELS
+        if not dropout or (
+            self.own is not None
+            and Floor().widened(measure_apart(self.gradient(options, precision=self.own), ours)).band[0] >= BLIND
+        ):
+            return ROUNDED
+        return DROPOUT
 
     def _unit(self, options: Options) -> float:
         """Return the norm of the gradient with all advantages 1: the scale of what rounding leaves."""

@@ -9,6 +9,7 @@ Read in the help texts of trl 0.14.0, 0.15.2, 0.22.2 and 1.16.0, and of transfor
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 _IMPLEMENTED = """
@@ -20,7 +21,7 @@ _IMPLEMENTED = """
 """
 
 # What chooses the completions, the step that follows, the devices' speed, the saving, the evaluation and the logs. The
-# textbook asks for the gradient of those completions that were drawn.
+# textbook asks for the gradient of those completions that were drawn. VESPO's are of a loss that is not in LOSSES.
 _NO_EFFECT = """
     activation_checkpointing activation_checkpointing_kwargs cache_implementation cast_lm_head_to_fp32
     chat_template_kwargs disable_dropout ds3_gather_for_generation entropy_coef_delta entropy_coef_max entropy_coef_min
@@ -57,6 +58,8 @@ _NO_EFFECT = """
     trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy use_cache use_cpu use_ipex
     use_legacy_prediction_loop use_mps_device warmup_ratio warmup_steps weight_decay
     _n_gpu
+
+    vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos
 """
 
 
@@ -65,10 +68,26 @@ IMPLEMENTED, NO_EFFECT = frozenset(_IMPLEMENTED.split()), frozenset(_NO_EFFECT.s
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """A field that the textbook does not implement: the values that leave the gradient as it is, and the reason."""
+    """A field that the textbook does not implement.
+
+    Attributes:
+        neutral: values that leave the gradient as it is.
+        reason: what the others do to it.
+        counts: whether the field has an effect in this trainer, where its value alone does not tell.
+    """
 
     neutral: tuple[Any, ...]
     reason: str
+    counts: Callable[[Any], bool] | None = None
+
+
+def adds_router_loss(trainer: Any) -> bool:
+    """Whether the trainer adds a router's loss: a dense model has none, and a model's config may ask for it."""
+    enabled = getattr(trainer, "aux_loss_enabled", None)
+    if enabled is not None:
+        return bool(enabled)
+    config = getattr(trainer.accelerator.unwrap_model(trainer.model), "config", None)
+    return any(getattr(part, "output_router_logits", False) for part in (config, getattr(config, "text_config", None)))
 
 
 NOT_HERE: dict[str, Left] = {
@@ -78,7 +97,7 @@ NOT_HERE: dict[str, Left] = {
     "generation_kwargs": Left((None, {}), "they may change the distribution that the tokens are drawn from"),
     "neftune_noise_alpha": Left((None, 0), "noise is added to the embeddings"),
     "parallelism_config": Left((None,), "the gradients are spread over processes"),
-    "router_aux_loss_coef": Left((None, 0.0), "the router's loss is added"),
+    "router_aux_loss_coef": Left((None, 0.0), "the router's loss is added", adds_router_loss),
     "sync_ref_model": Left((False,), "the reference model changes during training"),
     "torch_compile": Left((False,), "the compiled forward pass is not the model's own"),
     "use_adaptive_entropy": Left((False,), "the entropy's coefficient changes with every step"),
@@ -87,10 +106,6 @@ NOT_HERE: dict[str, Left] = {
     "use_transformers_continuous_batching": Left((False,), "generation does not go through `generate`"),
     "use_transformers_paged": Left((None, False), "generation does not go through `generate`"),
     "use_vllm": Left((False,), "another engine draws the tokens, and its probabilities weigh the loss"),
-    "vespo_k_neg": Left((3.0,), "VESPO's loss is not implemented"),
-    "vespo_k_pos": Left((2.0,), "VESPO's loss is not implemented"),
-    "vespo_lambda_neg": Left((2.0,), "VESPO's loss is not implemented"),
-    "vespo_lambda_pos": Left((3.0,), "VESPO's loss is not implemented"),
 }
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
@@ -182,12 +197,13 @@ def is_neutral(name: str, value: Any) -> bool:
     return any(value is neutral or value == neutral for neutral in NOT_HERE[name].neutral)
 
 
-def why_not(args: Any) -> list[str]:
-    """Return why the gradient that these arguments ask for is not implemented: a line for each field, or none."""
-    lines = []
+def why_not(trainer: Any) -> list[str]:
+    """Return why the gradient that a trainer's arguments ask for is not implemented: a line for each field, or none."""
+    args, lines = trainer.args, []
     for name, left in NOT_HERE.items():
         value = getattr(args, name, left.neutral[0])
-        if not is_neutral(name, value):
+        if left.counts(trainer) if left.counts else not is_neutral(name, value):
+            value = getattr(trainer, name, value)  # the trainer may take its model's own
             lines.append(f"{name}={value!r}: {left.reason}")
     for name in sorted(unlisted(type(args))):
         field = type(args).__dataclass_fields__[name]

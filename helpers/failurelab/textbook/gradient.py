@@ -30,7 +30,7 @@ from failurelab.textbook.scores import Scores, Scoring, lay_out, plain, score
 
 Gradient = dict[str, torch.Tensor]
 Reference = Callable[[], "contextlib.AbstractContextManager[nn.Module]"]
-TIE = 1e-5  # a quantile may be a token's own entropy, which rounding must not put below it
+TIE = 1e-5  # nats that rounding in float32 moves a log-probability or an entropy by, at most
 # Of logits that are held at once, in float32, before their softmax. More at once saves a GPU time, and a CPU none: with
 # 32 MiB a preflight with three repairs took 28 s of a core and 1.4 GiB, with 256 MiB 38 s and 2.5 GiB.
 LOGITS_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}
@@ -38,6 +38,34 @@ LOGITS_BYTES = {"cpu": 32 * 2**20, "cuda": 256 * 2**20}
 
 class OutOfMemory(RuntimeError):
     """One row alone does not fit into memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift:
+    """How far each bound is moved, outwards where positive: which side a token near it lies on is rounding's choice.
+
+    Attributes:
+        ratio: of the ratios' bounds, in nats.
+        entropy: of the entropy from which on tokens are trained on, in nats.
+    """
+
+    ratio: float = 0.0
+    entropy: float = 0.0
+
+    def move(self, options: Options) -> Options:
+        """Return the options with the ratios' bounds moved."""
+        if not self.ratio:
+            return options
+        moved: dict[str, Any] = {}
+        if options.epsilon is not None and options.loss_type != "cispo":  # whose bound makes no jump
+            high = options.epsilon if options.epsilon_high is None else options.epsilon_high
+            moved["epsilon"] = max(0.0, 1 - (1 - options.epsilon) * math.exp(-self.ratio))
+            moved["epsilon_high"] = max(0.0, (1 + high) * math.exp(self.ratio) - 1)
+        if options.delta is not None:
+            moved["delta"] = options.delta * math.exp(self.ratio)
+        if options.off_policy_mask_threshold is not None:
+            moved["off_policy_mask_threshold"] = options.off_policy_mask_threshold + self.ratio
+        return dataclasses.replace(options, **moved)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +82,7 @@ class Change:
         kl: `k3`, `k1`, `k2`, or `reversed` (policy and reference swapped).
         probabilities: tokens count by their probability in place of its logarithm.
         no_minimum: the clipped ratio is always taken, and not the smaller of both products.
+        shift: of the bounds.
     """
 
     scoring: Scoring | None = None
@@ -64,6 +93,7 @@ class Change:
     kl: str = "k3"
     probabilities: bool = False
     no_minimum: bool = False
+    shift: Shift = Shift()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +134,8 @@ class Tally:
         apart: largest distance of a token's log-probability from the reference's, in nats.
         drift: largest distance of a ratio from 1.
         slopes: of the loss, of each part of the rows.
+        log_ratios: of the tokens that are trained on, or of their completions; row after row.
+        entropies: of the tokens among which those of the highest are chosen, of each micro-batch; row after row.
     """
 
     tokens: int = 0
@@ -112,6 +144,22 @@ class Tally:
     apart: float = 0.0
     drift: float = 0.0
     slopes: list[Slopes] = dataclasses.field(default_factory=list)
+    log_ratios: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    entropies: dict[int | None, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+    def rounding(self, other: "Tally") -> Shift:
+        """Return how far two passes over the same rows lie apart in what bounds are compared with."""
+        ratios = [(one - two).abs() for one, two in zip(self.log_ratios, other.log_ratios) if len(one)]
+        entropies = [(own - other.entropies[micro]).abs() for micro, own in self.entropies.items() if len(own)]
+        return Shift(*(float(torch.cat(each).max()) if each else 0.0 for each in (ratios, entropies)))
+
+    def add(self, other: "Tally") -> None:
+        """Add what was seen of other rows."""
+        self.tokens, self.clipped = self.tokens + other.tokens, self.clipped + other.clipped
+        self.kl, self.apart = max(self.kl, other.kl), max(self.apart, other.apart)
+        self.drift = max(self.drift, other.drift)
+        self.slopes += other.slopes
+        self.log_ratios += other.log_ratios
 
 
 def expected_gradient(
@@ -152,13 +200,14 @@ def expected_gradient(
     with plain(model, training=precision.dropout is not None), torch.enable_grad(), draws(model, precision.dropout):
         forward, leaves = forward_of(model, dict(trained), precision)
         if options.top_entropy_quantile < 1:
-            step.find_thresholds(lambda some: step.score_rows(forward, some, entropy=True))
+            step.choose_tokens(lambda some: step.score_rows(forward, some, entropy=True), tally)
         size = step.rows_that_fit(model)
         start = 0
         while start < len(step.rows):
             part = range(start, min(start + size, len(step.rows)))
             try:
-                loss, scores = step.loss(forward, part, reference, precision, tally)
+                seen = Tally()
+                loss, scores = step.loss(forward, part, reference, precision, seen)
                 grads = torch.autograd.grad(loss, [*leaves.values(), *scores], allow_unused=True)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
@@ -177,7 +226,8 @@ def expected_gradient(
                 slopes = [
                     torch.zeros_like(each) if grad is None else grad for each, grad in zip(scores, grads[len(leaves) :])
                 ]
-                tally.slopes.append(Slopes(part, tuple(each.detach() for each in scores), tuple(slopes)))
+                seen.slopes.append(Slopes(part, tuple(each.detach() for each in scores), tuple(slopes)))
+                tally.add(seen)
             start = part.stop
     return gradient
 
@@ -186,6 +236,7 @@ class Step:
     """The rows that the step trains on, with advantages and weights."""
 
     def __init__(self, rows: Sequence[Row], options: Options, change: Change = DEFINITION):
+        options = change.shift.move(options)
         self.options, self.change = options, change
         worth = advantages(rows, options)
         if change.advantages is not None:
@@ -201,7 +252,7 @@ class Step:
         if change.weights is not None:
             self.weights = change.weights(self.rows, self.weights)
         self.scoring = change.scoring or Scoring(options.temperature)
-        self.thresholds: dict[int | None, float] = {}
+        self.chosen: dict[int, torch.Tensor] = {}  # of each row, whether each token (tokens,) is of high entropy
         self.kept = dict.fromkeys((row.micro for row in self.rows), 0)  # tokens that the entropy term is the mean of
         for row in self.rows:
             self.kept[row.micro] += 0 if left_out(row, options) else row.length()
@@ -217,19 +268,49 @@ class Step:
         room = LOGITS_BYTES.get(input_device(model).type, LOGITS_BYTES["cuda"])
         return max(1, min(len(self.rows), room // (4 * words * longest)))
 
-    def find_thresholds(self, score_part: Callable[[range], Scores]) -> None:
-        """Find for each micro-batch the entropy above which tokens are trained on."""
-        entropies: dict[int | None, list[torch.Tensor]] = {}
+    def choose_tokens(self, score_part: Callable[[range], Scores], tally: Tally | None = None) -> None:
+        """Choose of each micro-batch the tokens of the highest entropy, which are trained on: by their rank.
+
+        They are scored once: beside other rows the same entropy is rounded otherwise, and in a model that knows little
+        all lie so close that the order would be another one. For the same reason tokens of a group behind the same text
+        have one entropy.
+        """
+        entropies: dict[int | None, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
+        known: dict[int, float] = {}
         with torch.no_grad():
             for number, row in enumerate(self.rows):
                 if not left_out(row, self.options):
                     scores = score_part(range(number, number + 1))
-                    entropies.setdefault(row.micro, []).append(scores.entropies[scores.mask.bool()])
-        share = 1 - self.options.top_entropy_quantile
-        for micro, parts in entropies.items():
-            values = torch.cat(parts).float()
-            self.thresholds[micro] = torch.quantile(values, share).item() - TIE
-            self.kept[micro] = int((values >= self.thresholds[micro]).sum())
+                    own = zip(self._texts_before(row), scores.entropies[0].tolist())
+                    entropy = scores.entropies.new_tensor([known.setdefault(text, value) for text, value in own])
+                    entropies.setdefault(row.micro, []).append((number, entropy, scores.mask[0].bool()))
+        for micro, rows in entropies.items():
+            values = torch.cat([entropy[mask] for _, entropy, mask in rows]).float()
+            least = self._least_entropy(values)
+            for number, entropy, mask in rows:
+                self.chosen[number] = mask & (entropy >= least)
+            self.kept[micro] = int((values >= least).sum())
+            if tally is not None:
+                tally.entropies[micro] = values
+
+    def _texts_before(self, row: Row) -> list[int]:
+        """Return a number for what each scored token is drawn after, the same for the same text of a group."""
+        layout, numbers = lay_out(row, self.scoring), []
+        number = hash((row.batch, row.group))
+        for token in layout.ids:
+            number = hash((number, token))
+            numbers.append(number)
+        return [numbers[source] for source in layout.sources]
+
+    def _least_entropy(self, values: torch.Tensor) -> float:
+        """Return the entropy from which on tokens are trained on."""
+        if not len(values):
+            return 0.0
+        above = values >= torch.quantile(values, 1 - self.options.top_entropy_quantile)
+        least, shift = float(values[above].min()), self.change.shift.entropy
+        if shift < 0 and not above.all():  # inwards: without those that another rounding would put below
+            return max(least, float(values[~above].max()) - shift)
+        return least - shift
 
     def loss(
         self,
@@ -237,7 +318,7 @@ class Step:
         part: range,
         reference: Reference | None,
         precision: Precision,
-        tally: Tally | None,
+        tally: Tally,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Return the loss of some rows, those of all rows add up to the step's; and the scores that it depends on."""
         options, change = self.options, self.change
@@ -245,7 +326,8 @@ class Step:
         now = self.score_rows(forward, part, entropy=entropy)
         logps, mask = now.logps, now.mask  # (rows, tokens)
         worth = self.advantages[list(part)].to(logps)[:, None]  # (rows, 1)
-        log_ratio = logps - self._old_logps(part, logps.detach())
+        old = self._old_logps(part, logps.detach(), precision)
+        log_ratio = logps - old
         if change.ratio == "one":
             log_ratio = logps - logps.detach()
         if change.ratio == "inverted":
@@ -257,12 +339,11 @@ class Step:
         policy, clipped = self._policy_term(ratio, worth, logps)
         keep = mask
         if options.off_policy_mask_threshold is not None:
-            drift = -((logps.detach() - self._old_logps(part, logps.detach())) * mask).sum(1) / mask.sum(1).clamp(min=1)
+            drift = -((logps.detach() - old) * mask).sum(1) / mask.sum(1).clamp(min=1)
             fresh = (worth[:, 0] >= 0) | (drift <= options.off_policy_mask_threshold)
             policy = policy * fresh[:, None]
         if options.top_entropy_quantile < 1:
-            least = torch.tensor([self.thresholds.get(self.rows[number].micro, 0.0) for number in part])
-            keep = mask * (now.entropies.detach() >= least.to(logps)[:, None])
+            keep = mask * torch.stack([self._chosen(number, mask) for number in part])
             policy = policy * keep
         token_loss = policy.expand_as(logps)
         kl = apart = None
@@ -277,9 +358,13 @@ class Step:
             counts = torch.tensor([max(self.kept[self.rows[number].micro], 1) for number in part]).to(keep)
             mean = (now.entropies * keep * (weights > 0) / counts[:, None]).sum() / len(self.kept)
             loss = loss - options.entropy_coef * mean
-        if tally is not None:
-            self._count(tally, mask, weights, clipped, kl, apart, ratio)
+        self._count(tally, mask, weights, clipped, kl, apart, log_ratio.detach())
         return loss, (logps, *([now.entropies] if entropy else []))
+
+    def _chosen(self, number: int, mask: torch.Tensor) -> torch.Tensor:
+        """Return 1 for the tokens (tokens,) of a row that are of high entropy; none are of one that is left out."""
+        chosen = self.chosen.get(number, mask.new_zeros(0))
+        return nn.functional.pad(chosen, (0, mask.shape[1] - len(chosen))).to(mask)
 
     def _policy_term(
         self, ratio: torch.Tensor, worth: torch.Tensor, logps: torch.Tensor
@@ -314,11 +399,15 @@ class Step:
             difference = -difference
         return difference.exp() - difference - 1
 
-    def _old_logps(self, part: range, now: torch.Tensor) -> torch.Tensor:
-        """Return log-probabilities (rows, tokens) under the policy that drew the tokens; where unknown, `now`."""
+    def _old_logps(self, part: range, now: torch.Tensor, precision: Precision) -> torch.Tensor:
+        """Return log-probabilities (rows, tokens) under the policy that drew the tokens; where unknown, `now`.
+
+        A pass in the trainer's own numbers takes those in the same numbers: what rounding adds to both is no ratio.
+        """
         old = now.clone()
         for place, number in enumerate(part):
-            known = self.rows[number].old_logps
+            row = self.rows[number]
+            known = row.old_logps if precision.float32 or row.old_rounded is None else row.old_rounded
             if known is None:
                 continue
             layout = lay_out(self.rows[number], self.scoring)
@@ -341,12 +430,13 @@ class Step:
         clipped: torch.Tensor,
         kl: torch.Tensor | None,
         apart: torch.Tensor | None,
-        ratio: torch.Tensor,
+        log_ratio: torch.Tensor,
     ) -> None:
         trained = (mask * (weights != 0)).bool()
+        tally.log_ratios += [row[kept] for row, kept in zip(log_ratio.expand_as(trained), trained)]
         tally.tokens += int(trained.sum())
         tally.clipped += int((clipped.expand_as(trained) & trained).sum())
-        tally.drift = max(tally.drift, float(((ratio.detach() - 1).abs() * trained).max()))
+        tally.drift = max(tally.drift, float((log_ratio.expm1().abs() * trained).max()))
         if kl is not None and apart is not None:
             tally.kl = max(tally.kl, float((kl.detach().abs() * trained).max()))
             tally.apart = max(tally.apart, float((apart * trained).max()))
@@ -385,19 +475,36 @@ def _share_of_tokens(rows: Sequence[Row], options: Options) -> float:
     return sum(trained) / max(1.0, sum(counts) * len(trained) / len(rows))
 
 
-def score_old(model: nn.Module, rows: Sequence[Row], temperature: float, pad: int) -> list[Row]:
-    """Return the rows with the log-probabilities that this policy gives their tokens, and their padding, now."""
+def score_old(
+    model: nn.Module, rows: Sequence[Row], temperature: float, pad: int, rounded: Precision | None = None
+) -> list[Row]:
+    """Return the rows with the log-probabilities that this policy gives their tokens, and their padding, now.
+
+    Args:
+        model: the policy that drew them.
+        rows: of a generation.
+        temperature: of the policy.
+        pad: token id of the padding.
+        rounded: the trainer's own numbers, in which they are scored too; None: these are float32.
+    """
+    exact = _score_all(model, rows, temperature, pad, EXACT)
+    other = _score_all(model, rows, temperature, pad, rounded) if rounded else [None] * len(rows)
+    return [dataclasses.replace(row, old_logps=old, old_rounded=own) for row, old, own in zip(rows, exact, other)]
+
+
+def _score_all(
+    model: nn.Module, rows: Sequence[Row], temperature: float, pad: int, precision: Precision
+) -> list[torch.Tensor]:
     change = Change(Scoring(temperature, tokens="padding", pad=pad))
     step = Step([dataclasses.replace(row, micro=0) for row in rows], Options(temperature=temperature), change)
     size = step.rows_that_fit(model)
     scored = []
     with plain(model), torch.no_grad():
-        forward, _ = forward_of(model, {}, EXACT)
+        forward, _ = forward_of(model, {}, precision)
         for start in range(0, len(rows), size):
             part = range(start, min(start + size, len(rows)))
             for number, logps in zip(part, step.score_rows(forward, part).logps):
-                known = logps[: max(rows[number].padded[1], len(rows[number].completion))].clone()
-                scored.append(dataclasses.replace(rows[number], old_logps=known))
+                scored.append(logps[: max(rows[number].padded[1], len(rows[number].completion))].clone())
     return scored
 
 
@@ -407,9 +514,9 @@ def forward_of(
     precision: Precision,
     moved: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Callable[..., torch.Tensor], dict[str, torch.Tensor]]:
-    """Return a function of ids, mask and last places that gives logits; and tensors to ask for a gradient, by name.
+    """Return a function of ids, mask, last places and other inputs that gives logits; and the tensors it depends on.
 
-    `moved` has values that trained parameters are given, by name.
+    These are those of `trained`, to ask for a gradient, by name. `moved` has values that they are given, by name.
     """
     inner, device = unwrap(model), input_device(model)
     leaves: dict[str, torch.Tensor] = dict(trained)
@@ -429,12 +536,21 @@ def forward_of(
 
     fewer = keep_argument(inner)
 
-    def forward(ids: Sequence[Sequence[int]], attended: Sequence[Sequence[bool]], last: int) -> torch.Tensor:
+    def forward(
+        ids: Sequence[Sequence[int]],
+        attended: Sequence[Sequence[bool]],
+        last: int,
+        inputs: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
         given: dict[str, Any] = {
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": torch.tensor(attended, device=device, dtype=torch.long),
             "use_cache": False,
             **({fewer: last} if fewer else {}),
+            **{
+                name: value.float() if precision.float32 and value.is_floating_point() else value
+                for name, value in inputs.items()
+            },
         }
         enabled = precision.autocast is not None
         with torch.autocast(device.type, dtype=precision.autocast or torch.bfloat16, enabled=enabled):

@@ -22,13 +22,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from failurelab._row_inputs import split_inputs
 from failurelab.errors import raises_own
-from failurelab.handles import listen_to, wrap_method
-from failurelab.textbook.gradient import Gradient, score_old
+from failurelab.handles import is_unseen, listen_to, wrap_method
+from failurelab.textbook.gradient import Gradient, Precision, score_old
 from failurelab.textbook.measure import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.rows import Row, cut_at_end
 
 Ids = tuple[int, ...]
+_IDS = ("inputs", "input_ids", "attention_mask")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -149,6 +151,11 @@ class Recorder:
 
     # what is listened to
 
+    @property
+    def _listens(self) -> bool:
+        """Whether what is called belongs to the trainer's step: no evaluation, and no measurement of this package."""
+        return self._inside and not is_unseen()
+
     def _listen_to_rewards(self) -> None:
         self.functions = list(self.trainer.reward_funcs)
         after = functools.partial(self._safely, self._rewards)
@@ -162,7 +169,7 @@ class Recorder:
         self._safely(self._rewards, index, (), {}, output.logits[:, 0].tolist())
 
     def _rewards(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], rewards: Any) -> None:
-        if not self._inside:
+        if not self._listens:
             return
         values = [None if value is None else float(value) for value in rewards]
         if self._asked is None:
@@ -180,7 +187,7 @@ class Recorder:
             output = method(*args, **kwargs)
         finally:
             self._inside = inside
-        if inside:
+        if inside and not is_unseen():
             self._safely(self._record_rollouts, output)
         return output
 
@@ -197,7 +204,7 @@ class Recorder:
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = method(*args, **kwargs)
-        if self._inside:
+        if self._listens:
             self._safely(self._record_generation, args, kwargs, output)
         return output
 
@@ -212,10 +219,18 @@ class Recorder:
         width, copies = given.shape[1], len(sequences) // len(given)
         ends = self._ends(kwargs.get("generation_config"))
         prompts = [tuple(row[kept.bool()].tolist()) for row, kept in zip(given, attended)]
+        beside = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor) and name not in _IDS}
+        config = getattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "config", None)
+        image = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
+        inputs = split_inputs(beside, given, attended.bool(), image)
+        if inputs is None:
+            self._problems.append(f"{', '.join(beside)}: which part belongs to which prompt is not known")
+            return
         for number, row in enumerate(sequences.tolist()):
             completion, ended = cut_at_end(row[width:], ends)
             padded = (width, len(row) - width)
-            self._drawn.append(Row(prompts[number // copies], completion, ended, padded=padded))
+            source = number // copies
+            self._drawn.append(Row(prompts[source], completion, ended, padded=padded, inputs=inputs[source]))
 
     def _ends(self, config: Any) -> frozenset[int]:
         """Return the ids that end a completion: of the call, else of the model, else of the tokenizer."""
@@ -239,7 +254,7 @@ class Recorder:
     def _compute_loss(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         known = len(self._batches)
         result = method(*args, **kwargs)
-        if self._inside and torch.is_grad_enabled():
+        if self._listens and torch.is_grad_enabled():
             self._safely(self._record_micro, kwargs.get("inputs", args[1] if len(args) > 1 else None), known)
         return result
 
@@ -314,7 +329,8 @@ class Recorder:
         if len(drawn) != count:
             drawn = self._find_drawn(drawn, asked, count)
             if len(drawn) != count:
-                problems.append("the completions that reward functions were given are not those that were drawn")
+                said = "the completions that reward functions were given are not those that were drawn"
+                problems += self._problems or [said]  # what was not recorded is the reason
         if problems:
             self._batches.append(_Batch([], asked, self.trainer.state.global_step, problems, []))
             return
@@ -362,10 +378,10 @@ class Recorder:
         steps = math.ceil(lasts / max(1, args.gradient_accumulation_steps))
         now = self.trainer.state.global_step + 1
         if steps > 1 and any(self.wanted(step) for step in range(now + 1, now + steps + 1)):
-            pad = pad_id(self.trainer)
+            given = float(args.temperature), pad_id(self.trainer), own_precision(self.trainer)
             for batch in self._batches[known:]:
                 if batch.rows:
-                    batch.rows = score_old(self.trainer.model, batch.rows, float(args.temperature), pad)
+                    batch.rows = score_old(self.trainer.model, batch.rows, *given)
 
     def evidence(self) -> Evidence:
         """Return what is known of the step that ends now; to be asked before the optimizer steps."""
@@ -376,7 +392,10 @@ class Recorder:
             problems.append("no reward function was asked, or no tokens were drawn")
         if not self._micros:
             problems.append("the trainer's training_step did not call compute_loss")
-        self._fill_open(problems, wrong)
+        broken = [problem for batch in self._concerned() for problem in batch.problems]
+        problems += broken
+        if not broken:  # else which rows are trained on is not known
+            self._fill_open(problems, wrong)
         batches = [batch for batch in self._batches if batch.trained]
         rows = [
             dataclasses.replace(row, micro=batch.trained.get(place))
@@ -388,7 +407,6 @@ class Recorder:
         now = self.trainer.state.global_step
         if any(row.old_logps is None for batch in batches if batch.step != now for row in batch.rows):
             problems.append("the completions are of an earlier step, whose policy was not recorded")
-        problems += [problem for batch in batches for problem in batch.problems]
         if self._reference != self._fingerprint():
             wrong.append(("reference model", "the reference model's weights are no longer those of the start"))
         texts = [pair for batch in batches for pair in batch.texts]
@@ -408,13 +426,17 @@ class Recorder:
             if batch.step < self._batches[-1].step:
                 batch.rows, batch.asked = [], Asked()
 
+    def _concerned(self) -> list[_Batch]:
+        """Return the generations that this step trains on, or should."""
+        now = self.trainer.state.global_step
+        return [batch for batch in self._batches if batch.trained or batch.step == now] or self._batches[-1:]
+
     def _fill_open(self, problems: list[str], wrong: list[tuple[str, str]]) -> None:
         """Give rows of a generation that this step should have trained on to the micro-batches that had others.
 
         Which those are is known where all of the generation belongs to this step.
         """
-        now = self.trainer.state.global_step
-        batches = [batch for batch in self._batches if batch.trained or batch.step == now] or self._batches[-1:]
+        batches = self._concerned()
         left = [(batch, place) for batch in batches for place in range(len(batch.rows)) if place not in batch.trained]
         if self._micros == self._slices * len(batches) and len(left) >= len(self._open):
             for (batch, place), micro in zip(left, [*self._open, *[0] * len(left)]):
@@ -489,6 +511,20 @@ def _plain_text(completion: Any) -> str | None:
         content = completion[0].get("content")
         return content if isinstance(content, str) else None
     return None
+
+
+def precisions(trainer: Any) -> set[str]:
+    """Return the narrow numbers that are computed in: the arguments may not know of the launcher's."""
+    return {name for name in ("bf16", "fp16") if getattr(trainer.args, name, False)} | {
+        str(getattr(trainer.accelerator, "mixed_precision", "no"))
+    }
+
+
+def own_precision(trainer: Any) -> Precision | None:
+    """Return the numbers that the trainer computes in; None where they are float32."""
+    narrow = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in trainer.model.parameters())
+    autocast = torch.bfloat16 if "bf16" in precisions(trainer) else None
+    return Precision(False, autocast) if narrow or autocast else None
 
 
 def pad_id(trainer: Any) -> int:

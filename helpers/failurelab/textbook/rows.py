@@ -1,7 +1,7 @@
 """What one optimizer step trains on: the tokens that were drawn, and the rewards that were returned."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -21,6 +21,9 @@ class Row:
         padded: lengths of prompt and completion as generation padded them, prompts on the left.
         old_logps: log-probabilities (tokens,) of the completion, then of its padding, under the policy that drew it;
             None: under this one, so that every ratio is 1.
+        old_rounded: the same in the trainer's own numbers, where these are narrower than float32.
+        inputs: what else the model was given for the prompt, such as images, by name: of one dimension, a number for
+            each token of the prompt; else its slices along the first one.
         given: places in the completion of tokens that an environment gave: they are read, and not trained on.
     """
 
@@ -33,7 +36,9 @@ class Row:
     micro: int | None = 0
     padded: tuple[int, int] = (0, 0)
     old_logps: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
+    old_rounded: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     given: frozenset[int] = frozenset()
+    inputs: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def length(self) -> int:
         """Return how many tokens are trained on."""

@@ -114,8 +114,8 @@ def score(
     """Score the completions of a few rows.
 
     Args:
-        forward: takes ids and attention mask (rows, length) as lists of lists, and how many of the last places are
-            needed; returns logits (rows, length or that many, words).
+        forward: takes ids and attention mask (rows, length) as lists of lists, how many of the last places are needed,
+            and what else the model is given, by name; returns logits (rows, length or that many, words).
         rows: what is scored.
         scoring: how.
         entropy: whether the entropies are needed too.
@@ -125,7 +125,7 @@ def score(
     ids = [layout.ids + [scoring.pad] * (length - len(layout.ids)) for layout in layouts]
     attended = [layout.attended + [False] * (length - len(layout.ids)) for layout in layouts]
     first = min((min(layout.sources) for layout in layouts if layout.sources), default=0)
-    logits = forward(ids, attended, length - first)  # (rows, kept, words)
+    logits = forward(ids, attended, length - first, _gather_inputs(rows, layouts, length))  # (rows, kept, words)
     before = length - logits.shape[1]
     logps, entropies, mask = [], [], []
     for number, layout in enumerate(layouts):
@@ -145,6 +145,21 @@ def score(
         torch.stack(entropies) if entropy else torch.empty(0),
         torch.tensor(mask, device=logits.device),
     )
+
+
+def _gather_inputs(rows: Sequence[Row], layouts: Sequence[Layout], length: int) -> dict[str, torch.Tensor]:
+    """Return the other inputs of a few rows: images one after another, and numbers of tokens, 0 for the completion."""
+    gathered: dict[str, torch.Tensor] = {}
+    for name, value in {name: value for row in rows for name, value in row.inputs.items()}.items():
+        parts = [row.inputs.get(name) for row in rows]
+        if value.ndim > 1:
+            gathered[name] = torch.cat([part for part in parts if part is not None])
+            continue
+        gathered[name] = value.new_zeros(len(rows), length)
+        for place, (part, layout) in enumerate(zip(parts, layouts)):
+            if part is not None:
+                gathered[name][place, layout.start - len(part) : layout.start] = part
+    return gathered
 
 
 @contextlib.contextmanager
