@@ -346,8 +346,8 @@ def test_functions_of_one_name_are_told_apart():
 
     guard, messages = run([named(0.0), right, functools.partial(named(1.0))], [WRONG] * 3)
     first, other, second = (report.name for report in guard.report.functions)
-    assert len({first, other, second}) == 3 and "accuracy (number 1" in first and "accuracy (number 3" in second
-    assert "number" not in other and first in messages[0] and second in messages[0]
+    assert len({first, other, second}) == 3 and "reward_funcs[0]" in first and "reward_funcs[2]" in second
+    assert "reward_funcs" not in other and first in messages[0] and second in messages[0]
 
 
 @pytest.mark.parametrize("kind", [functools.partial(slow), type("Slow", (), {"__call__": staticmethod(slow)})()])

@@ -314,7 +314,7 @@ def test_prompts_with_other_numbers_of_images_are_scored_with_theirs(tokenizer, 
 
 
 def test_images_that_belong_to_no_one_prompt_are_not_judged(tokenizer):
-    """Three images, and tokens for one and a half in each prompt: which is whose is not known, and nothing is accused."""
+    """Three images, and tokens for one and a half in each prompt: whose is which is not known, nothing is accused."""
     ids = torch.tensor([[31] * 6 + [5], [31] * 6 + [7]])
     guard, messages = judged(llava(), tokenizer, ids, (ids != 0).long(), pixel_values=images())
     assert guard.report is None and len(messages) == 1 and "could not check" in messages[0]

@@ -27,6 +27,7 @@ from failurelab.textbook import (
     suspects,
 )
 from failurelab.textbook.advantages import rounding
+from failurelab.textbook.measure import norm
 
 
 def rows_of_two_groups():
@@ -650,6 +651,23 @@ def test_the_row_of_the_padding_has_no_gradient_by_definition(config, model, mak
     stir(made.model, "lora_embedding", 0.3)
     report = compare(made)
     assert report.verdict == "HELD" and report.backward.away < 0.01
+
+
+@pytest.mark.parametrize("curved", [3.0, 0.0])
+def test_a_difference_over_a_strong_curve_is_no_slope(curved, make, monkeypatch):
+    """The term of third order has another sign on each side, so that no error of the difference shows."""
+    exact = backward._change
+
+    def change(model, trained, moved, step, tally):
+        far = norm({name: moved[name] - trained[name] for name in trained})
+        sign = 1 if change.calls % 2 == 0 else -1
+        change.calls += 1
+        return exact(model, trained, moved, step, tally) + sign * (curved * far**3 if curved else far)
+
+    change.calls = 0
+    monkeypatch.setattr(backward, "_change", change)
+    report = compare(make())
+    assert report.verdict == ("HELD" if curved else "FOUND")
 
 
 def test_too_little_memory_for_finite_differences_is_said(monkeypatch, make):

@@ -440,11 +440,8 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def names_of(functions: Sequence[Callable[..., Any]]) -> list[str]:
     """Return what messages call each of a trainer's reward functions: those of one name also by their place."""
-    names, total = list(map(name_of, functions)), len(functions)
-    return [
-        f"{name} (number {place} of {total})" if names.count(name) > 1 else name
-        for place, name in enumerate(names, start=1)
-    ]
+    names = list(map(name_of, functions))
+    return [f"{name} (reward_funcs[{place}])" if names.count(name) > 1 else name for place, name in enumerate(names)]
 
 
 def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

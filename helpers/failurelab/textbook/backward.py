@@ -20,7 +20,10 @@ from failurelab.textbook.measure import norm
 from failurelab.textbook.rows import Row
 from failurelab.textbook.scores import plain
 
-DIRECTIONS, FAR = 3, 1e-3  # how many, and how far, in root mean squares of the weights
+DIRECTIONS = 3
+# How far, in root mean squares of the weights. A function may be curved so strongly that a difference over the first is
+# no slope; then one over the second is. What is wrong is wrong over both.
+FAR = (1e-3, 1e-4)
 WRONG, TIMES = 0.1, 10  # of the gradient's norm; or so many times the error, where that is more
 
 
@@ -47,28 +50,41 @@ def measure_backward(
     model: nn.Module, rows: Sequence[Row], options: Options, gradient: Gradient, tally: Tally
 ) -> Backward:
     """Compare a gradient of the textbook with finite differences of the scores that its pass left in `tally`."""
-    step, size = Step(rows, options), norm(gradient)
-    trained = {name: parameter for name, parameter in model.named_parameters() if name in gradient}
-    far = FAR * norm(trained) / math.sqrt(sum(parameter.numel() for parameter in trained.values()))
-    away, error = 0.0, 0.0
+    step, scale = Step(rows, options), _scale(model, gradient)
     try:
-        still = _without_gradient(model)
-        for number in range(DIRECTIONS):
-            moved = _move(trained, far, number)
-            for name, parameter in trained.items():
-                for place in still.get(id(parameter), ()):
-                    moved[name][place] = parameter[place]
-            expected = sum(float(((moved[name] - trained[name]) * gradient[name]).sum()) for name in trained)
-            up = _change(model, trained, moved, step, tally)
-            for name, parameter in trained.items():
-                moved[name] = 2 * parameter - moved[name]
-            down = _change(model, trained, moved, step, tally)
-            away += ((up - down) / 2 - expected) ** 2 / DIRECTIONS
-            error += ((up + down) / 2) ** 2 / DIRECTIONS
+        for far in FAR:
+            backward = _measure(model, step, gradient, tally, far * scale)
+            if not backward.wrong:
+                break
     except RuntimeError as problem:
         if not is_out_of_memory(problem):
             raise
         return Backward(0.0, math.inf)
+    return backward
+
+
+def _scale(model: nn.Module, gradient: Gradient) -> float:
+    """Return the root mean square of the weights that have a gradient."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if name in gradient}
+    return norm(trained) / math.sqrt(sum(parameter.numel() for parameter in trained.values()))
+
+
+def _measure(model: nn.Module, step: Step, gradient: Gradient, tally: Tally, far: float) -> Backward:
+    """Compare along each direction, at one distance."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if name in gradient}
+    still, size, away, error = _without_gradient(model), norm(gradient), 0.0, 0.0
+    for number in range(DIRECTIONS):
+        moved = _move(trained, far, number)
+        for name, parameter in trained.items():
+            for place in still.get(id(parameter), ()):
+                moved[name][place] = parameter[place]
+        expected = sum(float(((moved[name] - trained[name]) * gradient[name]).sum()) for name in trained)
+        up = _change(model, trained, moved, step, tally)
+        for name, parameter in trained.items():
+            moved[name] = 2 * parameter - moved[name]
+        down = _change(model, trained, moved, step, tally)
+        away += ((up - down) / 2 - expected) ** 2 / DIRECTIONS
+        error += ((up + down) / 2) ** 2 / DIRECTIONS
     return Backward(math.sqrt(away) / (far * size), math.sqrt(error) / (far * size))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from failurelab.guards.reward import name_of, reward_weights
+from failurelab.guards.reward import names_of, reward_weights
 from failurelab.preflight.answers import Answer, Finding, NotChecked
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges import asking
@@ -55,9 +55,8 @@ class RewardFunction:
     raises: Answer | None = None
 
     def __post_init__(self) -> None:
-        self.name, self.asked = name_of(self.function), reward_source.asked_columns(self.function)
-        if [name_of(each) for each in self.seen.trainer.reward_funcs].count(self.name) > 1:
-            self.name += f" (reward_funcs[{self.place}])"
+        self.name = names_of(self.seen.trainer.reward_funcs)[self.place]
+        self.asked = reward_source.asked_columns(self.function)
         self.answered = self.probes
         self._asker, self._wanted = (
             Asker(self.function),
