@@ -4,7 +4,8 @@
     python benchmarks/textbook_fresh.py PART [--names NAME ...] [--rules COMMIT] [--out FOLDER]
     python benchmarks/textbook_fresh.py --out FOLDER
 
-`first` are corpus/trainers.tar.xz, graded by the rules of commit 682e297, `second` corpus/trainers_second.tar.xz: each
+`first` are corpus/trainers.tar.xz, graded by the rules of commit 682e297, `second` corpus/trainers_second.tar.xz,
+`third` corpus/trainers_third.tar.xz, all in trl's default precision, graded by the rules of commit fbaae22: each
 has a `cases.py` with `load`, `BUGS` and `HEALTHY`. The file keeps the other part's records. Whether a name is the
 author's mistake is decided by hand, in the table `SAME`, after the grading: the command without a part applies it.
 
@@ -27,7 +28,7 @@ from failurelab_course import eras
 from failurelab_course.experiments import devices, observe
 
 CORPUS = pathlib.Path(__file__).with_name("corpus")
-ARCHIVES = {"first": "trainers", "second": "trainers_second"}
+ARCHIVES = {"first": "trainers", "second": "trainers_second", "third": "trainers_third"}
 # What may be named, by the author's own words; whatever else is named of a case is named wrongly.
 SAME = {
     "logps_without_temperature": "temperature",
