@@ -53,6 +53,19 @@ SAME = {
     "gradients_zeroed_between_micro_batches": "accumulation",
     "entropy_bonus_with_the_wrong_sign": "entropy",
     "dr_grpo_divided_by_the_longest": "constant factor",
+    "ratio_left_out_in_later_steps": "ratio",
+    "old_logps_taken_anew_each_step": "ratio",
+    "sequence_ratio_not_normalized": "importance_sampling_level",
+    "minimum_left_out": "clipping",
+    "advantages_negated": "opposite sign",
+    "last_micro_batch_lost": "accumulation",
+    "share_taken_for_quantile": "top_entropy_quantile",
+    "temperature_left_out_in_scoring": "temperature",
+    "kl_against_the_policy_itself": "KL divergence",
+    "padding_trained_on": "padding is trained on",
+    "mask_shifted_by_one": "last token left out",  # "and the last token is lost", says its author
+    "divided_by_the_whole_generation": "divided by the tokens of the generation",
+    "advantages_of_another_group": "other rows' advantages",
 }
 
 
