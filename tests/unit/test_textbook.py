@@ -22,6 +22,7 @@ from failurelab.textbook import (
     fields,
     gradient,
     measure,
+    recorder,
     rows_of,
     scores,
     suspects,
@@ -350,7 +351,39 @@ def test_numbers_of_the_launcher_have_a_floor(monkeypatch, make):
     made = make()
     assert made.accelerator.mixed_precision == "bf16" and not made.args.bf16
     report = compare(made)
-    assert report.verdict == "HELD" and report.floor.cosine > 0
+    assert report.verdict == "HELD" and recorder.own_precision(made).autocast is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("floor", "wide"),
+    [
+        (textbook.Floor(0.016, 0.026), False),  # LoRA with lora_dropout=0.05
+        (textbook.Floor(0.163, 0.1), True),  # GSPO: a gradient at cosine 0.83 lies inside, as most mistakes do
+        (textbook.Floor(0.016, 0.2), True),  # a gradient of half the size lies inside
+    ],
+)
+def test_a_band_that_known_mistakes_lie_in_holds_nothing(floor, wide, make, monkeypatch):
+    """Dropout and rounding widen it, with small ratios of sequences above all; the same band still accuses."""
+    assert floor.wide is wide
+    monkeypatch.setattr(comparison._Comparer, "floor", lambda *_: (floor, "", None))
+    assert compare(make()).verdict == ("NOT CHECKED" if wide else "HELD")
+    assert compare(make(kind=planted(loss=lambda loss: -loss))).verdict == "FOUND"
+
+
+def test_what_comes_near_by_chance_is_not_named():
+    """Where right gradients lie far apart, a suspect still has to come near."""
+    search = suspects.Search(None, None, (), None, {}, textbook.Floor(0.04, 0.04, 0.4), None)
+    assert search.near == measure.NAMES < search.floor.near
+
+
+def test_a_cut_completion_that_the_padding_ends(make, tokenizer):
+    """The padding's token is drawn as a word, and ends a completion at its limit: for trl 1.16 that is an end."""
+    if not has("mask_truncated_completions"):
+        pytest.skip("this release has no such option")
+    own = copy.deepcopy(tokenizer)
+    own.pad_token = "1"
+    report = compare(make(tokenizer=own, mask_truncated_completions=True, max_completion_length=2))
+    assert report.verdict == "HELD" and ("padding" in report.reading) is not before("1.16")
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.5])

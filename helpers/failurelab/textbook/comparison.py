@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -192,6 +193,8 @@ class _Comparer:
         readings = dict(self.options.readings())
         if len(self.trained) == len(self.rows):  # the step's tokens are the generation's
             readings = {name: options for name, options in readings.items() if not options.generation_tokens}
+        if not any(row.ends_in_padding for row in self.rows):
+            readings = {name: options for name, options in readings.items() if not options.padding_ends}
         return readings
 
     def compare(self, with_suspects: bool, with_controls: bool, variants: Mapping[str, Options]) -> Comparison:
@@ -206,23 +209,25 @@ class _Comparer:
         apart = {name: measure_apart(self.theirs, gradient) for name, gradient in passes.items()}
         reading = min(apart, key=lambda name: apart[name].distance)
         ours, options, tally = passes[reading], readings[reading], tallies[reading]
-        floor, blind, own = self.floor(options, ours, apart[reading], tally)
-        # in its own numbers, however far these lie from the exact ones
-        nearest = own if own is not None and Floor().holds(own) else apart[reading]
-        same = nearest is own
-        verdict = "HELD" if same or floor.holds(nearest) else "FOUND"
+        nearest = apart[reading]
+        floor, blind, rounded = self.floor(options, ours, nearest, tally)
+        if rounded is not None:  # in its own numbers, however far these lie from the exact ones
+            beside = measure_apart(self.theirs, rounded)
+            if Floor().holds(beside):
+                nearest, floor, blind = beside, Floor(), ""
+        verdict = "HELD" if floor.holds(nearest) else "FOUND"
         found, backward = Finding(), None
         if equal and not options.entropy_coef and tally.apart <= SAME:
             return self._no_gradient()
         if norm(ours) == 0:
             return Comparison("NOT CHECKED", "the textbook gives no gradient for these completions")
-        if (blind and not same) or (
-            verdict == "FOUND" and max(norm(ours), norm(self.theirs)) <= COSINE * self._unit(options)
-        ):
+        if blind or (verdict == "FOUND" and max(norm(ours), norm(self.theirs)) <= COSINE * self._unit(options)):
             return Comparison("NOT CHECKED", blind or CANCELS, floor=floor)
+        if verdict == "HELD" and floor.wide:
+            return Comparison("NOT CHECKED", self._blinded_by(options, ours, drops_out(self.model)), floor=floor)
         search = Search(self.trainer, self.model, self.rows, options, self.theirs, floor, self.gradient)
         if verdict == "FOUND" and with_suspects:
-            found = search.explain(ours, apart[reading])
+            found = self._explain(search, ours, nearest, rounded)
         planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
         if verdict == "HELD":
             backward = measure_backward(self.model, self.rows, options, ours, tally)
@@ -230,7 +235,7 @@ class _Comparer:
                 verdict, found = "FOUND", Finding(BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
         return Comparison(
             verdict,
-            self._reason(verdict, nearest, Floor() if same else floor, tally, found, reading),
+            self._reason(verdict, nearest, floor, tally, found, reading),
             apart=nearest,
             floor=floor,
             named=found.named,
@@ -243,37 +248,48 @@ class _Comparer:
             backward=backward,
         )
 
-    def floor(self, options: Options, ours: Gradient, apart: Apart, tally: Tally) -> tuple[Floor, str, Apart | None]:
+    def _explain(self, search: Search, ours: Gradient, apart: Apart, rounded: Gradient | None) -> Finding:
+        """Look for the suspect that explains the gradient: in the trainer's own numbers, where these are not exact.
+
+        There a suspect's gradient is the trainer's within a hundredth, and beside the exact one rounding hides which
+        of several it is.
+        """
+        if rounded is None or self.own is None:
+            return search.explain(ours, apart)
+        own = dataclasses.replace(search, floor=Floor(), gradient=functools.partial(self.gradient, precision=self.own))
+        return own.explain(rounded, measure_apart(self.theirs, rounded))
+
+    def floor(self, options: Options, ours: Gradient, apart: Apart, tally: Tally) -> tuple[Floor, str, Gradient | None]:
         """Measure how far right passes lie from the exact one.
 
-        Return that, why it is too far to judge, or "", and the trainer's gradient beside a pass in its own numbers,
-        where these are narrower than float32 and no dropout hides them.
+        Return that, why it is too far to judge, or "", and the gradient of a pass in the trainer's own numbers, where
+        these are narrower than float32 and no dropout hides them.
 
         These are passes in the trainer's own numbers, and with its dropout. A draw of dropout that hits what matters is
         rare and lies far away, so two draws would accuse healthy trainers: draws are taken until the trainer's
         gradient, `apart`, lies within what they allow, at most DRAWS. Where it still does not, tokens that lie so near
         to a bound that these passes' rounding decides are all put on one side of it, then all on the other.
         """
-        dropout, floor, rounding, beside = drops_out(self.model), Floor(), Shift(TIE, TIE), None
+        dropout, floor, rounding, rounded = drops_out(self.model), Floor(), Shift(TIE, TIE), None
         if dropout or self.own is not None:
             own = self.own or Precision(False)
             for seed in range(1, DRAWS + 1) if dropout else (None,):
                 other = Tally()
                 gradient = self.gradient(options, precision=dataclasses.replace(own, dropout=seed), tally=other)
                 floor = floor.widened(measure_apart(gradient, ours))
-                beside = None if dropout else measure_apart(self.theirs, gradient)
+                rounded = None if dropout else gradient
                 apart_by = other.rounding(tally)
                 rounding = Shift(max(rounding.ratio, 2 * apart_by.ratio), max(rounding.entropy, 2 * apart_by.entropy))
                 if floor.holds(apart):
                     break
             if floor.band[0] >= BLIND:
-                return floor, self._blinded_by(options, ours, dropout), beside
+                return floor, self._blinded_by(options, ours, dropout), rounded
         if not floor.holds(apart) and self._has_bounds(options):
             for sign in (1, -1):
                 shift = Shift(sign * rounding.ratio, sign * rounding.entropy)
                 gradient = self.gradient(options, change=Change(shift=shift))
                 floor = floor.widened(measure_apart(gradient, ours))
-        return floor, BOUNDS if floor.band[0] >= BLIND else "", beside
+        return floor, BOUNDS if floor.band[0] >= BLIND else "", rounded
 
     def _has_bounds(self, options: Options) -> bool:
         """Whether a token's part in the gradient jumps somewhere."""
@@ -283,6 +299,8 @@ class _Comparer:
         """Return what puts right passes so far apart: what is left to compare, rounding alone, or dropout."""
         if norm(ours) <= CANCELLED * self._unit(options):
             return CANCELS
+        if not dropout and self._has_bounds(options):
+            return BOUNDS
         if not dropout or (
             self.own is not None
             and Floor().widened(measure_apart(self.gradient(options, precision=self.own), ours)).band[0] >= BLIND

@@ -129,6 +129,8 @@ class Options:
         generation_tokens: whether `dapo` takes the step's share of the tokens of a generation that several steps train
             on, and not the step's own tokens. "The global accumulated batch" leaves it open.
         truncated_count: whether those left out still count where the loss is divided. The help text leaves it open.
+        padding_ends: whether a completion whose last token is the padding, drawn as a word, has an end. trl 1.16 takes
+            it so; the help text leaves it open.
         reward_weights: one for each reward function; None: all 1.
         unscored_are_zero: whether a completion that no function scores has reward 0; it is left out (TRL #5902).
         multi_objective_aggregation: how the rewards of several functions become one.
@@ -151,6 +153,7 @@ class Options:
     importance_sampling_level: str = "token"
     mask_truncated_completions: bool = False
     truncated_count: bool = False
+    padding_ends: bool = False
     generation_tokens: bool = False
     reward_weights: tuple[float, ...] | None = None
     unscored_are_zero: bool = False
@@ -180,6 +183,9 @@ class Options:
         if self.mask_truncated_completions:
             line = "truncated completions count where the loss is divided"
             readings[line] = dataclasses.replace(self, truncated_count=True)
+            for name, options in list(readings.items()):
+                line = "a completion that the padding's token ends is not truncated"
+                readings["; ".join(filter(None, (name, line)))] = dataclasses.replace(options, padding_ends=True)
         if self.loss_type in ("dapo", "cispo"):
             for name, options in list(readings.items()):
                 line = "the loss is divided by the step's share of the generation's tokens"

@@ -104,11 +104,13 @@ class Precision:
         float32: weights are copied to float32 where they are narrower (not those that are quantized).
         autocast: dtype of autocast, or None.
         dropout: modules keep their mode; the number seeds the draws. None: no dropout.
+        padded: rows are padded as in generation, which changes nothing but the rounding.
     """
 
     float32: bool = True
     autocast: torch.dtype | None = None
     dropout: int | None = None
+    padded: bool = False
 
 
 DEFINITION, EXACT = Change(), Precision()
@@ -196,6 +198,8 @@ def expected_gradient(
     if options.beta and reference is None:
         raise ValueError(f"beta={options.beta:g} asks for a reference model, and there is none")
     step = Step(rows, options, change)
+    if precision.padded and not step.scoring.from_prompt:
+        step.scoring = dataclasses.replace(step.scoring, padded=True)
     gradient = {name: torch.zeros_like(parameter, dtype=torch.float32) for name, parameter in trained}
     with plain(model, training=precision.dropout is not None), torch.enable_grad(), draws(model, precision.dropout):
         forward, leaves = forward_of(model, dict(trained), precision)
@@ -444,7 +448,8 @@ class Step:
 
 def left_out(row: Row, options: Options) -> bool:
     """Whether a completion is left out because it was cut."""
-    return options.mask_truncated_completions and not row.ended
+    ended = row.ended or (options.padding_ends and row.ends_in_padding)
+    return options.mask_truncated_completions and not ended
 
 
 def row_weights(rows: Sequence[Row], options: Options, length_of: Callable[[Row], int] = Row.length) -> torch.Tensor:
@@ -495,7 +500,7 @@ def score_old(
 def _score_all(
     model: nn.Module, rows: Sequence[Row], temperature: float, pad: int, precision: Precision
 ) -> list[torch.Tensor]:
-    change = Change(Scoring(temperature, tokens="padding", pad=pad))
+    change = Change(Scoring(temperature, tokens="padding", pad=pad, padded=precision.padded))
     step = Step([dataclasses.replace(row, micro=0) for row in rows], Options(temperature=temperature), change)
     size = step.rows_that_fit(model)
     scored = []

@@ -9,6 +9,11 @@ import torch
 # The healthy band, chosen before any run: float32 without dropout. It widens to three times the measured floor.
 COSINE, SIZE, TIMES = 1e-3, 0.02, 3.0
 NEAR = 0.01  # of the norm: a suspect's gradient is the trainer's, and a rival's is another one
+NAMES = 0.15  # of the norm: how far a suspect's gradient may lie at most, however far right ones lie apart
+# Bands of the cosine and of the size that hold too much: half of the mistakes that the textbook knows lie inside (of
+# 70, planted in four kinds of steps, the median cosine is 0.85), and a gradient of half its size. Within such a band
+# nothing is said to be right; what lies outside is wrong all the same.
+WIDE = 0.15, 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +57,11 @@ class Floor:
     def near(self) -> float:
         """How far a suspect's gradient may lie from the trainer's, and how much farther its rivals' must."""
         return max(NEAR, TIMES * self.distance)
+
+    @property
+    def wide(self) -> bool:
+        """Whether the bands are too wide to say that a gradient is right."""
+        return any(width > most for width, most in zip(self.band, WIDE))
 
     def widened(self, apart: Apart) -> "Floor":
         """Return the floor that allows for another pass too."""

@@ -230,7 +230,9 @@ class Recorder:
             completion, ended = cut_at_end(row[width:], ends)
             padded = (width, len(row) - width)
             source = number // copies
-            self._drawn.append(Row(prompts[source], completion, ended, padded=padded, inputs=inputs[source]))
+            padding = bool(completion) and not ended and completion[-1] == pad_id(self.trainer)
+            row = Row(prompts[source], completion, ended, padded=padded, ends_in_padding=padding, inputs=inputs[source])
+            self._drawn.append(row)
 
     def _ends(self, config: Any) -> frozenset[int]:
         """Return the ids that end a completion: of the call, else of the model, else of the tokenizer."""
@@ -524,7 +526,7 @@ def own_precision(trainer: Any) -> Precision | None:
     """Return the numbers that the trainer computes in; None where they are float32."""
     narrow = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in trainer.model.parameters())
     autocast = torch.bfloat16 if "bf16" in precisions(trainer) else None
-    return Precision(False, autocast) if narrow or autocast else None
+    return Precision(False, autocast, padded=True) if narrow or autocast else None
 
 
 def pad_id(trainer: Any) -> int:

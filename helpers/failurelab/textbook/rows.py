@@ -25,6 +25,7 @@ class Row:
         inputs: what else the model was given for the prompt, such as images, by name: of one dimension, a number for
             each token of the prompt; else its slices along the first one.
         given: places in the completion of tokens that an environment gave: they are read, and not trained on.
+        ends_in_padding: whether it was cut behind a padding token that was drawn as a word.
     """
 
     prompt: tuple[int, ...]
@@ -38,6 +39,7 @@ class Row:
     old_logps: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     old_rounded: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     given: frozenset[int] = frozenset()
+    ends_in_padding: bool = False
     inputs: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def length(self) -> int:

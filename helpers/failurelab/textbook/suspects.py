@@ -23,7 +23,7 @@ from torch import nn
 from failurelab.textbook.advantages import advantages
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import Change, Gradient, OutOfMemory, expected_gradient
-from failurelab.textbook.measure import Apart, Floor, measure_apart, norm
+from failurelab.textbook.measure import NAMES, Apart, Floor, measure_apart, norm
 from failurelab.textbook.recorder import pad_id
 from failurelab.textbook.rows import Row
 from failurelab.textbook.scores import Scoring
@@ -95,6 +95,11 @@ class Search:
     floor: Floor
     gradient: Callable[..., Gradient]
 
+    @property
+    def near(self) -> float:
+        """How near a suspect must come; where right gradients lie farther apart, many a one comes as near by chance."""
+        return min(self.floor.near, NAMES)
+
     def explain(self, ours: Gradient, apart: Apart) -> Finding:
         """Return the suspect that explains the trainer's gradient.
 
@@ -126,7 +131,7 @@ class Search:
         tried = []
         for suspect in some:
             other = self._gradient_of(suspect)
-            if other is not None and measure_apart(other, ours).distance > self.floor.near:
+            if other is not None and measure_apart(other, ours).distance > self.near:
                 tried.append(Suspicion(suspect.name, suspect.detail, measure_apart(self.theirs, other)))
         return sorted(tried, key=lambda each: each.apart.distance)
 
@@ -163,7 +168,7 @@ class Search:
 
     def _choose(self, tried: Sequence[Suspicion], nothing: float) -> Finding | None:
         """Return what to say of those that fit, or None where none does."""
-        near = self.floor.near
+        near = self.near
         if not tried:
             return None
         best = tried[0]
@@ -173,7 +178,7 @@ class Search:
 
     def _with_factor(self, nothing: Apart, tried: Sequence[Suspicion]) -> Finding | None:
         """Return the finding that a suspect's gradient, or the definition's, is multiplied by a constant."""
-        near = self.floor.near
+        near = self.near
         tried = sorted((each for each in tried if each.apart.cosine > 0), key=lambda each: _beside(each.apart))
         simple = [each for each in tried if each.name == "opposite sign"]
         if nothing.cosine > 0:
@@ -212,7 +217,7 @@ class Search:
         solved = torch.linalg.lstsq(matrix, target[:, None], driver="gelsd" if matrix.device.type == "cpu" else None)
         weights = solved.solution[:, 0]  # (kinds,)
         rest = float((matrix @ weights - target).norm() / target.norm())
-        if rest > self.floor.near or len(kinds) < 2 or len(target) < 4 * len(kinds):
+        if rest > self.near or len(kinds) < 2 or len(target) < 4 * len(kinds):
             return None
         sums = torch.zeros(len(kinds), dtype=torch.float64)
         number = {(row.prompt, row.completion): place for place, row in enumerate(kinds)}

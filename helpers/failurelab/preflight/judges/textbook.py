@@ -36,10 +36,6 @@ _FAILURES = {
     "temperature": "F15",
     "no attention mask and no temperature": "F15",
 }
-# Bands of the cosine and of the size that hold too much, as dropout and rounding may make them: half of the mistakes
-# that the textbook knows lie inside (of 70, planted in four kinds of steps, the median cosine is 0.85), and a gradient
-# of half its size. Within such a band nothing is said to be right; what lies outside is wrong all the same.
-_WIDE = 0.15, 0.5
 _PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
 _SAME_GRADIENT = ("F3b", "F15", "F20", "F13")
 _MISSING = ("F1", "F2", "F23")  # tensors without a gradient, or that no optimizer holds
@@ -104,7 +100,7 @@ class StepJudge(TrainerCallback):
         return last and any(line.startswith("beta") for line in held[0].not_shown)
 
     def _reports(self, verdict: str) -> list[textbook.Comparison]:
-        return [each for each in self.reports if each.verdict == verdict and not (verdict == "HELD" and _is_wide(each))]
+        return [each for each in self.reports if each.verdict == verdict]
 
     def _uses_again(self) -> bool:
         args = self.trainer.args
@@ -235,11 +231,6 @@ class StepJudge(TrainerCallback):
         scaled = textbook.Apart(1.0, args.gradient_accumulation_steps / steps, 0.0)
         if steps != args.gradient_accumulation_steps and not report.floor.holds(scaled):
             yield Held("F20", evidence, f"scaled it would have size {scaled.size:g}")
-
-
-def _is_wide(report: textbook.Comparison) -> bool:
-    """Whether the band of a measurement is too wide to say that a gradient is right."""
-    return any(width > most for width, most in zip(report.floor.band, _WIDE))
 
 
 def cut_away(seen: Seen) -> list[str]:
