@@ -600,6 +600,12 @@ def shuffle(inputs):
     return inputs | {"advantages": inputs["advantages"][order]}
 
 
+def lose_every_fourth():
+    """Return a function of a micro-batch's loss: the last of four is lost."""
+    calls = itertools.count(1)
+    return lambda loss: loss * (next(calls) % 4 != 0)
+
+
 def cut_first(inputs):
     mask = inputs["completion_mask"].clone()
     mask[:, 0] = 0
@@ -616,6 +622,7 @@ FEW = {"per_device_train_batch_size": 2 if before("0.15") else 8}  # 16 completi
 # compute_loss. The tokens that are left at a second iteration have their ratios. trl 0.22 divides so by itself (F20).
 AGAIN = {"num_iterations": 2, "max_steps": 2, "learning_rate": 1e-3}
 SHORT = {"per_device_train_batch_size": 4, "max_completion_length": 3}
+FOUR = {"gradient_accumulation_steps": 4}  # micro-batches
 halve = None if before("1.10") else planted(loss=lambda loss: loss / 2)
 MISTAKES = [
     (planted(loss=lambda loss: loss / 1e4), {}, "constant factor", "0"),
@@ -627,10 +634,13 @@ MISTAKES = [
     (Zero, {"rewards": [sometimes], **MANY}, "completions without any reward", "0.19"),
     (halve, {"steps_per_generation": 4}, "divided by the tokens of the generation", "0.22"),
     (Ignores, SHORT, "the environment's tokens are trained on", "1.10"),
+    (planted(loss=lose_every_fourth()), FOUR, "accumulation", "0.15"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "options", "named", "since"), MISTAKES, ids=[case[2] for case in MISTAKES])
+@pytest.mark.parametrize(
+    ("kind", "options", "named", "since"), MISTAKES, ids=[f"{case[2]}{number}" for number, case in enumerate(MISTAKES)]
+)
 def test_a_planted_mistake_is_named(kind, options, named, since, make):
     if before(since):
         pytest.skip("it cannot be planted in this release")

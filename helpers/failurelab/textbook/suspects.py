@@ -115,7 +115,8 @@ class Search:
         pad, asked = pad_id(self.trainer), int(self.trainer.args.gradient_accumulation_steps)
         tried = self._try(_of_scores(self.rows, self.options, pad), ours)
         finding = self._choose(tried, apart.distance)
-        if finding is None:
+        # with old log-probabilities other scores move the ratios, and so clip as a mistake of another kind does
+        if finding is None or any(row.old_logps is not None for row in self.rows):
             others = _others(self.rows, self.options, pad, asked)
             tried += [self._same(ours, "opposite sign", -1.0), *self._try(others, ours)]
             tried.sort(key=lambda each: each.apart.distance)
@@ -433,6 +434,9 @@ def _of_loss(rows: Sequence[Row], options: Options, accumulated: int) -> Iterato
         for micro, detail in ((micros[-1], "only the last micro-batch"), (micros[0], "only the first micro-batch")):
             yield _weighed(options, "accumulation", detail, _only(micro, 1.0))
             yield _weighed(options, "accumulation", f"{detail}, not divided", _only(micro, float(count)))
+        if count > 2:
+            yield _weighed(options, "accumulation", "the last micro-batch is left out", _all_but(micros[-1]))
+            yield _weighed(options, "accumulation", "the first micro-batch is left out", _all_but(micros[0]))
         if options.loss_type == "dapo":
             local = dataclasses.replace(options, loss_type="bnpo")
             yield _weighed(
@@ -447,6 +451,13 @@ def _weighed(options: Options, name: str, detail: str, function: Callable[..., t
 def _only(micro: int, factor: float) -> Callable[[Sequence[Row], torch.Tensor], torch.Tensor]:
     def keep(rows: Sequence[Row], weights: torch.Tensor) -> torch.Tensor:
         return weights * torch.tensor([factor * (row.micro == micro) for row in rows], dtype=weights.dtype)
+
+    return keep
+
+
+def _all_but(micro: int) -> Callable[[Sequence[Row], torch.Tensor], torch.Tensor]:
+    def keep(rows: Sequence[Row], weights: torch.Tensor) -> torch.Tensor:
+        return weights * torch.tensor([float(row.micro != micro) for row in rows], dtype=weights.dtype)
 
     return keep
 
