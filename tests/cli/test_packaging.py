@@ -119,7 +119,7 @@ def test_the_core_installs_alone(tmp_path):
     for arguments, status, said in (
         (["symptoms"], 0, "F2: "),
         (["doctor"], 0, "These versions have none"),
-        (["doctor", "--python", str(tmp_path)], 1, "ERROR "),
+        (["doctor", "--python", str(tmp_path)], 3, "ERROR "),
         (["lab", "list"], 2, "invalid choice"),
     ):
         text = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
