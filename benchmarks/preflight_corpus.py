@@ -78,7 +78,6 @@ class Case:
         environment: variables of the command.
         launch: what stands before the script in the command.
         odd: why a healthy script looks broken.
-        memory: of one device, in GiB, that the peak is held to.
         model: what a notebook's script finds in `model_path`.
         thread: where somebody had this.
         says: a regular expression: what the first accusation, or the whole answer where nothing is accused, must say to
@@ -95,7 +94,6 @@ class Case:
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     launch: str = ""
     odd: str = ""
-    memory: float | None = None
     model: str = "models/tiny-qwen2"
     thread: str = ""
     says: str = ""
@@ -250,14 +248,14 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
         left = {path.name for path in folder.iterdir()}
         asked = len(case.launch.split())
         line = launcher_line.read_line(words) if asked else launcher_line.Launch(words[0], case.arguments)
-        answered = command.ask(line, python=python, memory=case.memory, time_limit=300, again=tries)
+        answered = command.ask(line, python=python, time_limit=300, again=tries)
         seconds = time.perf_counter() - started
         new = sorted({path.name for path in folder.iterdir()} - left - {"cache"})
         clean = None
         if patched and answered.patch and not answered.suspected and not words[asked].startswith("/"):
             (folder / "fix.diff").write_bytes(answered.patch)
             subprocess.run(["git", "apply", "fix.diff"], check=True)
-            again = command.ask(line, python=python, memory=case.memory, time_limit=300, again=False)
+            again = command.ask(line, python=python, time_limit=300, again=False)
             clean = again.exit_status == 0
     first = next(iter(answered.accusations), None)
     return {

@@ -12,7 +12,7 @@ from failurelab.preflight.session import Session
 def session_of(script, saved, python, variables, limit=600, fork=True):
     """Return a session of a script; what it saves goes to the new folder `saved`."""
     spec = {"script": str(script), "folder": str(script.parent), "module": "", "arguments": [], "steps": 3}
-    spec |= {"real_model": False, "memory": None, "world_size": 1, "zero_stage": 0}
+    spec |= {"real_model": False, "world_size": 1, "zero_stage": 0}
     saved.mkdir()
     return Session(saved, str(python), variables, spec, limit, lambda stage: None, fork)
 

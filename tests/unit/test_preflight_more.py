@@ -1,4 +1,4 @@
-"""Judges of temperature, reference, updates and memory: broken, healthy and odd, with real trainers and models."""
+"""Judges of temperature, reference and updates: broken, healthy and odd, with real trainers and models."""
 
 import types
 from copy import deepcopy
@@ -17,7 +17,7 @@ from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecke
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.intercept import cuts, engine, trainers
 from failurelab.preflight.intercept.watched import Watch
-from failurelab.preflight.judges import memory, plan
+from failurelab.preflight.judges import plan
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.rollout_engine import judge_rollout_engine
@@ -26,7 +26,6 @@ from failurelab.preflight.judges.updates import judge_updates
 from failurelab.preflight.judges.zero3 import judge_zero3
 from failurelab.preflight.temperature import plant_temperature, read_temperature
 
-GIB = 2**30
 SAMPLED = {"do_sample": True, "top_k": 0, "max_new_tokens": 6}
 
 
@@ -438,57 +437,6 @@ def test_a_service_that_does_not_answer_is_not_checked():
 
     answer = rollouts(None, send)
     assert isinstance(answer, NotChecked) and "port 8000" in answer.why
-
-
-@pytest.fixture
-def step_of(grpo, model):
-    """Return a function that tells what a step of a GRPO script with these arguments is, and its trainer and load."""
-
-    def make(**asked):
-        trainer = grpo(model)
-        load = Load(model.config._name_or_path, {}, model.config, by_trainer=False)
-        asked |= {"max_completion_length": 64, "optim": "adamw_torch"}
-        given = seen(trainer, asked=asked, dataset=trainer.train_dataset, loads=[load])
-        return memory._step(given, load), given, load
-
-    return make
-
-
-def test_memory_of_a_whole_step(step_of, model):
-    """A real simulation in a process of its own; half of what it says is not enough, twice as much is."""
-    step, given, load = step_of()
-    assert step["length"] == 68 and step["logits"] == 65
-    peak = memory._simulate(step)
-    elements = sum(parameter.numel() for parameter in model.parameters())
-    assert peak["weights"] == peak["gradients"] == 4 * elements
-    logits = step["rows"] * 65 * model.config.vocab_size * 4
-    assert peak["rest"] > logits
-    for share, kind in ((0.5, Finding), (2, Held)):
-        total = 3 * peak["weights"] + peak["gradients"] + peak["rest"] + peak["weights"]
-        given.memory = share * total
-        answer = memory._weigh(given, load, step, peak)
-        assert type(answer) is kind and "reference model" in answer.evidence
-
-
-@pytest.mark.parametrize(
-    ("asked", "on"),
-    [
-        ({"gradient": True, "activation": None}, True),
-        ({"gradient": True, "activation": False}, False),
-        ({"gradient": False, "activation": True}, True),
-    ],
-)
-def test_checkpointing_is_known_by_both_its_names(asked, on, step_of):
-    """The older one is that of trl, True since 0.22; transformers 5.23 takes it where the newer one is not set."""
-    step, *_ = step_of(**{f"{name}_checkpointing": value for name, value in asked.items()})
-    assert step["checkpointing"] is on
-
-
-def test_memory_is_judged_only_where_it_was_given_and_is_not_sharded(grpo, model):
-    given = seen(grpo(model), loads=[Load("x", {}, model.config, by_trainer=False)], zero_stage=2)
-    assert list(memory.judge_memory(given)) == []
-    given.memory = GIB
-    assert isinstance(one(memory.judge_memory(given)), NotChecked)
 
 
 class Sampler(transformers.TrainerCallback):

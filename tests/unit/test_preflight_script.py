@@ -384,19 +384,6 @@ def test_a_command_of_the_shell_is_run_and_a_training_is_not(tmp_path):
     assert (tmp_path / "out").is_dir()
 
 
-def test_a_judge_may_start_a_process_while_the_script_trains(tmp_path):
-    """Memory is simulated in a process of its own, and it is the script's training that asks for it."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import subprocess, sys\nfrom failurelab.failures import versions\n"
-        "known = versions.ask_versions(sys.executable)\nsubprocess.run([sys.executable, '-c', 'pass'])\n"
-    )
-    seen = {}
-    with processes.no_other_processes(own_code.OwnCode(script)), pytest.raises(processes.Stopped):
-        exec(compile(script.read_text(), str(script), "exec"), seen)
-    assert "torch" in seen["known"]
-
-
 def test_an_example_inside_a_library_s_clone_is_the_script_and_the_library_is_not(project):
     """trl/examples/scripts/grpo.py of a clone of trl: the project is the library's."""
     clone = project.parent / "clone"

@@ -1,8 +1,7 @@
 """Runs in the Python that trains: `PYTHON child.py SPEC`. It takes this package along, and nothing else from beside it.
 
 It reads one order a line on its input, and for each runs the script once: in a fork of itself, which has the script's
-libraries imported already, or, where the specification says so, in this process. `PYTHON child.py memory` runs
-`failurelab.preflight.judges.memory` there.
+libraries imported already, or, where the specification says so, in this process.
 
 That Python may have another failurelab, or none; what else stands in this package's folder must not be found there.
 """
@@ -35,12 +34,6 @@ def main() -> None:
         del sys.modules[name]
     sys.modules["failurelab"] = package
     loader.loader.exec_module(package)
-    if sys.argv[1] == "memory":
-        del sys.path[0]
-        from failurelab.preflight.judges import memory
-
-        memory.main()
-        return
     spec = json.loads(pathlib.Path(sys.argv[1]).read_text())
     sys.path[0] = spec["folder"]
     if spec["fork"]:

@@ -40,7 +40,6 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
     parser.add_argument("--python", help="the Python that you train with; else this one")
     parser.add_argument("--steps", type=_positive, default=3, help="training steps (3)")
     parser.add_argument("--real-model", action="store_true", help="load the real weights")
-    parser.add_argument("--memory", type=float, metavar="GIB", help="of one device: hold the peak at full size to it")
     parser.add_argument("--world-size", type=_positive, metavar="N", help="processes of the run; else as launched")
     parser.add_argument("--time-limit", type=_positive, default=600, metavar="S", help="seconds in all (600)")
     tries = parser.add_mutually_exclusive_group()
@@ -91,7 +90,7 @@ def main(arguments: list[str]) -> int:
         print(f"ERROR {error}", file=sys.stderr)
         return error.exit_status
     try:
-        names = ("python", "steps", "real_model", "memory", "world_size", "time_limit", "again")
+        names = ("python", "steps", "real_model", "world_size", "time_limit", "again")
         told = ask(
             launcher_line.read_line(line),
             **{name: getattr(options, name) for name in names},
@@ -138,7 +137,6 @@ def ask(
     python: str | None = None,
     steps: int = 3,
     real_model: bool = False,
-    memory: float | None = None,
     world_size: int | None = None,
     time_limit: float = 600,
     again: bool | None = None,
@@ -152,7 +150,6 @@ def ask(
         python: the Python to run it in; by default the line's own, or this one.
         steps: of training.
         real_model: whether to load the real weights.
-        memory: GiB of one device, to hold the peak at full size to.
         world_size: processes of the run; by default as launched.
         time_limit: seconds, for all runs of the script.
         again: whether the script may be run more than once, to try repairs; None: if its first run has done nothing
@@ -186,7 +183,6 @@ def ask(
         "arguments": list(started.arguments),
         "steps": steps,
         "real_model": real_model,
-        "memory": memory and memory * 2**30,
         "world_size": world_size or started.world_size,
         "zero_stage": started.zero_stage,
     }

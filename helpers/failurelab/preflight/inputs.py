@@ -47,7 +47,6 @@ class Seen:
         loads: of models, in order.
         log: the trainer's log history, empty before training.
         world_size: of the launch.
-        memory: bytes of one device that the peak at full size is held against, if asked for.
         small: whether the model was cut.
         given: the arguments that the script gave the trainer, by name.
         gpus: that one process sees; None where this machine cannot tell.
@@ -72,7 +71,6 @@ class Seen:
     loads: list[Load] = dataclasses.field(default_factory=list)
     log: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     world_size: int = 1
-    memory: float | None = None
     small: bool = True
     given: dict[str, Any] = dataclasses.field(default_factory=dict)
     gpus: int | None = None

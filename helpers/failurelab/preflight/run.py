@@ -311,7 +311,6 @@ class Run:
             asked=asked,
             dataset=self.datasets.get(id(trainer), trainer.train_dataset),
             **self._launch(),
-            memory=self.spec["memory"],
             small=any(load.small for load in self.loads),
             given=self.given.get(id(trainer), {}),
             zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),

@@ -8,7 +8,6 @@ from failurelab.preflight.judges.batch import judge_batch
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 from failurelab.preflight.judges.lengths import judge_lengths
-from failurelab.preflight.judges.memory import judge_memory
 from failurelab.preflight.judges.plan import judge_plan
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.reward import judge_rewards
@@ -27,7 +26,6 @@ BEFORE: tuple[Judge, ...] = (
     judge_ends,
     judge_reference,
     judge_updates,
-    judge_memory,
 )
 AFTER: tuple[Judge, ...] = (
     judge_zero3,
