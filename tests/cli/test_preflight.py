@@ -27,9 +27,8 @@ ONE_OF_EACH = [
     "misaligned_and_temperature",  # F3b, F15
     "trl_grpo_015",  # F15, F3a, with a reward model and the script that trl itself has
     "adapter_again_014",  # F8
-    "zero3_015",  # F4
+    "zero3_014",  # healthy, under ZeRO-3
     "qlora_current_device",  # F5
-    "qlora_two_visible_014",  # F6
     "batch_today",  # F22
 ]
 

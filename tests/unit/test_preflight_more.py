@@ -10,23 +10,18 @@ import torch
 import transformers
 import trl
 from packaging.version import Version
-from trl.models import unwrap_model_for_generation
 
 from failurelab.preflight import repairs
 from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected
 from failurelab.preflight.inputs import Load, Seen
-from failurelab.preflight.intercept import cuts, engine, trainers
+from failurelab.preflight.intercept import cuts, trainers
 from failurelab.preflight.intercept.watched import Watch
 from failurelab.preflight.judges import plan
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.reference import judge_reference
-from failurelab.preflight.judges.rollout_engine import judge_rollout_engine
 from failurelab.preflight.judges.scores import judge_scores
 from failurelab.preflight.judges.updates import judge_updates
-from failurelab.preflight.judges.zero3 import judge_zero3
 from failurelab.preflight.temperature import plant_temperature, read_temperature
-
-SAMPLED = {"do_sample": True, "top_k": 0, "max_new_tokens": 6}
 
 
 @pytest.fixture
@@ -342,135 +337,6 @@ def test_an_optimizer_of_the_script_s_own_is_tried(optimizer, rate, kind):
     assert type(updates("bfloat16", 1e-4, given={"optimizers": (made, schedule)})) is kind
     by_class = {"optimizer_cls_and_kwargs": (optimizer, {"lr": rate})}
     assert type(updates("bfloat16", 1e-4, given=by_class)) is kind
-
-
-def rollouts(engine, send, model=None, lag=1, **attributes):
-    """Return what the judge says of a rollout function that draws with `engine`, once `send` got the model."""
-    model = model or small.qwen2()
-
-    def rollout_func(prompts, trainer):
-        if trainer.state.global_step % lag == 0:
-            send(engine, trainer.model)
-        ids = torch.tensor([[1, 5, 6]] * len(prompts))
-        given = (engine or trainer.model).generate(input_ids=ids, attention_mask=torch.ones_like(ids), **SAMPLED)
-        return {"prompt_ids": ids.tolist(), "completion_ids": given[:, 3:].tolist(), "logprobs": None}
-
-    state, rows = types.SimpleNamespace(global_step=3), datasets.Dataset.from_dict({"prompt": ["1+1=", "2+2="] * 4})
-    trainer = types.SimpleNamespace(model=model, rollout_func=rollout_func, state=state, reward_funcs=[small.alternate])
-    vars(trainer).update(attributes)
-    before = {name: weight.clone() for name, weight in model.named_parameters()}
-    answer = one(judge_rollout_engine(seen(trainer, dataset=rows)))
-    assert all(torch.allclose(weight, before[name], atol=1e-5) for name, weight in model.named_parameters())
-    assert state.global_step == 3
-    return answer
-
-
-def send_all(engine, model):
-    engine.load_state_dict(model.state_dict())
-
-
-def send_to_other_names(engine, model):
-    engine.load_state_dict({f"policy.{name}": weight for name, weight in model.state_dict().items()}, strict=False)
-
-
-def send_nothing(engine, model):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("engine", "send", "lag", "kind"),
-    [
-        (True, send_all, 1, Held),
-        (True, send_to_other_names, 1, Finding),
-        (True, send_all, 8, NotChecked),
-        (False, send_nothing, 1, Held),
-    ],
-)
-def test_an_engine_that_does_not_get_the_weights(engine, send, lag, kind):
-    """Whether its tokens are drawn with the weights is measured; nothing of the script is read.
-
-    The trainer's own model is an engine too.
-    """
-    answer = rollouts(small.qwen2(seed=1) if engine else None, send, lag=lag)
-    assert type(answer) is kind and answer.failure == "F16", answer
-
-
-def test_an_engine_without_the_adapter():
-    """Base weights alone are sent: the adapter, which is all that is trained, never gets there."""
-
-    def base_alone(engine, model):
-        engine.load_state_dict(base.state_dict())
-
-    def merged(engine, model):
-        model.merge_adapter()
-        weights = {
-            name.replace("base_model.model.", "").replace(".base_layer", ""): weight.clone()
-            for name, weight in model.state_dict().items()
-            if "lora_" not in name
-        }
-        model.unmerge_adapter()
-        engine.load_state_dict(weights)
-
-    base = small.qwen2(initializer_range=0.5)
-    for send, kind in ((base_alone, Finding), (merged, Held)):
-        model = small.lora(small.qwen2(initializer_range=0.5))
-        assert type(rollouts(small.qwen2(seed=1), send, model)) is kind
-
-
-def test_an_engine_that_a_callback_sends_to():
-    engine, model = small.qwen2(seed=1), small.qwen2()
-
-    class Sender(transformers.TrainerCallback):
-        def on_step_end(self, args, state, control, model=None, **kwargs):
-            send_all(engine, model)
-
-    handler = types.SimpleNamespace(callbacks=[Sender()], optimizer=None, lr_scheduler=None)
-    given = {"callback_handler": handler, "args": None, "control": None}
-    assert type(rollouts(engine, send_nothing, model, **given)) is Held
-    handler.callbacks = [transformers.TrainerCallback()]
-    assert type(rollouts(small.qwen2(seed=1), send_nothing, **given)) is Finding
-
-
-def test_a_service_that_does_not_answer_is_not_checked():
-    def send(engine, model):
-        raise ConnectionError("no server at port 8000")
-
-    answer = rollouts(None, send)
-    assert isinstance(answer, NotChecked) and "port 8000" in answer.why
-
-
-class Sampler(transformers.TrainerCallback):
-    """Generates at a step's end, as people's callbacks do, with what the trainer has under a name."""
-
-    def __init__(self, name):
-        self.name, self.trainer = name, None
-
-    def on_step_end(self, *_, **__):
-        model = getattr(self.trainer, self.name)
-        with unwrap_model_for_generation(model, self.trainer.accelerator) as bare:
-            bare.generate(input_ids=torch.tensor([[1, 5]]), max_new_tokens=2)
-
-
-@pytest.mark.parametrize("name", ["model", "model_wrapped"])
-def test_what_generates_with_the_bare_model_under_zero3(name, grpo, model):
-    """The trainer of trl 0.15 does it too; the engine, a stand-in here, is no model, but answers as one."""
-    callback = Sampler(name)
-    trainer = callback.trainer = grpo(model, max_steps=1)
-    trainer.add_callback(callback)
-    given = seen(trainer, zero_stage=3)
-    with engine.stands_in(given):
-        trainer.train()
-    assert trainer.model_wrapped.config == {} and trainer.model_wrapped.generation_config
-    assert [bare for taker, bare in given.handed_over.items() if "on_step_end" in taker] == [name == "model"]
-    trainers_own = Version("0.15") <= Version(trl.__version__) < Version("0.16")
-    answer = one(judge_zero3(given))
-    assert type(answer) is (Suspected if name == "model" or trainers_own else NotChecked)
-    given.zero_stage = 2
-    assert isinstance(one(judge_zero3(given)), NotApplicable)
-
-
-def test_evaluation_before_training_under_zero3():
-    assert "NoneType" in one(judge_zero3(seen(None, zero_stage=3, evaluated=True))).evidence
 
 
 def planned(tmp_path, model=None, rows=64, config=None, loaded=None, **options):

@@ -15,7 +15,7 @@ from small import qwen2
 
 from failurelab import updates
 from failurelab.preflight import launcher_line, notebook, preload, run, script_text
-from failurelab.preflight.answers import Finding, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.answers import Finding
 from failurelab.preflight.inputs import Load, Seen, Source
 from failurelab.preflight.intercept import cuts, own_code, processes, ranks, saved, small, watched
 from failurelab.preflight.judges import four_bit_placement
@@ -648,20 +648,6 @@ def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index, 
         answer = judged(seen(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index))
         assert isinstance(answer, Finding) is found
         assert found or "it would be GPU" in answer.control
-
-
-def test_one_process_with_several_gpus(monkeypatch):
-    """DataParallel around a 4-bit model; a machine without GPUs cannot tell how many there will be."""
-    monkeypatch.setattr(four_bit_placement, "installed_version", lambda package: four_bit_placement.Version("4.48"))
-    kinds = {
-        gpus: type(four_bit_placement._judge_one_process(seen(loads=[load()], gpus=gpus))) for gpus in (None, 1, 2)
-    }
-    assert kinds == {None: NotChecked, 1: NotApplicable, 2: Suspected}
-    assert isinstance(
-        four_bit_placement._judge_one_process(seen(loads=[load(device_map="auto")], gpus=2)), NotApplicable
-    )
-    monkeypatch.setattr(four_bit_placement, "installed_version", lambda package: four_bit_placement.Version("5.6"))
-    assert isinstance(four_bit_placement._judge_one_process(seen(loads=[load()], gpus=2)), NotApplicable)
 
 
 @pytest.mark.parametrize(

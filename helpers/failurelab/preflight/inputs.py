@@ -49,12 +49,9 @@ class Seen:
         world_size: of the launch.
         small: whether the model was cut.
         given: the arguments that the script gave the trainer, by name.
-        gpus: that one process sees; None where this machine cannot tell.
         device: the GPU that the last rank trains on, by the number that it has there: 0 where a scheduler shows each
             process one. None is as many as there are other ranks.
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
-        evaluated: whether evaluate() was called before train().
-        handed_over: who asked trl for a model to generate with, under DeepSpeed, and whether with the bare model.
         source: the script, for repairs that are a diff of its lines.
         handed: what the trainer handed to a reward function at its first call, by name; None where it never did.
         not_called: reward functions, by their id, that do not return, or cannot be asked here.
@@ -73,11 +70,8 @@ class Seen:
     world_size: int = 1
     small: bool = True
     given: dict[str, Any] = dataclasses.field(default_factory=dict)
-    gpus: int | None = None
     device: int | None = None
     zero_stage: int = 0
-    evaluated: bool = False
-    handed_over: dict[str, bool] = dataclasses.field(default_factory=dict)
     source: "Source | None" = None
     handed: dict[str, Any] | None = None
     not_called: set[int] = dataclasses.field(default_factory=set)

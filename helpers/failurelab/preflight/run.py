@@ -228,7 +228,7 @@ class Run:
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
-        self.training = self.evaluated = False
+        self.training = False
         self.skipped: Any = None  # the trainer whose training in this line was left out for a later one
         self.skipped_line = 0
         self.real = spec["real_model"]
@@ -290,7 +290,7 @@ class Run:
 
         A training of another kind that comes before one with rewards is not run: the later one is judged.
         """
-        from failurelab.preflight.intercept import cuts, engine, watched
+        from failurelab.preflight.intercept import cuts, watched
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.textbook import StepJudge
 
@@ -314,7 +314,6 @@ class Run:
             small=any(load.small for load in self.loads),
             given=self.given.get(id(trainer), {}),
             zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),
-            evaluated=self.evaluated,
             source=source,
             real=self.real,
         )
@@ -327,7 +326,7 @@ class Run:
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
-        with watch.listening(), step.listening(), engine.stands_in(seen):
+        with watch.listening(), step.listening():
             try:
                 original(trainer)
                 watch.finished = True
@@ -342,10 +341,8 @@ class Run:
 
     def _launch(self) -> dict[str, Any]:
         """Return what the judges are told of the launch, also where no trainer was made."""
-        from failurelab.preflight.intercept import ranks
-
         size, device = self.spec["world_size"], self.launched.rank.device.index
-        return {"loads": self.loads, "world_size": size, "gpus": ranks.visible_gpus(), "device": device}
+        return {"loads": self.loads, "world_size": size, "device": device}
 
     def _is_first_stage(self, trainer: Any, line: int) -> bool:
         """Whether another training comes later in the script, of a trainer that draws completions, and this one not."""
@@ -408,7 +405,7 @@ class Run:
         rows = len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
         short = [f"{picked} short ones of {rows} rows"] if picked < rows else []
-        engine = ["DeepSpeed's engine: a stand-in around the model, with a dict as its config"] * bool(seen.zero_stage)
+        engine = ["DeepSpeed's engine: none, one process trains the whole model"] * bool(seen.zero_stage)
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short]
 
     def _note_other_trainings(self, source: Source) -> None:

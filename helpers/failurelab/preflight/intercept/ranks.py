@@ -49,10 +49,3 @@ def _named_gpus() -> int:
     """Return how many GPUs CUDA_VISIBLE_DEVICES names."""
     said = os.environ.get(VISIBLE, "")
     return len([device for device in said.split(",") if device.strip() not in ("", "-1")])
-
-
-def visible_gpus() -> int | None:
-    """Return how many GPUs a process sees: as CUDA_VISIBLE_DEVICES says, or as they are; None where nothing tells."""
-    if os.environ.get(VISIBLE):
-        return _named_gpus()
-    return torch.cuda.device_count() if torch.cuda.is_available() else None

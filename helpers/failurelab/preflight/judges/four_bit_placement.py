@@ -1,7 +1,6 @@
-"""F5 and F6: a model that is loaded on another device than it trains on, judged by the arguments of load and launch.
+"""F5: a model that is loaded on another device than it trains on, judged by the arguments of load and launch.
 
-The run itself is one process here. The rules are those of the registry, by versions; `failurelab.simulate` and
-notebook 07 show them.
+The run itself is one process here. `failurelab.simulate` and notebook 07 show what the ranks do.
 """
 
 import dataclasses
@@ -9,7 +8,7 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.judges.rows import installed_version
 from failurelab.preflight.repairs import Keyword
@@ -18,13 +17,11 @@ _AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def judge_four_bit_placement(seen: Seen) -> Iterator[Answer]:
-    """Yield answers to F5 and F6, which need the loads of models alone."""
+    """Judge where each rank loads a model, which needs the loads alone: on the device that it trains on, or not."""
     yield _judge_ranks(seen)
-    yield _judge_one_process(seen)
 
 
 def _judge_ranks(seen: Seen) -> Answer:
-    """Judge where each rank loads a model: on the device that it trains on, or not."""
     if seen.world_size < 2:
         return NotApplicable("F5", "one process: its device is the first that it sees")
     own = seen.world_size - 1 if seen.device is None else seen.device
@@ -71,31 +68,3 @@ def _place(load: Load, own: int) -> str | None:
         return f"{len(places)} devices"
     place = places.pop()
     return f"GPU {place}" if place.isdigit() and int(place) != own else None
-
-
-def _judge_one_process(seen: Seen) -> Answer:
-    four = [load for load in seen.loads if load.bits == 4]
-    if not four:
-        return NotApplicable("F6", "no model is loaded in 4 bit")
-    if seen.world_size > 1:
-        return NotApplicable("F6", f"one process for each GPU ({seen.world_size})")
-    release = installed_version("transformers")
-    if release >= Version("5.6"):
-        return NotApplicable("F6", f"transformers {release} wraps no 4-bit model into DataParallel")
-    if seen.gpus is None:
-        why = "a 4-bit model in one process fails if that process sees several GPUs, and this machine has none."
-        return NotChecked("F6", f"{why} Next: CUDA_VISIBLE_DEVICES as the run will have it, or --world-size")
-    if seen.gpus < 2:
-        return NotApplicable("F6", "the process sees one GPU")
-    if any(isinstance(load.device_map, str) and load.device_map in _AUTOMATIC for load in four):
-        return NotApplicable("F6", f"device_map={four[0].device_map!r} in one process splits the model by layers")
-    loud = 'installed bitsandbytes raises "Input tensors need to be on the same GPU"'
-    if installed_version("bitsandbytes") >= Version("0.46"):
-        loud = "this bitsandbytes has no check for that, and computes with the scales of another GPU"
-    return Suspected(
-        "F6",
-        f"{four[0].name} in 4 bit, one process, {seen.gpus} visible GPUs: Trainer wraps it into DataParallel, whose "
-        f"replicas have no scales of their own; {loud}",
-        "by the arguments and the registry's versions: there are no GPUs here for DataParallel",
-        "one process for each GPU (accelerate launch, torchrun), or one visible GPU (CUDA_VISIBLE_DEVICES=0)",
-    )

@@ -11,11 +11,9 @@ from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.plan import judge_plan
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.reward import judge_rewards
-from failurelab.preflight.judges.rollout_engine import judge_rollout_engine
 from failurelab.preflight.judges.scores import judge_scores
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.judges.updates import judge_updates
-from failurelab.preflight.judges.zero3 import judge_zero3
 
 Judge = Callable[[Seen], Iterator[Answer]]
 BEFORE: tuple[Judge, ...] = (
@@ -28,10 +26,8 @@ BEFORE: tuple[Judge, ...] = (
     judge_updates,
 )
 AFTER: tuple[Judge, ...] = (
-    judge_zero3,
     judge_scores,
     judge_rewards,
     judge_first_rewards,
     judge_lengths,
-    judge_rollout_engine,
 )

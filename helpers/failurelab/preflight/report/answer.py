@@ -11,8 +11,8 @@ from failurelab import failures
 
 # Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
 ORDER = (
-    "F22", "F23", "F2", "F5", "F6", "F4", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
-    "F16", "F11", "rate", "one row", "first rewards", "F19", "F15", "F20", "F3a",
+    "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
+    "F11", "rate", "one row", "first rewards", "F19", "F15", "F20", "F3a",
 )  # fmt: skip
 _TITLES = {  # of what is no failure of the registry
     "rate": "A learning rate that cannot teach, or teaches too much",
