@@ -140,7 +140,7 @@ def test_secrets_stay_out(case, room):
             ("run", "01", "--out", out),
             CHECK,
             ("doctor", "--json"),
-            ("preflight", "--json", out / "p.json", "--junit", out / "p.xml", "train.py"),
+            ("preflight", "--json", out / "p.json", "train.py"),
         )
     ]
     case.shows(done[0], "ZeroDivisionError", 1)

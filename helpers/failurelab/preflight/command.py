@@ -49,7 +49,6 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
     parser.set_defaults(again=None)
     parser.add_argument("--diff", type=pathlib.Path, metavar="FILE", help="write the patch that was tried, a new FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the answer as JSON too")
-    parser.add_argument("--junit", type=pathlib.Path, metavar="FILE", help="write it as JUnit XML too")
     parser.add_argument("--report", type=pathlib.Path, metavar="FILE", help="write it for an issue, a new FILE")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE [ARGS...]", help="as python -m")
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS...]")
@@ -67,7 +66,7 @@ def _misplaced(line: list[str]) -> str:
     """Return the options of preflight's among the script's arguments that its text does not know."""
     script = pathlib.Path(line[0])
     text = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
-    own = ("--diff", "--json", "--junit", "--report", "--no-try", "--try", "--python", "--real-model", "--time-limit")
+    own = ("--diff", "--json", "--report", "--no-try", "--try", "--python", "--real-model", "--time-limit")
     return ", ".join(word for word in line[1:] if word in own and word not in text)
 
 
@@ -110,7 +109,7 @@ def main(arguments: list[str]) -> int:
     return told.exit_status
 
 
-_FILES = ("diff", "json", "junit", "report")  # options that name a file to write
+_FILES = ("diff", "json", "report")  # options that name a file to write
 
 
 def _write(told: answer.Told, options: argparse.Namespace, arguments: list[str]) -> None:
@@ -125,8 +124,6 @@ def _write(told: answer.Told, options: argparse.Namespace, arguments: list[str])
         print(f"{options.diff}: not written, for no edit of the script was tried that heals")
     if options.json:
         write_output(options.json, json.dumps(answer.to_json(told), indent=1) + "\n")
-    if options.junit:
-        write_output(options.junit, answer.junit(told))
     if options.report:
         write_output(options.report, issue.markdown(told, arguments))
 

@@ -1,10 +1,9 @@
-"""The answer of preflight: one screen, JSON, JUnit XML."""
+"""The answer of preflight: one screen, and JSON."""
 
 import dataclasses
 import re
 import shutil
 import textwrap
-import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 from failurelab import failures
@@ -214,29 +213,3 @@ def title(failure: str) -> str:
 def _wrap(text: str, width: int, first: str = "       ", others: str = "") -> list[str]:
     others = others or first or "  "
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
-
-
-def junit(told: Told) -> str:
-    """Return the answer as JUnit XML: one test case for each failure that was looked for."""
-    cases = [(answer, "failure", _figures(answer)) for answer in told.findings]
-    cases += [(each, "failure", f"suspected: {each['evidence']}; {each['why']}") for each in told.suspected]
-    cases += [(answer, "", "") for answer in (*told.held, *told.not_applicable)]
-    cases += [(answer, "skipped", answer["why"]) for answer in told.not_checked]
-    suite = ElementTree.Element("testsuite", name="failurelab preflight")
-    for answer, kind, message in cases:
-        case = ElementTree.SubElement(suite, "testcase", classname=told.script, name=answer["failure"])
-        if kind:
-            repair = "\n".join(filter(None, (answer.get("repair"), answer.get("diff"))))
-            ElementTree.SubElement(case, kind, message=_printable(message)).text = _printable(repair)
-    if told.error:
-        case = ElementTree.SubElement(suite, "testcase", classname=told.script, name="script")
-        ElementTree.SubElement(case, "error", message=_printable(told.error))
-    suite.set("tests", str(len(suite)))
-    for kind, name in (("failure", "failures"), ("skipped", "skipped"), ("error", "errors")):
-        suite.set(name, str(len(suite.findall(f"testcase/{kind}"))))
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
-
-
-def _printable(text: str) -> str:
-    """XML holds no control characters."""
-    return "".join(character for character in text if character in "\n\t" or character >= " ")
