@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 import textwrap
-from collections.abc import Sequence
 from typing import Any
 
 from failurelab import _issue, failures
@@ -162,31 +161,17 @@ def text(answer: Answer) -> str:
     return "\n".join([*lines, *_wrap(verdict(answer), width, "")])
 
 
-def report(answer: Answer, options: Sequence[str]) -> str:
-    """Return the answer as Markdown for an issue, without what is private; `options` are the command line's words."""
-    private = _issue.private_words([*options, answer.run])
-    lines_of_logs = [value for value in answer.evidence.figures.values() if str(value).startswith("line ")]
-
-    def clean(text: str) -> str:
-        for line in lines_of_logs:
-            text = text.replace(str(line), f"{str(line).partition(':')[0]} of the log")
-        return _issue.clean(text, private)
-
-    parts = []
+def report(answer: Answer) -> str:
+    """Return the answer as Markdown for an issue: ids, what the rules say of them, and what was not handed in."""
+    parts: list[tuple[str, list[str]]] = []
     for cause in answer.causes:
-        lines = [f"- for: {part}" for part in cause.pro] + [f"- against: {part}" for part in cause.contra]
+        lines = [f"- {'named' if cause.named else 'suspected'}"]
+        if cause.named and cause.from_step is not None:
+            lines.append(f"- from step {cause.from_step:g} on")
         lines += [f"- repair: {cause.repair}" if len(cause.named) == 1 and cause.repair else f"- probe: {cause.probe}"]
-        word = "named" if cause.named else "suspected"
-        ids = " or ".join(cause.named) or cause.failure
-        parts.append((f"{ids} {cause.title}: {word}", [clean(line) for line in lines]))
+        parts.append((f"{' or '.join(cause.named) or cause.failure} {cause.title}", lines))
     missing = [f"- {what}" for kind, what in FILES.items() if kind not in answer.evidence.kinds]
-    unread = len(answer.evidence.not_read)
-    missing += [f"- {unread} {'thing' if unread == 1 else 'things'} that could not be read"] * bool(unread)
-    parts += [
-        ("Signs", [clean(f"- {sign}") for sign in answer.signs]),
-        ("Notes", [clean(f"- {note}") for note in answer.notes]),
-        ("Not handed in, so not checked", missing),
-    ]
+    parts.append(("Not handed in, so not checked", missing))
     said = verdict(answer).removeprefix(f"{answer.run}: ")
     return _issue.markdown(f"failurelab diagnose: {said}", answer.evidence.versions, parts)
 

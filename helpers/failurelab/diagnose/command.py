@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
             print() if len(answers) > 1 else None
     if options.report and answers:
         try:
-            write_output(options.report, "\n".join(answer.report(each, arguments) for each in answers))
+            write_output(options.report, "\n".join(answer.report(each) for each in answers))
         except OutputError as error:
             errors.append(("", str(error)))
     for _, said in errors:

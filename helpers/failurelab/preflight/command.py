@@ -102,7 +102,7 @@ def main(arguments: list[str]) -> int:
         return 130
     print(answer.text(told))
     try:
-        _write(told, options, arguments)
+        _write(told, options)
     except OutputError as error:
         print(f"ERROR {error}", file=sys.stderr)
         return error.exit_status
@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
 _FILES = ("diff", "json", "report")  # options that name a file to write
 
 
-def _write(told: answer.Told, options: argparse.Namespace, arguments: list[str]) -> None:
+def _write(told: answer.Told, options: argparse.Namespace) -> None:
     """Write the files that were asked for."""
     if options.diff and told.patch:
         write_output(options.diff, told.patch)
@@ -125,7 +125,7 @@ def _write(told: answer.Told, options: argparse.Namespace, arguments: list[str])
     if options.json:
         write_output(options.json, json.dumps(answer.to_json(told), indent=1) + "\n")
     if options.report:
-        write_output(options.report, issue.markdown(told, arguments))
+        write_output(options.report, issue.markdown(told))
 
 
 def ask(
