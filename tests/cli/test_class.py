@@ -1,6 +1,7 @@
-"""A class on one server: what the hub's configuration tells JupyterHub, and the command that starts a seat."""
+"""A class on one server: what the configuration on its page tells JupyterHub, and the command that starts a seat."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -8,7 +9,7 @@ from traitlets.config import Config
 
 from failurelab_course import eras
 
-CONFIG = eras.root() / "configs" / "hub" / "jupyterhub_config.py"
+PAGE = eras.root() / "docs" / "class_server.md"
 
 
 @pytest.fixture
@@ -23,8 +24,8 @@ def load(tmp_path, monkeypatch):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         config = Config()
-        names = {"__file__": str(tmp_path / "configs" / "hub" / CONFIG.name), "get_config": lambda: config}
-        exec(compile(CONFIG.read_text(), CONFIG.name, "exec"), names)
+        names = {"__file__": str(tmp_path / ".hub" / "jupyterhub_config.py"), "get_config": lambda: config}
+        exec(re.search(r"```python\n(.+?)```", PAGE.read_text(), re.DOTALL)[1], names)
         return config
 
     return load
