@@ -5,6 +5,8 @@ Each module is usable alone, needs torch and transformers only, and works unchan
     gradients   which parameters learn; inputs that require grad (adapters: PEFT in the order that works)
     rollouts    does generation draw from the policy; generation that does
     logits      log-probabilities of a completion without all logits; are they the completion's?
+    textbook    one optimizer step beside GRPO's definition: direction and size of its gradient
+    mismatch    is the engine that generates the policy that is trained
     placement   on which device each tensor lies, and where it should
     updates     which share of the weights a step can change, or rounds to nothing
     zero3       the engine, and generation under ZeRO-3
@@ -24,9 +26,11 @@ __all__ = [
     "guards",
     "handles",
     "logits",
+    "mismatch",
     "placement",
     "rollouts",
     "simulate",
+    "textbook",
     "updates",
     "zero3",
 ]
