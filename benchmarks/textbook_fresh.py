@@ -5,8 +5,8 @@
     python benchmarks/textbook_fresh.py --out FOLDER
 
 `first` are corpus/trainers.tar.xz, graded by the rules of commit 682e297, `second` corpus/trainers_second.tar.xz,
-`third` corpus/trainers_third.tar.xz, all in trl's default precision, graded by the rules of commit fbaae22: each
-has a `cases.py` with `load`, `BUGS` and `HEALTHY`. The file keeps the other part's records. Whether a name is the
+`third` corpus/trainers_third.tar.xz, all in trl's default precision, by the rules of commit fbaae22, and `fourth`
+corpus/trainers_fourth.tar.xz, alike, by those of commit 3f020c0: each has a `cases.py` with `load`, `BUGS` and `HEALTHY`. The file keeps the other part's records. Whether a name is the
 author's mistake is decided by hand, in the table `SAME`, after the grading: the command without a part applies it.
 
 Eras: today.
@@ -28,7 +28,12 @@ from failurelab_course import eras
 from failurelab_course.experiments import devices, observe
 
 CORPUS = pathlib.Path(__file__).with_name("corpus")
-ARCHIVES = {"first": "trainers", "second": "trainers_second", "third": "trainers_third"}
+ARCHIVES = {
+    "first": "trainers",
+    "second": "trainers_second",
+    "third": "trainers_third",
+    "fourth": "trainers_fourth",
+}
 # What may be named, by the author's own words; whatever else is named of a case is named wrongly.
 SAME = {
     "logps_without_temperature": "temperature",
