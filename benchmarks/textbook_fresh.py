@@ -6,8 +6,9 @@
 
 `first` are corpus/trainers.tar.xz, graded by the rules of commit 682e297, `second` corpus/trainers_second.tar.xz,
 `third` corpus/trainers_third.tar.xz, all in trl's default precision, by the rules of commit fbaae22, and `fourth`
-corpus/trainers_fourth.tar.xz, alike, by those of commit 3f020c0: each has a `cases.py` with `load`, `BUGS` and `HEALTHY`. The file keeps the other part's records. Whether a name is the
-author's mistake is decided by hand, in the table `SAME`, after the grading: the command without a part applies it.
+corpus/trainers_fourth.tar.xz, alike, by those of commit 3f020c0: each has a `cases.py` with `load`, `BUGS` and
+`HEALTHY`. The file keeps the other parts' records. Whether a name is the author's mistake is decided by hand, in the
+table `SAME`, after the grading: the command without a part applies it.
 
 Eras: today.
 """
@@ -71,6 +72,17 @@ SAME = {
     "mask_shifted_by_one": "last token left out",  # "and the last token is lost", says its author
     "divided_by_the_whole_generation": "divided by the tokens of the generation",
     "advantages_of_another_group": "other rows' advantages",
+    "bounds_swapped": "clipping",
+    "reference_is_the_old_policy": "KL divergence",  # which is 0 there, as if it were left out
+    "kl_with_the_wrong_sign": "KL divergence",
+    "sequence_ratio_over_the_width": "importance_sampling_level",
+    "last_token_left_out": "last token left out",
+    "tokens_of_a_micro_batch_as_divisor": "accumulation",
+    "first_micro_batch_forgotten": "accumulation",
+    "advantages_read_crosswise": "other rows' advantages",
+    "every_place_trained": "padding is trained on",
+    "advantages_not_centred": "no baseline",
+    "divided_by_the_longest_completion": "constant factor",
 }
 
 
