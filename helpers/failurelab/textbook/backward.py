@@ -24,6 +24,9 @@ DIRECTIONS = 3
 # How far, in root mean squares of the weights. A function may be curved so strongly that a difference over the first is
 # no slope; then one over the second is. What is wrong is wrong over both.
 FAR = (1e-3, 1e-4)
+# A norm behind a projection that begins at zero, as in Gemma 3, is flat over both. There the gradient is so large that
+# shorter distances are not lost in rounding, and what was curvature shrinks; what is wrong is as wrong as before.
+NEAR = (1e-5, 1e-6)
 WRONG, TIMES = 0.1, 10  # of the gradient's norm; or so many times the error, where that is more
 
 
@@ -55,7 +58,11 @@ def measure_backward(
         for far in FAR:
             backward = _measure(model, step, gradient, tally, far * scale)
             if not backward.wrong:
-                break
+                return backward
+        for far in NEAR:
+            nearer = _measure(model, step, gradient, tally, far * scale)
+            if not nearer.wrong and max(2 * nearer.away, TIMES * nearer.error) < backward.away:
+                return nearer
     except RuntimeError as problem:
         if not is_out_of_memory(problem):
             raise
