@@ -538,6 +538,8 @@ def boxed(completions, answer, **_):
         (matches(r"^<note>.*?</note>\s*<out>.*?</out>$"), ONE_LINE.replace("in one line ", ""), "line break"),
         (matches(r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>\n$", re.S), IDEA, "follows the last tag"),
         (matches(r"^<idea>\n.+?\n</idea>\n<result>\n.+?\n</result>\s*$", re.S), IDEA, ""),
+        # the same words, laid out otherwise than they are shown
+        (matches(r"^<idea>.*?</idea><result>.*?</result>\s*$", re.S), IDEA, "form that the prompts show"),
         (boxed, EXAMPLE, "form that the prompts show"),
         (last_number, EXAMPLE, ""),
     ],

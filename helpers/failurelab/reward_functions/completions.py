@@ -174,10 +174,15 @@ def asks_for_one_line(prompt: Any) -> bool:
 
 def is_shown(text: str, prompt: Any, answers: Sequence[str]) -> bool:
     """Return whether all that a completion has beside an answer and the reasoning stands in the prompt."""
+    own = literals_beside(text, answers)
+    return bool(own) and own <= _literals("\n".join(each for _, each in _texts(prompt)))
+
+
+def literals_beside(text: str, answers: Sequence[str]) -> set[str]:
+    """Return the tags, markers and words that a completion has beside an answer and the reasoning."""
     for said in (LINES, LINE, *sorted(answers, key=len, reverse=True)):
         text = text.replace(said, " ")
-    own, shown = (_literals(each) for each in (text, "\n".join(each for _, each in _texts(prompt))))
-    return bool(own) and own <= shown
+    return _literals(text)
 
 
 def _literals(text: str) -> set[str]:

@@ -22,7 +22,7 @@ from failurelab.preflight.judges.reward_function import RewardFunction
 from failurelab.preflight.repairs import Repair
 from failurelab.reward_functions import patterns
 from failurelab.reward_functions import source as reward_source
-from failurelab.reward_functions.completions import OTHERS, asks_for_one_line, is_shown, readings
+from failurelab.reward_functions.completions import OTHERS, asks_for_one_line, is_shown, literals_beside, readings
 
 _NO_ANSWER = OTHERS[1]
 _FORMS = 3  # of one answer that get less: fewer are a penalty for these forms
@@ -216,13 +216,19 @@ def _shown_form(reward: RewardFunction) -> Finding | None:
 
 
 def _is_best_shown(reward: RewardFunction, top: dict[int, float]) -> bool:
-    """Whether a form with full marks has nothing that the prompts do not show: markers beside tags, say."""
-    rows = reward.arguments.rows
-    return any(
-        probe.kind != "wrong" and value is not None and value > top[probe.row] - SAME
-        and is_shown(probe.text, rows[probe.row]["prompt"], readings(rows[probe.row].get(reward.column)))
-        for probe, value in zip(reward.probes, reward.rewards)
-    )  # fmt: skip
+    """Whether a form with full marks has all of the prompts' words, more than were copied: markers beside tags, say.
+
+    A form of the same words that is only laid out otherwise is not the one that is shown.
+    """
+    for probe, value in zip(reward.probes, reward.rewards):
+        if probe.kind == "wrong" or value is None or value <= top[probe.row] - SAME:
+            continue
+        row = reward.arguments.rows[probe.row]
+        answers = readings(row.get(reward.column))
+        copied = [literals_beside(each.text, answers) for each in reward.probes if each.shown and each.row == probe.row]
+        if is_shown(probe.text, row["prompt"], answers) and literals_beside(probe.text, answers) not in copied:
+            return True
+    return False
 
 
 def _last_line_break(reward: RewardFunction) -> Finding | None:
