@@ -246,6 +246,7 @@ class Rows(list):
 
 
 READS = """
+import copy
 import dataclasses
 import trl
 base = trl.GRPOConfig("out", per_device_train_batch_size=6, num_generations=6, logging_steps=10, use_cpu=True)
@@ -255,6 +256,9 @@ copies = [
     trl.GRPOConfig("out", per_device_train_batch_size=base.per_device_train_batch_size, num_generations=6),
     trl.GRPOConfig("out", **{name: given[name] for name in ("per_device_train_batch_size", "num_generations")}),
 ]
+known = "per_device_train_batch_size", "num_generations"
+copies += [copy.deepcopy(base), copy.copy(base), trl.GRPOConfig("out", **{name: vars(base)[name] for name in known})]
+copies[3].__dict__.update(max_steps=7)
 replaced = dataclasses.replace(trl.SFTConfig("out", per_device_train_batch_size=6, logging_steps=10, use_cpu=True))
 base.num_generations //= 2
 
@@ -276,7 +280,9 @@ def test_the_script_reads_arguments_as_they_were_given(tmp_path):
         length = type(names["base"]).__dataclass_fields__["max_completion_length"].default
         assert names["seen"] == (6, length) and length > names["base"].max_completion_length
         asked = [made.asked(each) for each in names["copies"]]
-        assert [(each["per_device_train_batch_size"], each["num_generations"]) for each in asked] == [(6, 6)] * 2
+        assert [(each["per_device_train_batch_size"], each["num_generations"]) for each in asked] == [(6, 6)] * 5
+        assert [each["max_completion_length"] for each in asked] == [length] * 5
+        assert (asked[2]["max_steps"], asked[3]["max_steps"]) == (-1, 7)
         asked = made.asked(names["replaced"])
         assert (asked["per_device_train_batch_size"], asked["logging_steps"]) == (6, 10)
         assert made.asked(names["base"])["num_generations"] == 3

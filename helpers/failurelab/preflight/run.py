@@ -300,7 +300,8 @@ class Run:
         self._note("train")
         for statement in self.files.change.calls:
             exec(statement, {"trainer": trainer})
-        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, trainer.args)}
+        arguments = self.arguments.origin(trainer.args)
+        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, arguments)}
         for kind, (made, its) in judged.items():
             self.places[kind] = [at for each, at in zip(made, self.places.get(kind, ())) if each is its]
         line = line or (self.skipped_line if self.skipped is trainer else 0)
