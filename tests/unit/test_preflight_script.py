@@ -121,6 +121,17 @@ def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
 
 
+def test_a_policy_with_its_own_weights_has_those_of_its_reference():
+    """A model that is small enough keeps its weights: rounded to bfloat16 in the policy alone, they were another's."""
+    path = str(models.path("tiny"))
+    kind, loads = transformers.AutoModelForCausalLM, []
+    with built_small(loads):
+        policy = kind.from_pretrained(path, **{small.dtype_argument(): torch.bfloat16})
+        reference = kind.from_pretrained(path, **{small.dtype_argument(): policy.dtype})
+    assert loads[0].dtype == "bfloat16" and not loads[0].small
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
+
+
 @pytest.mark.parametrize("path", ["a checkpoint", "tiny"])
 def test_a_load_that_asks_what_the_checkpoint_lacks_is_told(path, checkpoint):
     """A cut model lacks nothing; a small one is loaded as it is."""
@@ -287,7 +298,9 @@ def test_the_script_reads_arguments_as_they_were_given(tmp_path):
         assert (asked["per_device_train_batch_size"], asked["logging_steps"]) == (6, 10)
         assert made.asked(names["base"])["num_generations"] == 3
         assert names["base"].logging_steps == 1 and names["copies"][0].per_device_train_batch_size < 6
+        names["base"].output_dir = "the_script_s_own"
         made.settle(names["base"])
+        assert names["base"].output_dir == str(tmp_path)
         assert names["during"]() == (names["base"].per_device_train_batch_size, 3, 10)
 
 

@@ -44,8 +44,8 @@ def main(spec: dict[str, Any]) -> None:
         text = files.read(str(path))
         code = compile(text, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        line, problem = getattr(error, "lineno", "?"), getattr(error, "msg", error)
-        report.end(error=f"{path}, line {line}: {type(error).__name__}: {problem}")
+        line, problem = getattr(error, "lineno", None), getattr(error, "msg", error)
+        report.end(error=f"{path}{f', line {line}' if line else ''}: {type(error).__name__}: {problem}")
     if path.suffix == ".ipynb":
         report.notes += [f"left out, {line}" for line in notebook.as_script(path.read_text(encoding="utf-8"))[1]]
     report.say("importing torch and transformers")

@@ -203,6 +203,8 @@ class Arguments:
         asked, cut, values = self._of(arguments, (values, {}, values))
         late = {name: value for name, value in _values(arguments).items() if name not in cut}
         asked.update({name: value for name, value in late.items() if value is not values[name]})
+        if cut:
+            arguments.output_dir = self.output_dir  # which the script may have set since
 
     def asked(self, arguments: Any) -> dict[str, Any]:
         """Return the arguments as the script asked for them, also what it set after they were made."""
