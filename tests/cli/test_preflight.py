@@ -360,7 +360,9 @@ def test_a_script_that_cannot_be_asked_is_one_line(tmp_path, monkeypatch):
 def test_answers_for_a_machine_and_the_exit_status(tmp_path):
     """What is not there, and a syntax error: JSON is written all the same."""
     (tmp_path / "broken.py").write_text("a = (\n")
+    (tmp_path / "torn.ipynb").write_text("[]")
     lines = {"broken.py": "line 1: SyntaxError", "nowhere.py": "is not there", "-m nowhere": "no module nowhere"}
+    lines["torn.ipynb"] = "torn.ipynb: SyntaxError"  # no line of it is to blame
     for line, text in lines.items():
         words = ["--json", "out.json", *line.split(), "--its", "own"]
         done = subprocess.run(
@@ -370,6 +372,13 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
         told = json.loads((tmp_path / "out.json").read_text())
         lists = {"findings", "suspected", "held", "not_applicable", "not_checked", "cut"}
         assert set(told) == lists | {"script", "script_sha256", "versions"}
+
+
+def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("train.py").touch()
+    assert command.main(["--python", "no/such/python", "train.py"]) == 3
+    assert "no/such/python" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--diff", "--json", "--report"])

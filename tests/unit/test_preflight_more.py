@@ -100,6 +100,15 @@ def test_no_temperature_is_read_of_a_loss_with_an_entropy_bonus(bonus):
     assert read is None or abs(read - 1) < 0.02
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_temperature_is_read_of_an_entropy_alone(seed):
+    """A subclass with a bonus makes its logits by a forward pass of its own: no token is scored in these."""
+    rows = (torch.randn(4, 6, 50, generator=torch.Generator().manual_seed(seed)) * 1.8).requires_grad_()
+    scores = rows.log_softmax(-1)
+    (gradient,) = torch.autograd.grad(0.01 * (scores.exp() * scores).sum(), rows)
+    assert read_temperature(rows, gradient) is None
+
+
 @pytest.mark.parametrize("option", ["entropy_coef", "use_adaptive_entropy"])
 def test_an_entropy_bonus_that_is_asked_for_is_no_other_temperature(option):
     trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)

@@ -121,6 +121,17 @@ def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
 
 
+def test_a_policy_with_its_own_weights_has_those_of_its_reference():
+    """A model that is small enough keeps its weights: rounded to bfloat16 in the policy alone, they were another's."""
+    path = str(models.path("tiny"))
+    kind, loads = transformers.AutoModelForCausalLM, []
+    with built_small(loads):
+        policy = kind.from_pretrained(path, **{small.dtype_argument(): torch.bfloat16})
+        reference = kind.from_pretrained(path, **{small.dtype_argument(): policy.dtype})
+    assert loads[0].dtype == "bfloat16" and not loads[0].small
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
+
+
 @pytest.mark.parametrize("path", ["a checkpoint", "tiny"])
 def test_a_load_that_asks_what_the_checkpoint_lacks_is_told(path, checkpoint):
     """A cut model lacks nothing; a small one is loaded as it is."""
@@ -246,6 +257,7 @@ class Rows(list):
 
 
 READS = """
+import copy
 import dataclasses
 import trl
 base = trl.GRPOConfig("out", per_device_train_batch_size=6, num_generations=6, logging_steps=10, use_cpu=True)
@@ -255,6 +267,9 @@ copies = [
     trl.GRPOConfig("out", per_device_train_batch_size=base.per_device_train_batch_size, num_generations=6),
     trl.GRPOConfig("out", **{name: given[name] for name in ("per_device_train_batch_size", "num_generations")}),
 ]
+known = "per_device_train_batch_size", "num_generations"
+copies += [copy.deepcopy(base), copy.copy(base), trl.GRPOConfig("out", **{name: vars(base)[name] for name in known})]
+copies[3].__dict__.update(max_steps=7)
 replaced = dataclasses.replace(trl.SFTConfig("out", per_device_train_batch_size=6, logging_steps=10, use_cpu=True))
 base.num_generations //= 2
 
@@ -276,12 +291,16 @@ def test_the_script_reads_arguments_as_they_were_given(tmp_path):
         length = type(names["base"]).__dataclass_fields__["max_completion_length"].default
         assert names["seen"] == (6, length) and length > names["base"].max_completion_length
         asked = [made.asked(each) for each in names["copies"]]
-        assert [(each["per_device_train_batch_size"], each["num_generations"]) for each in asked] == [(6, 6)] * 2
+        assert [(each["per_device_train_batch_size"], each["num_generations"]) for each in asked] == [(6, 6)] * 5
+        assert [each["max_completion_length"] for each in asked] == [length] * 5
+        assert (asked[2]["max_steps"], asked[3]["max_steps"]) == (-1, 7)
         asked = made.asked(names["replaced"])
         assert (asked["per_device_train_batch_size"], asked["logging_steps"]) == (6, 10)
         assert made.asked(names["base"])["num_generations"] == 3
         assert names["base"].logging_steps == 1 and names["copies"][0].per_device_train_batch_size < 6
+        names["base"].output_dir = "the_script_s_own"
         made.settle(names["base"])
+        assert names["base"].output_dir == str(tmp_path)
         assert names["during"]() == (names["base"].per_device_train_batch_size, 3, 10)
 
 

@@ -158,9 +158,10 @@ def ask(
         PreflightError: no such script, or no such Python.
         VersionsError: the Python does not tell its libraries.
     """
-    python = shutil.which(python or started.python or sys.executable)
+    named = python or started.python or sys.executable
+    python = shutil.which(named)
     if python is None:
-        raise PreflightError(f"{started.python} is no command here. Next: --python with the path of your Python")
+        raise PreflightError(f"{named} is no command here. Next: --python with the path of your Python")
     script = launcher_line.find_module(started.module, python) if started.module else pathlib.Path(started.script)
     if not script.is_file():
         raise PreflightError(f"{script} is not there (from {pathlib.Path.cwd()}). Next: the path of a Python script")

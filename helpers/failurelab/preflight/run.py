@@ -44,8 +44,8 @@ def main(spec: dict[str, Any]) -> None:
         text = files.read(str(path))
         code = compile(text, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
-        line, problem = getattr(error, "lineno", "?"), getattr(error, "msg", error)
-        report.end(error=f"{path}, line {line}: {type(error).__name__}: {problem}")
+        line, problem = getattr(error, "lineno", None), getattr(error, "msg", error)
+        report.end(error=f"{path}{f', line {line}' if line else ''}: {type(error).__name__}: {problem}")
     if path.suffix == ".ipynb":
         report.notes += [f"left out, {line}" for line in notebook.as_script(path.read_text(encoding="utf-8"))[1]]
     report.say("importing torch and transformers")
@@ -300,7 +300,8 @@ class Run:
         self._note("train")
         for statement in self.files.change.calls:
             exec(statement, {"trainer": trainer})
-        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, trainer.args)}
+        arguments = self.arguments.origin(trainer.args)
+        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, arguments)}
         for kind, (made, its) in judged.items():
             self.places[kind] = [at for each, at in zip(made, self.places.get(kind, ())) if each is its]
         line = line or (self.skipped_line if self.skipped is trainer else 0)

@@ -24,6 +24,9 @@ def read_temperature(rows: torch.Tensor, gradient: torch.Tensor) -> float | None
     largest, scored = size.max(-1)  # the scored token's entry is minus the sum of all others
     order = largest.argsort(descending=True)
     order = order[largest[order] > _SMALL * largest.max()]
+    signs = gradient[order].sign() * gradient[order, scored[order]].sign()[:, None]
+    if ((signs > 0).sum(-1) > 1).any():  # of a score all other tokens fall where this one rises; not so of an entropy
+        return None
     rises = gradient[order, scored[order]] < 0
     read = []
     for row in torch.cat([order[rises][: _ROWS // 2], order[~rises][: _ROWS // 2]]).tolist():

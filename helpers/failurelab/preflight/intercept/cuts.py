@@ -7,6 +7,7 @@ really there, for its functions may cut it into groups; how often is logged is s
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import importlib.metadata
@@ -103,6 +104,25 @@ def _values(arguments: Any) -> dict[str, Any]:
     return {field.name: getattr(arguments, field.name, None) for field in fields}
 
 
+class _Values(dict[str, Any]):
+    """The values of an object, some shown as others; what is written goes to the object."""
+
+    def __init__(self, values: dict[str, Any], shown: dict[str, Any]):
+        super().__init__(values | shown)
+        self._own = values
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self._own[name] = value
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
 class Arguments:
     """The training arguments of a script: as asked, by name, and how they were cut.
 
@@ -123,6 +143,7 @@ class Arguments:
         self.steps, self.output_dir, self._other, self._note = steps, output_dir, other or {}, note
         self._world = world_size
         self.made: list[Any] = []
+        self._known: list[tuple[Any, Any]] = []  # these and their copies, each with the ones that were made
         self._kept: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # of each: as asked, cut, as made
 
     @contextlib.contextmanager
@@ -134,11 +155,23 @@ class Arguments:
 
         def read(arguments: Any, name: str) -> Any:
             value = get(arguments, name)
-            if name not in _ALL_CUT or self._own is None or not self._own.asks(through=_PASS_ON, through_here=False):
+            if name not in _READ or self._own is None or not self._own.asks(through=_PASS_ON, through_here=False):
                 return value
-            asked, cut = next((kept[:2] for each, kept in zip(self.made, self._kept) if each is arguments), ({}, {}))
-            hidden = id(arguments) in self._with_trainer and name not in _ALWAYS_AS_GIVEN
-            return asked[name] if not hidden and name in cut and value == cut[name] else value
+            asked, cut, _ = self._of(arguments, ({}, {}, {}))
+            shown = cut.keys() & (_ALWAYS_AS_GIVEN if id(arguments) in self._with_trainer else _ALL_CUT)
+            if name == "__dict__":  # as vars() asks for it
+                return _Values(value, {each: asked[each] for each in shown if value[each] == cut[each]})
+            return asked[name] if name in shown and value == cut[name] else value
+
+        def copied(arguments: Any, memo: dict[int, Any] | None = None) -> Any:
+            """Copy arguments, deep with a memo, with what is known of them."""
+            new, values = object.__new__(type(arguments)), get(arguments, "__dict__")
+            get(new, "__dict__").update(values if memo is None else copy.deepcopy(values, memo))
+            if kept := self._of(arguments, None):
+                self._known.append((new, self.origin(arguments)))
+                asked, cut, made = map(dict, kept) if memo is None else copy.deepcopy(kept, memo)
+                self._kept.append((asked, cut, made))
+            return new
 
         def post_init(arguments: Any) -> None:
             asked = _values(arguments)
@@ -149,6 +182,7 @@ class Arguments:
             for name, value in (other | cut).items():
                 setattr(arguments, name, value)
             self.made.append(arguments)
+            self._known.append((arguments, arguments))
             self._kept.append((asked, cut, values))
             self._note(arguments)
             original(arguments)
@@ -158,18 +192,23 @@ class Arguments:
             stack.enter_context(mock.patch.object(TrainingArguments, "__post_init__", post_init))
             if self._own is not None:
                 stack.enter_context(mock.patch.object(TrainingArguments, "__getattribute__", read))
+            for name in ("__copy__", "__deepcopy__"):
+                stack.enter_context(mock.patch.object(TrainingArguments, name, copied, create=True))
             yield
 
     def settle(self, arguments: Any) -> None:
         """Take what the script has set on its arguments since they were made as asked: their trainer is made now."""
         self._with_trainer.add(id(arguments))
-        asked, cut, values = self._of(arguments)
+        values = _values(arguments)
+        asked, cut, values = self._of(arguments, (values, {}, values))
         late = {name: value for name, value in _values(arguments).items() if name not in cut}
         asked.update({name: value for name, value in late.items() if value is not values[name]})
+        if cut:
+            arguments.output_dir = self.output_dir  # which the script may have set since
 
     def asked(self, arguments: Any) -> dict[str, Any]:
         """Return the arguments as the script asked for them, also what it set after they were made."""
-        asked, cut, _ = self._of(arguments)
+        asked, cut, _ = self._of(arguments, (_values(arguments), {}, {}))
         late = {name: getattr(arguments, name) for name in cut if name not in _DERIVED}
         return asked | {name: value for name, value in late.items() if value != cut[name]}
 
@@ -177,13 +216,17 @@ class Arguments:
         """Return the arguments that were made last, as the script asked for them; empty if there are none."""
         return self._kept[-1][0] if self._kept else {}
 
-    def _of(self, arguments: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        values = _values(arguments)  # of a copy, which was not seen to be made
-        return next((kept for each, kept in zip(self.made, self._kept) if each is arguments), (values, {}, values))
+    def origin(self, arguments: Any) -> Any:
+        """Return the arguments that these are a copy of, or these."""
+        return next((origin for each, origin in self._known if each is arguments), arguments)
+
+    def _of(self, arguments: Any, otherwise: Any) -> Any:
+        """Return these arguments as asked, cut and made; otherwise, where they were not seen to be made."""
+        return next((kept for (each, _), kept in zip(self._known, self._kept) if each is arguments), otherwise)
 
     def cuts(self, arguments: Any) -> list[str]:
         """Return what of the work was cut, a text each, such as `max_completion_length 256 -> 8`."""
-        asked, cut, _ = self._of(arguments)
+        asked, cut, _ = self._of(arguments, (_values(arguments), {}, {}))
         names = ["per_device_train_batch_size", "num_generations", *_AT_MOST]
         names += ["gradient_accumulation_steps", "num_iterations"]
         names = [name for name in names if name in cut and asked[name] is not None and cut[name] < asked[name]]
@@ -214,6 +257,7 @@ _ALL_CUT = {
     *_SET, *_OFF, *_NO_GPU, *_AT_MOST, "per_device_train_batch_size", "num_generations", "max_steps", "total_episodes",
     "optim",
 } - {*_FOLDERS}  # fmt: skip
+_READ = {*_ALL_CUT, "__dict__"}
 
 _BATCH = (
     "per_device_train_batch_size", "num_generations", "gradient_accumulation_steps", "steps_per_generation",

@@ -156,7 +156,8 @@ def built_small(
             return model
         if not load.small:
             call.arguments, call.config = (), _without_quantization(config)
-            call.options = _attention(given) | _for_files(given)
+            # All in one dtype: a reference that trl loads like the policy's parameters would lack its rounding.
+            call.options = _attention(given) | _for_files(given) | {dtype_argument(): torch.float32}
             return _marked(call.load().float(), load)
         model = build(call.cls, load.config, **_attention(given))
         if (generation_config := _generation_config(name, given)) is not None:  # a reward model has none
