@@ -150,6 +150,24 @@ def _as_method(function: Callable[..., Any], owner: Any) -> types.MethodType:
     return types.MethodType(call, owner)
 
 
+class _Listened:
+    """An object that is called and listened to: all but the call is the object's own."""
+
+    def __init__(self, function: Callable[..., Any], call: Callable[..., Any]):
+        vars(self).update(_own=function, _call=call, __wrapped__=function, __name__=call.__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if "_own" not in vars(self):  # a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._own, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._own, name, value)
+
+
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether what a function returns has to be awaited: also a partial of one, and an object that is called."""
     while isinstance(function, functools.partial):
@@ -159,7 +177,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 def without_listeners(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that `listen_to` has replaced by this one; the same function if it is none of these."""
-    while isinstance(function, types.FunctionType) and function in _listened:
+    while isinstance(function, types.FunctionType | _Listened) and function in _listened:
         function = _listened[function]
     return function
 
@@ -167,8 +185,9 @@ def without_listeners(function: Callable[..., Any]) -> Callable[..., Any]:
 def listen_to(functions: list[Any], before: Callable[..., None], after: Callable[..., None]) -> Handle:
     """Replace each function of a list, such as a trainer's reward functions, by one that does the same and tells of it.
 
-    Modules, such as a reward model, stay as they are. Coroutine functions are awaited. A result that can be read only
-    once, such as a generator, is read by the caller alone; `after` is told when the caller has read all of it.
+    Modules, such as a reward model, stay as they are. Attributes of an object that is called stay its own, so that its
+    methods can be called. Coroutine functions are awaited. A result that can be read only once, such as a generator, is
+    read by the caller alone; `after` is told when the caller has read all of it.
 
     Args:
         functions: replaced in place.
@@ -213,8 +232,11 @@ def listen_to(functions: list[Any], before: Callable[..., None], after: Callable
 
         # by which trl logs its rewards; an object that is called has none
         call.__name__ = getattr(function, "__name__", type(function).__name__)
-        _listened[call] = function
-        return call
+        told: Callable[..., Any] = call
+        if not isinstance(function, types.FunctionType) and not is_async(function):  # trl asks for coroutine functions
+            told = _Listened(function, call)
+        _listened[told] = function
+        return told
 
     for index, function in enumerate(own):
         if not isinstance(function, nn.Module):

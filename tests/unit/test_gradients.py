@@ -459,3 +459,23 @@ def test_what_has_to_be_awaited_is_a_coroutine_function_still(function):
     listen_to(functions, lambda *_: None, lambda *told: heard.append(told[-1]))
     assert inspect.iscoroutinefunction(functions[0])
     assert asyncio.run(functions[0]([1.0])) == [1.0] and heard == [[1.0]]
+
+
+def test_an_object_that_is_listened_to_keeps_its_methods_and_its_attributes():
+    class Curriculum:
+        level = 0
+
+        def __call__(self, completions):
+            return [float(self.level)] * len(completions)
+
+        def move_to(self, level):
+            self.level = level
+
+    own, heard = Curriculum(), []
+    functions = [own]
+    listen_to(functions, lambda *_: None, lambda *told: heard.append(told[-1]))
+    functions[0].move_to(1)
+    assert functions[0](["a"]) == [1.0]
+    functions[0].level = 2
+    assert functions[0](["a"]) == [2.0] and own.level == 2
+    assert heard == [[1.0], [2.0]]
