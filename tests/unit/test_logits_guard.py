@@ -134,7 +134,7 @@ def patient(monkeypatch):
     monkeypatch.setattr(guards.logits, "_WASTE", 9)
 
 
-@pytest.mark.parametrize("shift, told", [(1, "the token 0 further on"), (-7, "8 further")])
+@pytest.mark.parametrize("shift, told", [(1, "the token just read"), (-7, "8 further")])
 def test_the_shift_is_read_from_the_gradient(patient, shift, told):
     """Advantages of both signs; the row's own token is the one entry of the other sign."""
     training = Training(LogitsGuard())

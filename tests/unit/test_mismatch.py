@@ -250,7 +250,9 @@ class Scoring(torch.nn.Module):
         torch.manual_seed(0)
         self.logits, self.args, self.model = torch.nn.Parameter(4 * torch.randn(4, 6, 40)), args, self
 
-    def forward(self):
+    def forward(self, fused=False):
+        if fused:
+            return types.SimpleNamespace(log_probs=(self.logits / 0.7).log_softmax(-1)[..., 3], logits=None)
         return types.SimpleNamespace(logits=self.logits * 1)
 
 
@@ -275,9 +277,26 @@ def test_scores_at_temperature_1_are_told_where_they_are_wrong(temperature, entr
         logps = trainer().logits.log_softmax(-1)
         loss = -(logps[..., 3] * torch.tensor([[1.0], [-2.0], [0.5], [1.0]])).mean()
         (loss + entropy * (logps.exp() * logps).sum(-1).mean()).backward()
+        guard.on_pre_optimizer_step(args, None, None)
     guard.on_train_end(args, None, None)
     assert [notice.kind for notice in notices] == kinds
     assert all(notice.failures == ("F15",) for notice in notices if notice.kind == "found")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_logits_of_another_pass_are_not_those_of_the_scores(first):
+    """A loss on examples beside GRPO's, whose own scores come from a head without logits (trl 1.15 and later)."""
+    args, notices = types.SimpleNamespace(temperature=0.7, loss_type="dapo"), []
+    trainer = Scoring(args)
+    guard = guards.EngineMismatchGuard(trainer, notices.append)
+    guard.on_train_begin(args, None, None, model=trainer)
+    for fused in (first, not first):
+        output = trainer(fused)
+        scores = output.log_probs if fused else output.logits.log_softmax(-1)[..., 3]
+        (-scores.mean()).backward()
+    guard.on_pre_optimizer_step(args, None, None)
+    guard.on_train_end(args, None, None)
+    assert notices == []
 
 
 def test_online_dpo_is_not_accused():

@@ -130,7 +130,7 @@ class LogitsGuard(Guard):
         if report.scored and report.shift != 0:
             target = "tokens that do not come next"
             if report.shift is not None:
-                target = f"the token {report.shift + 1} further on"
+                target = f"the token {report.shift + 1} further on" if report.shift + 1 else "the token just read"
             self._trip(
                 f"rows of logits are scored against {target}, not against the next one ({report.scored} rows read). "
                 "These log-probabilities are not the completion's; policy and reference are wrong alike, so nothing is "

@@ -119,6 +119,7 @@ class EngineMismatchGuard(Guard):
         self._pairs = False  # whether the loss compares pairs
         self._called: set[str] = set()  # `model` and `decoder`, since the rollout function was asked
         self._read: float | None = None
+        self._hidden = False
         self._unread = 0  # passes whose gradient is not that of scores
         self._start = _weights(model) if model is not None and self.history else {}
         self._older: collections.deque[tuple[int, dict[str, torch.Tensor]]] = collections.deque(maxlen=self.history)
@@ -341,6 +342,8 @@ class EngineMismatchGuard(Guard):
     def _listen_to_scores(self, args: tuple[Any, ...], output: Any) -> None:
         """Where the model gives logits, read from their gradient at which temperature tokens are scored."""
         logits = getattr(output, "logits", None)
+        if torch.is_grad_enabled() and isinstance(getattr(output, "log_probs", None), torch.Tensor):
+            self._hidden = True  # the trainer scores by a head that gives no logits; those of other passes are others'
         if self._read is not None or self._unread >= _PASSES:
             return
         if not torch.is_grad_enabled() or not isinstance(logits, torch.Tensor):
@@ -354,12 +357,18 @@ class EngineMismatchGuard(Guard):
         if scored is None:
             self._unread += bool(gradient.any())
             return
-        self._read, sampled = scored, self._sampled()
-        if abs(scored / sampled - 1) > _OFF:
+        self._read = scored
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Compare the temperature that was read, where the trainer's own scores were."""
+        sampled = self._sampled()
+        if self._hidden:
+            self._read = None
+        elif self._read is not None and abs(self._read / sampled - 1) > _OFF:
             self.report = dataclasses.replace(self.report, looks_like="temperature")
             self._say(
                 "temperature",
-                f"tokens are drawn at temperature {sampled:g} and scored at {scored:.2f}: the gradient is that of "
+                f"tokens are drawn at temperature {sampled:g} and scored at {self._read:.2f}: the gradient is that of "
                 f"another policy than the one that generates. Next: {NEXT['temperature']}; or temperature=1.0",
             )
 

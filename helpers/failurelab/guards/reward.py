@@ -38,7 +38,7 @@ CAUSES = {
     "harder prompts",
     "weight": "what tells completions apart has a weight of 0 in reward_weights: give it one above 0",
     "constant": "a function gives the same whatever it is asked: look whether it reads the completion, and whether it "
-    "compares what it should (a number is never equal to a text)",
+    "compares what it should (a number is never equal to a text); or no made-up completion has the form that it pays",
     "cut": "every completion ends at max_completion_length, and one that goes on would get more: raise the limit, or "
     "ask for shorter answers",
     "floor": "no completion gets what a better one would: use easier prompts, give credit for parts of an answer, "
@@ -138,7 +138,8 @@ class RewardGuard(Guard):
     It listens to the trainer's reward functions during training. Runs in which a part of the groups is flat are
     healthy: only `groups` flat ones in a row are told, once. Then each function is asked about some hundred made-up
     completions, once in a run, until 20 seconds are over; where it raises an error, about fewer at a time. None is
-    asked whose answers are awaited, or that reads the trainer's environments. A function that asks for the reference
+    asked whose answers are awaited, or that reads the trainer's environments; one that keeps a state of its own, such
+    as a counter or a random generator, is asked with it, and goes on from there. A function that asks for the reference
     answers, and gives right ones no more than wrong ones, is told also where the others' rewards differ. What a reward
     model gives is not seen, nor rewards that differ and are given to the wrong completions. `report`, a `RewardReport`,
     is there after the first batch.
@@ -299,7 +300,7 @@ class RewardGuard(Guard):
             report = self._ask(kwargs, index)
             if report.cause == "constant":
                 self.report = dataclasses.replace(self.report, functions=(*self.report.functions, report))
-                self._warn(f"{report}, right answers among them, while the other rewards differ: {CAUSES['constant']}")
+                self._warn(f"{report}, while the other rewards differ: {CAUSES['constant']}")
 
     def _find_cause(self, kwargs: dict[str, Any]) -> None:
         """Find which cause it is, and what each function says of it."""
