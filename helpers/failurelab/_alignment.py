@@ -176,7 +176,7 @@ def _tokens(model: nn.Module, padded: bool) -> tuple[torch.Tensor, torch.Tensor]
 @contextlib.contextmanager
 def _rounded_again(model: nn.Module, seed: int) -> Iterator[list[nn.Module]]:
     """Inside, each number that a layer returns is moved by chance, by as much as its dtype rounds; yield the layers."""
-    draw, layers = torch.Generator().manual_seed(seed), []
+    draw, layers = torch.Generator("cpu").manual_seed(seed), []
 
     def move(module: nn.Module, args: tuple[object, ...], output: object) -> torch.Tensor | None:
         if not isinstance(output, torch.Tensor) or not output.is_floating_point():
@@ -186,7 +186,7 @@ def _rounded_again(model: nn.Module, seed: int) -> Iterator[list[nn.Module]]:
         if output.is_cuda and output.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
             rounding = 2.0**-10
         wide = torch.promote_types(output.dtype, torch.float32)
-        by = 2 * torch.rand(output.shape, generator=draw, dtype=wide) - 1
+        by = 2 * torch.rand(output.shape, generator=draw, dtype=wide, device="cpu") - 1
         return (output.to(wide) * (1 + rounding * by.to(output.device))).to(output.dtype)
 
     with contextlib.ExitStack() as stack:

@@ -47,7 +47,8 @@ MOVED_LATER = (
     "_alignment._tokens logits._check_logits_are_the_heads log_probs._batch "
     # Rewards, advantages and weights of rows are kept on the CPU, and follow the logits in Step.loss.
     "advantages._deviation advantages.advantages advantages.reward_table advantages.rounding advantages._sum "
-    "comparison._Comparer gradient.Step gradient.row_weights suspects.Search suspects._biased suspects._only "
+    "comparison._Comparer gradient.Step gradient.row_weights suspects.Search suspects._all_but suspects._biased "
+    "suspects._only "
     # On the CPU for good: stand-ins of parameters, a made-up batch, an engine that is not here.
     "adapter_paths._moved adapter_paths.asks_for_rows adapter_paths.hook_runs plan._copy plan.planned_rates "
     "vllm_stand_in.LLM"

@@ -142,7 +142,7 @@ def score(
         mask.append([float(place - layout.start not in given) for place in layout.places] + [0.0] * rest)
     return Scores(
         torch.stack(logps),
-        torch.stack(entropies) if entropy else torch.empty(0),
+        torch.stack(entropies) if entropy else torch.empty(0, device=logits.device),
         torch.tensor(mask, device=logits.device),
     )
 
