@@ -21,7 +21,7 @@ import tokenize
 import warnings
 
 # The most lines of Python that a room should have, and files in the tree.
-GOALS = {"failurelab": 12_500, "failurelab_course": 7_500, "tools": 1_800, "tests": 14_000, "benchmarks": 4_000}
+GOALS = {"failurelab": 16_800, "failurelab_course": 8_500, "tools": 2_100, "tests": 16_000, "benchmarks": 4_500}
 GOAL_FILES = 800
 COLUMNS = ("lines", "tokens", "in strings", "toml")
 _UNCOUNTED = {
