@@ -387,6 +387,14 @@ def test_a_cut_completion_that_the_padding_ends(make, tokenizer):
     assert report.verdict == "HELD" and ("padding" in report.reading) is not before("1.16")
 
 
+def test_what_a_rollout_function_draws_may_end_in_padding_too(make, tokenizer):
+    made = make()
+    watch, end = recorder.Recorder(made, lambda step: True), made.model.generation_config.eos_token_id
+    cut, pad = tokenizer.convert_tokens_to_ids("1"), tokenizer.pad_token_id
+    watch._record_rollouts({"prompt_ids": [[5]] * 3, "completion_ids": [[cut, pad], [cut, cut], [cut, end]]})
+    assert [(row.ended, row.ends_in_padding) for row in watch._drawn] == [(False, True), (False, False), (True, False)]
+
+
 @pytest.mark.parametrize("rate", [0.01, 0.5])
 def test_a_healthy_trainer_with_dropout_is_not_accused(rate, model, make):
     """The trainer's draw is often far from the first draws of the textbook; too much dropout hides any mistake."""

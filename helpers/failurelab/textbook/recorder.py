@@ -200,7 +200,8 @@ class Recorder:
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
             ended = bool(ids) and ids[-1] in ends
             given = frozenset(place for place, own in enumerate(mask) if not own)
-            self._drawn.append(Row(tuple(int(token) for token in prompt), ids, ended, padded=width, given=given))
+            row = Row(tuple(int(token) for token in prompt), ids, ended, padded=width, given=given)
+            self._drawn.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = method(*args, **kwargs)
@@ -230,9 +231,12 @@ class Recorder:
             completion, ended = cut_at_end(row[width:], ends)
             padded = (width, len(row) - width)
             source = number // copies
-            padding = bool(completion) and not ended and completion[-1] == pad_id(self.trainer)
-            row = Row(prompts[source], completion, ended, padded=padded, ends_in_padding=padding, inputs=inputs[source])
-            self._drawn.append(row)
+            row = Row(prompts[source], completion, ended, padded=padded, inputs=inputs[source])
+            self._drawn.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
+
+    def _ends_in_padding(self, row: Row) -> bool:
+        """Whether a completion was cut behind the padding's token, drawn as a word."""
+        return bool(row.completion) and not row.ended and row.completion[-1] == pad_id(self.trainer)
 
     def _ends(self, config: Any) -> frozenset[int]:
         """Return the ids that end a completion: of the call, else of the model, else of the tokenizer."""
