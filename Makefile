@@ -31,7 +31,7 @@ help:
 	@echo "make evidence  run the benchmarks into evidence/cpu (ONLY=names, DEVICE=cuda, OUT=folder), and the tables from it"
 	@echo "make runs-corpus  diagnose runs whose cause is known (a minute; BASELINES=--baseline for rldoctor too)"
 	@echo "make corpus    judge a corpus of training scripts by failurelab preflight, with repairs tried (hours)"
-	@echo "make gpu       all that has a GPU tier, on this card, into evidence/NAME (NAME=h100, PART=3, PYTHON=one with torch)"
+	@echo "make gpu       all that has a GPU tier, on this card, into evidence/NAME (NAME=h100, PART=3, PYTHON=one with torch, SITES=stacks)"
 	@echo "make tables    write the tables of README and pages, and the picture, from evidence/"
 	@echo "make pack OUT=DIR  pack the course and its wheels for a room without a network (docs/offline.md)"
 	@echo "make pack-test pack the course for a room without a network, install it with the network cut, use it"
@@ -163,7 +163,7 @@ tables:
 
 # Resumable, in parts of nine minutes. With PYTHON= nothing is installed, and what that Python lacks is NOT RUN.
 gpu: $(if $(findstring command,$(origin PYTHON)),here,setup)
-	@$(PYTHON) tools/gpu.py $(addprefix --name ,$(NAME)) $(addprefix --part ,$(PART))
+	@$(PYTHON) tools/gpu.py $(addprefix --name ,$(NAME)) $(addprefix --part ,$(PART)) $(addprefix --sites ,$(SITES))
 
 # The site has an environment of its own, .site/env: neither .venv nor an era is needed, or changed. A warning of Sphinx,
 # such as a link that leads nowhere, is an error. Nothing is kept from an earlier build.

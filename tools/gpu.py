@@ -1,6 +1,9 @@
 """All that has a GPU tier, on this machine's card, in parts of nine minutes that resume: `make gpu`, `make gpu PART=3`.
 
-    make gpu NAME=h100 PYTHON=/path/to/python   into evidence/h100; in a Python with a CUDA torch it needs no network
+    make gpu NAME=h100 PYTHON=/path/to/python               in a Python with a CUDA torch: it needs no network
+    make gpu NAME=h100 PYTHON=/path/to/python SITES=sites   the stacks too: sites/trl-0.14 and so on, sites/today
+
+A folder of SITES holds what `pip install --target` put there, on a machine with a network; torch is PYTHON's own.
 
 What a step came to is written to part_N.json as soon as it ends: PASS, FAIL, or NOT RUN where this machine or Python
 lacks something. The benchmarks write their own files, and README.md shows their figures beside the CPU's.
@@ -43,33 +46,56 @@ def parts(out: pathlib.Path) -> list[list[Step]]:
 
     costs = [benchmark("guards"), benchmark("textbook", "--parts", "cost", "large"), benchmark("preflight_time")]
     chosen = ("predicted", "guards", "preflight_time", "textbook")
+    verified = [course("verify", *labs[at : at + 4]) for at in range(0, len(labs), 4)]
+    figures = [benchmark(path.stem) for path in scripts if path.stem not in chosen]
     return [
         [("-m", "failurelab", "doctor"), *map(notebook, names[:6])],
         [notebook(name) for name in names[6:]],
-        [course("verify", *labs[at : at + 6]) for at in range(0, len(labs), 6)],
+        verified[::2],
+        verified[1::2],
         [benchmark("predicted"), notebook("01", "random-0.5b"), notebook("03", "random-0.5b")],  # four bits too
         [("tools/gpu.py", "--ranks"), *costs],
-        [benchmark(path.stem) for path in scripts if path.stem not in chosen],
+        figures[::2],
+        figures[1::2],
     ]
 
 
-def own_python() -> pathlib.Path:
-    """Return a Python that has this one's libraries and the course; nothing is installed."""
-    folder = ROOT / ".course" / "gpu" / "env"
+def environment(folder: pathlib.Path, sites: list[pathlib.Path]) -> pathlib.Path:
+    """Return a new environment's Python, which finds the course, then these folders, then this Python's libraries."""
+    paths = [ROOT / "helpers", *(path.resolve() for path in sites), sysconfig.get_paths()["purelib"]]
+    # Not a plain path on each line, for the .pth files in there count too: setuptools brings distutils by one.
+    text = "import site; " + "; ".join(f"site.addsitedir({str(path)!r})" for path in paths) + "\n"
+    if any(file.read_text() == text for file in folder.glob("lib/python*/site-packages/paths.pth")):
+        return folder / "bin" / "python"  # an earlier part made it
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "paths.pth").write_text(f"{ROOT / 'helpers'}\n{sysconfig.get_paths()['purelib']}\n")
     course = site / "grpo_failurelab_course-0.dist-info"  # so that the command finds the course, and the course itself
     course.mkdir(exist_ok=True)
     (course / "METADATA").write_text("Metadata-Version: 2.1\nName: grpo-failurelab-course\nVersion: 0\n")
     (course / "entry_points.txt").write_text("[failurelab.commands]\ncourse = failurelab_course.cli:run\n")
+    (site / "paths.pth").write_text(text)
     return folder / "bin" / "python"
+
+
+def own_python(sites: pathlib.Path | None = None) -> pathlib.Path:
+    """Return a Python that has this one's libraries and the course, and make the eras that `sites` has folders of."""
+    from failurelab_course import eras
+    from failurelab_course.eras import install
+
+    folders = {path.name: path for path in sites.iterdir() if path.is_dir()} if sites else {}
+    today = [folders[eras.TODAY]] if eras.TODAY in folders else []
+    for era in eras.known():
+        if era.name in folders and era.name != eras.TODAY:
+            environment(era.folder, [folders[era.name], *today])  # what a stack does not pin is today's
+            install.mark(era, era.folder)
+    return environment(ROOT / ".course" / "gpu" / "env", today)
 
 
 def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit: float = LIMIT) -> bool:
     """Run the steps that have not ended yet, until the time is over; return whether all have ended."""
     done = json.loads(file.read_text()) if file.is_file() else {}
     end, fresh = time.monotonic() + limit, True
+    jupyter = os.pathsep.join([*filter(None, [os.environ.get("JUPYTER_PATH")]), f"{sys.prefix}/share/jupyter"])
     for step in steps:
         name = " ".join(step).replace(f"{ROOT}{os.sep}", "")
         if name in done:
@@ -81,7 +107,7 @@ def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit:
         process = subprocess.Popen(
             [python, *step], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             start_new_session=True,
-            env=os.environ | {"FAILURELAB_ERA": "today", "JUPYTER_PATH": f"{sys.prefix}/share/jupyter"},
+            env=os.environ | {"FAILURELAB_ERA": "today", "JUPYTER_PATH": jupyter},
         )  # fmt: skip
         try:
             lines = process.communicate(timeout=end - started)[0].strip().splitlines() or [""]
@@ -113,10 +139,17 @@ def page(out: pathlib.Path) -> str:
         for name, step in json.loads(file.read_text()).items():
             said = step["said"].replace("|", "/") if step["outcome"] != "PASS" else ""
             lines.append(f"| {file.stem[5:]} | `{name}` | {step['outcome']} | {step['seconds']} | {said} |")
-    lines += ["", "| benchmark | era | case | figure | CPU | here |", "| --- | --- | --- | --- | --- | --- |"]
+    rows, agree = [], 0
     for file in sorted(set(out.glob("*.json")) - set(results)):
         cpu, here = (_figures(folder / file.name) for folder in (ROOT / "evidence" / "cpu", out))
-        lines += [f"| {file.stem} | {' | '.join(key)} | {cpu.get(key, '')} | {here[key]} |" for key in here]
+        agree += sum(cpu.get(key) == here[key] for key in here)
+        rows += [
+            f"| {file.stem} | {' | '.join(key)} | {cpu.get(key, '')} | {here[key]} |"
+            for key in here
+            if cpu.get(key) != here[key]
+        ]
+    lines += ["", f"{agree} figures are the CPU's to four digits. The others:", ""]
+    lines += ["| benchmark | era | case | figure | CPU | here |", "| --- | --- | --- | --- | --- | --- |", *rows]
     return "\n".join(lines) + "\n"
 
 
@@ -153,8 +186,17 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", type=int)
     parser.add_argument("--name", default="gpu")
+    parser.add_argument("--sites", type=pathlib.Path, help="a folder of stacks, each made by pip install --target")
     parser.add_argument("--ranks", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
+    ours = ROOT / ".venv"
+    if options.sites and (ours.exists() or not options.sites.is_dir()):
+        why = ".venv is here, and has its own stacks" if ours.exists() else f"{options.sites} is no folder"
+        print(f"ERROR {why}. Next: make gpu without SITES=", file=sys.stderr)
+        return 3
+    if options.sites:
+        sys.path.insert(0, str(options.sites / "today"))
+        os.environ["JUPYTER_PATH"] = str((options.sites / "today" / "share" / "jupyter").resolve())
     sys.path.insert(0, str(ROOT / "helpers"))
     try:
         from failurelab_course.experiments import devices
@@ -171,13 +213,12 @@ def main(words: list[str] | None = None) -> int:
         return 3
     if options.ranks:
         return ask_ranks()
-    ours = ROOT / ".venv"
     if ours.exists() and pathlib.Path(sys.prefix).resolve() != ours.resolve():
         print("ERROR .venv is here, and the course runs in that one. Next: make gpu without PYTHON=", file=sys.stderr)
         return 3
     out = ROOT / "evidence" / options.name
     out.mkdir(parents=True, exist_ok=True)
-    python = pathlib.Path(sys.executable) if ours.exists() else own_python()
+    python = pathlib.Path(sys.executable) if ours.exists() else own_python(options.sites)
     left = []
     for number, steps in enumerate(parts(out), 1):
         if options.part in (None, number) and not run_part(steps, out / f"part_{number}.json", python):

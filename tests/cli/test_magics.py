@@ -16,7 +16,7 @@ from tests.kernels import PATIENCE, Notebook
 
 from failurelab_course import eras
 from failurelab_course.notebook import magics, values
-from failurelab_course.notebook.kernel import EraKernel
+from failurelab_course.notebook.kernel import EraInterrupted, EraKernel
 
 pytestmark = pytest.mark.slow
 
@@ -197,6 +197,25 @@ def test_an_interrupt_reaches_the_era_and_keeps_its_variables(notebook, gone):
     assert output.error["ename"] == "EraInterrupted" and f"Next: %era_stop {OLD}" in output.error["evalue"]
     assert notebook.run(f"kernel.INTERRUPT_SECONDS = 15\n%era_stop {OLD}").status == "ok"
     assert gone([int(output.text.split()[1])]) == []
+
+
+def test_an_interrupt_at_any_moment_reaches_the_era(monkeypatch):
+    """Also one that comes while the kernel's life is looked at, in the handler of another exception."""
+    kernel, looks = magics.kernel(OLD), []
+
+    def look(how):
+        looks.append(how)
+        if len(looks) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    try:
+        kernel.run("import time")
+        monkeypatch.setattr(kernel, "_check_alive", look)
+        with pytest.raises(EraInterrupted):
+            kernel.run("while True: time.sleep(0.05)")
+        assert kernel.run("kept = 1", fetch=["kept"]) == {"kept": 1}
+    finally:
+        magics.stop(OLD)
 
 
 @pytest.mark.parametrize(

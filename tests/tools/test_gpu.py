@@ -9,6 +9,7 @@ import pytest
 import torch
 from tools import gpu
 
+from failurelab_course import eras
 from failurelab_course.experiments import devices
 
 PYTHON = sys.executable
@@ -67,16 +68,44 @@ def test_a_part_ends_in_time_and_resumes(tmp_path, monkeypatch, pipe):
     os.close(kept)
 
 
+def test_stacks_from_folders_come_before_this_python_s_libraries(tmp_path, monkeypatch):
+    """Without a network: what a stack does not hold is today's, then this Python's; `.pth` files in there count."""
+    (tmp_path / "sites/today").mkdir(parents=True)
+    (tmp_path / "sites/trl-0.22").mkdir()
+    (tmp_path / "sites/today/other.py").write_text("name = 'today'")
+    (tmp_path / "sites/today/trl.py").write_text("__version__ = '1'")
+    (tmp_path / "sites/trl-0.22/trl.py").write_text("__version__ = '0'")
+    (tmp_path / "sites/trl-0.22/deep.pth").write_text(f"{tmp_path}\n")
+    (tmp_path / "below.py").write_text("")
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setenv("FAILURELAB_ROOT", str(tmp_path))
+    (tmp_path / "helpers/failurelab").mkdir(parents=True)
+    (tmp_path / "eras").mkdir()
+    for name in ("torch.txt", "today.in", "today.txt", "trl-0.22.in", "trl-0.22.txt"):
+        (tmp_path / "eras" / name).write_text("")
+    today = gpu.own_python(tmp_path / "sites")
+    era = eras.find("trl-0.22")  # ready, or it would raise
+    ask = "import other, trl, rich; print(other.name, trl.__version__, end='')"
+    for python, said in ((today, "today 1"), (era.python, "today 0")):
+        assert subprocess.run([python, "-c", ask], capture_output=True, text=True).stdout == said
+    assert subprocess.run([era.python, "-c", "import below"]).returncode == 0
+    (tmp_path / ".venv").mkdir()
+    assert gpu.main(["--sites", str(tmp_path / "sites")]) == 3
+
+
 def test_figures_stand_beside_the_cpu_s(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
     for name, value in (("cpu", 1.5), ("h100", 0.25)):
         (tmp_path / "evidence" / name).mkdir(parents=True)
-        record = {"era": "today", "case": "a step", "figures": {"seconds": value, "shape": [2]}}
+        record = {"era": "today", "case": "a step", "figures": {"seconds": value, "rows": 4, "shape": [2]}}
         (tmp_path / "evidence" / name / "learning.json").write_text(json.dumps({"records": [record]}))
     (tmp_path / "evidence/h100/part_2.json").write_text('{"x": {"outcome": "NOT RUN", "seconds": 2, "said": "a|b"}}')
     lines = gpu.page(tmp_path / "evidence" / "h100").splitlines()
     assert (
         "| learning | today | a step | seconds | 1.5 | 0.25 |" in lines and "| 2 | `x` | NOT RUN | 2 | a/b |" in lines
+    )
+    assert not any("rows" in line for line in lines) and any(
+        line.startswith("1 figures are the CPU's") for line in lines
     )
 
 

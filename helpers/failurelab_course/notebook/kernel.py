@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from queue import Empty
 from typing import Any
 
@@ -37,6 +37,24 @@ from failurelab_course.notebook.kernel_output import EraCellError, EraInterrupte
 START_SECONDS = 600.0
 INTERRUPT_SECONDS = 15.0
 _FOREVER = float("inf")
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[float]]:
+    """Yield the times of the interrupts that come meanwhile; none is raised.
+
+    One that was raised between two statements, or in the handler of another exception, would leave the cell running
+    there. Outside the main thread Python raises none, and the list stays empty.
+    """
+    times: list[float] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield times
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: times.append(time.monotonic()))
+    try:
+        yield times
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class EraKernel:
@@ -290,15 +308,18 @@ class EraKernel:
 
         An interrupt is passed on once the cell runs: a kernel that has not begun would ignore it.
         """
-        running = asked = passed = False
+        running, passed = False, 0
         errors: list[dict[str, Any]] = []
-        deadline = _FOREVER
-        while time.monotonic() < deadline:
-            try:
-                if asked and running and not passed:
+        with _interrupts() as asked:
+            while not asked or time.monotonic() < asked[-1] + INTERRUPT_SECONDS:
+                if running and passed < len(asked):
                     self.interrupt()
-                    passed = True
-                message = self._client.iopub_channel.get_msg(timeout=0.2)
+                    passed = len(asked)
+                try:
+                    message = self._client.iopub_channel.get_msg(timeout=0.2)
+                except Empty:
+                    self._check_alive("died while this cell ran in it")
+                    continue
                 kind, content = message["header"]["msg_type"], message["content"]
                 sender = message["parent_header"].get("msg_id")
                 if sender == request and kind == "execute_input":
@@ -306,12 +327,8 @@ class EraKernel:
                 elif sender == request and kind == "error":
                     errors.append(content)
                 elif sender == request and kind == "status" and content["execution_state"] == "idle":
-                    return asked, errors
+                    return bool(asked), errors
                 elif sender in self._cells:  # of this cell, or of a thread that an earlier one left running
                     show(kind, content)
-            except Empty:
-                self._check_alive("died while this cell ran in it")
-            except KeyboardInterrupt:
-                asked, passed, deadline = True, False, time.monotonic() + INTERRUPT_SECONDS
         text = f"the cell still runs {INTERRUPT_SECONDS:.0f} s after the interrupt. Next: %era_stop {self.era.name}"
         raise EraInterrupted(self.era.name, text)
