@@ -16,13 +16,12 @@ from small import qwen2
 
 from failurelab import updates
 from failurelab.preflight import launcher_line, notebook, preload, run, script_text
-from failurelab.preflight.answers import Finding
+from failurelab.preflight.answer import Answer, Change, Finding, Verdict
 from failurelab.preflight.inputs import Load, Seen, Source
 from failurelab.preflight.intercept import cuts, own_code, processes, ranks, saved, small, watched
 from failurelab.preflight.judges import four_bit_placement
 from failurelab.preflight.judges.updates import policy_load
-from failurelab.preflight.repairs import Change
-from failurelab.preflight.report import answer
+from failurelab.preflight.report import terminal
 from failurelab.preflight.script_error import describe_error
 from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
@@ -658,7 +657,7 @@ def judged(given):
 )
 def test_a_load_is_placed_as_the_last_rank_places_it(given, world_size, found):
     """Without a map transformers takes the current device for a quantized model: GPU 0 while no rank is known."""
-    assert isinstance(judged(seen(loads=[given], world_size=world_size)), Finding) is found
+    assert (judged(seen(loads=[given], world_size=world_size)).verdict is Verdict.FOUND) is found
 
 
 @pytest.mark.parametrize(("visible", "device", "index"), [("0,1,2,3", 3, 3), ("7", 0, 3), (None, 3, 3)])
@@ -671,7 +670,7 @@ def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index, 
     assert rank.device == torch.device("cuda", device)
     for place, found in ((rank.device, False), (index, device != index), (1, True)):
         answer = judged(seen(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index))
-        assert isinstance(answer, Finding) is found
+        assert (answer.verdict is Verdict.FOUND) is found
         assert found or "it would be GPU" in answer.control
 
 
@@ -698,34 +697,25 @@ def test_a_script_s_own_error_is_one_line():
     assert "ended by itself with status 0" in describe_error(ended, "train.py")
 
 
-def told(**more):
-    return answer.Told("train.py", {"trl": "0.14.0"}, **more)
-
-
-FOUND = [{"failure": failure, "evidence": "e", "repair": "r", "notebook": None} for failure in ("F3a", "F7", "F2")]
-
-
 def test_the_answer_in_each_form():
-    both = told(
-        findings=[*FOUND],
-        held=[{"failure": failure, "evidence": "x", "control": "y"} for failure in ("F2", "F10", "F4")],
-        not_checked=[{"failure": "F12", "why": "w"}],
-        error="train.py ended",
-    )  # fmt: skip
-    answer.sort(both)
-    assert [found["failure"] for found in both.findings] == ["F2", "F7", "F3a"]
-    assert both.findings[0]["notebook"] == "03_no_grad_fn"
-    f15 = answer.Told("", {}, [{"failure": "F15", "evidence": "e", "repair": "r", "notebook": "10_two_policies"}])
-    answer.sort(f15)
-    assert f15.findings[0]["notebook"] == "08_everything_together"  # the registry's, and not one that has no F15
-    assert [held["failure"] for held in both.held] == ["F4", "F10"]
+    bad = [Finding(failure, "e", "r", verdict=Verdict.NAMED) for failure in ("F3a", "F7", "F2")]
+    held = [Finding.held(failure, "x", "y") for failure in ("F2", "F10", "F4", "F10")]
+    both = Answer("train.py", {"trl": "0.14.0"}, error="train.py ended")
+    both.settle([*bad, *held, Finding.not_checked("F12", "w"), Finding.suspected("F15", "e", "w")])
+    assert [found.failure for found in both.named] == ["F2", "F7", "F3a"]
+    assert both.named[0].notebook == "03_no_grad_fn"
+    assert both.suspected[0].notebook == "08_everything_together"
+    assert [each.failure for each in both.held] == ["F4", "F10"]
     kinds = {"findings", "suspected", "held", "not_applicable", "not_checked"}
-    assert set(answer.to_json(both)) == kinds | {"cut", "script", "script_sha256", "versions"}
-    json.dumps(answer.to_json(both))
-    text = answer.text(both)
+    texts = {"cut", "notes", "error", "ended_first", "script", "script_sha256", "versions"}
+    assert set(both.to_json()) == kinds | texts
+    text = terminal.text(both)
     assert text.index("NAMED  F2") < text.index("NAMED  F3a") < text.index("HELD") < text.index("NOT CHECKED")
     assert "ERROR train.py ended" in text
-    assert [told(findings=FOUND, error="x").exit_status, told(error="x").exit_status, told().exit_status] == [1, 3, 0]
+    statuses = [
+        Answer(findings=findings, error=error).exit_status for findings, error in ((bad, "x"), ([], "x"), ([], ""))
+    ]
+    assert statuses == [1, 3, 0]
 
 
 def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):

@@ -14,30 +14,15 @@ That a repair heals is decided by the judge of its failure: it says `Held` in th
 import ast
 import dataclasses
 import inspect
-import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from failurelab.preflight.script_text import Edit, Place, Text, apply_edits, is_docstring
+from failurelab.preflight.answer import Change, Location
+from failurelab.preflight.script_text import Edit, Place, Text, apply_edits, is_docstring, locate, read_source
 
 
 class Source(str):
     """A value as it is to stand in the script: `Source("torch.float32")`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """What a run does otherwise than the script says; a run of the next round adds to it.
-
-    Attributes:
-        files: the whole text of each file of the script's own that is edited, by its path.
-        arguments: of training, that take the place of the script's.
-        calls: statements that are run on the live `trainer` before it trains.
-    """
-
-    files: dict[str, str] = dataclasses.field(default_factory=dict)
-    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
-    calls: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
@@ -62,6 +47,11 @@ class Script:
             text = self.texts(place.file)
             if text and (call := text.call(place)):
                 yield text, call
+
+    def locate(self, edit: Edit) -> Location | None:
+        """Return the line of the script, as it was given, that an edit changes."""
+        text = self.texts(edit.file)
+        return locate(edit.file, text.text, edit.start, read_source(edit.file)) if text else None
 
     def edited(self, edits: list[Edit]) -> Change:
         """Return this run's change with these edits made too."""
@@ -340,13 +330,3 @@ def _operand(node: ast.expr, source: str) -> str:
 
 def _source(value: Any) -> str:
     return str(value) if isinstance(value, Source) else repr(value)
-
-
-def to_json(change: Change) -> dict[str, Any]:
-    """Return a change as JSON can hold it."""
-    return json.loads(json.dumps(dataclasses.asdict(change)))
-
-
-def from_json(change: Mapping[str, Any]) -> Change:
-    """Return a change that was JSON."""
-    return Change(dict(change["files"]), dict(change["arguments"]), tuple(change["calls"]))

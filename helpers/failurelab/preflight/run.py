@@ -26,7 +26,7 @@ from unittest import mock
 
 from failurelab.errors import raises_own
 from failurelab.preflight import notebook, repairs
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.answer import Answer, Change, Finding, Verdict
 from failurelab.preflight.inputs import Seen, Source
 from failurelab.preflight.intercept import own_code, processes
 from failurelab.preflight.intercept.effects import Effects
@@ -39,7 +39,7 @@ def main(spec: dict[str, Any]) -> None:
     """Run the script that `spec` names; ends this process."""
     path = pathlib.Path(spec["script"])
     report = Report(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
-    files = OwnFiles(str(path), repairs.from_json(spec["change"]))
+    files = OwnFiles(str(path), Change.from_json(spec["change"]))
     try:
         text = files.read(str(path))
         code = compile(text, str(path), "exec", dont_inherit=True)
@@ -87,7 +87,7 @@ def _run_as_main(code: types.CodeType, path: pathlib.Path, name: str = "") -> No
 class OwnFiles:
     """The files of the script at a path, as it was given: as they are, or as the change of this run has them."""
 
-    def __init__(self, script: str, change: repairs.Change):
+    def __init__(self, script: str, change: Change):
         self.own, self.change = own_code.OwnCode(script), change
         self._script, self._real = script, os.path.realpath(script)
         self._texts: dict[str, Text | None] = {}
@@ -151,13 +151,6 @@ class OwnFiles:
 
 
 _DATASETS = ("train_dataset", "eval_dataset")
-_KINDS = {
-    Finding: "findings",
-    Suspected: "suspected",
-    Held: "held",
-    NotApplicable: "not_applicable",
-    NotChecked: "not_checked",
-}
 
 
 class Report:
@@ -165,8 +158,8 @@ class Report:
 
     def __init__(self, path: pathlib.Path, progress: pathlib.Path):
         self._path, self._progress = path, progress
-        self.answers: list[Answer] = []
-        self.measured: list[Held] = []  # also what a judge of the whole gradient takes back, see `StepJudge.outweigh`
+        self.answers: list[Finding] = []
+        self.measured: list[Finding] = []  # what is held, before a judge of the whole gradient takes it back
         self.notes: list[str] = []
         self.script: repairs.Script | None = None
 
@@ -182,32 +175,32 @@ class Report:
 
     def end(self, error: str = "", cut: Sequence[str] = ()) -> None:
         """Write the answers, and end the process: nothing of the script runs after that."""
-        told: dict[str, Any] = {kind: [] for kind in _KINDS.values()}
-        for answer in self.answers:
-            entry = {name: value for name, value in vars(answer).items() if name != "undo"}
-            if isinstance(answer, Finding):
-                entry["changes"] = self._changes(answer)
-            told[_KINDS[type(answer)]].append(entry)
-        told |= {"error": error, "cut": cut, "notes": self.notes, "measured": list(map(vars, self.measured))}
+        findings = [self._with_changes(answer) if answer.undo else answer for answer in self.answers]
+        told = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, measured=self.measured)
         whole = self._path.with_suffix(".part")
-        whole.write_text(json.dumps(told))
+        whole.write_text(json.dumps(told.to_json()))
         whole.rename(self._path)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
-    def _changes(self, finding: Finding) -> list[dict[str, Any]]:
-        """Return what runs with this finding's repairs do otherwise, each added to what this run does."""
-        changes = []
+    def _with_changes(self, finding: Finding) -> Finding:
+        """Return a finding with what runs with its repairs do otherwise, on top of this one's change, and where."""
+        changes: list[Change] = []
+        place = finding.place
         for undo in finding.undo if isinstance(finding.undo, tuple) else (finding.undo,):
             try:
-                change = undo.change(self.script) if undo and self.script else None
-                changes += [repairs.to_json(change)] if change else []
+                if undo is None or self.script is None:
+                    continue
+                edits = undo.edit(self.script)
+                change = self.script.edited(edits) if edits else undo.live(self.script)
+                changes += [change] if change else []
+                place = place or (self.script.locate(edits[-1]) if edits else None)  # imports are the first edits
             except Exception as error:  # a text that was not thought of: then the repair is not tried
                 if raises_own(error):
                     raise
                 self.traceback(error)
-        return changes
+        return dataclasses.replace(finding, changes=tuple(changes), place=place)
 
 
 class Run:
@@ -336,7 +329,7 @@ class Run:
                 error = describe_error(problem, self.source.path, line=source.line)
         seen.log = list(trainer.state.log_history)
         self._ask((lambda _: watch.answers(), *order.AFTER), seen)
-        self.report.measured = [answer for answer in self.report.answers if isinstance(answer, Held)]
+        self.report.measured = [answer for answer in self.report.answers if answer.verdict is Verdict.HELD]
         self.report.answers = step.outweigh(self.report.answers)
         self.report.end(error, self._cuts(trainer, seen))
 
@@ -397,7 +390,7 @@ class Run:
                     raise
                 self.report.traceback(error)
                 why = f"this check itself failed: {type(error).__name__}: {error}"
-                self.report.answers.append(NotChecked(judge.__module__.rpartition(".")[2], why))
+                self.report.answers.append(Finding.not_checked(judge.__module__.rpartition(".")[2], why))
 
     def _cuts(self, trainer: Any, seen: Any) -> list[str]:
         cut = self.arguments.cuts(trainer.args)

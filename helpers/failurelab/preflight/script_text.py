@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from failurelab.preflight import notebook
+from failurelab.preflight.answer import Location
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +224,25 @@ def holds_line(first: ast.stmt, last: ast.stmt, line: int | None) -> bool:
 def is_docstring(node: ast.stmt) -> bool:
     """Return whether a statement is a text that stands alone."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def locate(file: str, text: str, offset: int, original: str) -> Location:
+    """Return the line of a place in a text, as the file has it that the text was made of.
+
+    Args:
+        file: its path.
+        text: with the edits of rounds before.
+        offset: in characters.
+        original: what the file holds; of a notebook, the text of its code cells.
+    """
+    here = text.count("\n", 0, offset)  # lines from 0
+    lines, before = text.splitlines(), original.splitlines()
+    blocks = difflib.SequenceMatcher(None, before, lines, autojunk=False).get_matching_blocks()
+    line = next((a + max(0, here - b) for a, b, size in blocks if here < b + size), len(before))
+    cells = [place for place, each in enumerate(before[:line]) if re.fullmatch(r"# cell \d+", each)]
+    if file.endswith(".ipynb") and cells:
+        return Location(file, line - cells[-1], int(before[cells[-1]].split()[-1]))
+    return Location(file, line + 1)
 
 
 def apply_edits(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from failurelab._unwrap import has_adapter
 from failurelab.failures import loader
 from failurelab.handles import is_unseen, wrap_method
 from failurelab.preflight import temperature
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import controls, cuts, small
 from failurelab.preflight.intercept.cuts import NEW_TOKENS
@@ -145,7 +145,7 @@ class Watch:
     def _generations(self) -> int:
         return int(getattr(self.trainer, "num_generations", 0) or 2)
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Iterator[Finding]:
         """Yield what the guards saw, after training, or after the error that ended it."""
         yield self._judge_optimizer()
         yield from self._judge_gradients()
@@ -153,11 +153,11 @@ class Watch:
         yield from self._judge_logits()
         yield self._replaced
 
-    def _judge_optimizer(self) -> Answer:
+    def _judge_optimizer(self) -> Finding:
         """F23: tensors that are trained, against those that the optimizer holds."""
         model, optimizer = self.trainer.model, getattr(self.trainer, "optimizer", None)
         if optimizer is None:
-            return NotChecked("F23", "training ended before there was an optimizer")
+            return Finding.not_checked("F23", "training ended before there was an optimizer")
         groups = [{id(parameter) for parameter in group["params"]} for group in optimizer.param_groups]
         kept = set().union(*groups)
         named = list(model.named_parameters()) if has_adapter(model) else []
@@ -176,26 +176,26 @@ class Watch:
             return Finding("F23", evidence, repair, undo=undo)
         largest = max(groups, key=len)
         fewer = len(kept.difference(largest).intersection(wanted))
-        return Held("F23", evidence, f"without its largest group it would hold {fewer}")
+        return Finding.held("F23", evidence, f"without its largest group it would hold {fewer}")
 
-    def _judge_gradients(self) -> Iterator[Answer]:
+    def _judge_gradients(self) -> Iterator[Finding]:
         report = self._reports.get("GradientGuard", self._gradients.report)
         adapted = has_adapter(self.trainer.model)
         own, other = ("F2", "F1") if adapted else ("F1", "F2")
-        yield NotApplicable(other, "the model has adapters: see F2" if adapted else "no adapters")
+        yield Finding.not_applicable(other, "the model has adapters: see F2" if adapted else "no adapters")
         if report is None:
             why = self._failed.get("GradientGuard", "no optimizer step was reached whose gradients could be seen")
-            yield NotChecked(own, why)
+            yield Finding.not_checked(own, why)
             return
         missing, total = len(report.without_gradient), len(report.trainable)
         if not total:
-            yield NotChecked(own, "nothing requires a gradient when training begins: see F23")
+            yield Finding.not_checked(own, "nothing requires a gradient when training begins: see F23")
         elif not missing:
             evidence = f"all {total} trainable tensors of {self._model} get a gradient"
             if cut_off := controls.count_cut_off(self.trainer.model):
-                yield Held(own, evidence, f"with a module cut off from the loss, {cut_off} get none")
+                yield Finding.held(own, evidence, f"with a module cut off from the loss, {cut_off} get none")
             else:
-                yield NotChecked(own, f"{evidence}; with a module cut off from the loss it looks the same")
+                yield Finding.not_checked(own, f"{evidence}; with a module cut off from the loss it looks the same")
         elif "reentrant" in self._kinds:
             ends = '; the first backward pass ends in "element 0 of tensors does not require grad"'
             yield Finding(
@@ -207,29 +207,29 @@ class Watch:
                 undo=Statement("{trainer}.model.enable_input_require_grads()"),
             )
         else:
-            yield NotChecked(
+            yield Finding.not_checked(
                 own,
                 f"{missing} of {total} trainable tensors get no gradient ({list_names(report.without_gradient)}), and "
                 "checkpointing is not the cause: this batch may not use them",
             )
 
-    def _judge_rollouts(self) -> Answer:
+    def _judge_rollouts(self) -> Finding:
         for option in ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged"):
             if self.seen.asked.get(option):
                 why = f"with {option} the trainer does not call model.generate, whose cache goes wrong"
-                return NotApplicable("F7", why)
+                return Finding.not_applicable("F7", why)
         report = self._reports.get("RolloutGuard", self._rollouts.report)
         if report is None:
             if "RolloutGuard" in self._failed:
-                return NotChecked("F7", self._failed["RolloutGuard"])
+                return Finding.not_checked("F7", self._failed["RolloutGuard"])
             if True in self._generated:
                 why = "tokens are generated in train mode, and there is no tokenizer to judge them by"
-                return NotChecked("F7", why)
+                return Finding.not_checked("F7", why)
             if self._generated:
-                return NotApplicable("F7", "the trainer generates in eval mode, where nothing goes wrong")
+                return Finding.not_applicable("F7", "the trainer generates in eval mode, where nothing goes wrong")
             if not self.finished or getattr(self.trainer, "reward_funcs", None):
-                return NotChecked("F7", "training ended before the trainer generated anything")
-            return NotApplicable("F7", "this trainer generates nothing")
+                return Finding.not_checked("F7", "training ended before the trainer generated anything")
+            return Finding.not_applicable("F7", "this trainer generates nothing")
         if report.agrees:
             evidence = f"tokens are drawn from the policy: {report.error:.1e} nats of difference at most"
             planted = controls.error_without_context(
@@ -237,8 +237,10 @@ class Watch:
             )
             if planted <= report.rounding:
                 why = f"{evidence}; predicted from the last token alone they differ by {planted:.1e} only"
-                return NotChecked("F7", why)
-            return Held("F7", evidence, f"predicted from the last token alone they would differ by {planted:.2f}")
+                return Finding.not_checked("F7", why)
+            return Finding.held(
+                "F7", evidence, f"predicted from the last token alone they would differ by {planted:.2f}"
+            )
         return Finding(
             "F7",
             f"the completions that the trainer generates are not the policy's: log-probabilities are off by "
@@ -251,7 +253,7 @@ class Watch:
             else None,
         )
 
-    def _judge_logits(self) -> Iterator[Answer]:
+    def _judge_logits(self) -> Iterator[Finding]:
         report = self._reports.get("LogitsGuard", self._logits.report)
         name, asked, made = self._asked or ("", 0, 0)
         if report is not None and (report.probe or (report.scored and report.shift != 0)):
@@ -281,50 +283,56 @@ class Watch:
             evidence = f"{asked} rows of logits are asked for by {name}, and {made} are made"
             every = controls.count_all_rows(self.trainer.model, self._ids) if self._ids is not None else 0
             if every > asked:
-                yield Held("F3a", evidence, f"unasked, the model makes {every}")
+                yield Finding.held("F3a", evidence, f"unasked, the model makes {every}")
             else:
-                yield NotChecked("F3a", f"{evidence}; unasked, the model makes no more for this batch")
+                yield Finding.not_checked("F3a", f"{evidence}; unasked, the model makes no more for this batch")
         elif report is not None:
-            yield NotApplicable("F3a", "no rows are asked for by a name that this model swallows")
+            yield Finding.not_applicable("F3a", "no rows are asked for by a name that this model swallows")
         else:
-            yield NotChecked("F3a", "no training pass was seen")
+            yield Finding.not_checked("F3a", "no training pass was seen")
         if report is None:
-            yield NotChecked("F3b", self._failed.get("LogitsGuard", "no gradient of the logits could be read"))
+            yield Finding.not_checked("F3b", self._failed.get("LogitsGuard", "no gradient of the logits could be read"))
         elif report.scored:
             evidence = f"{report.scored} rows of logits are scored against the token that comes next"
             if self._ids is not None and controls.sees_shifted_scores(self.trainer.model, self._ids):
-                yield Held("F3b", evidence, "scored against the one after that, they are seen to be off")
+                yield Finding.held("F3b", evidence, "scored against the one after that, they are seen to be off")
             else:
-                yield NotChecked("F3b", f"{evidence}; scored against the one after that, this batch looks the same")
+                yield Finding.not_checked(
+                    "F3b", f"{evidence}; scored against the one after that, this batch looks the same"
+                )
         elif report.made:
-            yield NotChecked("F3b", "the loss is no score of single tokens, so no row says for which token it is")
+            yield Finding.not_checked(
+                "F3b", "the loss is no score of single tokens, so no row says for which token it is"
+            )
         else:
-            yield Held(
+            yield Finding.held(
                 "F3b",
                 "the known-answer probe gets the log-probabilities of the completion's tokens",
                 f"the nearest known mistake is {report.contrast:.2f} nats away",
             )
 
-    def _find_replaced(self) -> Answer:
+    def _find_replaced(self) -> Finding:
         """Compare what the trainer's model says with what it said with its trained adapter."""
         if not self.adapters:
-            return NotApplicable("F8", "no trained adapter is loaded")
+            return Finding.not_applicable("F8", "no trained adapter is loaded")
         trained = self.adapters[-1]
         try:
             now = small.probe(self.trainer.model)
         except Exception as error:
-            return NotChecked("F8", f"the model could not be asked: {type(error).__name__}: {error}")
+            return Finding.not_checked("F8", f"the model could not be asked: {type(error).__name__}: {error}")
         effect = (trained.logits - trained.base).abs().max().item()
         kept = (now - trained.logits).abs().max().item()
         lost = (now - trained.base).abs().max().item()
         if effect < _WORKS:
-            return NotChecked("F8", f"the adapter {trained.name} changes a logit by {effect:.1g} at most, as a new one")
+            return Finding.not_checked(
+                "F8", f"the adapter {trained.name} changes a logit by {effect:.1g} at most, as a new one"
+            )
         if min(kept, lost) > 0.1 * effect:
             why = f"the model that is trained is another one than that with the adapter {trained.name}"
-            return NotChecked("F8", why)
+            return Finding.not_checked("F8", why)
         if kept <= lost:
             evidence = f"the adapter {trained.name} is at work when training begins"
-            return Held("F8", evidence, f"without it a logit would be {effect:.2g} away")
+            return Finding.held("F8", evidence, f"without it a logit would be {effect:.2g} away")
         return Finding(
             "F8",
             f"the trained adapter {trained.name} is replaced by a new one that begins at zero: when training begins, "

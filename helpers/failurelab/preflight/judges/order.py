@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from failurelab.preflight.answers import Answer
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.batch import judge_batch
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
@@ -15,7 +15,7 @@ from failurelab.preflight.judges.scores import judge_scores
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.judges.updates import judge_updates
 
-Judge = Callable[[Seen], Iterator[Answer]]
+Judge = Callable[[Seen], Iterator[Finding]]
 BEFORE: tuple[Judge, ...] = (
     judge_four_bit_placement,
     judge_batch,
