@@ -15,13 +15,13 @@ from failurelab.preflight import repairs
 from failurelab.preflight.answer import Verdict
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.intercept import cuts, trainers
-from failurelab.preflight.intercept.watched import Watch
 from failurelab.preflight.judges import plan
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.reference import judge_reference
+from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.scores import judge_scores
 from failurelab.preflight.judges.updates import judge_updates
-from failurelab.preflight.temperature import plant_temperature, read_temperature
+from failurelab.preflight.temperature import Temperatures, plant_temperature, read_temperature
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_step_s_own_temperatures_are_read(temperature, grpo, model):
     """The known answer of each release: before 0.16 scores leave it out; a fused head (1.15) makes no logits."""
     trainer = grpo(model, temperature=temperature, max_steps=1, gradient_accumulation_steps=1)
     given = seen(trainer)
-    with Watch(given, []).listening():
+    with Temperatures(given).listening():
         trainer.train()
     assert given.drawn_at == pytest.approx(temperature)
     release, answer = Version(trl.__version__), one(judge_scores(given))
@@ -215,7 +215,7 @@ def test_an_adapter_that_the_script_has_trained_itself(adapt, again, kind, grpo,
     adapters = []
     with trainers.watched(run_of(adapters)):
         trainer = grpo(adapt(model), more={"peft_config": small.lora_config()} if again else ())
-    answer = one(each for each in Watch(seen(trainer), adapters).answers() if each.failure == "F8")
+    answer = one(judge_replaced_adapter(seen(trainer, adapters=adapters)))
     assert answer.verdict is kind
 
 

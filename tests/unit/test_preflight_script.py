@@ -1,5 +1,6 @@
 """Preflight beside its judges: what is cut and what is kept as asked, whose rank is seen, repairs as diffs, answers."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -18,8 +19,8 @@ from failurelab import updates
 from failurelab.preflight import launcher_line, notebook, preload, run, script_text
 from failurelab.preflight.answer import Answer, Change, Finding, Verdict
 from failurelab.preflight.inputs import Load, Seen, Source
-from failurelab.preflight.intercept import cuts, own_code, processes, ranks, saved, small, watched
-from failurelab.preflight.judges import four_bit_placement
+from failurelab.preflight.intercept import cuts, own_code, processes, ranks, saved, small
+from failurelab.preflight.judges import four_bit_placement, logits, rollouts
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.report import terminal
 from failurelab.preflight.script_error import describe_error
@@ -550,11 +551,11 @@ def test_a_default_file_that_accelerate_cannot_use_is_one_line(text, tmp_path, m
 def test_the_repair_of_unused_logits_names_versions(monkeypatch):
     """Which upgrade ends it and leads into no other failure, with the versions that are here."""
     here = {"trl": "0.15.2", "transformers": "4.48.3"}
-    monkeypatch.setattr(watched.importlib.metadata, "version", lambda name: here.get(name, "1.0"))
-    text = watched._versions_that_fit("F3a")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: here.get(name, "1.0"))
+    text = logits.versions_that_fit("F3a")
     assert "trl 0.18.0 or later" in text and "transformers 4.49 or later" in text
     here |= {"transformers": "5.23.0", "trl": "1.16.0"}
-    assert watched._versions_that_fit("F3a") == ""
+    assert logits.versions_that_fit("F3a") == ""
 
 
 def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
@@ -567,7 +568,7 @@ def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
         train_dataset=rows,
         args=types.SimpleNamespace(num_generations=None),
     )
-    assert watched._prompts_of_a_batch(Seen(trainer, {})) == ["111", "111111"]
+    assert rollouts.prompts_of_a_batch(Seen(trainer, {}), tokenizer) == ["111", "111111"]
 
 
 def test_a_large_model_made_from_a_configuration_is_cut():

@@ -13,7 +13,8 @@ from failurelab import textbook
 from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Finding, Verdict
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import cuts, watched
+from failurelab.preflight.intercept import cuts
+from failurelab.preflight.intercept.rewards import substitute_rewards
 from failurelab.preflight.judges.textbook import StepJudge, cut_away
 
 
@@ -39,7 +40,7 @@ def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp
         return
     with torch.no_grad():
         model.lm_head.weight *= 0.05  # each token is about as likely, so that an end is rarely drawn
-    rewards = [lambda completions, **_: watched.substitute_rewards(len(completions), 4, 0)]
+    rewards = [lambda completions, **_: substitute_rewards(len(completions), 4, 0)]
     options = {"mask_truncated_completions": True, "max_completion_length": 7}
     answer = judge(trainer(model, tokenizer, tmp_path, rewards=rewards, **options))["F21"]
     assert answer.verdict is Verdict.HELD and "mask_truncated" not in answer.evidence.partition("does not show")[2]
@@ -138,10 +139,10 @@ def test_the_step_is_afterwards_what_it_was(model, tokenizer, tmp_path):
 
 def test_substitute_rewards_differ_by_row_group_and_function():
     with keep_random_state():
-        one, two = (watched.substitute_rewards(8, 4, function) for function in (0, 1))
+        one, two = (substitute_rewards(8, 4, function) for function in (0, 1))
     assert len(set(one[:4])) == len(set(two[:4])) == 4 and one[:4] != one[4:] and one != two
     for functions in (1, 2, 3):
-        table = [watched.substitute_rewards(8, 2, function) for function in range(functions)]
+        table = [substitute_rewards(8, 2, function) for function in range(functions)]
         totals = [sum(column) for column in zip(*table)]
         assert all(totals[place] != totals[place + 1] for place in range(0, 8, 2))
 

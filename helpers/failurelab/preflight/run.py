@@ -283,9 +283,10 @@ class Run:
 
         A training of another kind that comes before one with rewards is not run: the later one is judged.
         """
-        from failurelab.preflight.intercept import cuts, watched
+        from failurelab.preflight.intercept import cuts, rewards
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.textbook import StepJudge
+        from failurelab.preflight.temperature import Temperatures
 
         line = _line(self.source.path)
         if self._is_first_stage(trainer, line):
@@ -315,20 +316,25 @@ class Run:
         self.report.say("judging lengths, rewards and arguments")
         self._ask(order.BEFORE, seen)
         trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
-        watch = watched.Watch(seen, self.adapters)
-        step = StepJudge(seen, watch.explains_gradient)
+        listening = [judge(seen) for judge in order.DURING]
+        step = StepJudge(seen, lambda: any(judge.explains_gradient() for judge in listening))
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
-        with watch.listening(), step.listening():
+        with contextlib.ExitStack() as stack:
+            for judge in listening:
+                stack.enter_context(judge.listening())
+            stack.enter_context(Temperatures(seen).listening())
+            stack.enter_context(rewards.differing_rewards(seen))
+            stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
             try:
                 original(trainer)
-                watch.finished = True
+                seen.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
                 error = describe_error(problem, self.source.path, line=source.line)
         seen.log = list(trainer.state.log_history)
-        self._ask((lambda _: watch.answers(), *order.AFTER), seen)
+        self._ask((*listening, *order.AFTER), seen)
         self.report.measured = [answer for answer in self.report.answers if answer.verdict is Verdict.HELD]
         self.report.answers = step.outweigh(self.report.answers)
         self.report.end(error, self._cuts(trainer, seen))
@@ -336,7 +342,7 @@ class Run:
     def _launch(self) -> dict[str, Any]:
         """Return what the judges are told of the launch, also where no trainer was made."""
         size, device = self.spec["world_size"], self.launched.rank.device.index
-        return {"loads": self.loads, "world_size": size, "device": device}
+        return {"loads": self.loads, "adapters": self.adapters, "world_size": size, "device": device}
 
     def _is_first_stage(self, trainer: Any, line: int) -> bool:
         """Whether another training comes later in the script, of a trainer that draws completions, and this one not."""
@@ -381,10 +387,10 @@ class Run:
             self._ask((judge_four_bit_placement,), Seen(None, {}, **self._launch()))
         self.report.end(error, self.launched.mapped.texts)
 
-    def _ask(self, judges: Sequence[Callable[..., Any]], seen: Any) -> None:
+    def _ask(self, judges: Sequence[Any], seen: Any) -> None:
         for judge in judges:
             try:
-                self.report.answers.extend(judge(seen))
+                self.report.answers.extend(judge(seen) if callable(judge) else judge.answers())
             except Exception as error:
                 if raises_own(error):
                     raise
