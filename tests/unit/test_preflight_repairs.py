@@ -18,7 +18,6 @@ from failurelab.preflight.repairs import (
     Arguments,
     FirstLine,
     Keyword,
-    Source,
     Statement,
     Together,
     WithoutMethod,
@@ -96,7 +95,6 @@ EDITS = [
     (Statement("{trainer}.x = 1"), ["trainer.x = 1"], []),
     (Statement("{model}.y(1)", before="trainer"), ["model.y(1)"], []),
     (Arguments({"temperature": 1.0}), ["1.0"], []),
-    (Arguments({"temperature": 1.0, "beta": Source("1 / 4")}), ["1 / 4"], []),
     (Keyword("load", "device_map", '{"": PartialState().device}', imports="from a import PartialState"),
      ["PartialState().device", "from a import PartialState"], []),
     (Keyword("trainer", "train_dataset", "{}.map(chat)"), ["train_dataset=rows.map(chat)"], []),
@@ -123,15 +121,31 @@ def test_an_edit_of_a_script(repair, there, gone, kind):
             node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "GRPOConfig"
         )
         config = eval(ast.unparse(call), {"config": {"temperature": 0.9}, "GRPOConfig": values["GRPOConfig"]})
-        assert config["temperature"] == 1.0 and config.get("beta", 0.25) == 0.25
+        assert config["temperature"] == 1.0
 
 
 def test_a_python_without_columns_has_places_by_line():
-    """3.10 knows no columns: no call is found at such a place, so that repairs are tried live or not at all."""
+    """3.10 knows no columns: no call is found at such a place, so that no repair is tried."""
     code = types.SimpleNamespace(co_filename="train.py")
     place = place_of(types.SimpleNamespace(f_code=code, f_lineno=2, f_lasti=0))
     assert (place.file, place.line) == ("train.py", 2)
     assert Text("train.py", "import trl\ntrl.GRPOTrainer()\n").call(place) is None
+
+
+def test_a_method_of_a_call_of_several_lines_is_found():
+    """Its frame begins at the method's name: `GRPOTrainer(` stood lines above `.train()`, and no call was found."""
+    text = "def f():\n    return make(\n        1,\n    ).look()\n"
+    places = []
+
+    class Made:
+        def look(self):
+            places.append(place_of(sys._getframe(1)))
+
+    names = {"make": lambda _: Made()}
+    exec(compile(text, "train.py", "exec"), names)
+    names["f"]()
+    call = Text("train.py", text).call(places[0])
+    assert ast.unparse(call) == "make(1).look()"
 
 
 def test_statements_of_several_lines():
@@ -150,18 +164,46 @@ def test_an_import_stands_behind_what_must_be_first(first):
     compile(text, "train.py", "exec")
 
 
-def test_what_has_no_place_in_the_text_is_changed_live():
-    """A trainer without a name, arguments that a parser makes: the live objects are changed; two changes add up."""
-    given = script("@train make(peft_config=1).train()\n")
-    change = Statement("{trainer}.model.hook()").change(given)
-    assert not change.files and change.calls == ("trainer.model.hook()",)
-    given.change = change
-    given.places["trainer"] = [[Place("train.py", 1, 1, 0, 4)]]
-    change = Arguments({"temperature": 1.0}).change(given)
-    assert change.arguments == {"temperature": 1.0} and change.calls
-    assert Keyword("trainer", "peft_config").change(given) is None
-    assert Arguments({"x": Source("f()")}).change(given) is None
-    assert Change.from_json(change.to_json()) == change
+def test_what_has_no_place_in_the_script_s_files_has_no_repair():
+    """A library's own script, a trainer that is made elsewhere: nothing else is run than what a reader can apply."""
+    given = script("make(peft_config=1)\n")
+    repairs_of = (Statement("{trainer}.x = 1"), Arguments({"temperature": 1.0}), Keyword("trainer", "peft_config"))
+    assert [repair.change(given) for repair in repairs_of] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("@train make(m, a=1).train()\n", "trainer = make(m, a=1)\ntrainer.x = 1\ntrainer.train()\n"),
+        ("trainer = 1\nout = @train make(\n    m,\n).train()\n",
+         "trainer = 1\nthe_trainer = make(\n    m,\n)\nthe_trainer.x = 1\nout = the_trainer.train()\n"),
+        ("def f():\n    return @train make().train()\n",
+         "def f():\n    trainer = make()\n    trainer.x = 1\n    return trainer.train()\n"),
+        ("print(log(), @train make().train())\n", None),
+    ],
+)  # fmt: skip
+def test_a_trainer_without_a_name_gets_one(text, wanted):
+    """`GRPOTrainer(...).train()`: the patch that was written healed nothing, for a live object was changed."""
+    change = Statement("{trainer}.x = 1").change(script(text))
+    assert (change and change.files["train.py"]) == wanted
+
+
+YAML = "model: small\r\ntemperature: 0.9  # hot\r\noutput_dir: out\r\nkwargs:\r\n  a: 1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"temperature": 1.0}, YAML.replace("0.9  #", "1.0  #")),
+        ({"beta": None, "more": {"a": False}}, YAML + 'beta: null\nmore: {"a": false}\n'),
+        ({"kwargs": {}}, None),
+    ],
+)
+def test_arguments_of_a_yaml_file_are_set_there(values, wanted):
+    texts = {"/grpo.yaml": YAML, "/accelerate.yaml": "num_machines: 1\n"}
+    of = [repairs.Script(lambda file: None, settings={name: text}) for name, text in texts.items()]
+    change = Arguments(values).change(of[0])
+    assert (change and change.files["/grpo.yaml"]) == wanted and Arguments(values).change(of[1]) is None
 
 
 def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
@@ -169,7 +211,7 @@ def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
     given = script("trainer = @trainer GRPOTrainer(m, args=options.training)\n")
     (text,) = Arguments({"temperature": 1.0, "beta": 0.0}).change(given).files.values()
     assert text.startswith("options.training.temperature = 1.0\noptions.training.beta = 0.0\ntrainer =")
-    assert not Arguments({"num_generations": 4}).change(given).files
+    assert Arguments({"num_generations": 4}).change(given) is None
 
 
 def test_edits_inside_a_function(tmp_path):
@@ -217,7 +259,7 @@ class Short(Base):
 
 
 def test_a_method_of_its_own_is_taken_out(tmp_path):
-    """The parent's runs then: one of several, both, and the only one of a class; live where the text cannot be had."""
+    """The parent's runs then: one of several, both, and the only one of a class."""
     path = tmp_path / "train.py"
     path.write_text(OVERRIDES)
 
@@ -242,11 +284,7 @@ def test_a_method_of_its_own_is_taken_out(tmp_path):
         assert (own.loss(), own.rewards(), short.loss()) == wanted and "A trainer of its own" in text
     (text,) = WithoutMethod(module["Short"], "loss").change(given).files.values()
     assert run(text)["Short"]().loss() == 1
-    change = Together((one, both)).change(repairs.Script(lambda file: None))
-    trainer = module["Own"]()
-    for line in change.calls:
-        exec(line, {"trainer": trainer})
-    assert (trainer.loss(), trainer.rewards()) == (1, [1])
+    assert Together((one, both)).change(repairs.Script(lambda file: None)) is None
 
 
 FILES = {

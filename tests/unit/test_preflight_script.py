@@ -235,7 +235,7 @@ def test_weights_of_the_whole_model_for_a_cut_one(checkpoint):
 
 def test_arguments_are_cut_before_their_validation_and_known_as_asked(tmp_path):
     """Nothing is saved or reported, also where the script's folder is named; what it sets later counts as asked."""
-    made = cuts.Arguments(3, str(tmp_path))
+    made = cuts.CutArguments(3, str(tmp_path))
     with made.cut():
         arguments = transformers.TrainingArguments(
             "the_script_s_own", per_device_train_batch_size=64, save_strategy="steps", num_train_epochs=7
@@ -286,7 +286,7 @@ def test_the_script_reads_arguments_as_they_were_given(tmp_path):
     Once a trainer is made the batch is the one that is there: a function of the script's may cut it into groups.
     """
     script = tmp_path / "train.py"
-    made = cuts.Arguments(3, str(tmp_path), own=own_code.OwnCode(script))
+    made = cuts.CutArguments(3, str(tmp_path), own=own_code.OwnCode(script))
     names = {}
     with made.cut():
         exec(compile(READS, str(script), "exec"), names)
@@ -755,7 +755,7 @@ def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
 
 def test_what_a_trainer_of_ones_own_calls_args_may_be_anything(tmp_path):
     """Such as what argparse has read: it is no option of the training."""
-    made = cuts.Arguments(3, str(tmp_path))
+    made = cuts.CutArguments(3, str(tmp_path))
     for other in (types.SimpleNamespace(lr=1), {"lr": 1}, "train.yaml", None):
         made.settle(other)
         assert made.asked(other) == {}

@@ -11,7 +11,6 @@ The same objects cross from the script's process to the command, to the screen, 
 
 import dataclasses
 import enum
-import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -66,22 +65,9 @@ class Change:
 
     Attributes:
         files: the whole text of each file of the script's own that is edited, by its path.
-        arguments: of training, that take the place of the script's.
-        calls: statements that are run on the live `trainer` before it trains.
     """
 
     files: dict[str, str] = dataclasses.field(default_factory=dict)
-    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
-    calls: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))
-
-    @classmethod
-    def from_json(cls, change: Mapping[str, Any]) -> "Change":
-        """Return a change that was JSON."""
-        return cls(dict(change["files"]), dict(change["arguments"]), tuple(change["calls"]))
 
 
 class Undo(Protocol):
@@ -89,9 +75,6 @@ class Undo(Protocol):
 
     def edit(self, script: Any) -> list[Any]:
         """Return the edits of the script's text; none where it has no place for them."""
-
-    def live(self, script: Any) -> Change | None:
-        """Return the change of the live run that does the same; None where there is none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +174,7 @@ class Finding:
         kept = {name: value for name, value in fields.items() if value or name in asked}
         kept |= {"figures": [dataclasses.asdict(each) for each in self.figures]} if self.figures else {}
         kept |= {"place": dataclasses.asdict(self.place)} if self.place else {}
-        kept |= {"changes": [each.to_json() for each in self.changes]} if self.changes else {}
+        kept |= {"changes": [dataclasses.asdict(each) for each in self.changes]} if self.changes else {}
         kept |= {"cut": list(self.cut)} if self.cut else {}
         kept |= {"verdict": self.verdict.value}
         return {"key": self.key} | kept | ({"notebook": self.notebook or None} if self.accuses else {})
@@ -208,7 +191,7 @@ class Finding:
         given["verdict"] = Verdict(given.get("verdict", verdict))
         given["figures"] = tuple(Quantity(**each) for each in given.get("figures", ()))
         given["place"] = Location(**given["place"]) if given.get("place") else None
-        given["changes"] = tuple(map(Change.from_json, given.get("changes", ())))
+        given["changes"] = tuple(Change(**each) for each in given.get("changes", ()))
         given["cut"] = tuple(given.get("cut", ()))
         return cls(**given)
 
@@ -304,6 +287,11 @@ class Answer:
     def accusations(self) -> list[Finding]:
         """What is named, then what is suspected."""
         return [*self.named, *self.suspected]
+
+    @property
+    def left_by_patch(self) -> list[Finding]:
+        """What is there still in the run with all of `patch`: what no edit repairs, and what is suspected."""
+        return [finding for finding in self.accusations if finding.verdict is Verdict.SUSPECTED or not finding.diff]
 
     @property
     def exit_status(self) -> int:

@@ -121,7 +121,9 @@ def _write(told: Answer, options: argparse.Namespace) -> None:
         apply = f"in {told.patch_folder}: git apply {options.diff.resolve()}"
         if told.script.endswith(".ipynb"):
             apply = "make its changes in the notebook's cells"
-        print(f"{options.diff}: the patch that was tried. Next, {apply}")
+        left = ", ".join(f"{finding.failure} ({finding.verdict.value.lower()})" for finding in told.left_by_patch)
+        left = f"it leaves {left}" if left else "with it nothing is found"
+        print(f"{options.diff}: the patch that was tried, as a whole: {left}. Next, {apply}")
     elif options.diff:
         print(f"{options.diff}: not written, for no edit of the script was tried that heals")
     if options.json:
@@ -229,11 +231,6 @@ def _judge(told: Answer, session: Session, script: pathlib.Path, again: bool | N
     # the repairs as diffs, each on top of those before it, and all that healed as one patch
     trials = [*outcome.named, *outcome.suspected(left)]
     told.settle([*map(_with_diff, trials), *(each for each in outcome.last.findings if not each.accuses)])
-    told.notes += [
-        f"no line of the script is the place of {trial.finding.failure}'s repair, which was tried on the live objects"
-        for trial in outcome.named
-        if trial.change and (trial.change.calls, trial.change.arguments) != (trial.base.calls, trial.base.arguments)
-    ]
     told.patch, told.patch_folder = _patch(Change(), outcome.change, context=3)
 
 

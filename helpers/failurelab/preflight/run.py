@@ -3,8 +3,7 @@
 What is changed for that time stands in `intercept`: models are built small (`small`), training arguments are cut
 (`cuts`), the script's own code sees the rank that the launch gives it, and GPUs that are not here are the CPU
 (`ranks`), no other process trains (`processes`), saving and uploading do nothing, and `train()` of every Trainer judges
-and ends the process (`trainers`). A repair that is tried is a `Change`: the text of the script's own files, arguments,
-and statements before training.
+and ends the process (`trainers`). A repair that is tried is a `Change`: the text of the script's own files.
 """
 
 import contextlib
@@ -39,7 +38,7 @@ def main(spec: dict[str, Any]) -> None:
     """Run the script that `spec` names; ends this process."""
     path = pathlib.Path(spec["script"])
     report = Report(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
-    files = OwnFiles(str(path), Change.from_json(spec["change"]))
+    files = OwnFiles(str(path), Change(spec["files"]))
     try:
         text = files.read(str(path))
         code = compile(text, str(path), "exec", dont_inherit=True)
@@ -54,7 +53,9 @@ def main(spec: dict[str, Any]) -> None:
     except ImportError as error:
         report.end(error=describe_error(error, path))
     run = Run(spec, Source(str(path), text), report, files)
-    sys.argv = [str(path), *spec["arguments"]]
+    assert report.script is not None  # the run has made it
+    report.script.settings = files.settings(spec["arguments"])
+    sys.argv = [str(path), *files.arguments(spec["arguments"], pathlib.Path(spec["tmp"]))]
     sys.dont_write_bytecode = True
     Effects(pathlib.Path(spec["effects"]), files.own, [spec["session"]]).listen()
     with run.watching(), files.edited():
@@ -145,6 +146,28 @@ class OwnFiles:
             self._show(self._script)
         return mock.patch.object(importlib.machinery.SourceFileLoader, "get_code", get_code)
 
+    def settings(self, arguments: Sequence[str]) -> dict[str, str]:
+        """Return the YAML files among the script's command line, by path, each as this run has it."""
+        found = {}
+        for word in arguments:
+            path = word.rpartition("=")[2]
+            if path.endswith((".yaml", ".yml")) and os.path.isfile(path):
+                with contextlib.suppress(OSError, SyntaxError, ValueError):
+                    found[os.path.realpath(path)] = self.read(path)
+        return found
+
+    def arguments(self, arguments: Sequence[str], folder: pathlib.Path) -> list[str]:
+        """Return the script's command line, with YAML files as this run has them, which are written into a folder."""
+        words = []
+        for word in arguments:
+            option, equals, path = word.rpartition("=")
+            if (real := os.path.realpath(path)) in self.change.files:
+                copy = folder / os.path.basename(real)
+                copy.write_text(self.change.files[real], newline="")
+                word = f"{option}{equals}{copy}"
+            words.append(word)
+        return words
+
     def _show(self, file: str) -> None:
         lines = self.read(file).splitlines(keepends=True)
         linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
@@ -190,12 +213,10 @@ class Report:
         place = finding.place
         for undo in finding.undo if isinstance(finding.undo, tuple) else (finding.undo,):
             try:
-                if undo is None or self.script is None:
-                    continue
-                edits = undo.edit(self.script)
-                change = self.script.edited(edits) if edits else undo.live(self.script)
-                changes += [change] if change else []
-                place = place or (self.script.locate(edits[-1]) if edits else None)  # imports are the first edits
+                edits = undo.edit(self.script) if undo and self.script else []
+                if edits and self.script:
+                    changes.append(self.script.edited(edits))
+                    place = place or self.script.locate(edits[-1])  # imports are the first edits
             except Exception as error:  # a text that was not thought of: then the repair is not tried
                 if raises_own(error):
                     raise
@@ -216,8 +237,9 @@ class Run:
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(spec["world_size"])
-        other, size = files.change.arguments, spec["world_size"]
-        self.arguments = cuts.Arguments(spec["steps"], spec["output"], other, self._note_arguments, size, files.own)
+        self.arguments = cuts.CutArguments(
+            spec["steps"], spec["output"], self._note_arguments, spec["world_size"], files.own
+        )
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
@@ -292,8 +314,6 @@ class Run:
         if self._is_first_stage(trainer, line):
             return self._skip(trainer, line)
         self._note("train")
-        for statement in self.files.change.calls:
-            exec(statement, {"trainer": trainer})
         arguments = self.arguments.origin(trainer.args)
         judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, arguments)}
         for kind, (made, its) in judged.items():

@@ -116,11 +116,26 @@ class Text:
         """Return where a node begins and ends."""
         return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
 
+    def source(self, node: Any) -> str:
+        """Return what stands there of a node, as it was written."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
     def call(self, place: Place) -> ast.Call | None:
-        """Return the call that stands at a place."""
-        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
-        at = (place.line, place.end_line, place.column, place.end_column)
-        return next((c for c in calls if (c.lineno, c.end_lineno, c.col_offset, c.end_col_offset) == at), None)
+        """Return the call that stands at a place.
+
+        Of a method whose name stands in a later line than what it is called of, a frame names the place of the name.
+        """
+        end = (place.end_line, place.end_column)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == end:
+                begins = [(node.lineno, node.col_offset)]
+                if isinstance(node.func, ast.Attribute) and node.func.end_lineno != node.lineno:
+                    last = (node.func.end_col_offset or 0) - len(node.func.attr.encode())
+                    begins.append((node.func.end_lineno or 0, last))
+                if (place.line, place.column) in begins:
+                    return node
+        return None
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement that a node is in."""

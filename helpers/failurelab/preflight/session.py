@@ -107,7 +107,7 @@ class Session:
             paths[name].mkdir(parents=True)
         for name in ("progress", "log", "effects"):
             paths[name].touch()
-        order = {name: str(path) for name, path in paths.items()} | {"change": change.to_json()}
+        order = {name: str(path) for name, path in paths.items()} | {"files": change.files}
         if self._process is not None and self._process.poll() is not None:
             self._end()
         process = self._process = self._process or self._start()

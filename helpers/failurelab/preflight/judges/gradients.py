@@ -17,7 +17,10 @@ from failurelab.preflight.answer import Finding, Quantity
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import controls
 from failurelab.preflight.judges.guarded import Guarded
-from failurelab.preflight.repairs import Statement
+from failurelab.preflight.repairs import Arguments, Statement
+
+# where nothing can stand between the making of the trainer and its training
+_NON_REENTRANT = Arguments({"gradient_checkpointing_kwargs": {"use_reentrant": False}})
 
 
 class GradientJudge:
@@ -71,7 +74,7 @@ class GradientJudge:
                 f"({list_names(report.without_gradient)}): reentrant gradient checkpointing cuts layers off whose "
                 f"input needs none{ends * (missing == total)}",
                 "trainer.model.enable_input_require_grads() before training",
-                undo=Statement("{trainer}.model.enable_input_require_grads()"),
+                undo=(Statement("{trainer}.model.enable_input_require_grads()"), _NON_REENTRANT),
                 figures=figures,
             )
         else:
