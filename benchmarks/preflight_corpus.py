@@ -35,7 +35,7 @@ import tomllib
 from lab_cures import read_cures
 
 from failurelab.preflight import command, launcher_line
-from failurelab.preflight.report import answer
+from failurelab.preflight.report import terminal
 from failurelab_course import eras
 from failurelab_course.experiments import devices, observe
 from failurelab_course.labs import definition
@@ -259,16 +259,16 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
             clean = again.exit_status == 0
     first = next(iter(answered.accusations), None)
     return {
-        "first": f"{first['evidence']}. {first['repair']}" if first else "",
-        "named": [answer["failure"] for answer in answered.findings],
-        "suspected": [answer["failure"] for answer in answered.suspected],
-        "held": [answer["failure"] for answer in answered.held],
-        "not_checked": [answer["failure"] for answer in answered.not_checked],
+        "first": f"{first.evidence}. {first.repair}" if first else "",
+        "named": [finding.failure for finding in answered.named],
+        "suspected": [finding.failure for finding in answered.suspected],
+        "held": [finding.failure for finding in answered.held],
+        "not_checked": [finding.failure for finding in answered.not_checked],
         "error": answered.error,
         "left_behind": new,
         "patched_clean": clean,
         "seconds": round(seconds, 1),
-        "text": answer.text(answered),
+        "text": terminal.text(answered),
     }
 
 

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 import archives
 import recording
 
-from failurelab.preflight.answers import Finding, NotChecked, Suspected
+from failurelab.preflight.answer import Verdict
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.reward import judge_rewards
 from failurelab_course.experiments import models, observe
@@ -52,8 +52,8 @@ def judge(case: dict, tokenizer: object) -> dict:
         args=types.SimpleNamespace(remove_unused_columns=False), chat_template_kwargs={}, state=None,
     )  # fmt: skip
     answers = list(judge_rewards(Seen(trainer=trainer, asked={}, dataset=case["rows"])))
-    accusations = [answer for answer in answers if isinstance(answer, (Finding, Suspected))]
-    read = [answer for answer in answers if isinstance(answer, NotChecked)]
+    accusations = [answer for answer in answers if answer.verdict in (Verdict.FOUND, Verdict.SUSPECTED)]
+    read = [answer for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
     verdict = _grade(case, accusations, read)
     texts = [getattr(answer, "evidence", None) or answer.why for answer in (*accusations, *read)]
     failures = sorted({answer.failure for answer in accusations})
@@ -65,7 +65,7 @@ def _grade(case: dict, accusations: list, read: list) -> str:
         return "accused" if accusations else "read" if read else "silent"
     guilty = case["guilty"]
     about = [answer for answer in accusations if guilty in answer.evidence]
-    if any(isinstance(answer, Finding) and answer.tried for answer in about):
+    if any(answer.verdict is Verdict.FOUND and answer.tried for answer in about):
         return "named"
     if about:
         return "found"

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import sys
 
-from failurelab.preflight.repairs import Change
+from failurelab.preflight.answer import Change
 from failurelab.preflight.session import Session
 
 

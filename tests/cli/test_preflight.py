@@ -14,7 +14,7 @@ from tests.cli import one_session
 from tests.cli.benchmark_scripts import load
 
 from failurelab.preflight import command, launcher_line
-from failurelab.preflight.report import answer
+from failurelab.preflight.answer import Answer
 from failurelab_course import eras
 from failurelab_course.experiments import models
 
@@ -60,7 +60,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def failures_of(answers):
-    return [answer["failure"] for answer in answers]
+    return [each["failure"] if isinstance(each, dict) else each.failure for each in answers]
 
 
 TWO_FILES = {
@@ -133,9 +133,7 @@ def test_three_failures_behind_each_other_in_two_files(folder):
 def test_a_fresh_process_answers_as_a_fork_does(stack, failures, folder):
     """Runs are forked from a process that has the script's libraries: each answer is that of a process of its own."""
     script, python = launcher_line.Launch("first/lora_hub_name.py"), str(eras.find(stack).python)
-    forked, fresh = (
-        answer.to_json(command.ask(script, python=python, again=False, fork=fork)) for fork in (True, False)
-    )
+    forked, fresh = (command.ask(script, python=python, again=False, fork=fork).to_json() for fork in (True, False))
     assert forked == fresh and failures_of(forked["suspected"]) == failures and not forked["findings"]
     assert all("--no-try" in suspected["why"] for suspected in forked["suspected"])
 
@@ -154,11 +152,11 @@ def test_a_script_that_does_more_than_train_is_run_again_with_try_alone(folder):
     pathlib.Path("train.py").write_text(WRITES + script)
     line, python = launcher_line.Launch("train.py"), str(eras.find("trl-0.14").python)
     told = command.ask(line, python=python)
-    assert set(failures_of(told.suspected)) == {"F2", "F7"} and not told.findings
+    assert set(failures_of(told.suspected)) == {"F2", "F7"} and not told.named
     assert "count.txt" in " ".join(told.notes) and pathlib.Path("count.txt").read_text() == "1"
     pathlib.Path("count.txt").unlink()
     told = command.ask(line, python=python, again=True)
-    assert set(failures_of(told.suspected)) == {"F2", "F7"} and not told.findings
+    assert set(failures_of(told.suspected)) == {"F2", "F7"} and not told.named
     assert any("did not do the same" in note for note in told.notes) and int(pathlib.Path("count.txt").read_text()) > 1
 
 
@@ -230,9 +228,9 @@ def test_an_adapter_that_nothing_trains(beta, folder):
     """With a reference and without one; with is_trainable=True all of its tensors are in the optimizer."""
     pathlib.Path("train.py").write_text(FROZEN.format(beta=beta))
     told = command.ask(launcher_line.Launch("train.py"))
-    (found,) = (finding for finding in told.findings if finding["failure"] == "F23")
-    assert '+model = PeftModel.from_pretrained(model, "adapters/sft", is_trainable=True)' in found["diff"]
-    assert found["tried"] == "the optimizer holds 8 of 8 tensors of the adapters"
+    (found,) = (finding for finding in told.named if finding.failure == "F23")
+    assert '+model = PeftModel.from_pretrained(model, "adapters/sft", is_trainable=True)' in found.diff
+    assert found.tried == "the optimizer holds 8 of 8 tensors of the adapters"
     assert "F23" not in failures_of(told.suspected)
 
 
@@ -303,7 +301,7 @@ def test_a_script_for_a_gpu_is_judged_without_one(stack, last, tmp_path, monkeyp
 def test_an_option_behind_the_script_is_told_to_be_the_script_s(words, text, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("train.py").write_text(text)
-    monkeypatch.setattr(command, "ask", lambda line, **options: answer.Told(line.script, {}, error=str(line.arguments)))
+    monkeypatch.setattr(command, "ask", lambda line, **options: Answer(line.script, {}, error=str(line.arguments)))
     assert command.main(words) == 3
     said = capsys.readouterr()
     assert ("--diff behind the script is the script's" in said.err) is told and words[-1] in said.out
@@ -400,7 +398,7 @@ def test_a_folder_that_goes_while_the_script_runs(tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     folder = pathlib.Path("folder")
     folder.mkdir()
-    monkeypatch.setattr(command, "ask", lambda *_, **__: folder.rmdir() or answer.Told("train.py", {}))
+    monkeypatch.setattr(command, "ask", lambda *_, **__: folder.rmdir() or Answer("train.py", {}))
     assert command.main(["--json", "folder/out.json", "train.py"]) == 3
     said = capsys.readouterr()
     assert "train.py" in said.out and said.err.count("\n") == 1 and "folder/out.json" in said.err

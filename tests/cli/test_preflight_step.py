@@ -107,11 +107,11 @@ def run(request, tmp_path_factory):
 
 def accused(result):
     """Return what a run says against a script, but for the rows of logits that old releases ask for."""
-    return [each for each in (*result["findings"], *result["suspected"]) if each["failure"] != "F3a"]
+    return [each for each in result.findings if each.accuses and each.failure != "F3a"]
 
 
 def of(failure, answers):
-    return next(each for each in answers if each["failure"] == failure)
+    return next(each for each in answers if each.failure == failure)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def of(failure, answers):
 )
 def test_a_planted_mistake_is_found_and_named(mistake, failure, said, run):
     (found,) = accused(run(mistake + PLAIN + GRPO))
-    assert found["failure"] == failure and said in found["evidence"]
+    assert found.failure == failure and said in found.evidence
 
 
 def test_the_parent_s_method_heals_and_what_decodes_has_no_undo(run):
@@ -132,17 +132,19 @@ def test_the_parent_s_method_heals_and_what_decodes_has_no_undo(run):
         text = mistake + PLAIN + GRPO
         outcome = rounds.Rounds(lambda change, text=text: run(text, change), run(text))
         outcome.try_all()
-        assert [found["failure"] for found in outcome.named if found["failure"] != "F3a"] == healed, outcome.suspected()
+        assert [each.finding.failure for each in outcome.named if each.finding.failure != "F3a"] == healed, (
+            outcome.suspected()
+        )
 
 
 @pytest.mark.parametrize("options", [PLAIN, LORA, MORE])
 def test_a_healthy_script_holds(options, run):
     result = run(options + GRPO)
-    held = of("F21", result["held"])
-    assert not result["findings"] and not result["suspected"]
-    assert "cosine +1.0000" in held["evidence"] and "opposite sign" in held["control"]
+    held = of("F21", result.held)
+    assert not [each for each in result.findings if each.accuses]
+    assert "cosine +1.0000" in held.evidence and "opposite sign" in held.control
 
 
 def test_equal_rewards_are_f10_and_the_step_is_compared_with_others(run):
     result = run(EQUAL + PLAIN + GRPO)
-    assert {"F10", "F14"} & {found["failure"] for found in accused(result)} and of("F21", result["held"])
+    assert {"F10", "F14"} & {each.failure for each in accused(result)} and of("F21", result.held)

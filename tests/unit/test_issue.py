@@ -1,5 +1,6 @@
 """Reports for issues: ids, the registry's words and versions, and nothing else that an answer holds."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -9,33 +10,33 @@ import pytest
 
 from failurelab import failures
 from failurelab.diagnose import command as diagnose
-from failurelab.preflight.report import answer, issue
+from failurelab.preflight.answer import Answer, Effect, Finding, Location, Verdict
+from failurelab.preflight.report import issue
 
 PRIVATE = "hf_qWzLkJhGfDsA quill@ravenholm.example /srv/ravenholm/rows.jsonl 'ravenholm pays its debts' opal"
 
 
-def told():
+def private_answer():
     """Return an answer of preflight that has private words in everything that comes from outside."""
-    finding = {"failure": "F9", "evidence": f"0.4 % of {PRIVATE}", "repair": f"Load {PRIVATE}", "about": PRIVATE,
-               "tried": PRIVATE, "diff": f"-{PRIVATE}\n+{PRIVATE}", "notebook": "09", "why": PRIVATE}  # fmt: skip
-    return answer.Told(
-        f"work/{PRIVATE}/train.py",
-        {"torch": "2.5.1+ravenholm.internal", "trl": "0.14.0", "peft": "0.17.0+cpu", "ravenholm": "1.0"},
-        findings=[finding, finding | {"failure": "F14"}],
-        suspected=[finding | {"failure": "rate"}],
-        held=[{"failure": "F1", "evidence": PRIVATE, "control": PRIVATE}],
-        not_checked=[{"failure": "F11", "why": PRIVATE}],
-        cut=[PRIVATE],
-        error=PRIVATE,
-        notes=[PRIVATE],
-        hidden=["F14"],
-        patch=PRIVATE.encode(),
-        patch_folder=PRIVATE,
-    )
+    texts = dict.fromkeys(("evidence", "part", "fault", "tried", "diff", "why", "control"), PRIVATE)
+    named = Finding("F9", repair=f"Load {PRIVATE}", verdict=Verdict.NAMED, place=Location(PRIVATE, 1), **texts)
+    answer = Answer(f"work/{PRIVATE}/train.py", {
+        "torch": "2.5.1+ravenholm.internal", "trl": "0.14.0", "peft": "0.17.0+cpu", "ravenholm": "1.0",
+    })  # fmt: skip
+    others = [
+        dataclasses.replace(named, failure="F14", hidden=True),
+        dataclasses.replace(named, failure="rate", verdict=Verdict.SUSPECTED),
+        Finding.held("F1", PRIVATE, PRIVATE),
+        Finding.not_checked("F11", PRIVATE),
+    ]
+    answer.settle([named, *others])
+    answer.cut, answer.error, answer.notes = [PRIVATE], PRIVATE, [PRIVATE]
+    answer.patch, answer.patch_folder, answer.effects = PRIVATE.encode(), PRIVATE, [Effect("writes", PRIVATE)]
+    return answer
 
 
 def test_a_report_of_preflight_holds_the_listed_fields_alone():
-    text = issue.markdown(told())
+    text = issue.markdown(private_answer())
     assert not [word for word in ("ravenholm", "hf_", "quill", "opal", "srv", "0.4 %") if word in text]
     fixes = [failure.fix for failure in failures.all() if failure.id in ("F9", "F14")]
     versions = ("| torch | 2.5.1 |", "| trl | 0.14.0 |", "| peft | 0.17.0+cpu |")
@@ -52,7 +53,7 @@ def test_a_report_of_preflight_holds_the_listed_fields_alone():
     ],
 )
 def test_a_version_is_without_a_label_of_its_builder(version, shown):
-    assert f"| trl | {shown} |" in issue.markdown(answer.Told("train.py", {"trl": version}))
+    assert f"| trl | {shown} |" in issue.markdown(Answer("train.py", {"trl": version}))
 
 
 def test_a_run_s_report_has_no_word_of_its_files(tmp_path, monkeypatch, capsys):

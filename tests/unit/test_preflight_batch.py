@@ -7,7 +7,7 @@ import pytest
 import small
 import trl
 
-from failurelab.preflight.answers import Finding, Held
+from failurelab.preflight.answer import Verdict
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import cuts
 from failurelab.preflight.judges import batch
@@ -51,18 +51,18 @@ def test_it_refuses_what_this_trl_refuses(size, model, tokenizer, tmp_path):
     if error is not None:
         assert batch.refused(error).failure == "F22"
     else:
-        findings = [answer for answer in judge(**asked(*size)) if isinstance(answer, Finding)]
+        findings = [answer for answer in judge(**asked(*size)) if answer.verdict is Verdict.FOUND]
         assert len(findings) == (size[1] == 1)
 
 
 def test_a_batch_is_judged_for_the_launch_and_not_for_this_machine():
     """Six completions are no multiple of four on one device; on two they are."""
     assert [cuts.is_refused(asked(6, 4), world) for world in (1, 2)] == [not cuts.counts_prompts(), False]
-    assert [type(answer) for answer in judge(world_size=2, **asked(6, 4))] == [Held]
+    assert [answer.verdict for answer in judge(world_size=2, **asked(6, 4))] == [Verdict.HELD]
 
 
 def test_a_group_of_one_is_found_where_trl_takes_it():
-    assert [type(answer) for answer in judge(**asked(2, 1))] == [Finding]
+    assert [answer.verdict for answer in judge(**asked(2, 1))] == [Verdict.FOUND]
 
 
 def test_what_one_step_is():

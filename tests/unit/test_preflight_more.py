@@ -12,16 +12,16 @@ import trl
 from packaging.version import Version
 
 from failurelab.preflight import repairs
-from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.answer import Verdict
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.intercept import cuts, trainers
-from failurelab.preflight.intercept.watched import Watch
 from failurelab.preflight.judges import plan
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.reference import judge_reference
+from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.scores import judge_scores
 from failurelab.preflight.judges.updates import judge_updates
-from failurelab.preflight.temperature import plant_temperature, read_temperature
+from failurelab.preflight.temperature import Temperatures, plant_temperature, read_temperature
 
 
 @pytest.fixture
@@ -59,17 +59,19 @@ def test_a_step_s_own_temperatures_are_read(temperature, grpo, model):
     """The known answer of each release: before 0.16 scores leave it out; a fused head (1.15) makes no logits."""
     trainer = grpo(model, temperature=temperature, max_steps=1, gradient_accumulation_steps=1)
     given = seen(trainer)
-    with Watch(given, []).listening():
+    with Temperatures(given).listening():
         trainer.train()
     assert given.drawn_at == pytest.approx(temperature)
     release, answer = Version(trl.__version__), one(judge_scores(given))
     if release >= Version("1.15"):
-        assert given.scored_at is None and type(answer) is (NotApplicable if temperature == 1 else NotChecked)
+        assert given.scored_at is None and answer.verdict is (
+            Verdict.NOT_APPLICABLE if temperature == 1 else Verdict.NOT_CHECKED
+        )
         return
     left_out = release < Version("0.16")
     assert given.scored_at == pytest.approx(1 if left_out else temperature, rel=0.01)
-    assert type(answer) is (Finding if left_out and temperature != 1 else Held)
-    if isinstance(answer, Finding):
+    assert answer.verdict is (Verdict.FOUND if left_out and temperature != 1 else Verdict.HELD)
+    if answer.verdict is Verdict.FOUND:
         assert answer.undo.values == {"temperature": 1.0}
 
 
@@ -114,18 +116,23 @@ def test_an_entropy_bonus_that_is_asked_for_is_no_other_temperature(option):
     trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
     trainer.args, trainer.reward_funcs = None, []
     given = seen(trainer, asked={"temperature": 1.0}, drawn_at=1.0, scored_at=0.95, scored_planted=0.7)
-    assert isinstance(one(judge_scores(given)), Finding)
+    assert one(judge_scores(given)).verdict is Verdict.FOUND
     given.asked[option] = 0.05
-    assert isinstance(one(judge_scores(given)), NotChecked)
+    assert one(judge_scores(given)).verdict is Verdict.NOT_CHECKED
 
 
 def test_scores_at_temperature_1_are_the_definition_of_other_losses():
     """Online DPO draws at 0.9 and scores at 1, by its definition; GRPO, RLOO and what is derived from them may not."""
-    for name, verdict in {"GRPO": Finding, "RLOO": Finding, "AsyncGRPO": Finding, "OnlineDPO": NotApplicable}.items():
+    for name, verdict in {
+        "GRPO": Verdict.FOUND,
+        "RLOO": Verdict.FOUND,
+        "AsyncGRPO": Verdict.FOUND,
+        "OnlineDPO": Verdict.NOT_APPLICABLE,
+    }.items():
         for trainer in (type(f"{name}Trainer", (), {})(), type("Own", (type(f"{name}Trainer", (), {}),), {})()):
             trainer.reward_funcs = []
             given = seen(trainer, asked={"temperature": 0.9}, drawn_at=0.9, scored_at=1.0, scored_planted=0.7)
-            assert isinstance(one(judge_scores(given)), verdict)
+            assert one(judge_scores(given)).verdict is verdict
 
 
 def test_a_temperature_for_generation_alone():
@@ -133,13 +140,13 @@ def test_a_temperature_for_generation_alone():
     trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
     trainer.args, trainer.reward_funcs = types.SimpleNamespace(generation_kwargs={"temperature": 0.5}), []
     given = seen(trainer, asked={"temperature": 1.0})
-    assert isinstance(one(judge_scores(given)), Suspected)
+    assert one(judge_scores(given)).verdict is Verdict.SUSPECTED
     given.drawn_at, given.scored_at = 0.5, 1.0
     answer = one(judge_scores(given))
-    assert isinstance(answer, Finding) and answer.undo.values == {"temperature": 0.5}
+    assert answer.verdict is Verdict.FOUND and answer.undo.values == {"temperature": 0.5}
     trainer.args.generation_kwargs = {"top_k": 20}
     given.drawn_at = given.scored_at = None
-    assert isinstance(one(judge_scores(given)), NotApplicable)
+    assert one(judge_scores(given)).verdict is Verdict.NOT_APPLICABLE
 
 
 def test_a_policy_that_was_changed_after_its_load(grpo, model):
@@ -151,7 +158,7 @@ def test_a_policy_that_was_changed_after_its_load(grpo, model):
         trainer.ref_model.model.layers[0].self_attn.q_proj.weight, model.model.layers[0].self_attn.q_proj.weight
     )
     answer = one(judge_reference(seen(trainer)))
-    assert type(answer) is (Held if kept else Finding) and answer.failure == "F19"
+    assert answer.verdict is (Verdict.HELD if kept else Verdict.FOUND) and answer.failure == "F19"
 
 
 def wrapped(model, std):
@@ -174,15 +181,15 @@ def test_a_reference_that_is_the_policy_without_its_adapter(adapt, std, grpo, mo
         lacks = trainer.ref_model is None and "ref" not in trainer.model.peft_config
     else:  # releases that load the reference by name have the base model
         lacks = not getattr(trainer.ref_model, "peft_config", None)
-    assert type(one(judge_reference(seen(trainer)))) is (Finding if std and lacks else Held)
+    assert one(judge_reference(seen(trainer))).verdict is (Verdict.FOUND if std and lacks else Verdict.HELD)
 
 
-@pytest.mark.parametrize(("refer", "kind"), [(deepcopy, Held), (lambda policy: policy, Finding)])
+@pytest.mark.parametrize(("refer", "kind"), [(deepcopy, Verdict.HELD), (lambda policy: policy, Verdict.FOUND)])
 def test_a_reference_that_is_a_copy_or_the_policy_itself(refer, kind, grpo, model):
     """A copy carries the forward that today's trl puts on the policy: asked by that, it would be the policy."""
     trainer = grpo(model)
     trainer.ref_model = refer(trainer.model).eval()
-    assert type(one(judge_reference(seen(trainer)))) is kind
+    assert one(judge_reference(seen(trainer))).verdict is kind
 
 
 def run_of(adapters, **more):
@@ -195,12 +202,12 @@ def run_of(adapters, **more):
 @pytest.mark.parametrize(
     ("adapt", "again", "kind"),
     [
-        (lambda model: added(model, 0.5), True, Finding),
-        (lambda model: added(model, 0.5), False, Held),
-        (lambda model: wrapped(model, 0.5), False, Held),
-        (lambda model: added(model, 1e-5), True, NotChecked),
-        (lambda model: added(model, 0.0), True, NotApplicable),
-        (lambda model: model, True, NotApplicable),
+        (lambda model: added(model, 0.5), True, Verdict.FOUND),
+        (lambda model: added(model, 0.5), False, Verdict.HELD),
+        (lambda model: wrapped(model, 0.5), False, Verdict.HELD),
+        (lambda model: added(model, 1e-5), True, Verdict.NOT_CHECKED),
+        (lambda model: added(model, 0.0), True, Verdict.NOT_APPLICABLE),
+        (lambda model: model, True, Verdict.NOT_APPLICABLE),
     ],
 )
 def test_an_adapter_that_the_script_has_trained_itself(adapt, again, kind, grpo, model):
@@ -208,8 +215,8 @@ def test_an_adapter_that_the_script_has_trained_itself(adapt, again, kind, grpo,
     adapters = []
     with trainers.watched(run_of(adapters)):
         trainer = grpo(adapt(model), more={"peft_config": small.lora_config()} if again else ())
-    answer = one(each for each in Watch(seen(trainer), adapters).answers() if each.failure == "F8")
-    assert type(answer) is kind
+    answer = one(judge_replaced_adapter(seen(trainer, adapters=adapters)))
+    assert answer.verdict is kind
 
 
 def test_an_adapter_whose_training_is_left_out_is_not_zero(model, tmp_path):
@@ -232,18 +239,18 @@ def test_references_that_are_compared():
     policy.config._name_or_path, reference.config._name_or_path = "sft", "base"
     assert "the policy is sft and its reference is base" in one(judged(reference, policy)).evidence
     reference.config._name_or_path = "sft"  # built small, by different loads: nothing can be told
-    assert isinstance(one(judged(reference, policy)), NotChecked)
+    assert one(judged(reference, policy)).verdict is Verdict.NOT_CHECKED
     reference = small.qwen2()
-    assert isinstance(one(judged(reference, small.qwen2().bfloat16(), small=False)), Held)
+    assert one(judged(reference, small.qwen2().bfloat16(), small=False)).verdict is Verdict.HELD
     policy = small.qwen2()
     policy.resize_token_embeddings(40)
     policy.config._name_or_path = reference.config._name_or_path = "same"
-    assert isinstance(one(judged(reference, policy)), Held)
+    assert one(judged(reference, policy)).verdict is Verdict.HELD
     assert judged(None, policy, asked={"beta": 0.0}) == []  # without a penalty none is needed
     trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
     trainer.ref_model = None
     answer = one(judge_reference(seen(trainer, asked={"sync_ref_model": True, "beta": 0.04})))
-    assert isinstance(answer, Finding) and "no reference model" in answer.evidence
+    assert answer.verdict is Verdict.FOUND and "no reference model" in answer.evidence
 
 
 def updates(
@@ -258,20 +265,25 @@ def updates(
 @pytest.mark.parametrize(
     ("dtype", "rate", "more", "kind"),
     [
-        ("bfloat16", 1e-6, {}, Finding),
-        ("float32", 1e-6, {}, Held),
-        ("float32", 1e-3, {}, NotApplicable),
-        ("bfloat16", 5e-6, {}, Suspected),
-        ("bfloat16", 1e-3, {}, Held),
-        ("float16", 1e-6, {}, Suspected),  # eight times finer neighbours near 0.02: lost on most, and on not all
-        ("bfloat16", 1e-6, {"zero_stage": 2}, NotApplicable),
-        ("bfloat16", 1e-6, {"optim": "adafactor"}, NotChecked),
+        ("bfloat16", 1e-6, {}, Verdict.FOUND),
+        ("float32", 1e-6, {}, Verdict.HELD),
+        ("float32", 1e-3, {}, Verdict.NOT_APPLICABLE),
+        ("bfloat16", 5e-6, {}, Verdict.SUSPECTED),
+        ("bfloat16", 1e-3, {}, Verdict.HELD),
+        (
+            "float16",
+            1e-6,
+            {},
+            Verdict.SUSPECTED,
+        ),  # eight times finer neighbours near 0.02: lost on most, and on not all
+        ("bfloat16", 1e-6, {"zero_stage": 2}, Verdict.NOT_APPLICABLE),
+        ("bfloat16", 1e-6, {"optim": "adafactor"}, Verdict.NOT_CHECKED),
     ],
 )
 def test_steps_that_are_rounded_away(dtype, rate, more, kind):
     answer = updates(dtype, rate, **more)
-    assert type(answer) is kind and answer.failure == "F9"
-    if isinstance(answer, Finding | Suspected):
+    assert answer.verdict is kind and answer.failure == "F9"
+    if answer.verdict in (Verdict.FOUND, Verdict.SUSPECTED):
         assert "initializer_range" in answer.evidence
 
 
@@ -289,10 +301,10 @@ def test_a_load_in_16_bits_is_undone_where_it_was_made():
 @pytest.mark.parametrize(
     ("dtype", "rate", "kind"),
     [
-        (torch.float32, 1e-6, NotApplicable),
-        (torch.bfloat16, 1e-6, NotChecked),
-        (torch.bfloat16, 2e-4, NotChecked),
-        (torch.bfloat16, 1e-2, Held),
+        (torch.float32, 1e-6, Verdict.NOT_APPLICABLE),
+        (torch.bfloat16, 1e-6, Verdict.NOT_CHECKED),
+        (torch.bfloat16, 2e-4, Verdict.NOT_CHECKED),
+        (torch.bfloat16, 1e-2, Verdict.HELD),
     ],
 )
 def test_adapters_that_trl_casts_to_bfloat16(dtype, rate, kind):
@@ -302,50 +314,50 @@ def test_adapters_that_trl_casts_to_bfloat16(dtype, rate, kind):
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
     answer = updates("bfloat16", rate, wrapped)
-    assert type(answer) is kind
-    if kind is NotChecked:
+    assert answer.verdict is kind
+    if kind is Verdict.NOT_CHECKED:
         assert "of A's numbers" in answer.why and "to_float32" in answer.why
 
 
 @pytest.mark.parametrize(
     ("dtype", "rate", "more", "kind"),
     [
-        ("bfloat16", 1e-6, {}, Suspected),
-        ("bfloat16", 1e-3, {}, Held),
-        ("float32", 1e-6, {}, NotApplicable),
-        ("bfloat16", 1e-6, {"zero_stage": 2}, NotApplicable),
+        ("bfloat16", 1e-6, {}, Verdict.SUSPECTED),
+        ("bfloat16", 1e-3, {}, Verdict.HELD),
+        ("float32", 1e-6, {}, Verdict.NOT_APPLICABLE),
+        ("bfloat16", 1e-6, {"zero_stage": 2}, Verdict.NOT_APPLICABLE),
     ],
 )
 def test_full_copies_beside_an_adapter_keep_the_dtype_of_the_base(dtype, rate, more, kind):
     answer = updates(dtype, rate, small.lora(small.qwen2(), modules_to_save=["lm_head"]), **more)
-    assert type(answer) is kind
-    assert kind is NotApplicable or "modules_to_save trains 1 tensor(s)" in answer.evidence
+    assert answer.verdict is kind
+    assert kind is Verdict.NOT_APPLICABLE or "modules_to_save trains 1 tensor(s)" in answer.evidence
 
 
 def test_real_weights_are_read_where_they_are_here(model):
     answer = updates("bfloat16", 1e-6, model, cut=False)
-    assert isinstance(answer, Finding) and "the checkpoint's elements" in answer.evidence
+    assert answer.verdict is Verdict.FOUND and "the checkpoint's elements" in answer.evidence
     folder = model.config._name_or_path
     stored = updates("bfloat16", 1e-6, name=folder)
-    assert isinstance(stored, Finding) and "a sample of the checkpoint" in stored.evidence
+    assert stored.verdict is Verdict.FOUND and "a sample of the checkpoint" in stored.evidence
 
 
 @pytest.mark.parametrize(
     ("optimizer", "rate", "kind"),
     [
-        (torch.optim.AdamW, 1e-6, Finding),
-        (torch.optim.AdamW, 1e-3, Held),
-        (torch.optim.SGD, 1e-6, NotChecked),
-        (small.moving(small.master), 1e-6, NotApplicable),
+        (torch.optim.AdamW, 1e-6, Verdict.FOUND),
+        (torch.optim.AdamW, 1e-3, Verdict.HELD),
+        (torch.optim.SGD, 1e-6, Verdict.NOT_CHECKED),
+        (small.moving(small.master), 1e-6, Verdict.NOT_APPLICABLE),
     ],
 )
 def test_an_optimizer_of_the_script_s_own_is_tried(optimizer, rate, kind):
     """Its own rate counts, which a schedule may hold down at first, and whether it keeps what bfloat16 loses."""
     made = optimizer([torch.nn.Parameter(torch.ones(3))], lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(made, lambda step: step / 20)
-    assert type(updates("bfloat16", 1e-4, given={"optimizers": (made, schedule)})) is kind
+    assert updates("bfloat16", 1e-4, given={"optimizers": (made, schedule)}).verdict is kind
     by_class = {"optimizer_cls_and_kwargs": (optimizer, {"lr": rate})}
-    assert type(updates("bfloat16", 1e-4, given=by_class)) is kind
+    assert updates("bfloat16", 1e-4, given=by_class).verdict is kind
 
 
 def planned(tmp_path, model=None, rows=64, config=None, loaded=None, **options):
@@ -401,7 +413,7 @@ def test_what_is_planned_is_suspected_by_the_arguments_alone(config, options, wo
         given["given"] = {"optimizers": scheduled(options["schedule"])}
     before = given.get("given", {}).get("optimizers")
     answers = list(plan.judge_plan(planned(tmp_path, config=config, **given)))
-    assert [type(answer) for answer in answers] == [Suspected] * bool(words)
+    assert [answer.verdict for answer in answers] == [Verdict.SUSPECTED] * bool(words)
     assert not words or (words in answers[0].evidence and answers[0].why and answers[0].repair)
     assert before is None or before[1].last_epoch == 0  # the script's own schedule is where it was
 
@@ -416,7 +428,11 @@ def none_is_right(completions, **_):
 
 @pytest.mark.parametrize(
     ("reward", "real", "kind"),
-    [(right_sums, True, Held), (none_is_right, True, Suspected), (right_sums, False, NotChecked)],
+    [
+        (right_sums, True, Verdict.HELD),
+        (none_is_right, True, Verdict.SUSPECTED),
+        (right_sums, False, Verdict.NOT_CHECKED),
+    ],
 )
 def test_the_untrained_model_is_looked_at_with_its_rewards(reward, real, kind, trained):
     """Whether answers belong to prompts no cut run can know; the real model's first completions tell."""
@@ -427,5 +443,5 @@ def test_the_untrained_model_is_looked_at_with_its_rewards(reward, real, kind, t
     given = Seen(trainer=trainer, asked={"max_completion_length": 8}, dataset=rows, real=real)
     torch.manual_seed(0)
     answer = one(judge_first_rewards(given))
-    assert type(answer) is kind and answer.failure == "first rewards"
-    assert "--real-model" in answer.why if kind is NotChecked else "16 completions" in answer.evidence
+    assert answer.verdict is kind and answer.failure == "first rewards"
+    assert "--real-model" in answer.why if kind is Verdict.NOT_CHECKED else "16 completions" in answer.evidence

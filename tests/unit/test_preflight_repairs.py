@@ -1,6 +1,7 @@
 """Repairs as edits of a script's text, and the rounds in which they are tried; nothing here needs torch."""
 
 import ast
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -11,23 +12,22 @@ import pytest
 from tests.cli.one_session import session_of
 
 from failurelab.preflight import repairs, rounds
+from failurelab.preflight.answer import Answer, Change, Effect, Finding, Location, Quantity, Verdict
 from failurelab.preflight.repairs import (
     AnyKeywords,
     Arguments,
-    Change,
     FirstLine,
     Keyword,
-    Source,
     Statement,
     Together,
     WithoutMethod,
 )
-from failurelab.preflight.report import answer
 from failurelab.preflight.script_text import (
     Place,
     Text,
     apply_edits,
     encode_source,
+    locate,
     make_patch,
     place_of,
     read_source,
@@ -95,7 +95,6 @@ EDITS = [
     (Statement("{trainer}.x = 1"), ["trainer.x = 1"], []),
     (Statement("{model}.y(1)", before="trainer"), ["model.y(1)"], []),
     (Arguments({"temperature": 1.0}), ["1.0"], []),
-    (Arguments({"temperature": 1.0, "beta": Source("1 / 4")}), ["1 / 4"], []),
     (Keyword("load", "device_map", '{"": PartialState().device}', imports="from a import PartialState"),
      ["PartialState().device", "from a import PartialState"], []),
     (Keyword("trainer", "train_dataset", "{}.map(chat)"), ["train_dataset=rows.map(chat)"], []),
@@ -122,15 +121,31 @@ def test_an_edit_of_a_script(repair, there, gone, kind):
             node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "GRPOConfig"
         )
         config = eval(ast.unparse(call), {"config": {"temperature": 0.9}, "GRPOConfig": values["GRPOConfig"]})
-        assert config["temperature"] == 1.0 and config.get("beta", 0.25) == 0.25
+        assert config["temperature"] == 1.0
 
 
 def test_a_python_without_columns_has_places_by_line():
-    """3.10 knows no columns: no call is found at such a place, so that repairs are tried live or not at all."""
+    """3.10 knows no columns: no call is found at such a place, so that no repair is tried."""
     code = types.SimpleNamespace(co_filename="train.py")
     place = place_of(types.SimpleNamespace(f_code=code, f_lineno=2, f_lasti=0))
     assert (place.file, place.line) == ("train.py", 2)
     assert Text("train.py", "import trl\ntrl.GRPOTrainer()\n").call(place) is None
+
+
+def test_a_method_of_a_call_of_several_lines_is_found():
+    """Its frame begins at the method's name: `GRPOTrainer(` stood lines above `.train()`, and no call was found."""
+    text = "def f():\n    return make(\n        1,\n    ).look()\n"
+    places = []
+
+    class Made:
+        def look(self):
+            places.append(place_of(sys._getframe(1)))
+
+    names = {"make": lambda _: Made()}
+    exec(compile(text, "train.py", "exec"), names)
+    names["f"]()
+    call = Text("train.py", text).call(places[0])
+    assert ast.unparse(call) == "make(1).look()"
 
 
 def test_statements_of_several_lines():
@@ -149,18 +164,46 @@ def test_an_import_stands_behind_what_must_be_first(first):
     compile(text, "train.py", "exec")
 
 
-def test_what_has_no_place_in_the_text_is_changed_live():
-    """A trainer without a name, arguments that a parser makes: the live objects are changed; two changes add up."""
-    given = script("@train make(peft_config=1).train()\n")
-    change = Statement("{trainer}.model.hook()").change(given)
-    assert not change.files and change.calls == ("trainer.model.hook()",)
-    given.change = change
-    given.places["trainer"] = [[Place("train.py", 1, 1, 0, 4)]]
-    change = Arguments({"temperature": 1.0}).change(given)
-    assert change.arguments == {"temperature": 1.0} and change.calls
-    assert Keyword("trainer", "peft_config").change(given) is None
-    assert Arguments({"x": Source("f()")}).change(given) is None
-    assert repairs.from_json(repairs.to_json(change)) == change
+def test_what_has_no_place_in_the_script_s_files_has_no_repair():
+    """A library's own script, a trainer that is made elsewhere: nothing else is run than what a reader can apply."""
+    given = script("make(peft_config=1)\n")
+    repairs_of = (Statement("{trainer}.x = 1"), Arguments({"temperature": 1.0}), Keyword("trainer", "peft_config"))
+    assert [repair.change(given) for repair in repairs_of] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("@train make(m, a=1).train()\n", "trainer = make(m, a=1)\ntrainer.x = 1\ntrainer.train()\n"),
+        ("trainer = 1\nout = @train make(\n    m,\n).train()\n",
+         "trainer = 1\nthe_trainer = make(\n    m,\n)\nthe_trainer.x = 1\nout = the_trainer.train()\n"),
+        ("def f():\n    return @train make().train()\n",
+         "def f():\n    trainer = make()\n    trainer.x = 1\n    return trainer.train()\n"),
+        ("print(log(), @train make().train())\n", None),
+    ],
+)  # fmt: skip
+def test_a_trainer_without_a_name_gets_one(text, wanted):
+    """`GRPOTrainer(...).train()`: the patch that was written healed nothing, for a live object was changed."""
+    change = Statement("{trainer}.x = 1").change(script(text))
+    assert (change and change.files["train.py"]) == wanted
+
+
+YAML = "model: small\r\ntemperature: 0.9  # hot\r\noutput_dir: out\r\nkwargs:\r\n  a: 1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({"temperature": 1.0}, YAML.replace("0.9  #", "1.0  #")),
+        ({"beta": None, "more": {"a": False}}, YAML + 'beta: null\nmore: {"a": false}\n'),
+        ({"kwargs": {}}, None),
+    ],
+)
+def test_arguments_of_a_yaml_file_are_set_there(values, wanted):
+    texts = {"/grpo.yaml": YAML, "/accelerate.yaml": "num_machines: 1\n"}
+    of = [repairs.Script(lambda file: None, settings={name: text}) for name, text in texts.items()]
+    change = Arguments(values).change(of[0])
+    assert (change and change.files["/grpo.yaml"]) == wanted and Arguments(values).change(of[1]) is None
 
 
 def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
@@ -168,7 +211,7 @@ def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():
     given = script("trainer = @trainer GRPOTrainer(m, args=options.training)\n")
     (text,) = Arguments({"temperature": 1.0, "beta": 0.0}).change(given).files.values()
     assert text.startswith("options.training.temperature = 1.0\noptions.training.beta = 0.0\ntrainer =")
-    assert not Arguments({"num_generations": 4}).change(given).files
+    assert Arguments({"num_generations": 4}).change(given) is None
 
 
 def test_edits_inside_a_function(tmp_path):
@@ -216,7 +259,7 @@ class Short(Base):
 
 
 def test_a_method_of_its_own_is_taken_out(tmp_path):
-    """The parent's runs then: one of several, both, and the only one of a class; live where the text cannot be had."""
+    """The parent's runs then: one of several, both, and the only one of a class."""
     path = tmp_path / "train.py"
     path.write_text(OVERRIDES)
 
@@ -241,11 +284,7 @@ def test_a_method_of_its_own_is_taken_out(tmp_path):
         assert (own.loss(), own.rewards(), short.loss()) == wanted and "A trainer of its own" in text
     (text,) = WithoutMethod(module["Short"], "loss").change(given).files.values()
     assert run(text)["Short"]().loss() == 1
-    change = Together((one, both)).change(repairs.Script(lambda file: None))
-    trainer = module["Own"]()
-    for line in change.calls:
-        exec(line, {"trainer": trainer})
-    assert (trainer.loss(), trainer.rewards()) == (1, [1])
+    assert Together((one, both)).change(repairs.Script(lambda file: None)) is None
 
 
 FILES = {
@@ -276,6 +315,15 @@ def test_a_patch_is_what_git_applies(kind, tmp_path):
         assert all(pathlib.Path(path).read_bytes() == contents for path, contents in old.items())
 
 
+def test_a_place_is_that_of_the_script_as_it_was_given():
+    """An import that an earlier repair brought moves no line; of a notebook the cell is told, and the line in it."""
+    text = "import trl\n# cell 1\nx = 1\n# cell 2\n\ntrainer.train()\n"
+    edited = "import copy\n" + text.replace("x = 1\n", "x = 2\ny = 3\n")
+    at = edited.index("trainer.train")
+    assert locate("/a/train.py", edited, at, text) == Location("/a/train.py", 6)
+    assert str(locate("/a/train.ipynb", edited, at, text)) == "train.ipynb, cell 2, line 2"
+
+
 def test_edits_are_of_the_text_before_them():
     text = Text("x", "f(a=1, b=2)\n")
     call = text.tree.body[0].value
@@ -296,7 +344,7 @@ def test_orders_that_follow_at_once_are_all_run(fork, session):
     """The next order is there before the last run is buried; nothing of it may be lost, and no process is left."""
     with session(fork).open() as runs:
         results = [runs.run(Change()) for _ in range(8)]
-    assert len({result["error"] for result in results}) == 1 and results[0]["error"].startswith("train.py")
+    assert len({result.error for result in results}) == 1 and results[0].error.startswith("train.py")
     assert not _with_folder(runs.folder)
 
 
@@ -307,134 +355,144 @@ def test_one_limit_holds_for_all_runs(session):
     assert not _with_folder(runs.folder)
 
 
-# The rounds: runs are dictionaries, by the repairs that are made in them.
+# The rounds: a run is an answer, by the repairs that are made in it; each is a file of its own.
 
 
-def finding(failure, change, **more):
-    entry = {"failure": failure, "evidence": f"{failure} is bad", "repair": "", "notebook": None, "tried": ""}
-    changes = [] if change is None else [repairs.to_json(Change(calls=tuple(sorted(change))))]
-    return entry | {"changes": changes, "about": "", "ends": False} | more
+def change_of(names):
+    return Change(files=dict.fromkeys(sorted(names), ""))
+
+
+def finding(failure, repairs, **more):
+    changes = () if repairs is None else (change_of(repairs),)
+    return Finding(failure, f"{failure} is bad", changes=changes, **more)
 
 
 class Runs:
     """A script with failures, each with what takes it away, and what another one hides."""
 
-    def __init__(self, bad, heals=None, hides=None, error=None, no_edit=(), flaky=(), changed=None):
+    def __init__(self, bad, heals=None, hides=None, error=None, no_edit=(), flaky=(), brings=()):
         self.bad, self.hides, self.no_edit, self.flaky = bad, hides or {}, no_edit, set(flaky)
-        self.changed = changed or {}  # what the result of a run with a change has beside it
+        self.brings = list(brings)  # what a run with a change finds beside it
+        self.ends_with = ""  # the error of a run with a change
         self.heals = heals or {each: {each} for each in bad}
         self.error = error or {}
         self.made = []
 
     def __call__(self, change):
-        self.made.append(change.calls)
-        left = [each for each in self.bad if not self.heals[each] & set(change.calls)]
-        seen = [each for each in left if not any(each in self.hides.get(other, ()) for other in left)]
+        made = {*change.files}
+        self.made.append(made)
+        left = [each for each in self.bad if not self.heals[each] & made]
+        there = [each for each in left if not any(each in self.hides.get(other, ()) for other in left)]
         if len(self.made) > 1:
-            seen = [each for each in seen if each not in self.flaky]
+            there = [each for each in there if each not in self.flaky]
         hidden = {each for other in left for each in self.hides.get(other, ())}
         errors = [text for each, text in self.error.items() if each in left]
-        return {
-            "findings": [
-                finding(each, None if each in self.no_edit else {*change.calls, each}) for each in seen
-            ],
-            "suspected": [],
-            "held": [
-                {"failure": each, "evidence": f"{each} is good", "control": ""}
-                for each in (*self.bad, "F9") if each not in left and each not in hidden
-            ],
-            "error": errors[0] if errors else "",
-        } | (self.changed if change.calls else {})  # fmt: skip
+        found = [finding(each, None if each in self.no_edit else {*made, each}) for each in there]
+        held = [
+            Finding.held(each, f"{each} is good", "-")
+            for each in (*self.bad, "F9")
+            if each not in left and each not in hidden
+        ]
+        error = self.ends_with if made and self.ends_with else errors[0] if errors else ""
+        return Answer(findings=[*found, *held, *(self.brings if made else ())], error=error)
 
 
-def told(runs):
-    first = runs(Change())
-    outcome = rounds.Rounds(runs, first)
+def tried(runs):
+    outcome = rounds.Rounds(runs, runs(Change()))
     outcome.try_all()
-    return outcome, {each["failure"]: each["why"] for each in outcome.suspected()}
+    return outcome, {trial.finding.failure: trial.finding.why for trial in outcome.suspected()}
+
+
+def named(outcome):
+    return [trial.finding for trial in outcome.named]
 
 
 def test_both_findings_of_one_failure_are_told_where_nothing_is_tried():
     """Prompts and answers that are cut are both F11."""
-    first = {"suspected": [], "findings": [finding("F11", None), finding("F11", None, evidence="answers are cut")]}
-    suspected = rounds.Rounds(None, first).suspected("not tried")
-    assert [each["evidence"] for each in suspected] == ["F11 is bad", "answers are cut"]
+    first = Answer(
+        findings=[finding("F11", None, part=part) for part in ("max_prompt_length", "max_completion_length")]
+    )
+    outcome = rounds.Rounds(lambda change: first, first)
+    outcome.try_all()
+    assert [trial.finding.part for trial in outcome.suspected()] == ["max_prompt_length", "max_completion_length"]
 
 
-def test_two_failures_of_one_function_are_named_in_turn():
-    """Both are F14: with the repair of one the other is still there, and each is told with its own repair."""
+def test_two_failures_of_one_id_in_one_function_are_named_in_turn():
+    """The second was told as the first that its repair does not heal, and then dropped for it has the same id."""
 
     def run(change):
-        left = [each for each in ("re.DOTALL", "the column") if each not in change.calls]
-        found = [
-            finding("F14", {*change.calls, each}, about="format", repair=f"Use {each}.", tried="it gives 1")
-            for each in left
-        ]
-        return {"findings": found, "suspected": [], "held": [], "error": ""}
+        left = [each for each in ("line breaks", "column") if each not in change.files]
+        part = "reward_funcs[0]"
+        found = [finding("F14", {*change.files, each}, part=part, fault=each, tried="it gives 1") for each in left]
+        return Answer(findings=found)
 
     outcome = rounds.Rounds(run, run(Change()))
     outcome.try_all()
-    assert [each["repair"] for each in outcome.named] == ["Use re.DOTALL.", "Use the column."]
-    assert outcome.change.calls == ("re.DOTALL", "the column") and not outcome.suspected()
+    assert [each.key for each in named(outcome)] == ["F14:reward_funcs[0]:line breaks", "F14:reward_funcs[0]:column"]
+    assert {*outcome.change.files} == {"line breaks", "column"} and not outcome.suspected()
 
 
 def test_a_failure_beside_a_named_one_of_the_same_function_is_not_dropped():
-    named, other = (finding("F14", None, about="format", repair=f"Use {each}.", why="") for each in ("this", "that"))
-    told = answer.Told("train.py", {}, findings=[named], suspected=[other, {**named, "why": "again"}])
-    answer.sort(told)
-    assert told.suspected == [other]
+    of = [{"part": "reward_funcs[0]", "fault": fault} for fault in ("line breaks", "column")]
+    answer = Answer("train.py")
+    named, other = Finding("F14", "e", verdict=Verdict.NAMED, **of[0]), Finding.suspected("F14", "e", "", **of[1])
+    whole = Finding.suspected("F14", "says less of it", "", part="reward_funcs[0]")
+    answer.settle([other, Finding.suspected("F14", "e", "again", **of[0]), whole, named])
+    assert answer.findings == [named, other]
 
 
 def test_what_hides_behind_another_is_named_in_turn():
     """F2 ends the run; F3b and F15 show behind it, each is run twice without its repair and once with it."""
     runs = Runs(["F2", "F3b", "F15"], hides={"F2": ["F3b", "F15"]}, error={"F2": "element 0 of tensors"})
-    outcome, suspected = told(runs)
-    assert [each["failure"] for each in outcome.named] == ["F2", "F3b", "F15"] and not suspected
-    assert (outcome.named[1]["evidence"], outcome.named[1]["tried"]) == ("F3b is bad", "F3b is good")
-    assert [each["round"] for each in outcome.named] == [1, 2, 3] and not outcome.last["error"]
-    assert outcome.hidden() == ["F3b", "F15"]
+    outcome, suspected = tried(runs)
+    assert [each.failure for each in named(outcome)] == ["F2", "F3b", "F15"] and not suspected
+    assert (named(outcome)[1].evidence, named(outcome)[1].tried) == ("F3b is bad", "F3b is good")
+    assert [each.round for each in named(outcome)] == [1, 2, 3] and not outcome.last.error
+    assert [each.failure for each in named(outcome) if each.hidden] == ["F3b", "F15"]
 
 
 def test_two_that_one_repair_heals_are_not_told_apart():
     """Checkpointing off takes F1 and F7 away alike: neither is named; a finer repair tells which is which."""
-    _, suspected = told(Runs(["F1", "F7"], heals={"F1": {"F1", "F7"}, "F7": {"F1", "F7"}}))
+    _, suspected = tried(Runs(["F1", "F7"], heals={"F1": {"F1", "F7"}, "F7": {"F1", "F7"}}))
     assert "not told apart" in suspected["F1"] and "not told apart" in suspected["F7"]
-    outcome, suspected = told(Runs(["F1", "F7"], heals={"F1": {"F1"}, "F7": {"F1", "F7"}}))
-    assert [each["failure"] for each in outcome.named] == ["F1"] and suspected == {"F7": "gone with the repair of F1"}
+    outcome, suspected = tried(Runs(["F1", "F7"], heals={"F1": {"F1"}, "F7": {"F1", "F7"}}))
+    assert [each.failure for each in named(outcome)] == ["F1"]
+    assert suspected == {"F7": "gone with the repair of F1"}
 
 
 REASONS = {
-    "no edit": (Runs(["F3a"], no_edit=["F3a"]), rounds.NO_EDIT),
-    "not again": (Runs(["F7"], flaky=["F7"]), rounds.NOT_AGAIN),
-    "it stays": (Runs(["F7"], heals={"F7": {"another"}}), "still there"),
-    "it crashes": (Runs(["F7"], changed={"error": "train.py, line 3, ended in NameError: x"}), "NameError: x"),
-    "another comes": (Runs(["F7"], changed={"findings": [finding("F9", None)]}), "brings F9"),
+    "no edit": ({"bad": ["F3a"], "no_edit": ["F3a"]}, rounds.NO_EDIT),
+    "not again": ({"bad": ["F7"], "flaky": ["F7"]}, rounds.NOT_AGAIN),
+    "it stays": ({"bad": ["F7"], "heals": {"F7": {"another"}}}, "still there"),
+    "it crashes": ({"bad": ["F7"]}, "NameError: x"),
+    "another comes": ({"bad": ["F7"], "brings": [finding("F9", None)]}, "brings F9"),
 }
 
 
 @pytest.mark.parametrize("kind", REASONS)
 def test_why_a_failure_is_not_named(kind):
-    runs, reason = REASONS[kind]
-    outcome, suspected = told(runs)
+    options, reason = REASONS[kind]
+    runs = Runs(**options)
+    runs.ends_with = "train.py, line 3, ended in NameError: x" * (kind == "it crashes")
+    outcome, suspected = tried(runs)
     (why,) = suspected.values()
     assert reason in why and not outcome.named and outcome.change == Change()
     assert bool(outcome.notes) == (kind == "not again")
 
 
 def test_a_judge_s_own_undo_needs_a_second_run_alone():
-    runs = Runs(["F14"], no_edit=["F14"])
-    first = runs(Change())
-    first["findings"][0]["tried"] = "with re.DOTALL it gives 1"
-    outcome = rounds.Rounds(runs, first)
+    first = Answer(findings=[finding("F14", None, tried="with re.DOTALL it gives 1")])
+    made = []
+    outcome = rounds.Rounds(lambda change: made.append(change) or first, first)
     outcome.try_all()
-    assert [each["failure"] for each in outcome.named] == ["F14"] and len(runs.made) == 2
+    assert [each.failure for each in named(outcome)] == ["F14"] and made == [Change()]
 
 
 def test_a_rival_is_tried_once_and_not_in_each_round():
     """Three failures in one run: twice without a change, each repair alone, and then one on top of the others."""
     runs = Runs(["F2", "F7", "F15"])
-    outcome, _ = told(runs)
-    assert [each["failure"] for each in outcome.named] == ["F2", "F7", "F15"]
+    outcome, _ = tried(runs)
+    assert [each.failure for each in named(outcome)] == ["F2", "F7", "F15"]
     assert sorted(map(len, runs.made)) == [0, 0, 1, 1, 1, 2, 3]
 
 
@@ -443,27 +501,71 @@ def test_the_first_of_several_repairs_that_heals_is_taken():
     runs = Runs(["F21"])
 
     def run(change):
-        result = runs(change)
-        for each in result["findings"]:
-            each["changes"] = [repairs.to_json(Change(calls=(name,))) for name in ("F20", "F21", "F22")]
-        return result
+        answer = runs(change)
+        changes = tuple(change_of([name]) for name in ("F20", "F21", "F22"))
+        answer.findings = [dataclasses.replace(each, changes=changes * each.accuses) for each in answer.findings]
+        return answer
 
     outcome = rounds.Rounds(run, run(Change()))
     outcome.try_all()
-    assert outcome.change.calls == ("F21",) and ("F22",) not in runs.made and not outcome.suspected()
+    assert {*outcome.change.files} == {"F21"} and {"F22"} not in runs.made and not outcome.suspected()
 
 
 def test_four_rounds_are_all():
     names = ["F23", "F2", "F8", "F1", "F7", "F14"]
     hides = {name: names[place + 1 :] for place, name in enumerate(names)}
-    outcome, suspected = told(Runs(names, hides=hides))
-    assert [each["failure"] for each in outcome.named] == names[:4] and suspected == {"F7": rounds.ROUNDS_OVER}
+    outcome, suspected = tried(Runs(names, hides=hides))
+    assert [each.failure for each in named(outcome)] == names[:4] and suspected == {"F7": rounds.ROUNDS_OVER}
 
 
 def test_no_second_run_where_nothing_can_be_named():
     for runs in (Runs(["F3a"], no_edit=["F3a"]), Runs([])):
-        told(runs)
+        tried(runs)
         assert len(runs.made) == 1
+
+
+EVERY_FIELD = Finding(
+    "F11",
+    "2 of 4 prompts are cut",
+    "Set max_prompt_length=9.",
+    tried="0 of 4",
+    ends=True,
+    part="max_prompt_length",
+    fault="begin",
+    verdict=Verdict.NAMED,
+    why="w",
+    control="c",
+    figures=(Quantity("prompts that are cut", 2, "prompts", 4),),
+    place=Location("train.ipynb", 3, 2),
+    cut=("use_vllm",),
+    changes=(Change({"train.py": "x = 1"}),),
+    diff="+x",
+    round=2,
+    hidden=True,
+)
+
+
+def test_an_answer_is_the_same_behind_a_pipe():
+    """Each field of each kind; nothing has to be read out of a sentence. An answer of before has no verdicts."""
+    assert not [name for name, value in vars(EVERY_FIELD).items() if not value and name != "undo"]
+    others = [
+        Finding.suspected("F7", "e", "w", "r"),
+        Finding.held("F1", "e", "c"),
+        Finding.not_applicable("F2", "w"),
+        Finding.not_checked("F21", "w", part="loss", cut=("use_liger_kernel",)),
+    ]
+    effects = [Effect("writes", "/a")]
+    answer = Answer("train.py", {"trl": "1"}, [EVERY_FIELD, *others], "e", "0" * 64, ["c"], ["n"], effects, [others[1]])
+    told = json.loads(json.dumps(answer.to_json()))
+    assert Answer.from_json(told) == answer
+    assert told["findings"][0]["key"] == "F11:max_prompt_length:begin"
+    for name in ("findings", "suspected", "held", "not_applicable", "not_checked"):
+        told[name] = [{key: each[key] for key in ("failure", "evidence") if key in each} for each in told[name]]
+    old = Answer.from_json(told)
+    assert [each.verdict for each in old.findings] == [each.verdict for each in answer.findings]
+    for broken in ({}, {"findings": [{}]}, {"findings": 1}, {"findings": [{"failure": "F1", "verdict": "?"}]}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            Answer.from_json(broken)
 
 
 # Statements of one script; what lies in the run's folder, is read, or is an import's does not count.

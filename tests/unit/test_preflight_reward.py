@@ -20,7 +20,7 @@ import trl
 from packaging.version import Version
 
 from failurelab.preflight import repairs
-from failurelab.preflight.answers import Finding, Held, NotChecked, Suspected
+from failurelab.preflight.answer import Verdict
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges import asking
 from failurelab.preflight.judges.reward import judge_rewards
@@ -321,7 +321,7 @@ def judge(functions, rows=PLAIN, tokenizer=None, **attributes):
 
 
 def found(answers):
-    return [answer for answer in answers if isinstance(answer, Finding)]
+    return [answer for answer in answers if answer.verdict is Verdict.FOUND]
 
 
 @pytest.mark.parametrize(
@@ -330,10 +330,12 @@ def found(answers):
 def test_functions_that_are_well_are_silent(function, rows, tokenizer):
     """Each in both forms of a dataset; the right answer gets more, and that is told with its figure."""
     answers = judge(function, rows, tokenizer)
-    assert not found(answers) and not [answer for answer in answers if isinstance(answer, NotChecked)]
-    assert {answer.failure for answer in answers if isinstance(answer, Held)} == {"F10", "F14"}
+    assert not found(answers) and not [answer for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
+    assert {answer.failure for answer in answers if answer.verdict is Verdict.HELD} == {"F10", "F14"}
     assert any(
-        "the right answer (column answer) got" in answer.evidence for answer in answers if isinstance(answer, Held)
+        "the right answer (column answer) got" in answer.evidence
+        for answer in answers
+        if answer.verdict is Verdict.HELD
     )
 
 
@@ -343,7 +345,7 @@ def test_functions_that_are_well_are_silent(function, rows, tokenizer):
 def test_a_reward_without_a_reference_shows_its_direction(function, low, high, tokenizer):
     """`abs(20 - len(completion))` pays for length (TRL #2771): nobody but its author knows whether that is wanted."""
     answers = judge(function, CHAT, tokenizer)
-    (line,) = [answer.why for answer in answers if isinstance(answer, NotChecked)]
+    (line,) = [answer.why for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
     least, most = line.split("direction: ")[1].split(" characters), ", 1)
     assert not found(answers) and high in most and low in least + " characters)"
 
@@ -476,9 +478,9 @@ def test_reward_functions_of_one_name_are_told_apart(tokenizer):
         (lambda completions, answer, **_: errors_paid(completions, answer)),
     )
     (finding,) = found(judge([first, second], tokenizer=tokenizer, reward_weights=[1.0, 2.0]))
-    assert "reward_funcs[1]" in finding.about
+    assert finding.part == "reward_funcs[1]"
     (finding,) = found(judge([exact, exact], tokenizer=tokenizer, reward_weights=[1.0, -2.0]))
-    assert "reward_funcs[1]" in finding.about
+    assert finding.part == "reward_funcs[1]"
     assert finding.undo == repairs.Arguments({"reward_weights": [1.0, 2.0]})
 
 
@@ -568,11 +570,11 @@ def not_above(count):
 @pytest.mark.parametrize(
     ("function", "verdict"),
     [
-        (half, Suspected),
-        (not_above(1000), Suspected),
-        (not_above(199), NotChecked),  # the run's longest completion, with a token for each letter, has more
-        (not_above(10**7), NotChecked),
-        (unknown_form, NotChecked),
+        (half, Verdict.SUSPECTED),
+        (not_above(1000), Verdict.SUSPECTED),
+        (not_above(199), Verdict.NOT_CHECKED),  # the run's longest completion, with a token for each letter, has more
+        (not_above(10**7), Verdict.NOT_CHECKED),
+        (unknown_form, Verdict.NOT_CHECKED),
     ],
     ids=["constant", "a penalty beyond", "a penalty within", "a penalty far beyond", "unknown"],
 )
@@ -581,9 +583,9 @@ def test_a_constant_is_told_from_a_form_that_nobody_thought_of(function, verdict
     given = seen(function, processing_class=tokenizer)
     given.asked["max_completion_length"] = 240
     (answer,) = judge_rewards(given)
-    assert isinstance(answer, verdict) and (verdict is NotChecked or answer.failure == "F10")
-    beside = [answer for answer in judge([function, exact], tokenizer=tokenizer) if not isinstance(answer, Held)]
-    assert [type(answer) for answer in beside] == [NotChecked]
+    assert answer.verdict is verdict and (verdict is Verdict.NOT_CHECKED or answer.failure == "F10")
+    beside = [answer for answer in judge([function, exact], tokenizer=tokenizer) if answer.verdict is not Verdict.HELD]
+    assert [answer.verdict for answer in beside] == [Verdict.NOT_CHECKED]
 
 
 @pytest.mark.parametrize(
@@ -593,19 +595,19 @@ def test_a_constant_is_told_from_a_form_that_nobody_thought_of(function, verdict
 def test_a_reference_that_is_read_bare_is_well(write, read, tokenizer):
     """The twins of those above: no form of a reference makes a function that strips it look dead."""
     answers = judge(read, answers_as(write.format), tokenizer)
-    assert not found(answers) and any(isinstance(answer, Held) and answer.failure == "F14" for answer in answers)
+    assert not found(answers) and any(answer.verdict is Verdict.HELD and answer.failure == "F14" for answer in answers)
 
 
 @pytest.mark.parametrize("function", [ones, all_none, code_alone, unknown_form])
 def test_a_dead_function_beside_others_is_named_and_nothing_held_of_it(function, tokenizer):
     """A constant adds nothing to any advantage: no failure by itself, and never a clause inside of what held."""
     answers = judge([last_number, function], KINDS, tokenizer)
-    (told,) = [answer for answer in answers if isinstance(answer, (Finding, NotChecked))]
-    words = told.evidence if isinstance(told, Finding) else told.why
-    assert f"{function.__name__} gives" in words and "last_number" not in words and told.about
+    (told,) = [answer for answer in answers if answer.verdict in (Verdict.FOUND, Verdict.NOT_CHECKED)]
+    words = told.evidence if told.verdict is Verdict.FOUND else told.why
+    assert f"{function.__name__} gives" in words and "last_number" not in words and told.part
     gives_none = function in (all_none, code_alone)
-    assert isinstance(told, Finding) is (gives_none if not MASKED else function is code_alone)
-    assert not any(function.__name__ in answer.evidence for answer in answers if isinstance(answer, Held))
+    assert (told.verdict is Verdict.FOUND) is (gives_none if not MASKED else function is code_alone)
+    assert not any(function.__name__ in answer.evidence for answer in answers if answer.verdict is Verdict.HELD)
 
 
 @pytest.mark.parametrize("function", [nan_for_no_number, all_none, coding_alone])
@@ -650,23 +652,27 @@ def test_functions_and_their_weights(functions, weights, failure, words, tokeniz
 @pytest.mark.parametrize(
     ("functions", "weight", "verdict"),
     [
-        ([exact, distance], -0.1, Finding),  # a completion without a number gets 10
-        ([exact, distance], -0.001, NotChecked),  # a right answer is still the best
-        ([exact, distance], 0.1, Held),
-        ([exact, miss], -1.0, Held),
-        ([exact, miss], 1.0, Finding),
-        ([last_number, in_reasoning], -0.5, NotChecked),
+        ([exact, distance], -0.1, Verdict.FOUND),  # a completion without a number gets 10
+        ([exact, distance], -0.001, Verdict.NOT_CHECKED),  # a right answer is still the best
+        ([exact, distance], 0.1, Verdict.HELD),
+        ([exact, miss], -1.0, Verdict.HELD),
+        ([exact, miss], 1.0, Verdict.FOUND),
+        ([last_number, in_reasoning], -0.5, Verdict.NOT_CHECKED),
     ],
 )
 def test_a_negative_weight_takes_from_right_answers_or_from_wrong_ones(functions, weight, verdict, tokenizer):
     """Lab 32: what is below 0 already, and is turned by its weight once more, pays for being far off."""
     answers = judge(functions, tokenizer=tokenizer, reward_weights=[1.0, weight])
-    (answer,) = [each for each in answers if each.failure == "F14" and (verdict is Held or not isinstance(each, Held))]
-    assert isinstance(answer, verdict)
-    if verdict is Finding:
-        assert answer.about.endswith(functions[1].__name__) and "takes the lead of right answers" in answer.evidence
+    (answer,) = [
+        each
+        for each in answers
+        if each.failure == "F14" and (verdict is Verdict.HELD or each.verdict is not Verdict.HELD)
+    ]
+    assert answer.verdict is verdict
+    if verdict is Verdict.FOUND:
+        assert answer.part == "reward_funcs[1]" and "takes the lead of right answers" in answer.evidence
         assert answer.undo == (repairs.Arguments({"reward_weights": [1.0, -weight]}) if weight < 0 else None)
-    elif verdict is NotChecked:
+    elif verdict is Verdict.NOT_CHECKED:
         assert answer.why.endswith(f"its weight is {weight:g}: a penalty?")
 
 
@@ -674,8 +680,10 @@ def test_a_negative_weight_takes_from_right_answers_or_from_wrong_ones(functions
 def test_nothing_is_held_where_an_empty_completion_gets_as_much(weight, held, tokenizer):
     """Beside a reward for short completions that outweighs it a right answer is told from a wrong one, and no more."""
     answers = judge([exact, shorter], tokenizer=tokenizer, reward_weights=[1.0, weight])
-    whole = [answer for answer in answers if answer.failure == "F14" and not getattr(answer, "about", "")]
-    assert [type(answer) for answer in whole] == [Held if held else NotChecked] and not found(answers)
+    whole = [answer for answer in answers if answer.failure == "F14" and not answer.part]
+    assert [answer.verdict for answer in whole] == [Verdict.HELD if held else Verdict.NOT_CHECKED] and not found(
+        answers
+    )
     assert held or "answers nothing no less" in whole[0].why
 
 
@@ -717,7 +725,7 @@ def test_what_the_trainer_handed_over_is_what_a_function_is_asked_with(tokenizer
     given = seen(by_ids, processing_class=tokenizer)
     given.handed = {"prompts": [], "completions": ["~~~"], "completion_ids": [[5]], "trainer_state": None}
     answers = list(judge_rewards(given))
-    assert not found(answers) and any(isinstance(answer, Held) and answer.failure == "F10" for answer in answers)
+    assert not found(answers) and any(answer.verdict is Verdict.HELD and answer.failure == "F10" for answer in answers)
     given.handed = {"prompts": [], "completions": []}
     (finding,) = found(judge_rewards(given))
     assert "asks for completion_ids, trainer_state" in finding.evidence and finding.ends
@@ -784,7 +792,7 @@ def test_what_is_not_here_is_no_failure(function, words, tokenizer, monkeypatch)
         monkeypatch.setattr(asking, "LIMIT", 1.0)
     given = seen([last_number, function], CHAT, processing_class=tokenizer)
     answers = list(judge_rewards(given))
-    (answer,) = [answer for answer in answers if isinstance(answer, NotChecked)]
+    (answer,) = [answer for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
     assert answer.failure == "F14" and words in answer.why and function.__name__ in answer.why and not found(answers)
 
 
@@ -810,7 +818,7 @@ def test_what_a_function_starts_prints_and_writes_is_gone(tokenizer, monkeypatch
         return last_number(completions, answer)
 
     answers = judge(busy, CHAT, tokenizer)
-    assert any(isinstance(answer, Held) and answer.failure == "F14" for answer in answers)
+    assert any(answer.verdict is Verdict.HELD and answer.failure == "F14" for answer in answers)
     assert "scoring" not in "".join(capfd.readouterr()) and not (tmp_path / "rewards.log").exists()
     children = [int(path.name) for path in left.iterdir()]
     assert children and gone(children) == []
@@ -930,7 +938,7 @@ def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
     """Which of them a source line belongs to is unknown, so nothing is said of what they read."""
     pair = [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: list(map(len, completions))]
     (answer,) = judge(pair[0], tokenizer=tokenizer)
-    assert isinstance(answer, NotChecked)
+    assert answer.verdict is Verdict.NOT_CHECKED
     assert not found(judge(pair[1], tokenizer=tokenizer))
 
 
@@ -938,7 +946,7 @@ def test_rewards_that_a_blind_question_tells_apart_do_not_hold(monkeypatch):
     """Whatever comes back as different: here the function that is planted differs."""
     monkeypatch.setattr("failurelab.preflight.judges.reward._one_for_all", exact)
     answers = [answer for answer in judge(exact) if answer.failure == "F10"]
-    assert [type(answer) for answer in answers] == [NotChecked] and "is not seen as equal" in answers[0].why
+    assert [answer.verdict for answer in answers] == [Verdict.NOT_CHECKED] and "is not seen as equal" in answers[0].why
 
 
 @pytest.mark.parametrize("answers", [[{"v": "7"}, {"v": "8"}, {"v": "9"}, {"v": "4"}], [None] * 4])

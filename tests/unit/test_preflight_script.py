@@ -1,5 +1,6 @@
 """Preflight beside its judges: what is cut and what is kept as asked, whose rank is seen, repairs as diffs, answers."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -16,13 +17,12 @@ from small import qwen2
 
 from failurelab import updates
 from failurelab.preflight import launcher_line, notebook, preload, run, script_text
-from failurelab.preflight.answers import Finding
+from failurelab.preflight.answer import Answer, Change, Finding, Verdict
 from failurelab.preflight.inputs import Load, Seen, Source
-from failurelab.preflight.intercept import cuts, own_code, processes, ranks, saved, small, watched
-from failurelab.preflight.judges import four_bit_placement
+from failurelab.preflight.intercept import cuts, own_code, processes, ranks, saved, small
+from failurelab.preflight.judges import four_bit_placement, logits, rollouts
 from failurelab.preflight.judges.updates import policy_load
-from failurelab.preflight.repairs import Change
-from failurelab.preflight.report import answer
+from failurelab.preflight.report import terminal
 from failurelab.preflight.script_error import describe_error
 from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
@@ -235,7 +235,7 @@ def test_weights_of_the_whole_model_for_a_cut_one(checkpoint):
 
 def test_arguments_are_cut_before_their_validation_and_known_as_asked(tmp_path):
     """Nothing is saved or reported, also where the script's folder is named; what it sets later counts as asked."""
-    made = cuts.Arguments(3, str(tmp_path))
+    made = cuts.CutArguments(3, str(tmp_path))
     with made.cut():
         arguments = transformers.TrainingArguments(
             "the_script_s_own", per_device_train_batch_size=64, save_strategy="steps", num_train_epochs=7
@@ -286,7 +286,7 @@ def test_the_script_reads_arguments_as_they_were_given(tmp_path):
     Once a trainer is made the batch is the one that is there: a function of the script's may cut it into groups.
     """
     script = tmp_path / "train.py"
-    made = cuts.Arguments(3, str(tmp_path), own=own_code.OwnCode(script))
+    made = cuts.CutArguments(3, str(tmp_path), own=own_code.OwnCode(script))
     names = {}
     with made.cut():
         exec(compile(READS, str(script), "exec"), names)
@@ -551,11 +551,11 @@ def test_a_default_file_that_accelerate_cannot_use_is_one_line(text, tmp_path, m
 def test_the_repair_of_unused_logits_names_versions(monkeypatch):
     """Which upgrade ends it and leads into no other failure, with the versions that are here."""
     here = {"trl": "0.15.2", "transformers": "4.48.3"}
-    monkeypatch.setattr(watched.importlib.metadata, "version", lambda name: here.get(name, "1.0"))
-    text = watched._versions_that_fit("F3a")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: here.get(name, "1.0"))
+    text = logits.versions_that_fit("F3a")
     assert "trl 0.18.0 or later" in text and "transformers 4.49 or later" in text
     here |= {"transformers": "5.23.0", "trl": "1.16.0"}
-    assert watched._versions_that_fit("F3a") == ""
+    assert logits.versions_that_fit("F3a") == ""
 
 
 def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
@@ -568,7 +568,7 @@ def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
         train_dataset=rows,
         args=types.SimpleNamespace(num_generations=None),
     )
-    assert watched._prompts_of_a_batch(Seen(trainer, {})) == ["111", "111111"]
+    assert rollouts.prompts_of_a_batch(Seen(trainer, {}), tokenizer) == ["111", "111111"]
 
 
 def test_a_large_model_made_from_a_configuration_is_cut():
@@ -658,7 +658,7 @@ def judged(given):
 )
 def test_a_load_is_placed_as_the_last_rank_places_it(given, world_size, found):
     """Without a map transformers takes the current device for a quantized model: GPU 0 while no rank is known."""
-    assert isinstance(judged(seen(loads=[given], world_size=world_size)), Finding) is found
+    assert (judged(seen(loads=[given], world_size=world_size)).verdict is Verdict.FOUND) is found
 
 
 @pytest.mark.parametrize(("visible", "device", "index"), [("0,1,2,3", 3, 3), ("7", 0, 3), (None, 3, 3)])
@@ -671,7 +671,7 @@ def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index, 
     assert rank.device == torch.device("cuda", device)
     for place, found in ((rank.device, False), (index, device != index), (1, True)):
         answer = judged(seen(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index))
-        assert isinstance(answer, Finding) is found
+        assert (answer.verdict is Verdict.FOUND) is found
         assert found or "it would be GPU" in answer.control
 
 
@@ -698,34 +698,25 @@ def test_a_script_s_own_error_is_one_line():
     assert "ended by itself with status 0" in describe_error(ended, "train.py")
 
 
-def told(**more):
-    return answer.Told("train.py", {"trl": "0.14.0"}, **more)
-
-
-FOUND = [{"failure": failure, "evidence": "e", "repair": "r", "notebook": None} for failure in ("F3a", "F7", "F2")]
-
-
 def test_the_answer_in_each_form():
-    both = told(
-        findings=[*FOUND],
-        held=[{"failure": failure, "evidence": "x", "control": "y"} for failure in ("F2", "F10", "F4")],
-        not_checked=[{"failure": "F12", "why": "w"}],
-        error="train.py ended",
-    )  # fmt: skip
-    answer.sort(both)
-    assert [found["failure"] for found in both.findings] == ["F2", "F7", "F3a"]
-    assert both.findings[0]["notebook"] == "03_no_grad_fn"
-    f15 = answer.Told("", {}, [{"failure": "F15", "evidence": "e", "repair": "r", "notebook": "10_two_policies"}])
-    answer.sort(f15)
-    assert f15.findings[0]["notebook"] == "08_everything_together"  # the registry's, and not one that has no F15
-    assert [held["failure"] for held in both.held] == ["F4", "F10"]
+    bad = [Finding(failure, "e", "r", verdict=Verdict.NAMED) for failure in ("F3a", "F7", "F2")]
+    held = [Finding.held(failure, "x", "y") for failure in ("F2", "F10", "F4", "F10")]
+    both = Answer("train.py", {"trl": "0.14.0"}, error="train.py ended")
+    both.settle([*bad, *held, Finding.not_checked("F12", "w"), Finding.suspected("F15", "e", "w")])
+    assert [found.failure for found in both.named] == ["F2", "F7", "F3a"]
+    assert both.named[0].notebook == "03_no_grad_fn"
+    assert both.suspected[0].notebook == "08_everything_together"
+    assert [each.failure for each in both.held] == ["F4", "F10"]
     kinds = {"findings", "suspected", "held", "not_applicable", "not_checked"}
-    assert set(answer.to_json(both)) == kinds | {"cut", "script", "script_sha256", "versions"}
-    json.dumps(answer.to_json(both))
-    text = answer.text(both)
+    texts = {"cut", "notes", "error", "ended_first", "script", "script_sha256", "versions"}
+    assert set(both.to_json()) == kinds | texts
+    text = terminal.text(both)
     assert text.index("NAMED  F2") < text.index("NAMED  F3a") < text.index("HELD") < text.index("NOT CHECKED")
     assert "ERROR train.py ended" in text
-    assert [told(findings=FOUND, error="x").exit_status, told(error="x").exit_status, told().exit_status] == [1, 3, 0]
+    statuses = [
+        Answer(findings=findings, error=error).exit_status for findings, error in ((bad, "x"), ([], "x"), ([], ""))
+    ]
+    assert statuses == [1, 3, 0]
 
 
 def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):
@@ -764,7 +755,7 @@ def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
 
 def test_what_a_trainer_of_ones_own_calls_args_may_be_anything(tmp_path):
     """Such as what argparse has read: it is no option of the training."""
-    made = cuts.Arguments(3, str(tmp_path))
+    made = cuts.CutArguments(3, str(tmp_path))
     for other in (types.SimpleNamespace(lr=1), {"lr": 1}, "train.yaml", None):
         made.settle(other)
         assert made.asked(other) == {}

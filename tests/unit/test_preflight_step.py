@@ -11,9 +11,10 @@ from steps import has, planted, trainer
 
 from failurelab import textbook
 from failurelab.handles import keep_random_state
-from failurelab.preflight.answers import Finding, Held, NotChecked
+from failurelab.preflight.answer import Finding, Verdict
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import cuts, watched
+from failurelab.preflight.intercept import cuts
+from failurelab.preflight.intercept.rewards import substitute_rewards
 from failurelab.preflight.judges.textbook import StepJudge, cut_away
 
 
@@ -27,9 +28,9 @@ def judge(made, small=True, others=(), **asked):
 
 def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_path):
     """And what it contradicts is no longer suspected: scores at prompt positions."""
-    others = [Finding("F3b", "by a probe", "-"), NotChecked("F1", "-")]
+    others = [Finding("F3b", "by a probe", "-"), Finding.not_checked("F1", "-")]
     answers = judge(trainer(model, tokenizer, tmp_path), others=others)
-    assert isinstance(answers["F21"], Held) and isinstance(answers["F3b"], Held) and "F1" in answers
+    assert answers["F21"].verdict is Verdict.HELD and answers["F3b"].verdict is Verdict.HELD and "F1" in answers
     assert "opposite sign: cosine -1" in answers["F21"].control and "32 completions" in answers["F21"].evidence
 
 
@@ -39,27 +40,27 @@ def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp
         return
     with torch.no_grad():
         model.lm_head.weight *= 0.05  # each token is about as likely, so that an end is rarely drawn
-    rewards = [lambda completions, **_: watched.substitute_rewards(len(completions), 4, 0)]
+    rewards = [lambda completions, **_: substitute_rewards(len(completions), 4, 0)]
     options = {"mask_truncated_completions": True, "max_completion_length": 7}
     answer = judge(trainer(model, tokenizer, tmp_path, rewards=rewards, **options))["F21"]
-    assert isinstance(answer, Held) and "mask_truncated" not in answer.evidence.partition("does not show")[2]
+    assert answer.verdict is Verdict.HELD and "mask_truncated" not in answer.evidence.partition("does not show")[2]
 
 
 def test_a_wrong_gradient_is_found_and_nothing_of_it_holds(model, tokenizer, tmp_path):
-    others = [Held("F3b", "rows are scored", "-"), Held("F7", "-", "-")]
+    others = [Finding.held("F3b", "rows are scored", "-"), Finding.held("F7", "-", "-")]
     made = trainer(model, tokenizer, tmp_path, kind=planted(loss=torch.neg))
     answers = judge(made, others=others)
-    assert isinstance(answers["F21"], Finding) and "opposite sign" in answers["F21"].evidence
+    assert answers["F21"].verdict is Verdict.FOUND and "opposite sign" in answers["F21"].evidence
     assert "Planted.compute_loss" in answers["F21"].evidence
     assert [each.name for each in answers["F21"].undo] == ["compute_loss"]
-    assert isinstance(answers["F3b"], NotChecked) and isinstance(answers["F7"], Held)
+    assert answers["F3b"].verdict is Verdict.NOT_CHECKED and answers["F7"].verdict is Verdict.HELD
 
 
 def test_a_blind_measurement_does_not_hold(model, tokenizer, tmp_path, monkeypatch):
     """A planted shift that makes the same gradient, as where no token depends on the one before."""
     monkeypatch.setattr(textbook.Comparison, "sees", lambda self, mistake: mistake == "opposite sign")
     answer = judge(trainer(model, tokenizer, tmp_path))["F21"]
-    assert isinstance(answer, NotChecked) and "scores shifted by one planted it looks the same" in answer.why
+    assert answer.verdict is Verdict.NOT_CHECKED and "scores shifted by one planted it looks the same" in answer.why
 
 
 @pytest.mark.parametrize("last_bit", [0.0, 2.0**-22])
@@ -73,7 +74,7 @@ def test_a_penalty_is_compared_once_the_policy_has_left_its_reference(sign, last
         noise = torch.randn(made.ref_model.lm_head.weight.shape, generator=torch.Generator().manual_seed(0))
         made.ref_model.lm_head.weight.mul_(1 + last_bit * noise)
     answer = judge(made)["F21"]
-    assert isinstance(answer, Held if sign > 0 else Finding)
+    assert answer.verdict is (Verdict.HELD if sign > 0 else Verdict.FOUND)
     assert ("step 1 and 3" if sign > 0 else "step 3") in answer.evidence
     assert "beta" not in answer.evidence.partition("does not show")[2]
 
@@ -89,22 +90,22 @@ def test_mistakes_are_planted_in_the_step_that_holds(model, tokenizer, tmp_path)
     answer = judge(trainer(model, tokenizer, tmp_path, rewards=[rewards], max_steps=3, gradient_accumulation_steps=1))[
         "F21"
     ]
-    assert isinstance(answer, Held) and answer.evidence.startswith("step 2") and "opposite sign" in answer.control
+    assert answer.verdict is Verdict.HELD and answer.evidence.startswith("step 2") and "opposite sign" in answer.control
 
 
 def test_a_failure_that_explains_the_gradient_stays_the_finding(model, tokenizer, tmp_path):
     """Tensors without a gradient are F1: the comparison is its evidence, and no second finding."""
     others = [Finding("F1", "24 of 25", "-")]
     answers = judge(trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: -loss)), others=others)
-    assert isinstance(answers["F1"], Finding) and "cosine -1" in answers["F1"].evidence
-    assert isinstance(answers["F21"], NotChecked)
+    assert answers["F1"].verdict is Verdict.FOUND and "cosine -1" in answers["F1"].evidence
+    assert answers["F21"].verdict is Verdict.NOT_CHECKED
 
 
 def test_what_cannot_be_compared_is_not_checked(model, tokenizer, tmp_path):
     equal = trainer(model, tokenizer, tmp_path, rewards=[lambda completions, **_: [1.0] * len(completions)])
     assert "F10" in judge(equal)["F21"].why
     answer = judge(trainer(model, tokenizer, tmp_path), use_vllm=True)["F21"]
-    assert isinstance(answer, NotChecked) and "use_vllm is cut away" in answer.why and "cosine +1" in answer.why
+    assert answer.verdict is Verdict.NOT_CHECKED and "use_vllm is cut away" in answer.why and "cosine +1" in answer.why
     assert "no textbook here for LateScores" in judge(late_scores(model, tokenizer))["F21"].why
     made = types.SimpleNamespace(args=types.SimpleNamespace())
     assert "several processes" in cut_away(Seen(made, {}, world_size=2))[0]
@@ -138,10 +139,10 @@ def test_the_step_is_afterwards_what_it_was(model, tokenizer, tmp_path):
 
 def test_substitute_rewards_differ_by_row_group_and_function():
     with keep_random_state():
-        one, two = (watched.substitute_rewards(8, 4, function) for function in (0, 1))
+        one, two = (substitute_rewards(8, 4, function) for function in (0, 1))
     assert len(set(one[:4])) == len(set(two[:4])) == 4 and one[:4] != one[4:] and one != two
     for functions in (1, 2, 3):
-        table = [watched.substitute_rewards(8, 2, function) for function in range(functions)]
+        table = [substitute_rewards(8, 2, function) for function in range(functions)]
         totals = [sum(column) for column in zip(*table)]
         assert all(totals[place] != totals[place + 1] for place in range(0, 8, 2))
 

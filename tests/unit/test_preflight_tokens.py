@@ -10,7 +10,7 @@ import transformers
 import trl
 from packaging.version import Version
 
-from failurelab.preflight.answers import Finding, Held, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.answer import Verdict
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.judges import rows
 from failurelab.preflight.judges.lengths import judge_lengths
@@ -62,14 +62,18 @@ def with_bos(tokenizer):
 @pytest.mark.parametrize(
     ("prompts", "name", "kind"),
     [
-        (MESSAGES, "Qwen/Qwen2-0.5B-Instruct", NotApplicable),
-        (QUESTIONS, "Qwen/Qwen2-0.5B-Instruct", Suspected),
-        (QUESTIONS, "my-model/checkpoint-500", Suspected),
-        (["SUBREDDIT: r/x POST: I asked why. TL;DR:"] * 4, "Qwen/Qwen2-0.5B-Instruct", NotChecked),
-        (TEXTS, "/models/chat-data/tiny-qwen2", NotChecked),
-        ([f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in TEXTS], "x-Instruct", Held),
-        ([f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>" for text in TEXTS], "x", Held),
-        ([f"<|im_start|>user\n{text}<|im_end|>\n" for text in TEXTS], "x-Instruct", Finding),
+        (MESSAGES, "Qwen/Qwen2-0.5B-Instruct", Verdict.NOT_APPLICABLE),
+        (QUESTIONS, "Qwen/Qwen2-0.5B-Instruct", Verdict.SUSPECTED),
+        (QUESTIONS, "my-model/checkpoint-500", Verdict.SUSPECTED),
+        (["SUBREDDIT: r/x POST: I asked why. TL;DR:"] * 4, "Qwen/Qwen2-0.5B-Instruct", Verdict.NOT_CHECKED),
+        (TEXTS, "/models/chat-data/tiny-qwen2", Verdict.NOT_CHECKED),
+        (
+            [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in TEXTS],
+            "x-Instruct",
+            Verdict.HELD,
+        ),
+        ([f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n<think>" for text in TEXTS], "x", Verdict.HELD),
+        ([f"<|im_start|>user\n{text}<|im_end|>\n" for text in TEXTS], "x-Instruct", Verdict.FOUND),
     ],
 )
 def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
@@ -78,7 +82,7 @@ def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
     Text that the script templated itself must begin the assistant's turn.
     """
     answer = only(judge_template(seen(model, tokenizer, prompts, name)), "F12")
-    assert type(answer) is kind
+    assert answer.verdict is kind
 
 
 def test_a_template_and_a_tokenizer_without_an_end(model, tokenizer):
@@ -87,16 +91,16 @@ def test_a_template_and_a_tokenizer_without_an_end(model, tokenizer):
     tokenizer.chat_template = "{% for message in messages %}User: {{ message['content'] }}\n{% endfor %}"
     tokenizer.eos_token = model.config.eos_token_id = model.generation_config.eos_token_id = None
     answers = judge_template(seen(model, tokenizer, QUESTIONS, small=True))
-    assert isinstance(only(answers, "F12"), NotChecked)
+    assert only(answers, "F12").verdict is Verdict.NOT_CHECKED
 
 
 def test_a_base_model_has_a_template_too(model, tokenizer):
     """Its texts end with another token than a turn of the template: plain prompts are right for it."""
     base = ending(tokenizer, TEXT)
     model.generation_config.eos_token_id = base.eos_token_id
-    assert type(only(judge_template(seen(model, base, QUESTIONS, "x-Instruct")), "F12")) is NotChecked
+    assert only(judge_template(seen(model, base, QUESTIONS, "x-Instruct")), "F12").verdict is Verdict.NOT_CHECKED
     base.chat_template = None  # nothing to apply
-    assert isinstance(only(judge_template(seen(model, base, TEXTS, "x-chat")), "F12"), NotApplicable)
+    assert only(judge_template(seen(model, base, TEXTS, "x-chat")), "F12").verdict is Verdict.NOT_APPLICABLE
 
 
 @pytest.mark.parametrize("real", [True, False])
@@ -106,7 +110,7 @@ def test_a_real_model_is_asked_both_ways(real, model, tokenizer):
     That a small model ends its texts is no proof: only the weights that are asked for by --real-model are held.
     """
     answer = only(judge_template(seen(model, tokenizer, TEXTS, "x-instruct", small=False, real=real)), "F12")
-    assert type(answer) is (Held if real else NotChecked)
+    assert answer.verdict is (Verdict.HELD if real else Verdict.NOT_CHECKED)
     assert "of 4 asked greedily, 4 end" in (answer.evidence if real else answer.why)
 
 
@@ -115,18 +119,18 @@ def test_a_sequence_begun_twice(model, with_bos):
     texts = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in TEXTS]
     answers = list(judge_template(seen(model, with_bos, texts)))
     adds = prompt_ids(seen(model, with_bos, TEXTS).trainer, TEXTS)[0][0] == with_bos.bos_token_id
-    assert any(isinstance(answer, Finding) for answer in answers) is adds
+    assert any(answer.verdict is Verdict.FOUND for answer in answers) is adds
     assert adds is hasattr(trl.GRPOTrainer, "_tokenize_prompts")
     bos, trainer = with_bos.bos_token_id, types.SimpleNamespace(processing_class=with_bos, model=model)
-    for begun, kinds in (([bos, bos, 5], [Finding]), ([bos, 5], [])):  # rows that a trainer made
+    for begun, kinds in (([bos, bos, 5], [Verdict.FOUND]), ([bos, 5], [])):  # rows that a trainer made
         trainer.train_dataset = datasets.Dataset.from_dict({"input_ids": [begun] * 3})
         answers = judge_template(Seen(trainer=trainer, asked={}, dataset=datasets.Dataset.from_dict({"text": ["a"]})))
-        assert [type(answer) for answer in answers] == kinds
+        assert [answer.verdict for answer in answers] == kinds
 
 
 TURN, TEXT = "<|im_end|>", "<|endoftext|>"
 # trl up to 1.14 knows the tokenizer's end alone, later ones those of the generation config too.
-BY_RELEASE = Held if hasattr(trl.GRPOTrainer, "_tokenize_prompts") else Finding
+BY_RELEASE = Verdict.HELD if hasattr(trl.GRPOTrainer, "_tokenize_prompts") else Verdict.FOUND
 
 
 def ending(tokenizer, end):
@@ -141,20 +145,22 @@ def ending(tokenizer, end):
         # The model ends its turn with <|im_end|>, and the tokenizer's end is another.
         (MESSAGES, "x-Instruct", TEXT, [TURN, TEXT], BY_RELEASE),
         # A chat model with the base model's ends never stops; of a base model nobody knows how it ends.
-        (MESSAGES, "x-Instruct", TEXT, TEXT, Suspected),
-        (MESSAGES, "x", TEXT, TEXT, NotChecked),
+        (MESSAGES, "x-Instruct", TEXT, TEXT, Verdict.SUSPECTED),
+        (MESSAGES, "x", TEXT, TEXT, Verdict.NOT_CHECKED),
         # Qwen2's own generation config has two ends; the turn ends with the tokenizer's.
-        (TEXTS, "x-Instruct", TURN, [TURN], Held),
-        (MESSAGES, "x-Instruct", TURN, [TURN, TEXT], Held),
+        (TEXTS, "x-Instruct", TURN, [TURN], Verdict.HELD),
+        (MESSAGES, "x-Instruct", TURN, [TURN, TEXT], Verdict.HELD),
     ],
 )
 def test_an_end_of_a_turn(prompts, name, own, generation, kind, model, tokenizer):
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(generation)
     answer = only(judge_ends(seen(model, ending(tokenizer, own), prompts, name)), "F13")
-    assert type(answer) is kind and (kind is not Finding or "padding counts as the completion" in answer.evidence)
+    assert answer.verdict is kind and (
+        kind is not Verdict.FOUND or "padding counts as the completion" in answer.evidence
+    )
 
 
-@pytest.mark.parametrize(("end", "kind"), [(TEXT, Finding), (TURN, Held)])
+@pytest.mark.parametrize(("end", "kind"), [(TEXT, Verdict.FOUND), (TURN, Verdict.HELD)])
 def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
     """Prompts without a template end somewhere too: where the generation config, or generation_kwargs, say."""
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(TURN)
@@ -162,8 +168,8 @@ def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
     given.trainer.eos_token_ids = None  # as in releases that look for the tokenizer's alone
     limits = {"generation_kwargs": {"eos_token_id": tokenizer.convert_tokens_to_ids(end)}}
     own, generated = (only(judge_ends(each), "F13") for each in (given, seen(model, tokenizer, TEXTS, limits=limits)))
-    assert type(own) is type(generated) is kind
-    if kind is Finding:
+    assert own.verdict is generated.verdict is kind
+    if kind is Verdict.FOUND:
         assert own.undo.text == f"{{tokenizer}}.eos_token = '{TURN}'" and "generation_kwargs" in generated.evidence
 
 
@@ -181,7 +187,7 @@ def test_an_end_that_is_masked_as_padding(padding, model, tokenizer):
         train_dataset=datasets.Dataset.from_dict({"input_ids": ids}),
     )
     answer = only(judge_ends(Seen(trainer=trainer, asked={})), "F13")
-    assert type(answer) is (Finding if padding == other.eos_token else Held)
+    assert answer.verdict is (Verdict.FOUND if padding == other.eos_token else Verdict.HELD)
 
 
 @pytest.mark.parametrize("own_padding", [False, True])
@@ -194,17 +200,17 @@ def test_the_real_trainer_of_examples(own_padding, model, tokenizer, tmp_path):
     trainer = trl.SFTTrainer(model=model, args=config, train_dataset=rows, processing_class=other)
     answer = only(judge_ends(Seen(trainer=trainer, asked=dataclasses.asdict(config), dataset=rows)), "F13")
     by_id = isinstance(trainer.data_collator, transformers.DataCollatorForLanguageModeling)
-    assert type(answer) is (Finding if by_id and not own_padding else Held)
+    assert answer.verdict is (Verdict.FOUND if by_id and not own_padding else Verdict.HELD)
 
 
 def test_prompts_that_are_cut(model, tokenizer, monkeypatch):
-    for limit, kind in ((4, Finding), (16, Held)):
+    for limit, kind in ((4, Verdict.FOUND), (16, Verdict.HELD)):
         answers = judge_lengths(seen(model, tokenizer, ["12345+6="] * 9 + ["1="], limits={"max_prompt_length": limit}))
         answer = next(iter(answers))
-        assert type(answer) is kind and f"longer than max_prompt_length {limit}" in answer.evidence
+        assert answer.verdict is kind and f"longer than max_prompt_length {limit}" in answer.evidence
     prompts = ["1+1="] * 19 + ["1+1=" * 9]  # odd, and no failure
     answer = next(iter(judge_lengths(seen(model, tokenizer, prompts, limits={"max_prompt_length": 8}))))
-    assert isinstance(answer, Held) and answer.evidence.startswith("1 of 20")
+    assert answer.verdict is Verdict.HELD and answer.evidence.startswith("1 of 20")
     monkeypatch.setattr(rows, "installed_version", lambda _: Version("0.27.0"))  # which cuts none
     answers = judge_lengths(seen(model, tokenizer, prompts, limits={"max_prompt_length": 4}))
     assert not any("max_prompt_length" in str(answer) for answer in answers)
@@ -220,17 +226,17 @@ ASKED = [[STEPS, {"role": "user", "content": HARD}]] * 4
 @pytest.mark.parametrize(
     ("prompts", "limit", "kind"),
     [
-        (ASKED, 256, Suspected),
-        (ASKED, 1024, NotChecked),
-        ([[STEPS, *message] for message in MESSAGES], 256, NotChecked),
-        ([[{"role": "user", "content": HARD.replace("Prove it.", "")}]] * 4, 256, NotChecked),
+        (ASKED, 256, Verdict.SUSPECTED),
+        (ASKED, 1024, Verdict.NOT_CHECKED),
+        ([[STEPS, *message] for message in MESSAGES], 256, Verdict.NOT_CHECKED),
+        ([[{"role": "user", "content": HARD.replace("Prove it.", "")}]] * 4, 256, Verdict.NOT_CHECKED),
     ],
     ids=["reasoning", "room for it", "sums", "no reasoning asked for"],
 )
 def test_reasoning_in_256_tokens_is_suspected(prompts, limit, kind, model, tokenizer):
     """As TRL's quickstart did (#5697); sums are not, and neither is a question that asks for no reasoning."""
     answer = only(judge_lengths(seen(model, tokenizer, prompts, limits={"max_completion_length": limit})), "F11")
-    assert type(answer) is kind
+    assert answer.verdict is kind
 
 
 LONG, SHORT = ({"columns": {"answer": [text] * 4}} for text in ("First one adds, then one is done: 7", "42"))
@@ -241,22 +247,27 @@ CUT, ENDED = ({"log": [{"completions/clipped_ratio": share}] * 3, "small": False
 @pytest.mark.parametrize(
     ("limit", "masked", "more", "kind"),
     [
-        (8, False, LONG, Finding),
-        (64, False, LONG, NotChecked),  # references that fit say nothing of a completion: the model may speak longer
-        (2, True, SHORT, Finding),  # a completion of the limit's length counts as cut
-        (2, False, SHORT, NotChecked),
-        (40, False, BEST, Suspected),
-        (256, False, BEST, NotChecked),
-        (64, False, CUT, Finding),
-        (64, False, ENDED, Held),
-        (64, False, CUT | {"small": True}, NotChecked),  # of random completions nothing is said
+        (8, False, LONG, Verdict.FOUND),
+        (
+            64,
+            False,
+            LONG,
+            Verdict.NOT_CHECKED,
+        ),  # references that fit say nothing of a completion: the model may speak longer
+        (2, True, SHORT, Verdict.FOUND),  # a completion of the limit's length counts as cut
+        (2, False, SHORT, Verdict.NOT_CHECKED),
+        (40, False, BEST, Verdict.SUSPECTED),
+        (256, False, BEST, Verdict.NOT_CHECKED),
+        (64, False, CUT, Verdict.FOUND),
+        (64, False, ENDED, Verdict.HELD),
+        (64, False, CUT | {"small": True}, Verdict.NOT_CHECKED),  # of random completions nothing is said
     ],
 )
 def test_answers_longer_than_a_completion_may_be(limit, masked, more, kind, model, tokenizer):
     limits = {"max_completion_length": limit, "mask_truncated_completions": masked}
     answer = only(judge_lengths(seen(model, tokenizer, TEXTS, limits=limits, **more)), "F11")
-    assert type(answer) is kind
-    assert more is not LONG or kind is NotChecked or answer.undo.values["max_completion_length"] > limit
+    assert answer.verdict is kind
+    assert more is not LONG or kind is Verdict.NOT_CHECKED or answer.undo.values["max_completion_length"] > limit
 
 
 @pytest.mark.parametrize("padding", [TEXT, TURN])
@@ -268,18 +279,19 @@ def test_generation_that_stops_at_an_end_that_the_trainer_does_not_know(padding,
     limits = {"generation_kwargs": {"eos_token_id": tokenizer.convert_tokens_to_ids([TEXT, TURN])}}
     given = seen(model, own, TEXTS, limits=limits)
     given.trainer.eos_token_ids = None
-    assert type(only(judge_ends(given), "F13")) is (NotChecked if padding == TEXT else Finding)
+    assert only(judge_ends(given), "F13").verdict is (Verdict.NOT_CHECKED if padding == TEXT else Verdict.FOUND)
 
 
 @pytest.mark.parametrize(
-    ("shortest", "engine", "kind"), [(3, True, NotChecked), (3, False, NotChecked), (64, True, Finding)]
+    ("shortest", "engine", "kind"),
+    [(3, True, Verdict.NOT_CHECKED), (3, False, Verdict.NOT_CHECKED), (64, True, Verdict.FOUND)],
 )
 def test_a_completion_that_is_short_and_has_no_end_was_not_cut(shortest, engine, kind, model, tokenizer):
     log = [{"completions/clipped_ratio": 1.0, "completions/min_length": shortest}]
     given = seen(model, tokenizer, TEXTS, log=log, small=False)
     given.trainer.rollout_func = (lambda prompts, trainer: {}) if engine else None
     answer = only(judge_lengths(given), "F11")
-    assert type(answer) is kind and ("F18" in getattr(answer, "why", "")) is (engine and kind is NotChecked)
+    assert answer.verdict is kind and ("F18" in getattr(answer, "why", "")) is (engine and kind is Verdict.NOT_CHECKED)
 
 
 def test_other_trainers_have_no_completions(model, tokenizer):

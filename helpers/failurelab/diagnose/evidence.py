@@ -21,6 +21,7 @@ from failurelab.errors import FailureLabError
 from failurelab.failures import symptoms
 from failurelab.failures.loader import PACKAGES
 from failurelab.failures.predicates import Value
+from failurelab.preflight.answer import Answer
 
 _BLOCK = 1 << 20  # characters
 _PINNED = re.compile(r"(?im)^\s*[-*]?\s*\"?(trl|transformers|torch|pytorch|peft|accelerate|deepspeed|bitsandbytes)\"?"
@@ -322,18 +323,18 @@ def _guards(file: pathlib.Path, evidence: Evidence) -> None:
 def _preflight(file: pathlib.Path, scripts: list[pathlib.Path], evidence: Evidence) -> None:
     """Take what `failurelab preflight --json` said of the script, if it is of this script."""
     try:
-        answer = json.loads(file.read_text(encoding="utf-8"))
+        answer = Answer.from_json(json.loads(file.read_text(encoding="utf-8")))
         named, suspected, held = (
-            {each["failure"]: str(each["evidence"]) for each in answers}
-            for answers in (answer["findings"], answer.get("suspected", ()), answer["held"])
+            {finding.failure: finding.evidence for finding in findings}
+            for findings in (answer.named, answer.suspected, answer.held)
         )
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
         evidence.not_read.append(f"{file.name} is no whole answer of failurelab preflight --json")
         return
-    if not (named or suspected or held or answer.get("not_checked")):
+    if not (named or suspected or held or answer.not_checked):
         evidence.not_read.append(f"{file.name}: preflight could not judge the script")
         return
-    digest = answer.get("script_sha256")
+    digest = answer.script_sha256
     if digest and scripts and digest not in {hashlib.sha256(script.read_bytes()).hexdigest() for script in scripts}:
         evidence.not_read.append(f"{file.name}: it is of another script than {scripts[0].name}, or of an earlier state")
         return

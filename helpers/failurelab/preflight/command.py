@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -15,9 +16,10 @@ from typing import Any
 from failurelab._outputs import OutputError, check_output, write_output
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
-from failurelab.preflight import launcher_line, repairs, rounds
+from failurelab.preflight import launcher_line, rounds
+from failurelab.preflight.answer import Answer, Change, Effect, Finding
 from failurelab.preflight.intercept.effects import cache_folders
-from failurelab.preflight.report import answer, issue
+from failurelab.preflight.report import issue, terminal
 from failurelab.preflight.script_text import encode_source, make_patch, read_source
 from failurelab.preflight.session import Session, TimeIsOver
 
@@ -96,11 +98,11 @@ def main(arguments: list[str]) -> int:
             say=lambda stage: print(f"preflight: {stage} …", file=sys.stderr, flush=True),
         )
     except FailureLabError as error:
-        told = answer.Told((options.module or line)[0], {}, error=str(error))
+        told = Answer((options.module or line)[0], error=str(error))
     except KeyboardInterrupt:
         print("\npreflight was interrupted: the script's processes are ended, nothing is left", file=sys.stderr)
         return 130
-    print(answer.text(told))
+    print(terminal.text(told))
     try:
         _write(told, options)
     except OutputError as error:
@@ -112,18 +114,20 @@ def main(arguments: list[str]) -> int:
 _FILES = ("diff", "json", "report")  # options that name a file to write
 
 
-def _write(told: answer.Told, options: argparse.Namespace) -> None:
+def _write(told: Answer, options: argparse.Namespace) -> None:
     """Write the files that were asked for."""
     if options.diff and told.patch:
         write_output(options.diff, told.patch)
         apply = f"in {told.patch_folder}: git apply {options.diff.resolve()}"
         if told.script.endswith(".ipynb"):
             apply = "make its changes in the notebook's cells"
-        print(f"{options.diff}: the patch that was tried. Next, {apply}")
+        left = ", ".join(f"{finding.failure} ({finding.verdict.value.lower()})" for finding in told.left_by_patch)
+        left = f"it leaves {left}" if left else "with it nothing is found"
+        print(f"{options.diff}: the patch that was tried, as a whole: {left}. Next, {apply}")
     elif options.diff:
         print(f"{options.diff}: not written, for no edit of the script was tried that heals")
     if options.json:
-        write_output(options.json, json.dumps(answer.to_json(told), indent=1) + "\n")
+        write_output(options.json, json.dumps(told.to_json(), indent=1) + "\n")
     if options.report:
         write_output(options.report, issue.markdown(told))
 
@@ -139,7 +143,7 @@ def ask(
     again: bool | None = None,
     fork: bool = True,
     say: Any = lambda stage: None,
-) -> answer.Told:
+) -> Answer:
     """Run a script in its Python and return what was found.
 
     Args:
@@ -173,7 +177,7 @@ def ask(
                 f"{needed} is not installed for {python}, so no Trainer can run there. "
                 "Next: --python with the Python that you train with"
             )
-    told = answer.Told(str(script), libraries, script_sha256=hashlib.sha256(script.read_bytes()).hexdigest())
+    told = Answer(str(script), libraries, script_sha256=hashlib.sha256(script.read_bytes()).hexdigest())
     spec = {
         "script": str(script),
         "folder": os.getcwd() if started.module else str(script.resolve().parent),
@@ -188,34 +192,33 @@ def ask(
         variables = dict(started.environment)
         with Session(pathlib.Path(folder), python, variables, spec, time_limit, say, fork).open() as session:
             _judge(told, session, script, again)
-    answer.sort(told)
     return told
 
 
-def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: bool | None) -> None:
+def _judge(told: Answer, session: Session, script: pathlib.Path, again: bool | None) -> None:
     """Run the script, and again with the repairs of what was found; write into `told` what came of it."""
     folders = {script.resolve().parent, pathlib.Path.cwd()}
     before = {folder: _list_files(folder) for folder in folders}
     try:
-        first = session.run(repairs.Change())
+        first = session.run(Change())
     except TimeIsOver as error:
         told.error = str(error)
         return
-    effects = [f"{effect['kind']} {effect['what']}" for effect in first["effects"]]
-    heard = {os.path.realpath(effect["what"]) for effect in first["effects"]}
+    effects = list(first.effects)
+    heard = {os.path.realpath(effect.what) for effect in effects}
     for folder in folders:
         new = {path for path, _ in _list_files(folder).items() - before[folder].items()}
         if new:  # of the script's processes none is left, so what is still being written is another one's
             new -= _written_by_others()
-        effects += [f"writes {path}" for path in sorted(new) if os.path.realpath(path) not in heard]
+        effects += [Effect("writes", path) for path in sorted(new) if os.path.realpath(path) not in heard]
     outcome, left = rounds.Rounds(session.run, first, session.say), rounds.ROUNDS_OVER
     if again is False:
         left = "the script was not run with a repair (--no-try)"
-    elif again is None and effects and first["findings"]:
+    elif again is None and effects and first.found:
         left = f"the script was not run again, for it {effects[0]}"
         outcome.notes.append(
-            f"beside its training the script {'; '.join(effects)}. It was not run again, so nothing is named. "
-            "Next: --try, if it may do all that once more for each repair"
+            f"beside its training the script {'; '.join(map(str, effects))}. It was not run again, so nothing is "
+            "named. Next: --try, if it may do all that once more for each repair"
         )
     else:
         try:
@@ -223,27 +226,21 @@ def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: boo
         except TimeIsOver as error:
             left = "not tried: the time was over"
             outcome.notes.append(f"not every repair was tried: {error}")
-    for name in ("held", "not_applicable", "not_checked", "error", "cut"):
-        setattr(told, name, outcome.last.get(name, getattr(told, name)))
-    told.notes = [*first.get("notes", []), *outcome.notes]
-    told.hidden, told.ended_first = outcome.hidden(), first["error"]
+    told.error, told.cut, told.effects = outcome.last.error, outcome.last.cut, effects
+    told.notes, told.ended_first = [*first.notes, *outcome.notes], first.error
     # the repairs as diffs, each on top of those before it, and all that healed as one patch
-    for entries, kept in ((outcome.named, told.findings), (outcome.suspected(left), told.suspected)):
-        for entry in entries:
-            shown = {"diff": ""} | {name: entry[name] for name in entry if name not in ("change", "changes", "base")}
-            if entry.get("change"):
-                base, change = repairs.from_json(entry["base"]), repairs.from_json(entry["change"])
-                shown["diff"] = _patch(base, change, context=1)[0].decode(errors="replace")
-                if kept is told.findings and (change.calls, change.arguments) != (base.calls, base.arguments):
-                    told.notes.append(
-                        f"no line of the script is the place of {entry['failure']}'s repair, which was tried on the "
-                        "live objects"
-                    )
-            kept.append(shown)
-    told.patch, told.patch_folder = _patch(repairs.Change(), outcome.change, context=3)
+    trials = [*outcome.named, *outcome.suspected(left)]
+    told.settle([*map(_with_diff, trials), *(each for each in outcome.last.findings if not each.accuses)])
+    told.patch, told.patch_folder = _patch(Change(), outcome.change, context=3)
 
 
-def _patch(before: repairs.Change, after: repairs.Change, context: int) -> tuple[bytes, str]:
+def _with_diff(trial: rounds.Trial) -> Finding:
+    """Return what came of a failure with its repair as a diff, and without the whole files of the runs."""
+    diff = _patch(trial.base, trial.change, context=1)[0].decode(errors="replace") if trial.change else ""
+    return dataclasses.replace(trial.finding, changes=(), diff=diff)
+
+
+def _patch(before: Change, after: Change, context: int) -> tuple[bytes, str]:
     """Return the patch from one change's files to another's, and the folder in which it applies."""
     changed = {path: text for path, text in after.files.items() if before.files.get(path) != text}
     if not changed:

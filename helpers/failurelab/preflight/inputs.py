@@ -36,6 +36,23 @@ class Load:
     model: Any = None
 
 
+@dataclasses.dataclass(frozen=True)
+class TrainedAdapter:
+    """A trained adapter of the script's, and the logits that the model gives with it and without it.
+
+    Attributes:
+        name: of the adapter, for messages.
+        logits: of eight tokens, `(1, 8, vocabulary)`, see `intercept.small.probe`.
+        base: the same without the adapter.
+        trainable: whether it was loaded to be trained.
+    """
+
+    name: str
+    logits: Any
+    base: Any
+    trainable: bool = True
+
+
 @dataclasses.dataclass
 class Seen:
     """What preflight has seen of a script when the judges are asked; they change none of it.
@@ -45,6 +62,8 @@ class Seen:
         dataset: the training dataset as the script gave it to the trainer: whole, and before the trainer tokenized it.
         asked: the training arguments as the script gave them, before they were cut, by name.
         loads: of models, in order.
+        adapters: trained ones, in order.
+        finished: whether the cut training came to its end.
         log: the trainer's log history, empty before training.
         world_size: of the launch.
         small: whether the model was cut.
@@ -66,6 +85,8 @@ class Seen:
     asked: dict[str, Any]
     dataset: Any = None
     loads: list[Load] = dataclasses.field(default_factory=list)
+    adapters: list[TrainedAdapter] = dataclasses.field(default_factory=list)
+    finished: bool = False
     log: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     world_size: int = 1
     small: bool = True
@@ -80,6 +101,11 @@ class Seen:
     drawn_at: float | None = None
     scored_at: float | None = None
     scored_planted: float | None = None
+
+    @property
+    def model_name(self) -> str:
+        """What figures of the model are figures of."""
+        return "the cut model" if self.small else "the model"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ _LIBRARIES = frozenset((
 _BEFORE_ANY_SCRIPT = {  # what `Run.watching` imports; of preflight's own modules also those that come later
     "transformers": ["AutoTokenizer", "BitsAndBytesConfig", "PreTrainedTokenizerBase", "Trainer"],
     "peft": ["PeftModel"],
-    **{f"failurelab.preflight.{name}": [] for name in ("run", "intercept.saved", "intercept.watched", "judges.order")},
+    **{f"failurelab.preflight.{name}": [] for name in ("run", "intercept.saved", "intercept.rewards", "judges.order")},
 }
 
 

@@ -1,43 +1,27 @@
-"""Repairs as objects: each takes one failure away, as an edit of the script's text or as a change of the live run.
+"""Repairs as objects: each takes one failure away by an edit of the script's own files, the diff that a reader applies.
 
-A judge says *what* is to be undone (`Finding.undo`), in one of the forms below. *How* is found here: the call that it
-speaks of is looked up in the script's text, by the place where it ran, and edited there. Where it stands in no text of
-the script's own (a YAML file, a library's own script) the live objects are changed in its place, if that is possible.
+A judge says *what* is to be undone (`Finding.undo`), in one of the forms below. *Where* is found here: the call that it
+speaks of is looked up in the script's text, by the place where it ran, and edited there; training arguments that stand
+in a YAML file are edited in that file. What is run is the edited text and nothing else. Where a repair has no place in
+the script's own files (a library's own script, a command line) there is none, and the failure is not named.
 
     Finding("F7", ..., undo=Statement("{trainer}.generation_config.use_cache = False"))
     Finding("F15", ..., undo=Arguments({"temperature": 1.0}))
     Finding("F8", ..., undo=Keyword("trainer", "peft_config"))
 
-That a repair heals is decided by the judge of its failure: it says `Held` in the run with the repair.
+That a repair heals is decided by the judge of its failure: it says HELD in the run with the repair.
 """
 
 import ast
 import dataclasses
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from failurelab.preflight.script_text import Edit, Place, Text, apply_edits, is_docstring
-
-
-class Source(str):
-    """A value as it is to stand in the script: `Source("torch.float32")`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """What a run does otherwise than the script says; a run of the next round adds to it.
-
-    Attributes:
-        files: the whole text of each file of the script's own that is edited, by its path.
-        arguments: of training, that take the place of the script's.
-        calls: statements that are run on the live `trainer` before it trains.
-    """
-
-    files: dict[str, str] = dataclasses.field(default_factory=dict)
-    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
-    calls: tuple[str, ...] = ()
+from failurelab.preflight.answer import Change, Location
+from failurelab.preflight.script_text import Edit, Place, Text, apply_edits, is_docstring, locate, read_source
 
 
 @dataclasses.dataclass
@@ -49,11 +33,13 @@ class Script:
         places: of the calls that ran, by kind: `train`, `trainer`, `arguments`, `load`, `adapter`; of each call the
             places that led to it in the script's own code, the innermost first.
         change: what this run already does otherwise.
+        settings: the YAML files among the script's command line, by path, as this run has them.
     """
 
     texts: Callable[[str], Text | None]
     places: dict[str, list[list[Place]]] = dataclasses.field(default_factory=dict)
     change: Change = dataclasses.field(default_factory=Change)
+    settings: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def calls(self, kind: str, index: int = -1) -> Iterator[tuple[Text, ast.Call]]:
         """Yield the calls in the script's text that led to a call of this kind, the innermost first."""
@@ -63,10 +49,18 @@ class Script:
             if text and (call := text.call(place)):
                 yield text, call
 
+    def _text(self, file: str) -> str:
+        text = self.texts(file)
+        return text.text if text else self.settings[file]
+
+    def locate(self, edit: Edit) -> Location:
+        """Return the line of the script, as it was given, that an edit changes."""
+        return locate(edit.file, self._text(edit.file), edit.start, read_source(edit.file))
+
     def edited(self, edits: list[Edit]) -> Change:
         """Return this run's change with these edits made too."""
-        before = {edit.file: text.text for edit in edits if (text := self.texts(edit.file))}
-        return dataclasses.replace(self.change, files={**self.change.files, **apply_edits(before, edits)})
+        before = {edit.file: self._text(edit.file) for edit in edits}
+        return Change({**self.change.files, **apply_edits(before, edits)})
 
 
 class Repair:
@@ -76,14 +70,10 @@ class Repair:
         """Return the edits of the script's text; none where it has no place for them."""
         raise NotImplementedError
 
-    def live(self, script: Script) -> Change | None:
-        """Return the change of the live run that does the same; None where there is none."""
-        return None
-
     def change(self, script: Script) -> Change | None:
-        """Return what a run with this repair does otherwise: by an edit, else live; None where neither is possible."""
+        """Return what a run with this repair does otherwise; None where it has no place in the script's files."""
         edits = self.edit(script)
-        return script.edited(edits) if edits else self.live(script)
+        return script.edited(edits) if edits else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,22 +92,32 @@ class Statement(Repair):
     imports: str = ""
 
     def edit(self, script: Script) -> list[Edit]:
-        """Put it in front of the innermost call that names what it needs."""
+        """Put it in front of the innermost call that names what it needs; a trainer without a name gets one."""
         for text, call in script.calls(self.before):
-            names = _names(call, self.before)
+            names: dict[str, str] = _names(call, self.before)
+            edits: list[Edit] = []
+            if self.before == "train" and not names:
+                names, edits = _named_trainer(text, call)
             try:
-                line = self.text.format_map(names)
+                lines = self.text.format_map(names).splitlines()
             except KeyError:
                 continue
-            return [*_imported(text, self.imports), text.before(text.statement(call), *line.splitlines())]
+            made = [f"{names['trainer']} = {text.source(call.func.value)}"] if edits else []  # type: ignore[attr-defined]
+            return [*_imported(text, self.imports), *edits, text.before(text.statement(call), *made, *lines)]
         return []
 
-    def live(self, script: Script) -> Change | None:
-        """Run it on the live trainer, if it needs no other name."""
-        if self.before != "train":
-            return None
-        line = f"{self.imports}\n{self.text.format(trainer='trainer')}".strip()
-        return dataclasses.replace(script.change, calls=(*script.change.calls, line))
+
+def _named_trainer(text: Text, call: ast.Call) -> tuple[dict[str, str], list[Edit]]:
+    """Return a name for the trainer of `GRPOTrainer(...).train()`, and the edit that calls it by that name there.
+
+    None where the statement does more than that: what it does would come in another order.
+    """
+    statement = text.statement(call)
+    if getattr(statement, "value", None) is not call or not isinstance(call.func, ast.Attribute):
+        return {}, []
+    used = {node.id for node in ast.walk(text.tree) if isinstance(node, ast.Name)}
+    name = next(name for name in ("trainer", "the_trainer", "trainer_to_repair") if name not in used)
+    return {"trainer": name}, [Edit(text.file, *text.span(call.func.value), name)]
 
 
 # Arguments that are checked, or that others are derived from, while they are made: too late to set them after that.
@@ -134,23 +134,41 @@ class Arguments(Repair):
     values: Mapping[str, Any]
 
     def edit(self, script: Script) -> list[Edit]:
-        """Set them where the arguments are made; else on the object that the trainer is given."""
-        sources = {name: _source(value) for name, value in self.values.items()}
+        """Set them where the arguments are made; else on the object that the trainer is given; else in a YAML file."""
+        sources = {name: repr(value) for name, value in self.values.items()}
         for text, call in script.calls("arguments"):
             return text.set_keywords(call, sources)
-        if not sources.keys().isdisjoint(_CHECKED_WHEN_MADE):
-            return []
-        for text, call in script.calls("trainer"):
+        checked = not sources.keys().isdisjoint(_CHECKED_WHEN_MADE)
+        for text, call in () if checked else script.calls("trainer"):
             if name := _names(call, "trainer").get("args"):
-                lines = [f"{name}.{each} = {source}" for each, source in sources.items()]
+                lines = [f"{name}.{argument} = {source}" for argument, source in sources.items()]
                 return [text.before(text.statement(call), *lines)]
+        for file, settings in script.settings.items():
+            if edits := _set_in_yaml(file, settings, self.values):
+                return edits
         return []
 
-    def live(self, script: Script) -> Change | None:
-        """Set them while the arguments are made."""
-        if any(isinstance(value, Source) for value in self.values.values()):
-            return None
-        return dataclasses.replace(script.change, arguments={**script.change.arguments, **self.values})
+
+def _set_in_yaml(file: str, text: str, values: Mapping[str, Any]) -> list[Edit]:
+    """Return the edits that give arguments of a YAML file other values: JSON is YAML.
+
+    None where one of them has a value of several lines, or where the file names no training argument at all.
+    """
+    names = "output_dir|learning_rate|per_device_train_batch_size|num_generations"
+    if not re.search(rf"^({names})\s*:", text, re.MULTILINE):
+        return []
+    edits, added = [], ""
+    for name, value in values.items():
+        line = rf"^{re.escape(name)}[ \t]*:[ \t]*(?P<value>[^#\r\n]*?)(?=[ \t]*(#.*)?\r?$)"
+        there = re.search(line, text, re.MULTILINE)
+        if there and re.match(r"[^\n]*\n[ \t-]", text[there.end() :]):
+            return []
+        if there:
+            edits.append(Edit(file, there.start("value"), there.end("value"), json.dumps(value)))
+        else:
+            added += f"{name}: {json.dumps(value)}\n"
+    end = "" if text.endswith("\n") else "\n"
+    return edits + ([Edit(file, len(text), len(text), end + added)] if added else [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,12 +288,6 @@ class WithoutMethod(Repair):
             return []
         return [text.without(node)]
 
-    def live(self, script: Script) -> Change | None:
-        """Take it from the class of the live trainer."""
-        kinds = f"kind for kind in type(trainer).__mro__ if kind.__qualname__ == {self.kind.__qualname__!r}"
-        line = f"delattr(next({kinds}), {self.name!r})"
-        return dataclasses.replace(script.change, calls=(*script.change.calls, line))
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Together(Repair):
@@ -287,15 +299,6 @@ class Together(Repair):
         """Make all of their edits, or none."""
         edits = [part.edit(script) for part in self.parts]
         return [edit for each in edits for edit in each] if all(edits) else []
-
-    def live(self, script: Script) -> Change | None:
-        """Make all of their changes, or none."""
-        for part in self.parts:
-            change = part.live(script)
-            if change is None:
-                return None
-            script = dataclasses.replace(script, change=change)
-        return script.change
 
 
 def _function(script: Script, function: Any) -> tuple[Text | None, Any]:
@@ -336,17 +339,3 @@ def _operand(node: ast.expr, source: str) -> str:
     """Return an expression's source that an attribute may be asked of."""
     plain = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
     return source if isinstance(node, plain) and "\n" not in source else f"({source})"
-
-
-def _source(value: Any) -> str:
-    return str(value) if isinstance(value, Source) else repr(value)
-
-
-def to_json(change: Change) -> dict[str, Any]:
-    """Return a change as JSON can hold it."""
-    return json.loads(json.dumps(dataclasses.asdict(change)))
-
-
-def from_json(change: Mapping[str, Any]) -> Change:
-    """Return a change that was JSON."""
-    return Change(dict(change["files"]), dict(change["arguments"]), tuple(change["calls"]))

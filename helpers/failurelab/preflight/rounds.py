@@ -6,12 +6,10 @@ when the repair of any other failure is made in its place. Then preflight goes o
 what the first failure hid is judged in the run with its repair.
 """
 
-import json
-from collections.abc import Callable, Mapping
-from typing import Any
+import dataclasses
+from collections.abc import Callable
 
-from failurelab.preflight import repairs
-from failurelab.preflight.report.answer import identity, rank
+from failurelab.preflight.answer import Answer, Change, Finding, Verdict, rank
 
 ROUNDS = 4
 # A repair may be seen by another judge than its failure: the whole gradient is the textbook's.
@@ -20,8 +18,22 @@ NOT_AGAIN = "a second run without any change did not show it: the script does no
 NO_EDIT = "no edit of the script undoes it, so it was not tried"
 ROUNDS_OVER = f"{ROUNDS} repairs were made before this one's turn came"
 
-Result = Mapping[str, Any]  # what a run reported
-Run = Callable[[repairs.Change], Result]
+Run = Callable[[Change], Answer]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What came of a failure that was measured.
+
+    Attributes:
+        finding: with its verdict: NAMED, or SUSPECTED with the reason.
+        base: the repairs that were made before its own.
+        change: `base` and its own repair, as it was run; None where there is none.
+    """
+
+    finding: Finding
+    base: Change
+    change: Change | None
 
 
 class Rounds:
@@ -33,19 +45,19 @@ class Rounds:
         say: called with each stage.
 
     Attributes:
-        named: failures, in the order in which they were repaired; each with `tried`, `round`, `change` and `base`.
+        named: failures, in the order in which they were repaired.
         last: the run with all repairs that healed.
         change: all repairs that healed.
         notes: more to know.
     """
 
-    def __init__(self, run: Run, first: Result, say: Callable[[str], None] = lambda stage: None):
+    def __init__(self, run: Run, first: Answer, say: Callable[[str], None] = lambda stage: None):
         self._run, self.first, self.say = run, first, say
-        self._known: dict[str, list[Result]] = {_key(repairs.Change()): [first]}  # the runs of each change
-        self.change, self.last = repairs.Change(), first
-        self.named: list[dict[str, Any]] = []
-        self.settled: dict[tuple[str, ...], str] = {}  # failures that were not named, and why
-        self._kept: set[tuple[tuple[str, ...], tuple[str, ...]]] = set()  # a repair, and a failure that stays with it
+        self._known: list[tuple[Change, list[Answer]]] = [(Change(), [first])]  # the runs of each change
+        self.change, self.last = Change(), first
+        self.named: list[Trial] = []
+        self.settled: dict[str, str] = {}  # the keys of failures that were not named, and why
+        self._kept: set[tuple[str, str]] = set()  # the keys of a repaired failure, and of one that stays with it
         self.notes: list[str] = []
 
     def try_all(self) -> None:
@@ -54,144 +66,137 @@ class Rounds:
         Raises:
             what `run` raises; what was known by then stays.
         """
-        if not any(finding["changes"] or finding["tried"] for finding in self.first["findings"]):
-            self.settled.update((identity(finding), NO_EDIT) for finding in self.first["findings"])
+        if not any(finding.changes or finding.tried for finding in self.first.found):
+            self.settled.update((finding.key, NO_EDIT) for finding in self.first.found)
             return
         self.say("running again without any change")
         self._compare(self._again(self.change))
         while len(self.named) < ROUNDS and self._try_one():
             pass
 
-    def suspected(self, left: str = ROUNDS_OVER) -> list[dict[str, Any]]:
-        """Return failures that were not named, each with `why`; those whose turn did not come for the reason `left`."""
-        suspected = [dict(entry) for entry in self.last["suspected"]]
-        named = {identity(entry) for entry in self.named}
-        still = {identity(each) for each in self.last["findings"]}
-        findings = [(each, repairs.Change()) for each in self.first["findings"] if identity(each) not in still]
-        findings += [(each, self.change) for each in self.last["findings"]]
+    def suspected(self, left: str = ROUNDS_OVER) -> list[Trial]:
+        """Return failures that were not named, each with why; those whose turn did not come for the reason `left`."""
+        suspected = [Trial(finding, Change(), None) for finding in self.last.suspected]
+        still = {finding.key for finding in self.last.found}
+        findings = [(finding, Change()) for finding in self.first.found if finding.key not in still]
+        findings += [(finding, self.change) for finding in self.last.found]
         for finding, base in findings:
-            about = identity(finding)
-            if about not in named and (about in self.settled or about in still):
-                suspected.append(_suspected(finding, self.settled.get(about, left), base))
+            if not self._is_named(finding) and (finding.key in self.settled or finding.key in still):
+                why = self.settled.get(finding.key, left)
+                finding = dataclasses.replace(finding, verdict=Verdict.SUSPECTED, why=why)
+                suspected.append(Trial(finding, base, next(iter(finding.changes), None)))
         return suspected
 
-    def hidden(self) -> list[str]:
-        """Return what is named and the first run did not show, because another failure hid it."""
-        seen = {identity(finding) for finding in self.first["findings"]}
-        return [entry["failure"] for entry in self.named if identity(entry) not in seen]
+    def _is_named(self, finding: Finding) -> bool:
+        return any(trial.finding.key == finding.key for trial in self.named)
 
     def _try_one(self) -> bool:
         """Name the worst failure that can be; return whether there was one."""
-        for finding in sorted(self.last["findings"], key=lambda each: (not each["ends"], rank(each["failure"]))):
-            if identity(finding) in self.settled or identity(finding) in map(identity, self.named):
+        for finding in sorted(self.last.found, key=lambda each: (not each.ends, rank(each.failure))):
+            if finding.key in self.settled or self._is_named(finding):
                 continue
             why = self._why_not(finding)
             if not why:
                 return True
-            self.settled[identity(finding)] = why
+            self.settled[finding.key] = why
         return False
 
-    def _why_not(self, finding: dict[str, Any]) -> str:
+    def _why_not(self, finding: Finding) -> str:
         """Try a failure's repair; name it and go on behind it, or return why it is not named."""
-        without = self._known[_key(self.change)]
-        if not finding["changes"] and not finding["tried"]:
+        without = self._runs_of(self.change)
+        if not finding.changes and not finding.tried:
             return NO_EDIT
         if len(without) < 2 and not _is_accused(finding, self.first):
             without = [*without, self._again(self.change)]
-        if not all(_is_accused(finding, result) for result in without):
+        if not all(_is_accused(finding, answer) for answer in without):
             return NOT_AGAIN
-        reasons = [self._why_not_with(finding, change) for change in finding["changes"]]
+        reasons = [self._why_not_with(finding, change) for change in finding.changes]
         if "" in reasons:
             return ""
-        if finding["tried"]:  # by the judge itself, in both runs, which needs no edit
-            self._name({**finding, "changes": []}, finding["tried"], None)
+        if finding.tried:  # by the judge itself, in both runs, which needs no edit
+            self._name(finding, finding.tried, None)
             return ""
         return reasons[0]
 
-    def _why_not_with(self, finding: dict[str, Any], change: Mapping[str, Any]) -> str:
+    def _why_not_with(self, finding: Finding, change: Change) -> str:
         """Try one repair of a failure; name it and go on behind it, or return why it is not named."""
-        if identity(finding) in map(identity, self.named):
+        if self._is_named(finding):
             return "another repair heals it"
         trial = self._with_repair(finding, change, "trying the repair of {}")
         if why := _why_not_healed(finding, self.last, trial):
             return why
-        for rival in self.last["findings"]:
-            if identity(rival) == identity(finding) or (identity(rival), identity(finding)) in self._kept:
+        for rival in self.last.found:
+            if rival.key == finding.key or (rival.key, finding.key) in self._kept:
                 continue
-            for other in rival["changes"][:1]:
-                result = self._with_repair(rival, other, "trying the repair of {} in its place")
-                if other != change and not _why_not_healed(finding, self.last, result):
-                    return f"the repair of {rival['failure']} takes it away too, so the two are not told apart"
-        for other in self.last["findings"]:
-            if identity(other) != identity(finding) and not _is_accused(other, trial) and _held(other, trial):
-                self.settled[identity(other)] = f"gone with the repair of {finding['failure']}"
-        self._name(finding, finding["tried"] or _held(finding, trial), change)
-        self.change, self.last = repairs.from_json(change), trial
+            for other in rival.changes[:1]:
+                answer = self._with_repair(rival, other, "trying the repair of {} in its place")
+                if other != change and not _why_not_healed(finding, self.last, answer):
+                    return f"the repair of {rival.failure} takes it away too, so the two are not told apart"
+        for rival in self.last.found:
+            if rival.key != finding.key and not _is_accused(rival, trial) and _held(rival, trial):
+                self.settled[rival.key] = f"gone with the repair of {finding.failure}"
+        self._name(finding, finding.tried or _held(finding, trial), change)
+        self.change, self.last = change, trial
         return ""
 
-    def _name(self, finding: dict[str, Any], tried: str, change: Mapping[str, Any] | None) -> None:
-        base = repairs.to_json(self.change)
-        self.named.append({**finding, "tried": tried, "round": len(self.named) + 1, "change": change, "base": base})
+    def _name(self, finding: Finding, tried: str, change: Change | None) -> None:
+        hidden = finding.key not in {each.key for each in self.first.found}
+        turn = len(self.named) + 1
+        finding = dataclasses.replace(finding, verdict=Verdict.NAMED, tried=tried, round=turn, hidden=hidden)
+        self.named.append(Trial(finding, self.change, change))
 
-    def _with_repair(self, finding: dict[str, Any], change: Mapping[str, Any], stage: str) -> Result:
+    def _with_repair(self, finding: Finding, change: Change, stage: str) -> Answer:
         """Run the script with a failure's repair too; note which of the others stay with it."""
-        self.say(stage.format(finding["failure"]))
-        result = self._once(repairs.from_json(change))
-        self._kept |= {
-            (identity(finding), identity(each)) for each in self.last["findings"] if _is_accused(each, result)
-        }
-        return result
+        self.say(stage.format(finding.failure))
+        answer = next(iter(self._runs_of(change)), None) or self._again(change)
+        self._kept |= {(finding.key, each.key) for each in self.last.found if _is_accused(each, answer)}
+        return answer
 
-    def _once(self, change: repairs.Change) -> Result:
-        results = self._known.setdefault(_key(change), [])
-        return results[0] if results else self._again(change)
+    def _runs_of(self, change: Change) -> list[Answer]:
+        for known, answers in self._known:
+            if known == change:
+                return answers
+        self._known.append((change, []))
+        return self._known[-1][1]
 
-    def _again(self, change: repairs.Change) -> Result:
-        result = self._run(change)
-        self._known.setdefault(_key(change), []).append(result)
-        return result
+    def _again(self, change: Change) -> Answer:
+        answer = self._run(change)
+        self._runs_of(change).append(answer)
+        return answer
 
-    def _compare(self, again: Result) -> None:
+    def _compare(self, again: Answer) -> None:
         """Note where the second run without any change said something else than the first."""
-        once, twice = ({identity(finding) for finding in result["findings"]} for result in (self.first, again))
-        if once != twice or bool(self.first["error"]) != bool(again["error"]):
-            ids = ", ".join(sorted({failure for failure, *_ in once ^ twice}))
-            said = f"{ids} came in one of them alone" if ids else again["error"] or "its error did not come again"
+        once, twice = ({finding.key for finding in answer.found} for answer in (self.first, again))
+        if once != twice or bool(self.first.error) != bool(again.error):
+            keys = ", ".join(sorted(once ^ twice))
+            said = f"{keys} came in one of them alone" if keys else again.error or "its error did not come again"
             self.notes.append(f"the script did not do the same in two runs without any change: {said}")
 
 
-def _why_not_healed(finding: dict[str, Any], before: Result, trial: Result) -> str:
+def _why_not_healed(finding: Finding, before: Answer, trial: Answer) -> str:
     """Return why a run with a change does not show that it heals; empty if it does."""
-    if trial["error"] and not before["error"]:
-        return f"its repair was not tried: with it the script ends in an error: {trial['error']}"
+    if trial.error and not before.error:
+        return f"its repair was not tried: with it the script ends in an error: {trial.error}"
     if _is_accused(finding, trial):
         return "it is still there with its repair"
-    if not _held(finding, trial) and not finding["tried"]:
-        return f"with its repair nothing was measured{': ' + trial['error'] if trial['error'] else ''}"
-    held = {answer["failure"] for answer in before["held"]} - {each["failure"] for each in before["findings"]}
-    new = [each["failure"] for each in trial["findings"] if each["failure"] in held]
+    if not _held(finding, trial) and not finding.tried:
+        return f"with its repair nothing was measured{': ' + trial.error if trial.error else ''}"
+    held = {each.failure for each in before.held} - {each.failure for each in before.found}
+    new = [each.failure for each in trial.found if each.failure in held]
     return f"its repair brings {', '.join(new)}, which was not there before" if new else ""
 
 
-def _held(finding: dict[str, Any], result: Result) -> str:
+def _held(finding: Finding, answer: Answer) -> str:
     """Return what the judge of a failure says where it is gone, with the figure; empty if it has not measured it."""
-    for failure in _HELD_BY.get(finding["failure"], (finding["failure"],)):
-        for answer in (*result["held"], *result.get("measured", ())):
-            if answer["failure"] == failure:
-                return answer["evidence"]
-    others = [each for each in result["findings"] if each["failure"] == finding["failure"] and each["about"]]
-    return f"it is no longer said of {finding['about']}" if finding["about"] and others else ""
+    for failure in _HELD_BY.get(finding.failure, (finding.failure,)):
+        for each in (*answer.held, *answer.measured):
+            if each.failure == failure:
+                return each.evidence
+    others = [each for each in answer.found if each.failure == finding.failure and each.part]
+    return f"it is no longer said of {finding.part}" if finding.part and others else ""
 
 
-def _is_accused(finding: dict[str, Any], result: Result) -> bool:
-    speaks = {each["failure"] for each in result["suspected"]} if not finding["about"] else ()
-    return identity(finding) in map(identity, result["findings"]) or finding["failure"] in speaks
-
-
-def _key(change: repairs.Change) -> str:
-    return json.dumps(repairs.to_json(change), sort_keys=True)
-
-
-def _suspected(finding: dict[str, Any], why: str, base: repairs.Change) -> dict[str, Any]:
-    """Return a failure that is not named, with its first repair, and the change on top of which that was made."""
-    return {**finding, "why": why, "change": next(iter(finding["changes"]), None), "base": repairs.to_json(base)}
+def _is_accused(finding: Finding, answer: Answer) -> bool:
+    """Whether a run speaks of the same thing: it was measured again, or is suspected of the whole script."""
+    suspected = {each.key if finding.part else each.failure for each in answer.suspected}
+    return finding.key in {*suspected, *(each.key for each in answer.found)}

@@ -3,8 +3,7 @@
 What is changed for that time stands in `intercept`: models are built small (`small`), training arguments are cut
 (`cuts`), the script's own code sees the rank that the launch gives it, and GPUs that are not here are the CPU
 (`ranks`), no other process trains (`processes`), saving and uploading do nothing, and `train()` of every Trainer judges
-and ends the process (`trainers`). A repair that is tried is a `Change`: the text of the script's own files, arguments,
-and statements before training.
+and ends the process (`trainers`). A repair that is tried is a `Change`: the text of the script's own files.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ from unittest import mock
 
 from failurelab.errors import raises_own
 from failurelab.preflight import notebook, repairs
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.answer import Answer, Change, Finding, Verdict
 from failurelab.preflight.inputs import Seen, Source
 from failurelab.preflight.intercept import own_code, processes
 from failurelab.preflight.intercept.effects import Effects
@@ -39,7 +38,7 @@ def main(spec: dict[str, Any]) -> None:
     """Run the script that `spec` names; ends this process."""
     path = pathlib.Path(spec["script"])
     report = Report(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
-    files = OwnFiles(str(path), repairs.from_json(spec["change"]))
+    files = OwnFiles(str(path), Change(spec["files"]))
     try:
         text = files.read(str(path))
         code = compile(text, str(path), "exec", dont_inherit=True)
@@ -54,7 +53,9 @@ def main(spec: dict[str, Any]) -> None:
     except ImportError as error:
         report.end(error=describe_error(error, path))
     run = Run(spec, Source(str(path), text), report, files)
-    sys.argv = [str(path), *spec["arguments"]]
+    assert report.script is not None  # the run has made it
+    report.script.settings = files.settings(spec["arguments"])
+    sys.argv = [str(path), *files.arguments(spec["arguments"], pathlib.Path(spec["tmp"]))]
     sys.dont_write_bytecode = True
     Effects(pathlib.Path(spec["effects"]), files.own, [spec["session"]]).listen()
     with run.watching(), files.edited():
@@ -87,7 +88,7 @@ def _run_as_main(code: types.CodeType, path: pathlib.Path, name: str = "") -> No
 class OwnFiles:
     """The files of the script at a path, as it was given: as they are, or as the change of this run has them."""
 
-    def __init__(self, script: str, change: repairs.Change):
+    def __init__(self, script: str, change: Change):
         self.own, self.change = own_code.OwnCode(script), change
         self._script, self._real = script, os.path.realpath(script)
         self._texts: dict[str, Text | None] = {}
@@ -145,19 +146,34 @@ class OwnFiles:
             self._show(self._script)
         return mock.patch.object(importlib.machinery.SourceFileLoader, "get_code", get_code)
 
+    def settings(self, arguments: Sequence[str]) -> dict[str, str]:
+        """Return the YAML files among the script's command line, by path, each as this run has it."""
+        found = {}
+        for word in arguments:
+            path = word.rpartition("=")[2]
+            if path.endswith((".yaml", ".yml")) and os.path.isfile(path):
+                with contextlib.suppress(OSError, SyntaxError, ValueError):
+                    found[os.path.realpath(path)] = self.read(path)
+        return found
+
+    def arguments(self, arguments: Sequence[str], folder: pathlib.Path) -> list[str]:
+        """Return the script's command line, with YAML files as this run has them, which are written into a folder."""
+        words = []
+        for word in arguments:
+            option, equals, path = word.rpartition("=")
+            if (real := os.path.realpath(path)) in self.change.files:
+                copy = folder / os.path.basename(real)
+                copy.write_text(self.change.files[real], newline="")
+                word = f"{option}{equals}{copy}"
+            words.append(word)
+        return words
+
     def _show(self, file: str) -> None:
         lines = self.read(file).splitlines(keepends=True)
         linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
 
 
 _DATASETS = ("train_dataset", "eval_dataset")
-_KINDS = {
-    Finding: "findings",
-    Suspected: "suspected",
-    Held: "held",
-    NotApplicable: "not_applicable",
-    NotChecked: "not_checked",
-}
 
 
 class Report:
@@ -165,8 +181,8 @@ class Report:
 
     def __init__(self, path: pathlib.Path, progress: pathlib.Path):
         self._path, self._progress = path, progress
-        self.answers: list[Answer] = []
-        self.measured: list[Held] = []  # also what a judge of the whole gradient takes back, see `StepJudge.outweigh`
+        self.answers: list[Finding] = []
+        self.measured: list[Finding] = []  # what is held, before a judge of the whole gradient takes it back
         self.notes: list[str] = []
         self.script: repairs.Script | None = None
 
@@ -182,32 +198,30 @@ class Report:
 
     def end(self, error: str = "", cut: Sequence[str] = ()) -> None:
         """Write the answers, and end the process: nothing of the script runs after that."""
-        told: dict[str, Any] = {kind: [] for kind in _KINDS.values()}
-        for answer in self.answers:
-            entry = {name: value for name, value in vars(answer).items() if name != "undo"}
-            if isinstance(answer, Finding):
-                entry["changes"] = self._changes(answer)
-            told[_KINDS[type(answer)]].append(entry)
-        told |= {"error": error, "cut": cut, "notes": self.notes, "measured": list(map(vars, self.measured))}
+        findings = [self._with_changes(answer) if answer.undo else answer for answer in self.answers]
+        told = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, measured=self.measured)
         whole = self._path.with_suffix(".part")
-        whole.write_text(json.dumps(told))
+        whole.write_text(json.dumps(told.to_json()))
         whole.rename(self._path)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
-    def _changes(self, finding: Finding) -> list[dict[str, Any]]:
-        """Return what runs with this finding's repairs do otherwise, each added to what this run does."""
-        changes = []
+    def _with_changes(self, finding: Finding) -> Finding:
+        """Return a finding with what runs with its repairs do otherwise, on top of this one's change, and where."""
+        changes: list[Change] = []
+        place = finding.place
         for undo in finding.undo if isinstance(finding.undo, tuple) else (finding.undo,):
             try:
-                change = undo.change(self.script) if undo and self.script else None
-                changes += [repairs.to_json(change)] if change else []
+                edits = undo.edit(self.script) if undo and self.script else []
+                if edits and self.script:
+                    changes.append(self.script.edited(edits))
+                    place = place or self.script.locate(edits[-1])  # imports are the first edits
             except Exception as error:  # a text that was not thought of: then the repair is not tried
                 if raises_own(error):
                     raise
                 self.traceback(error)
-        return changes
+        return dataclasses.replace(finding, changes=tuple(changes), place=place)
 
 
 class Run:
@@ -223,8 +237,9 @@ class Run:
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(spec["world_size"])
-        other, size = files.change.arguments, spec["world_size"]
-        self.arguments = cuts.Arguments(spec["steps"], spec["output"], other, self._note_arguments, size, files.own)
+        self.arguments = cuts.CutArguments(
+            spec["steps"], spec["output"], self._note_arguments, spec["world_size"], files.own
+        )
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
@@ -290,16 +305,15 @@ class Run:
 
         A training of another kind that comes before one with rewards is not run: the later one is judged.
         """
-        from failurelab.preflight.intercept import cuts, watched
+        from failurelab.preflight.intercept import cuts, rewards
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.textbook import StepJudge
+        from failurelab.preflight.temperature import Temperatures
 
         line = _line(self.source.path)
         if self._is_first_stage(trainer, line):
             return self._skip(trainer, line)
         self._note("train")
-        for statement in self.files.change.calls:
-            exec(statement, {"trainer": trainer})
         arguments = self.arguments.origin(trainer.args)
         judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, arguments)}
         for kind, (made, its) in judged.items():
@@ -322,28 +336,33 @@ class Run:
         self.report.say("judging lengths, rewards and arguments")
         self._ask(order.BEFORE, seen)
         trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
-        watch = watched.Watch(seen, self.adapters)
-        step = StepJudge(seen, watch.explains_gradient)
+        listening = [judge(seen) for judge in order.DURING]
+        step = StepJudge(seen, lambda: any(judge.explains_gradient() for judge in listening))
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
-        with watch.listening(), step.listening():
+        with contextlib.ExitStack() as stack:
+            for judge in listening:
+                stack.enter_context(judge.listening())
+            stack.enter_context(Temperatures(seen).listening())
+            stack.enter_context(rewards.differing_rewards(seen))
+            stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
             try:
                 original(trainer)
-                watch.finished = True
+                seen.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
                 error = describe_error(problem, self.source.path, line=source.line)
         seen.log = list(trainer.state.log_history)
-        self._ask((lambda _: watch.answers(), *order.AFTER), seen)
-        self.report.measured = [answer for answer in self.report.answers if isinstance(answer, Held)]
+        self._ask((*listening, *order.AFTER), seen)
+        self.report.measured = [answer for answer in self.report.answers if answer.verdict is Verdict.HELD]
         self.report.answers = step.outweigh(self.report.answers)
         self.report.end(error, self._cuts(trainer, seen))
 
     def _launch(self) -> dict[str, Any]:
         """Return what the judges are told of the launch, also where no trainer was made."""
         size, device = self.spec["world_size"], self.launched.rank.device.index
-        return {"loads": self.loads, "world_size": size, "device": device}
+        return {"loads": self.loads, "adapters": self.adapters, "world_size": size, "device": device}
 
     def _is_first_stage(self, trainer: Any, line: int) -> bool:
         """Whether another training comes later in the script, of a trainer that draws completions, and this one not."""
@@ -388,16 +407,16 @@ class Run:
             self._ask((judge_four_bit_placement,), Seen(None, {}, **self._launch()))
         self.report.end(error, self.launched.mapped.texts)
 
-    def _ask(self, judges: Sequence[Callable[..., Any]], seen: Any) -> None:
+    def _ask(self, judges: Sequence[Any], seen: Any) -> None:
         for judge in judges:
             try:
-                self.report.answers.extend(judge(seen))
+                self.report.answers.extend(judge(seen) if callable(judge) else judge.answers())
             except Exception as error:
                 if raises_own(error):
                     raise
                 self.report.traceback(error)
                 why = f"this check itself failed: {type(error).__name__}: {error}"
-                self.report.answers.append(NotChecked(judge.__module__.rpartition(".")[2], why))
+                self.report.answers.append(Finding.not_checked(judge.__module__.rpartition(".")[2], why))
 
     def _cuts(self, trainer: Any, seen: Any) -> list[str]:
         cut = self.arguments.cuts(trainer.args)

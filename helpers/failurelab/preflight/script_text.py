@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from failurelab.preflight import notebook
+from failurelab.preflight.answer import Location
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,11 +116,26 @@ class Text:
         """Return where a node begins and ends."""
         return self.offset(node.lineno, node.col_offset), self.offset(node.end_lineno, node.end_col_offset)
 
+    def source(self, node: Any) -> str:
+        """Return what stands there of a node, as it was written."""
+        start, end = self.span(node)
+        return self.text[start:end]
+
     def call(self, place: Place) -> ast.Call | None:
-        """Return the call that stands at a place."""
-        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
-        at = (place.line, place.end_line, place.column, place.end_column)
-        return next((c for c in calls if (c.lineno, c.end_lineno, c.col_offset, c.end_col_offset) == at), None)
+        """Return the call that stands at a place.
+
+        Of a method whose name stands in a later line than what it is called of, a frame names the place of the name.
+        """
+        end = (place.end_line, place.end_column)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == end:
+                begins = [(node.lineno, node.col_offset)]
+                if isinstance(node.func, ast.Attribute) and node.func.end_lineno != node.lineno:
+                    last = (node.func.end_col_offset or 0) - len(node.func.attr.encode())
+                    begins.append((node.func.end_lineno or 0, last))
+                if (place.line, place.column) in begins:
+                    return node
+        return None
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement that a node is in."""
@@ -223,6 +239,25 @@ def holds_line(first: ast.stmt, last: ast.stmt, line: int | None) -> bool:
 def is_docstring(node: ast.stmt) -> bool:
     """Return whether a statement is a text that stands alone."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def locate(file: str, text: str, offset: int, original: str) -> Location:
+    """Return the line of a place in a text, as the file has it that the text was made of.
+
+    Args:
+        file: its path.
+        text: with the edits of rounds before.
+        offset: in characters.
+        original: what the file holds; of a notebook, the text of its code cells.
+    """
+    here = text.count("\n", 0, offset)  # lines from 0
+    lines, before = text.splitlines(), original.splitlines()
+    blocks = difflib.SequenceMatcher(None, before, lines, autojunk=False).get_matching_blocks()
+    line = next((a + max(0, here - b) for a, b, size in blocks if here < b + size), len(before))
+    cells = [place for place, each in enumerate(before[:line]) if re.fullmatch(r"# cell \d+", each)]
+    if file.endswith(".ipynb") and cells:
+        return Location(file, line - cells[-1], int(before[cells[-1]].split()[-1]))
+    return Location(file, line + 1)
 
 
 def apply_edits(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, str]:

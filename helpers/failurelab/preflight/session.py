@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from failurelab.preflight import repairs
+from failurelab.preflight.answer import Answer, Change, Effect
 
 CHILD = pathlib.Path(__file__).with_name("child.py")
 _PAUSE = 0.1  # seconds between two looks at the script's process
@@ -93,7 +93,7 @@ class Session:
             if before is not None:
                 signal.signal(signal.SIGTERM, before)
 
-    def run(self, change: repairs.Change) -> dict[str, Any]:
+    def run(self, change: Change) -> Answer:
         """Run the script once, with this change, and return what was reported, or the error that ended it.
 
         Raises:
@@ -107,7 +107,7 @@ class Session:
             paths[name].mkdir(parents=True)
         for name in ("progress", "log", "effects"):
             paths[name].touch()
-        order = {name: str(path) for name, path in paths.items()} | {"change": repairs.to_json(change)}
+        order = {name: str(path) for name, path in paths.items()} | {"files": change.files}
         if self._process is not None and self._process.poll() is not None:
             self._end()
         process = self._process = self._process or self._start()
@@ -118,13 +118,13 @@ class Session:
         except BrokenPipeError:
             process.wait()
         try:
-            result = self._wait(process, paths)
+            answer = self._wait(process, paths)
         finally:
             self._end_run(paths["pid"], folder)
             if not self.spec["fork"]:
                 self._end()
-        effects = [json.loads(line) for line in paths["effects"].read_text().splitlines()]
-        return {"findings": [], "suspected": [], "held": [], "effects": effects} | result
+        answer.effects = [Effect(**json.loads(line)) for line in paths["effects"].read_text().splitlines()]
+        return answer
 
     def _start(self) -> subprocess.Popen:
         (self.folder / "tmp").mkdir(exist_ok=True)
@@ -141,7 +141,7 @@ class Session:
                 start_new_session=True,
             )
 
-    def _wait(self, process: subprocess.Popen, paths: dict[str, pathlib.Path]) -> dict[str, Any]:
+    def _wait(self, process: subprocess.Popen, paths: dict[str, pathlib.Path]) -> Answer:
         stage = "starting Python"
         with paths["progress"].open() as stages:
             while process.poll() is None and not (paths["report"].exists() or paths["status"].exists()):
@@ -155,9 +155,9 @@ class Session:
                     )
                 time.sleep(_PAUSE)
         if paths["report"].exists():
-            return json.loads(paths["report"].read_text())
+            return Answer.from_json(json.loads(paths["report"].read_text()))
         status = int(paths["status"].read_text()) if paths["status"].exists() else process.returncode
-        return {"error": self._died(status, stage, paths["log"])}
+        return Answer(error=self._died(status, stage, paths["log"]))
 
     def _died(self, status: int, stage: str, log: pathlib.Path) -> str:
         text = log.read_text(errors="replace") if log.is_file() else "it deleted the folder that its messages went to"

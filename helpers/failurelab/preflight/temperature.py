@@ -1,6 +1,13 @@
 """The temperature that tokens were scored at, read from the gradient of their logits; and one that is planted."""
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import torch
+
+from failurelab.handles import is_unseen, wrap_method
+from failurelab.preflight.inputs import Seen
 
 PLANTED = 0.7  # a temperature for the control
 _OFF = 0.02  # of the temperatures of several rows; less changes no log-probability that training would notice
@@ -51,3 +58,41 @@ def plant_temperature(rows: torch.Tensor) -> float | None:
         scores = (planted / PLANTED).log_softmax(-1).max(-1).values
         (gradient,) = torch.autograd.grad(scores.sum(), planted)
     return read_temperature(planted, gradient)
+
+
+class Temperatures:
+    """Notes in `seen` the temperatures of the cut training: generate() is handed one, and scores have one."""
+
+    def __init__(self, seen: Seen):
+        self._seen, self._model = seen, seen.trainer.model
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, the training is listened to."""
+        with contextlib.ExitStack() as stack:
+            # before hooks of the script, which may divide the logits as a trainer would
+            stack.enter_context(self._model.register_forward_hook(self._read_scores, prepend=True))
+            if callable(getattr(self._model, "generate", None)):
+                stack.enter_context(wrap_method(self._model, "generate", self._read_sampling, "watched"))
+            yield
+
+    def _read_sampling(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
+        config = kwargs.get("generation_config") or getattr(generate.__self__, "generation_config", None)
+        if self._seen.drawn_at is None and kwargs.get("do_sample", getattr(config, "do_sample", False)):
+            self._seen.drawn_at = kwargs.get("temperature", getattr(config, "temperature", None))
+        return generate(*args, **kwargs)
+
+    def _read_scores(self, model: Any, args: tuple, output: Any) -> None:
+        rows = getattr(output, "logits", None)
+        if is_unseen() or not torch.is_grad_enabled() or not isinstance(rows, torch.Tensor) or rows.dim() != 3:
+            return
+        if rows.requires_grad and self._seen.scored_at is None:
+            kept = rows.detach().clone()  # which the trainer may divide in place
+            rows.register_hook(lambda gradient: self._read_gradient(kept, gradient))
+
+    def _read_gradient(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Read the temperature of the scores; both are (batch, rows, vocabulary)."""
+        if self._seen.scored_at is None and gradient.shape == rows.shape:
+            self._seen.scored_at = read_temperature(rows, gradient)
+            if self._seen.scored_at is not None:
+                self._seen.scored_planted = plant_temperature(rows)

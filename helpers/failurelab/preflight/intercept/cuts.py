@@ -123,10 +123,10 @@ class _Values(dict[str, Any]):
         return dict, (dict(self),)
 
 
-class Arguments:
+class CutArguments:
     """The training arguments of a script: as asked, by name, and how they were cut.
 
-    `other` values take the place of the script's; `note` is called with each arguments object while it is made.
+    `note` is called with each arguments object while it is made.
     `own` is the script's code, which reads arguments as they were given; None lets all code read them as they were cut.
     """
 
@@ -134,13 +134,12 @@ class Arguments:
         self,
         steps: int,
         output_dir: str,
-        other: Mapping[str, Any] | None = None,
         note: Callable[[Any], None] = lambda arguments: None,
         world_size: int = 1,
         own: OwnCode | None = None,
     ):
         self._own, self._with_trainer = own, set[int]()
-        self.steps, self.output_dir, self._other, self._note = steps, output_dir, other or {}, note
+        self.steps, self.output_dir, self._note = steps, output_dir, note
         self._world = world_size
         self.made: list[Any] = []
         self._known: list[tuple[Any, Any]] = []  # these and their copies, each with the ones that were made
@@ -175,11 +174,9 @@ class Arguments:
 
         def post_init(arguments: Any) -> None:
             asked = _values(arguments)
-            other = {name: value for name, value in self._other.items() if name in asked}
-            asked |= other
             cut = self._cut(asked)
             values: dict[str, Any] = {}
-            for name, value in (other | cut).items():
+            for name, value in cut.items():
                 setattr(arguments, name, value)
             self.made.append(arguments)
             self._known.append((arguments, arguments))

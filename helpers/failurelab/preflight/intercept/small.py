@@ -5,7 +5,6 @@ While `built_small` is open, `from_pretrained` loads no weights (`simulate.loads
 
 import contextlib
 import copy
-import dataclasses
 import importlib.metadata
 import importlib.util
 import pathlib
@@ -23,7 +22,7 @@ from failurelab import updates
 from failurelab._unwrap import unwrap
 from failurelab.failures import release
 from failurelab.handles import eval_mode, keep_requires_grad
-from failurelab.preflight.inputs import Load
+from failurelab.preflight.inputs import Load, TrainedAdapter
 from failurelab.simulate.loads import FOR_FILES, Call, loaded_by
 from failurelab.simulate.no_gpu import Mapped
 from failurelab.textbook import without_adapters
@@ -45,16 +44,6 @@ _NARROW = _SHALLOW | {  # names of configurations, to what they are cut
 _FEW = 5_000_000  # elements of a model that is small already: its own weights say more
 
 
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A trained adapter of the script's: what the model says with it, and without; see `probe`."""
-
-    name: str
-    logits: torch.Tensor
-    base: torch.Tensor
-    trainable: bool = True
-
-
 def probe(model: torch.nn.Module) -> torch.Tensor:
     """Return the logits, `(1, 8, vocabulary)`, that a model in eval mode gives to the same eight tokens."""
     ids = torch.arange(1, 9, device=next(model.parameters()).device)[None]
@@ -62,7 +51,7 @@ def probe(model: torch.nn.Module) -> torch.Tensor:
         return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().cpu()
 
 
-def note_given(model: Any, adapters: list[Trained]) -> None:
+def note_given(model: Any, adapters: list[TrainedAdapter]) -> None:
     """Note the adapter of a model that a trainer is about to take: one that is not zero, and was not loaded.
 
     Such as the script has trained itself. Where the model cannot be asked, nothing is kept of what it says.
@@ -76,7 +65,7 @@ def note_given(model: Any, adapters: list[Trained]) -> None:
             without = probe(model)
         if with_it.shape != without.shape or torch.equal(with_it, without):
             return  # of a prompt that is learned the logits are more
-    adapters.append(Trained("that the trainer is given", with_it, without))
+    adapters.append(TrainedAdapter("that the trainer is given", with_it, without))
 
 
 def seem_trained(model: torch.nn.Module, std: float) -> None:
@@ -103,7 +92,7 @@ _LOADING_INFO = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_ms
 @contextlib.contextmanager
 def built_small(
     loads: list[Load],
-    adapters: list["Trained"],
+    adapters: list[TrainedAdapter],
     by_trainer: Callable[[], bool],
     real: bool,
     too_early: Callable[[], bool],
@@ -422,7 +411,7 @@ def _quantization_without_its_library() -> contextlib.AbstractContextManager:
 
 
 def _adapters_noted(
-    adapters: list[Trained], real: bool, note: Callable[[str, bool], None]
+    adapters: list[TrainedAdapter], real: bool, note: Callable[[str, bool], None]
 ) -> contextlib.AbstractContextManager:
     """A trained adapter's weights do not fit a cut model: it is made from its configuration, and is not zero."""
     if importlib.util.find_spec("peft") is None:
@@ -443,7 +432,7 @@ def _adapters_noted(
             seem_trained(wrapped, std=0.1)
         with adapters_off(wrapped):
             base = probe(wrapped)
-        adapters.append(Trained(str(model_id), probe(wrapped), base, is_trainable))
+        adapters.append(TrainedAdapter(str(model_id), probe(wrapped), base, is_trainable))
         note("adapter", True)
         return wrapped
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from failurelab import failures
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import cuts
 from failurelab.preflight.judges.rows import dataset_size, installed_version
@@ -76,7 +76,7 @@ def read_step(seen: Seen) -> Step | None:
     return Step(generations, each * accumulated, accumulated, "completions", each * steps, steps, rounds=True)
 
 
-def judge_batch(seen: Seen) -> Iterator[Answer]:
+def judge_batch(seen: Seen) -> Iterator[Finding]:
     """Tell what a step of the batch is, which trl takes (see `refused`); F20 where accumulation scales it."""
     step = read_step(seen)
     if step is None:
@@ -88,11 +88,12 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
             f"num_generations is {generations}: a group of one completion has no standard deviation, and this trl "
             "takes it: every advantage is NaN",
             "Set num_generations to 2 or more.",
+            part="num_generations",
         )
         return
     yield from _rows(seen, step)
     yield _accumulation(seen, step.steps, accumulated)
-    yield Held(
+    yield Finding.held(
         "F22",
         f"one optimizer step is {step.completions} completions of {step.completions / generations:g} prompts "
         f"(per_device_train_batch_size {seen.asked['per_device_train_batch_size']} counts {step.unit}, "
@@ -103,7 +104,7 @@ def judge_batch(seen: Seen) -> Iterator[Answer]:
     )
 
 
-def _rows(seen: Seen, step: Step) -> Iterator[Answer]:
+def _rows(seen: Seen, step: Step) -> Iterator[Finding]:
     """The sampler drops prompts that do not fill a round of generation; where none is filled, nothing is trained."""
     size = dataset_size(seen)
     prompts = (step.per_round or 0) // step.generations if step.rounds else 0
@@ -113,10 +114,11 @@ def _rows(seen: Seen, step: Step) -> Iterator[Answer]:
             f"the dataset has {size} rows, and one round of generation takes {prompts} prompts: trl's sampler drops "
             "what does not fill a round, so no step is made",
             f"Set a batch of at most {size * step.generations} completions for a round of generation, or more rows.",
+            part="train_dataset",
         )
 
 
-def _accumulation(seen: Seen, steps: int, accumulated: int) -> Answer:
+def _accumulation(seen: Seen, steps: int, accumulated: int) -> Finding:
     """F20: `num_items_in_batch` spans a round of generation, and gradients are accumulated over another number."""
     loss: Any = getattr(seen.trainer.args, "loss_type", None)
     installed = {"trl": str(installed_version("trl"))}
@@ -124,11 +126,11 @@ def _accumulation(seen: Seen, steps: int, accumulated: int) -> Answer:
     repaired = any(stack.holds(installed) for stack in stacks.fixed)
     divided = repaired or any(stack.holds(installed) for stack in stacks.affected)
     if not divided or loss not in ("dapo", "cispo", "vespo"):
-        return NotApplicable("F20", "this loss is not divided by the tokens of a round of generation")
+        return Finding.not_applicable("F20", "this loss is not divided by the tokens of a round of generation")
     if repaired or steps == accumulated:
         scaled = ", which this trl scales to one step" if steps != accumulated else ": the same number"
         why = f"loss_type {loss}: {steps} steps for each generation, {accumulated} accumulated{scaled}"
-        return NotApplicable("F20", why)
+        return Finding.not_applicable("F20", why)
     return Finding(
         "F20",
         f"loss_type {loss}: the loss is divided by the tokens of {steps} steps, and {accumulated} are accumulated into "

@@ -12,7 +12,7 @@ import torch
 
 from failurelab import rollouts
 from failurelab.handles import keep_random_state
-from failurelab.preflight.answers import Answer, Held, NotChecked, Suspected
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.asking import Asker
@@ -24,27 +24,29 @@ FAILURE = "first rewards"
 PROMPTS, COMPLETIONS, TOKENS = 4, 4, 256
 
 
-def judge_first_rewards(seen: Seen) -> Iterator[Answer]:
+def judge_first_rewards(seen: Seen) -> Iterator[Finding]:
     """Let the real model answer a few prompts, and ask the reward functions; with a cut model tell what to look at."""
     functions = getattr(seen.trainer, "reward_funcs", None)
     rows = prompted(seen, PROMPTS)
     if not isinstance(functions, list) or not functions or not rows:
         return
     if not seen.real:
-        yield NotChecked(
+        yield Finding.not_checked(
             FAILURE,
             "whether these answers belong to these prompts, and whether the model gets any of them: let the untrained "
             "model answer a few prompts, and read its completions beside their rewards (--real-model does that)",
         )
         return
     if any(isinstance(function, torch.nn.Module) or id(function) in seen.not_called for function in functions):
-        yield NotChecked(FAILURE, "not all reward functions could be asked")
+        yield Finding.not_checked(FAILURE, "not all reward functions could be asked")
         return
     probes = _draw(seen, rows)
     arguments = Arguments(seen, rows)
     given = [Asker(function).ask(arguments.make(probes)).values for function in functions]
     if any(len(values) != len(probes) for values in given):
-        yield NotChecked(FAILURE, "a reward function gave no list of numbers for the untrained model's completions")
+        yield Finding.not_checked(
+            FAILURE, "a reward function gave no list of numbers for the untrained model's completions"
+        )
         return
     totals = [sum(value or 0.0 for value in row) for row in zip(*given)]
     place = max(range(len(probes)), key=totals.__getitem__)
@@ -55,9 +57,11 @@ def judge_first_rewards(seen: Seen) -> Iterator[Answer]:
         f"{len(rows)} prompts; the best: {figures.quote(probes[place].text, 100)}"
     )
     if apart:
-        yield Held(FAILURE, evidence, f"with one completion {COMPLETIONS} times they would differ for 0 of {len(rows)}")
+        yield Finding.held(
+            FAILURE, evidence, f"with one completion {COMPLETIONS} times they would differ for 0 of {len(rows)}"
+        )
         return
-    yield Suspected(
+    yield Finding.suspected(
         FAILURE,
         f"{evidence}: no advantage to begin with",
         f"{len(rows)} prompts are few; read the completions beside their references",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.judges.rows import installed_version
 from failurelab.preflight.repairs import Keyword
@@ -16,14 +16,14 @@ from failurelab.preflight.repairs import Keyword
 _AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
-def judge_four_bit_placement(seen: Seen) -> Iterator[Answer]:
+def judge_four_bit_placement(seen: Seen) -> Iterator[Finding]:
     """Judge where each rank loads a model, which needs the loads alone: on the device that it trains on, or not."""
     yield _judge_ranks(seen)
 
 
-def _judge_ranks(seen: Seen) -> Answer:
+def _judge_ranks(seen: Seen) -> Finding:
     if seen.world_size < 2:
-        return NotApplicable("F5", "one process: its device is the first that it sees")
+        return Finding.not_applicable("F5", "one process: its device is the first that it sees")
     own = seen.world_size - 1 if seen.device is None else seen.device
     for number, load in enumerate(seen.loads):
         place = _place(load, own)
@@ -41,13 +41,14 @@ def _judge_ranks(seen: Seen) -> Answer:
             f"{seen.world_size} processes (simulated) puts it on {place}, though it trains on GPU {own}; {moved}",
             f"device_map={{'': str(PartialState().device)}}, with `{imports}`",
             undo=None if load.by_trainer else Keyword("load", "device_map", own_device, index=number, imports=imports),
+            part=f"from_pretrained[{number}]",
         )
     named = [load for load in seen.loads if load.bits or load.device_map is not None]
     if not named:
-        return NotApplicable("F5", "no load names a device or quantizes, so the trainer moves the model")
+        return Finding.not_applicable("F5", "no load names a device or quantizes, so the trainer moves the model")
     other = 0 if own else 1
     planted = [_place(dataclasses.replace(load, device_map={"": other}), own) for load in named]
-    return Held(
+    return Finding.held(
         "F5",
         f"the last of {seen.world_size} processes (simulated) loads on its own device ({len(named)} loads name one or "
         "quantize)",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from failurelab.preflight.answers import Answer, Finding, Held, NotChecked, Suspected
+from failurelab.preflight.answer import Finding, Verdict
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted, tokenizer_of
 from failurelab.preflight.repairs import Arguments
@@ -30,22 +30,22 @@ _REASONING = re.compile(
 )
 
 
-def judge_lengths(seen: Seen) -> Iterator[Answer]:
+def judge_lengths(seen: Seen) -> Iterator[Finding]:
     """Tell the share of prompts and of reference answers that are longer than the limits of the trainer."""
     trainer = seen.trainer
     if not generates(trainer):
         return
     rows = prompted(seen, ROWS)
     if not rows:
-        yield NotChecked("F11", "the dataset has no column `prompt` that could be read")
+        yield Finding.not_checked("F11", "the dataset has no column `prompt` that could be read")
         return
     answers = [*_prompts(seen, rows), *_completions(seen, rows)]
-    if any(isinstance(answer, Finding) for answer in answers):
-        answers = [answer for answer in answers if isinstance(answer, Finding)]
+    if any(answer.verdict is Verdict.FOUND for answer in answers):
+        answers = [answer for answer in answers if answer.verdict is Verdict.FOUND]
     yield from answers
 
 
-def _prompts(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]:
+def _prompts(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     limit = prompt_limit(seen)
     if not limit:
         return
@@ -61,12 +61,13 @@ def _prompts(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]:
             f"{evidence}: they lose their beginning",
             f"Set max_prompt_length={max(lengths)}, or leave out the longest prompts.",
             undo=Arguments({"max_prompt_length": max(lengths)}),
+            part="max_prompt_length",
         )
     else:
-        yield Held("F11", evidence, f"with a limit of 1 it would be {sum(length > 1 for length in lengths)}")
+        yield Finding.held("F11", evidence, f"with a limit of 1 it would be {sum(length > 1 for length in lengths)}")
 
 
-def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]:
+def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
     own = (seen.asked.get("generation_kwargs") or {}).get("max_new_tokens")  # which trl hands on after its own
     name = "max_completion_length" if "max_completion_length" in seen.asked else "max_new_tokens"
     name = "max_new_tokens of generation_kwargs" if own else name
@@ -91,18 +92,21 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]
                 f"Set {name} to what the answers need: {max(lengths) + room} for the longest.",
                 undo=None if own else Arguments({name: max(lengths) + room}),
                 tried=f"0 of {len(texts)} are longer than {max(lengths) + room}",
+                part="max_completion_length",
             )
             return
         if longer:
             planted = sum(length + room > min(lengths) for length in lengths)
-            yield Held("F11", evidence, f"with a limit of {min(lengths)} it would be {planted}")
+            yield Finding.held("F11", evidence, f"with a limit of {min(lengths)} it would be {planted}")
     if suspicion := _too_short(seen, rows, name, limit):
         yield suspicion
         return
     ratios = [record["completions/clipped_ratio"] for record in seen.log if "completions/clipped_ratio" in record]
     uncut = getattr(seen.trainer.args, "max_completion_length", None) == limit
     if seen.small or not uncut or not ratios:
-        yield NotChecked("F11", "how long the real model's completions are: only the real model tells (--real-model)")
+        yield Finding.not_checked(
+            "F11", "how long the real model's completions are: only the real model tells (--real-model)"
+        )
         return
     share = sum(ratios) / len(ratios)
     shortest = min((record.get("completions/min_length", limit) for record in seen.log), default=limit)
@@ -116,38 +120,45 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Answer]
                 " where rollout_func returns it. An engine that stops at a text, or at a limit of its own, draws none; "
                 "one that drew it has lost it in text that is encoded again (F18)"
             )
-        yield NotChecked("F11", why)
+        yield Finding.not_checked("F11", why)
         return
     evidence = f"{share:.0%} of the completions reached max_completion_length {limit} without an end"
     if share >= CLIPPED:
-        yield Finding("F11", evidence, "Set a larger max_completion_length, or ask for shorter answers.")
+        yield Finding(
+            "F11",
+            evidence,
+            "Set a larger max_completion_length, or ask for shorter answers.",
+            part="max_completion_length",
+        )
     else:
-        yield Held("F11", evidence, f"from {CLIPPED:.0%} on it would be told")
+        yield Finding.held("F11", evidence, f"from {CLIPPED:.0%} on it would be told")
 
 
-def _too_short(seen: Seen, rows: Sequence[dict[str, Any]], name: str, limit: int) -> Suspected | None:
+def _too_short(seen: Seen, rows: Sequence[dict[str, Any]], name: str, limit: int) -> Finding | None:
     """Return the suspicion that nothing that is rewarded fits, or that reasoning does not."""
     best = len(tokenizer_of(seen.trainer)(seen.best, add_special_tokens=False)["input_ids"]) if seen.best else 0
     if best > limit:
-        return Suspected(
+        return Finding.suspected(
             "F11",
             f"the shortest of the made-up completions that get the largest reward has {best} tokens, and {name} is "
             f"{limit}",
             "a shorter one that was not thought of may get it too",
             f"Set {name} to several times {best}.",
+            part="max_completion_length",
         )
     prompts = [row["prompt"] for row in rows]
     asking = sum(bool(_REASONING.search(_text(prompt))) for prompt in prompts)
     long = median(len(_text(prompt[-1:]) if is_conversation(prompt) else prompt) for prompt in prompts)
     if limit > _SHORT or 2 * asking < len(rows) or long < _QUESTION or not seen.small:
         return None
-    return Suspected(
+    return Finding.suspected(
         "F11",
         f"{name} is {limit}, and {asking} of {len(rows)} prompts ask for reasoning (their questions have {long:g} "
         "characters at the median): three public models needed 248 to 315 tokens at the median for GSM8K, and one 600 "
         "to 700 for DeepMath",
         "how long this model's completions are, only the real model tells (--real-model)",
         f"Set {name} to 1024 or more, and watch completions/clipped_ratio.",
+        part="max_completion_length",
     )
 
 

@@ -1,21 +1,42 @@
-"""The judges in the order in which they are asked: before the script trains, and after its few steps."""
+"""The judges in the order in which they are asked: before the script trains, while it does, and after its few steps."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
 
-from failurelab.preflight.answers import Answer
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.batch import judge_batch
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
+from failurelab.preflight.judges.gradients import GradientJudge
 from failurelab.preflight.judges.lengths import judge_lengths
+from failurelab.preflight.judges.logits import LogitsJudge
+from failurelab.preflight.judges.optimizer import judge_optimizer
 from failurelab.preflight.judges.plan import judge_plan
 from failurelab.preflight.judges.reference import judge_reference
+from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.reward import judge_rewards
+from failurelab.preflight.judges.rollouts import RolloutJudge
 from failurelab.preflight.judges.scores import judge_scores
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.judges.updates import judge_updates
 
-Judge = Callable[[Seen], Iterator[Answer]]
+
+class TrainingJudge(Protocol):
+    """A judge that listens while the script trains."""
+
+    def listening(self) -> AbstractContextManager[None]:
+        """Inside, the training is listened to."""
+
+    def answers(self) -> Iterator[Finding]:
+        """Yield what was seen, after training, or after the error that ended it."""
+
+    def explains_gradient(self) -> bool:
+        """Whether it has found by now why the gradient is wrong."""
+
+
+Judge = Callable[[Seen], Iterator[Finding]]
 BEFORE: tuple[Judge, ...] = (
     judge_four_bit_placement,
     judge_batch,
@@ -24,8 +45,12 @@ BEFORE: tuple[Judge, ...] = (
     judge_ends,
     judge_reference,
     judge_updates,
+    judge_replaced_adapter,
 )
+# The first is the outermost: its hooks are called first.
+DURING: tuple[Callable[[Seen], TrainingJudge], ...] = (GradientJudge, RolloutJudge, LogitsJudge)
 AFTER: tuple[Judge, ...] = (
+    judge_optimizer,
     judge_scores,
     judge_rewards,
     judge_first_rewards,

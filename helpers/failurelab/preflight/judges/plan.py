@@ -17,7 +17,7 @@ import torch
 from transformers import get_scheduler
 
 from failurelab._unwrap import has_adapter
-from failurelab.preflight.answers import Answer, Suspected
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.batch import read_step
 from failurelab.preflight.judges.rows import dataset_size, generates
@@ -34,12 +34,12 @@ _BY_SCHEDULE = "by the schedule's own values; the cut run is over before that sh
 _HIGH_RATE, _LARGE = 5e-5, 100_000_000  # of a whole model with so many elements
 
 
-def judge_plan(seen: Seen) -> Iterator[Answer]:
+def judge_plan(seen: Seen) -> Iterator[Finding]:
     """Tell a learning rate that cannot teach in the steps that are planned, and a dataset of one prompt."""
     if not generates(seen.trainer):
         return
     if dataset_size(seen) == 1:
-        yield Suspected(
+        yield Finding.suspected(
             "one row",
             "the training dataset has 1 row: every step asks for completions of the same prompt",
             "what it is to learn was not looked at; where all of one prompt's rewards are equal, no step is left",
@@ -99,12 +99,12 @@ def _copy(schedule: Any) -> Any:
     return copy.deepcopy(schedule, {id(tensor): torch.nn.Parameter(torch.zeros(1)) for tensor in tensors})
 
 
-def _schedule(rates: Sequence[float]) -> Iterator[Answer]:
+def _schedule(rates: Sequence[float]) -> Iterator[Finding]:
     highest, steps = max(rates), len(rates)
     dead = [place for place, rate in enumerate(rates) if rate <= _NOTHING * highest]
     if len(dead) > _OVER * steps and steps > 2:
         after = next(place for place in dead if place > rates.index(highest)) if dead[-1] > rates.index(highest) else 0
-        yield Suspected(
+        yield Finding.suspected(
             "rate",
             f"the learning rate is 0 for {len(dead)} of about {steps} planned steps"
             + (f", from step {after + 1} on" if after else ""),
@@ -113,11 +113,11 @@ def _schedule(rates: Sequence[float]) -> Iterator[Answer]:
         )
 
 
-def _rate(seen: Seen, rates: Sequence[float]) -> Iterator[Answer]:
+def _rate(seen: Seen, rates: Sequence[float]) -> Iterator[Finding]:
     asked, highest, total = float(seen.asked.get("learning_rate") or 0), max(rates), sum(rates)
     own = own_optimizer(seen)
     if not own and asked and highest < _WARM * asked:
-        yield Suspected(
+        yield Finding.suspected(
             "rate",
             f"the learning rate of {asked:g} is never reached: it is {highest:g} at most in about {len(rates)} planned "
             "steps, which are fewer than the steps of its warm-up",
@@ -129,7 +129,7 @@ def _rate(seen: Seen, rates: Sequence[float]) -> Iterator[Answer]:
         return
     load, adapted = policy_load(seen), has_adapter(seen.trainer.model)
     if adapted and highest <= _LOW_RATE and total <= _LOW_SUM:
-        yield Suspected(
+        yield Finding.suspected(
             "rate",
             f"adapters at a learning rate of {highest:g}: their B begins at 0, and a step of AdamW moves an element by "
             f"about the rate, so about {len(rates)} planned steps in one direction bring it to about {total:.1g}",
@@ -137,7 +137,7 @@ def _rate(seen: Seen, rates: Sequence[float]) -> Iterator[Answer]:
             "Try 1e-5 to 1e-4.",
         )
     elif not adapted and load is not None and highest >= _HIGH_RATE and _elements(load.config) >= _LARGE:
-        yield Suspected(
+        yield Finding.suspected(
             "rate",
             f"a whole model of about {_elements(load.config) / 1e9:.1f} billion elements at a learning rate of "
             f"{highest:g}, where trl's own default for GRPO is 1e-6: policies were seen to collapse so",

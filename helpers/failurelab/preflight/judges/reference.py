@@ -15,7 +15,7 @@ import torch
 
 from failurelab import handles
 from failurelab._unwrap import has_adapter
-from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept.small import adapters_off, probe
 from failurelab.preflight.repairs import Arguments, Keyword, Statement
@@ -25,7 +25,7 @@ _MERGE = "Merge the adapter, save the model, and give the trainer that folder wi
 _APART = 1e-3  # in log-probability; the same weights in the same pass give 0
 
 
-def judge_reference(seen: Seen) -> Iterator[Answer]:
+def judge_reference(seen: Seen) -> Iterator[Finding]:
     """Compare the reference with the policy before training; and ask whether there is one to be synced."""
     trainer = seen.trainer
     if not hasattr(trainer, "ref_model"):
@@ -48,7 +48,7 @@ def judge_reference(seen: Seen) -> Iterator[Answer]:
         yield _adapter(seen, model)
 
 
-def _models(seen: Seen, model: Any, reference: Any) -> Answer:
+def _models(seen: Seen, model: Any, reference: Any) -> Finding:
     own, other = (getattr(getattr(each, "config", None), "_name_or_path", "") for each in (model, reference))
     if own and other and own != other:
         return Finding(
@@ -80,7 +80,9 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
         same = f"policy and reference model give the same log-probabilities (apart by {gap:.2g} at most)"
         return _held(same, model, reference)
     if seen.small and share == 1:
-        return NotChecked("F19", "policy and reference were both built small, and differ by how they were loaded")
+        return Finding.not_checked(
+            "F19", "policy and reference were both built small, and differ by how they were loaded"
+        )
     return Finding(
         "F19",
         f"policy and reference model are apart by {gap:.3g} in a log-probability at the first step, and {share:.0%} "
@@ -90,7 +92,7 @@ def _models(seen: Seen, model: Any, reference: Any) -> Answer:
     )
 
 
-def _adapter(seen: Seen, model: Any) -> Answer:
+def _adapter(seen: Seen, model: Any) -> Finding:
     if "ref" in model.peft_config:
         if (gap := _gap(model, "ref")) <= _APART:
             return _held(f"the reference is an adapter of its own, and the same (apart by {gap:.2g})", model, "ref")
@@ -109,7 +111,7 @@ def _adapter(seen: Seen, model: Any) -> Answer:
     )
 
 
-def _held(evidence: str, model: Any, reference: Any) -> Answer:
+def _held(evidence: str, model: Any, reference: Any) -> Finding:
     """Say that policy and reference agree, if the same comparison sees a policy whose weights were changed."""
     weights = [weight for weight in model.parameters() if weight.ndim > 1 and weight.is_floating_point()]
     adapter = [weight for name, weight in model.named_parameters() if "lora_B" in name and ".ref." not in name]
@@ -124,8 +126,10 @@ def _held(evidence: str, model: Any, reference: Any) -> Answer:
         finally:
             changed.copy_(before)
     if gap <= _APART or not share:
-        return NotChecked("F19", f"{evidence}; a policy whose weights were changed would look the same ({gap:.2g})")
-    return Held("F19", evidence, f"with one matrix of the policy changed they would be apart by {gap:.2g}")
+        return Finding.not_checked(
+            "F19", f"{evidence}; a policy whose weights were changed would look the same ({gap:.2g})"
+        )
+    return Finding.held("F19", evidence, f"with one matrix of the policy changed they would be apart by {gap:.2g}")
 
 
 def _bare(model: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from failurelab.guards.reward import reward_weights
-from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
+from failurelab.preflight.answer import Finding, Verdict
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.reward_arguments import Arguments
@@ -36,23 +36,23 @@ _DRAWN = 4  # completions of this run that are asked about too
 _COLD = 0.05  # a temperature under which the likeliest token is drawn nearly always
 
 
-def judge_rewards(seen: Seen) -> Iterator[Answer]:
+def judge_rewards(seen: Seen) -> Iterator[Finding]:
     """Call the trainer's reward functions on made-up completions; tell what they can never reward."""
     functions = getattr(seen.trainer, "reward_funcs", None)
     if not isinstance(functions, list) or not functions:
         if any(getattr(seen.trainer, name, None) is not None for name in ("reward_model", "judge")):
-            yield NotChecked("F10", "rewards come from a reward model or a judge, which is not asked")
+            yield Finding.not_checked("F10", "rewards come from a reward model or a judge, which is not asked")
         return
     own = [function for function in functions if callable(function) and not isinstance(function, torch.nn.Module)]
     rows = _choose_rows(seen, own)
     if not rows:
-        yield NotChecked("F10", "the dataset has no column `prompt` that could be read")
+        yield Finding.not_checked("F10", "the dataset has no column `prompt` that could be read")
         return
     if getattr(seen.trainer, "environment_factories", None):
-        yield NotChecked("F10", "rewards come from environments, which are not entered")
+        yield Finding.not_checked("F10", "rewards come from environments, which are not entered")
         return
     if len(own) < len(functions):
-        yield NotChecked("F10", f"{len(functions) - len(own)} reward model(s) are not asked")
+        yield Finding.not_checked("F10", f"{len(functions) - len(own)} reward model(s) are not asked")
     greedy = _find_greedy_sampling(seen)
     if greedy:
         yield Finding(
@@ -86,7 +86,7 @@ def _find_greedy_sampling(seen: Seen) -> str:
     return "top_k is 1" if asked.get("top_k") == 1 else "do_sample is False" if asked.get("do_sample") is False else ""
 
 
-def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> Iterator[Answer]:
+def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> Iterator[Finding]:
     arguments = Arguments(seen, rows)
     asked = [name for function in functions for name in reward_source.asked_columns(function)]
     column, opened = reward_source.reference_column(rows, asked), arguments.opened()
@@ -108,7 +108,7 @@ def _ask_each(seen: Seen, rows: list[dict[str, Any]], functions: list[Any]) -> I
     for reward, problem in zip(rewards, problems):
         answers = [problem] if problem else judge_telling(reward, known) if reward.varies else [explain_equal(reward)]
         for answer in (*([reward.raises] if reward.raises else ()), *answers):
-            accused |= isinstance(answer, Finding)
+            accused |= answer.verdict is Verdict.FOUND
             yield answer
     if totals is not None and any(reward.varies for reward in rewards):
         yield from _judge_sum(seen, rewards, totals, accused)
@@ -125,7 +125,7 @@ def _one_for_all(completions: list[Any], **_: Any) -> list[float]:
     return [1.0] * len(completions)
 
 
-def _judge_sum(seen: Seen, rewards: list[RewardFunction], totals: list[float], accused: bool) -> Iterator[Answer]:
+def _judge_sum(seen: Seen, rewards: list[RewardFunction], totals: list[float], accused: bool) -> Iterator[Finding]:
     """Judge what the trainer adds up: whether it differs, and its sign against the reference."""
     probes, functions = rewards[0].probes, seen.trainer.reward_funcs
     low, high = min(range(len(totals)), key=totals.__getitem__), max(range(len(totals)), key=totals.__getitem__)
@@ -148,14 +148,18 @@ def _judge_sum(seen: Seen, rewards: list[RewardFunction], totals: list[float], a
     planted = dataclasses.replace(rewards[0], function=_one_for_all, rewards=[])
     planted.examine()
     if planted.rewards and not planted.varies:
-        yield Held("F10", evidence, "a function that gives 1 to all of them, asked in the same way, is seen as equal")
+        yield Finding.held(
+            "F10", evidence, "a function that gives 1 to all of them, asked in the same way, is seen as equal"
+        )
     else:
-        yield NotChecked("F10", f"{evidence}; but a function that gives 1 to all of them is not seen as equal here")
+        yield Finding.not_checked(
+            "F10", f"{evidence}; but a function that gives 1 to all of them is not seen as equal here"
+        )
     asking = [reward for reward in rewards if reward.asks_reference]
     if accused or not asking:
         return
     if not whole:
-        yield NotChecked("F14", "a reward model adds to the sum, so the sign against the reference is unknown")
+        yield Finding.not_checked("F14", "a reward model adds to the sum, so the sign against the reference is unknown")
         return
     column = asking[0].column
     if not any(reward.weight for reward in asking):
@@ -174,8 +178,12 @@ def _judge_sum(seen: Seen, rewards: list[RewardFunction], totals: list[float], a
         most, text = max(rights, key=operator.itemgetter(0))
         evidence = f"the right answer (column {column}) got {most:g} as {figures.quote(text)}"
         if max(figures.lead(probes, totals)) <= figures.SAME:
-            yield NotChecked("F14", f"{evidence}, and a completion that answers nothing no less: read what each adds")
+            yield Finding.not_checked(
+                "F14", f"{evidence}, and a completion that answers nothing no less: read what each adds"
+            )
             return
-        yield Held("F14", evidence, f"a wrong one in the same words got {more[0][1]:g}, the right one {more[0][0]:g}")
+        yield Finding.held(
+            "F14", evidence, f"a wrong one in the same words got {more[0][1]:g}, the right one {more[0][0]:g}"
+        )
     elif less and rows_less == {probe.row for probe in probes} and any(reward.compare()[0] for reward in rewards):
         yield wrong_sign("the sum of all functions has", column, less)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from failurelab.preflight.answers import Answer, Finding, Suspected
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.reward_function import RewardFunction
 from failurelab.preflight.judges.rows import prompted, tokenizer_of
@@ -25,7 +25,7 @@ _WORD, _LONGER = "word ", (4, 16)  # times max_completion_length, in words: no c
 _PLAIN = ("7", 7, 7.0)  # references that are as easy to read as any
 
 
-def explain_equal(reward: RewardFunction) -> Answer:
+def explain_equal(reward: RewardFunction) -> Finding:
     """Return why a function gives the same to all completions of a prompt, or that nobody knows."""
     given = f"{reward.name} gives {figures.value(reward.rewards)} for all {len(reward.rewards)} made-up completions"
     if not reward_source.reads_completions(reward.function):
@@ -40,26 +40,29 @@ def explain_equal(reward: RewardFunction) -> Answer:
     return reward.not_checked(f"{given}: none may have its form. Call it by hand with a completion that deserves more")
 
 
-def _never_reads(reward: RewardFunction, given: str) -> Answer:
+def _never_reads(reward: RewardFunction, given: str) -> Finding:
     if len(reward.seen.trainer.reward_funcs) > 1:
         return reward.not_checked(f"{given}: it never reads them, and adds nothing to any advantage", "F10")
     lengths = [float(len(probe.text)) for probe in reward.probes]
     return reward.finding(
         "F10",
+        "constant",
         f"{given}: it never reads them, so every advantage and every gradient is 0",
         "Let the reward depend on the completion.",
         tried=f"the completions' lengths in its place give {figures.span(lengths)}",
     )
 
 
-def _suspect(reward: RewardFunction, evidence: str, why: str) -> Answer:
+def _suspect(reward: RewardFunction, evidence: str, why: str) -> Finding:
     """Suspect equal rewards; beside other functions they only add nothing to any advantage."""
     if len(reward.seen.trainer.reward_funcs) > 1:
         return reward.not_checked(f"{evidence}, so it adds nothing to any advantage", "F10")
-    return Suspected("F10", evidence, why, "Let the reward depend on the completions that this run can draw.")
+    return Finding.suspected(
+        "F10", evidence, why, "Let the reward depend on the completions that this run can draw.", part=reward.part
+    )
 
 
-def _limit(reward: RewardFunction, given: str) -> Answer | None:
+def _limit(reward: RewardFunction, given: str) -> Finding | None:
     """A penalty for completions that are longer than the longest that the run lets a model write."""
     limit, tokenizer = reward.seen.asked.get("max_completion_length"), tokenizer_of(reward.seen.trainer)
     if not isinstance(limit, int) or not limit or tokenizer is None:
@@ -88,7 +91,9 @@ def _form(reward: RewardFunction, given: str) -> Finding | None:
 def _one_number(reward: RewardFunction, given: str) -> Finding | None:
     tried = reward.one_at_a_time()
     evidence = f"{given}: it gives one number for a whole batch, or a whole prompt, so every advantage is 0"
-    return reward.finding("F10", evidence, "Return each completion's own reward.", tried=tried) if tried else None
+    return (
+        reward.finding("F10", "batch", evidence, "Return each completion's own reward.", tried=tried) if tried else None
+    )
 
 
 def find_missing_column(reward: RewardFunction, given: str) -> Finding | None:
@@ -115,6 +120,7 @@ def _kind(reward: RewardFunction, given: str) -> Finding | None:
             if told := reward.tells(columns={name: lambda row, word=word: word}):
                 return reward.finding(
                     "F14",
+                    "value",
                     f"{given}: its text {word!r} is no value of the column {name}, which has "
                     f"{', '.join(map(repr, sorted(values)))}",
                     f"Compare {name} with a value that it has.",
@@ -128,6 +134,7 @@ def _opened(reward: RewardFunction, given: str) -> Finding | None:
     told = reward.opened and reward.tells(change=lambda text: reward.opened + text)
     return reward.finding(
         "F14",
+        "opened",
         f"{given}: the prompt ends with {reward.opened!r}, so no completion has that, and the function looks for it",
         f"Judge {reward.opened!r} + completion, or make the tag optional in the pattern.",
         tried=f"with it before the same completions it gives {told}",
@@ -142,7 +149,7 @@ def _line_breaks(reward: RewardFunction, given: str) -> Finding | None:
 def by_line_breaks(reward: RewardFunction, given: str, tried: str) -> Finding:
     """Return the finding of patterns that match no completion of several lines."""
     evidence, repair = f"{given}: in its patterns '.' matches no line break", "Give the pattern re.DOTALL."
-    return reward.finding("F14", evidence, repair, undo=DotAll(reward.function), tried=tried)
+    return reward.finding("F14", "line breaks", evidence, repair, undo=DotAll(reward.function), tried=tried)
 
 
 def match_line_breaks(function: Callable[..., Any]) -> None:
@@ -170,6 +177,7 @@ def by_place(reward: RewardFunction, given: str, name: str, column: str, tried: 
     """Return the finding of a list of the script's own that is read by the place in the batch."""
     return reward.finding(
         "F14",
+        "own list",
         f"{given} compares with {name}, a list of the script's own, by the place in the batch",
         f"Use the argument {column}: the trainer hands over its values for the prompts of the batch, which it draws in "
         f"another order than {name} has.",
@@ -194,7 +202,7 @@ def _place(reward: RewardFunction, given: str) -> Finding | None:
     return None
 
 
-def _reference(reward: RewardFunction, given: str) -> Answer | None:
+def _reference(reward: RewardFunction, given: str) -> Finding | None:
     """A reference that it cannot read."""
     if not reward.asks_reference:
         return None
@@ -211,6 +219,7 @@ def _reference(reward: RewardFunction, given: str) -> Answer | None:
     if finds_other_alone or type(value) is not type(real):
         return reward.finding(
             "F14",
+            "reference",
             f"{shown}, which its patterns do not find",
             f"Compare with what {name} holds: the same type, and a pattern that finds it.",
             tried=f"with a reference {value!r} ({type(value).__name__}) it tells right from wrong",
@@ -231,6 +240,7 @@ def find_other_reference(reward: RewardFunction, given: str) -> Finding | None:
         if more and not less:
             return reward.finding(
                 "F14",
+                "reference",
                 f"{_shown(reward, given)}, which it cannot equal",
                 f"Compare with {name} as {what}: {change(real)!r}.",
                 tried=f"as {what}, {change(real)!r}, a right answer gets {more[0][0]:g} and a wrong one {more[0][1]:g}",
@@ -274,7 +284,7 @@ def _reads_another_row(reward: RewardFunction) -> bool:
     return bool(reward.tells(probes, rows=rows))
 
 
-def _slip(reward: RewardFunction, given: str) -> Answer | None:
+def _slip(reward: RewardFunction, given: str) -> Finding | None:
     """An error in its code that it catches itself, for every completion."""
     written = sum(1 for probe in reward.probes if probe.text)
     slips = [slip for slip, count in reward.ask(slips=True).slips.items() if count >= written]
@@ -284,7 +294,7 @@ def _slip(reward: RewardFunction, given: str) -> Answer | None:
     evidence = f"{given}: in line {line} it raises {text}, and catches it, each time"
     if text.startswith(("ModuleNotFoundError", "ImportError")):
         return reward.not_checked(evidence)
-    return reward.finding("F14", evidence, "Let that error come out, and mend its line.")
+    return reward.finding("F14", "swallowed", evidence, "Let that error come out, and mend its line.")
 
 
 def _as_number(value: Any) -> Any:

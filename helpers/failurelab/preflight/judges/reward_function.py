@@ -8,7 +8,7 @@ from typing import Any
 from packaging.version import Version
 
 from failurelab.guards.reward import names_of, reward_weights
-from failurelab.preflight.answers import Answer, Finding, NotChecked
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges import asking
 from failurelab.preflight.judges import reward_figures as figures
@@ -52,7 +52,7 @@ class RewardFunction:
     weight: float
     place: int
     rewards: list[float | None] = dataclasses.field(default_factory=list)
-    raises: Answer | None = None
+    raises: Finding | None = None
 
     def __post_init__(self) -> None:
         self.name = names_of(self.seen.trainer.reward_funcs)[self.place]
@@ -62,6 +62,11 @@ class RewardFunction:
             Asker(self.function),
             [each.name for each in reward_source.parameters(self.function)],
         )
+
+    @property
+    def part(self) -> str:
+        """Which of the reward functions it is, in a key."""
+        return f"reward_funcs[{self.place}]"
 
     @property
     def asks_reference(self) -> bool:
@@ -114,21 +119,21 @@ class RewardFunction:
         values = self.ask(probes, **options).values
         return figures.span(values) if len(values) == len(probes) and not figures.is_flat(probes, values) else ""
 
-    def finding(self, failure: str, evidence: str, repair: str, **more: Any) -> Finding:
-        """Return a finding about this function."""
-        return Finding(failure, evidence, repair, about=self.name, **more)
+    def finding(self, failure: str, fault: str, evidence: str, repair: str, **more: Any) -> Finding:
+        """Return a finding about this function, which may have several faults of one failure."""
+        return Finding(failure, evidence, repair, part=self.part, fault=fault, **more)
 
-    def not_checked(self, why: str, failure: str = "F14") -> NotChecked:
+    def not_checked(self, why: str, failure: str = "F14") -> Finding:
         """Return that something of this function could not be judged."""
-        return NotChecked(failure, why, about=self.name)
+        return Finding.not_checked(failure, why, part=self.part)
 
-    def examine(self) -> Answer | None:
+    def examine(self) -> Finding | None:
         """Call it as the trainer does; keep its rewards, or return what is wrong before any reward is compared."""
         if misfit := self._misfit():
             return misfit
         given = self.ask()
         self.answered = [probe for place, probe in enumerate(self.probes) if place not in given.raised]
-        problem: Answer | None = self._error(given)
+        problem: Finding | None = self._error(given)
         if given.raised and not self._lacks(given.key):
             problem, self.raises = None, problem
         return problem or self._no_numbers(given)
@@ -147,10 +152,14 @@ class RewardFunction:
     def not_read(self, evidence: str, other: tuple[str, str], ends: bool = False) -> Finding:
         """Return the finding of a function that reads completions of another form (see `other_form`) than these."""
         if self.arguments.form == "plain text":
-            return self.finding("F14", evidence, "Read a completion as the text that it is.", tried=other[1], ends=ends)
+            return self.finding(
+                "F14", "form", evidence, "Read a completion as the text that it is.", tried=other[1], ends=ends
+            )
         line = "completions = [completion[-1]['content'] for completion in completions]"
         repair = 'Read the text of a completion as completion[0]["content"].'
-        return self.finding("F14", evidence, repair, undo=FirstLine(self.function, line), tried=other[1], ends=ends)
+        return self.finding(
+            "F14", "form", evidence, repair, undo=FirstLine(self.function, line), tried=other[1], ends=ends
+        )
 
     @property
     def turned_weight(self) -> Repair:
@@ -185,7 +194,7 @@ class RewardFunction:
         if tried is None:
             told = source and self.tells(columns={name: lambda row: row.get(source)})
             tried = f"with {source} under this name it gives {told}" if told else ""
-        return self.finding("F14", evidence, repair, undo=undo, tried=tried, **more)
+        return self.finding("F14", "column", evidence, repair, undo=undo, tried=tried, **more)
 
     def one_at_a_time(self) -> str:
         """Ask about single completions of the first prompt; return what they get, if that differs."""
@@ -215,6 +224,7 @@ class RewardFunction:
             given = self.ask(without=extra).values
             return self.finding(
                 "F14",
+                "keywords",
                 f"{self.name} takes no {', '.join(extra)}, which this trainer hands to it: a TypeError ends the run",
                 "Add **kwargs to the function's arguments.",
                 undo=AnyKeywords(self.function),
@@ -223,7 +233,7 @@ class RewardFunction:
             )
         return None
 
-    def _error(self, given: Given) -> Answer | None:
+    def _error(self, given: Given) -> Finding | None:
         if given.unasked:
             self.seen.not_called.add(id(self.function))
             return self.not_checked(f"{self.name} could not be asked: {given.unasked}")
@@ -239,7 +249,7 @@ class RewardFunction:
         elif other := self.other_form():
             what = f"this dataset's completions, each of which is {self.arguments.form}"
             return self.not_read(f"{evidence} {what}", other, ends=True)
-        return self.finding("F14", f"{evidence} {what}", repair, tried=tried, ends=True)
+        return self.finding("F14", "raises", f"{evidence} {what}", repair, tried=tried, ends=True)
 
     def _raised_for(self, places: Sequence[int]) -> str:
         """Return what the completions at these places have in common that it raises for."""
@@ -254,12 +264,13 @@ class RewardFunction:
         example = next((probe for probe in raised if probe.kind == "other" and probe.text), raised[0])
         return f"{len(raised)} of {len(self.probes)} completions, such as {figures.quote(example.text)}"
 
-    def _no_numbers(self, given: Given) -> Answer | None:
+    def _no_numbers(self, given: Given) -> Finding | None:
         """Keep the rewards; return what is wrong with them as numbers."""
         rewards, count = given.rewards, len(self.answered)
         if isinstance(rewards, float) or (isinstance(rewards, list) and len(rewards) == 1 < count):
             return self.finding(
                 "F10",
+                "one number",
                 f"{self.name} gives one number for {count} completions: a trl that takes it gives it to all of them, "
                 "so every advantage is 0, and later releases refuse it",
                 "Return a list with one reward for each completion.",
@@ -270,7 +281,7 @@ class RewardFunction:
             if isinstance(rewards, list):
                 what = f"gives {len(rewards)} rewards for {count} completions"
             repair = "Return one reward for each completion, also for those that it cannot read."
-            return self.finding("F14", f"{self.name} {what}", repair, ends=True)
+            return self.finding("F14", "count", f"{self.name} {what}", repair, ends=True)
         odd = [
             "None" if value is None else "inf" if math.isinf(value) else "NaN" * math.isnan(value)
             for place, value in enumerate(rewards)
@@ -281,6 +292,7 @@ class RewardFunction:
         if what:
             return self.finding(
                 "F14",
+                "no number",
                 f"{self.name} gives {what} for {odd.count(what)} of {count} completions, which makes "
                 + ("an error in this trl" if what == "None" else "its group's advantages NaN, and then the weights"),
                 "Return a finite number for every completion.",
@@ -299,7 +311,9 @@ class RewardFunction:
         what = f"raises {again.error}" if again.error else f"gives {len(again.values)} rewards"
         evidence = f"{self.name} {what} at its second call, for {len(probes)} completions as at the first"
         repair = "Begin each call anew: no list or iterator outside of the function, or in its default arguments."
-        return self.finding("F14", evidence, repair, tried="a first call gives one reward for each", ends=True)
+        return self.finding(
+            "F14", "second call", evidence, repair, tried="a first call gives one reward for each", ends=True
+        )
 
 
 def _fill(probes: Sequence[Probe], given: dict[int, float | None]) -> list[float | None]:

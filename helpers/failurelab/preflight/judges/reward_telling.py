@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from failurelab.preflight.answers import Answer, Finding, NotChecked
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges import reward_figures as figures
 from failurelab.preflight.judges.reward_causes import (
     by_line_breaks,
@@ -28,7 +28,7 @@ _NO_ANSWER = OTHERS[1]
 _FORMS = 3  # of one answer that get less: fewer are a penalty for these forms
 
 
-def judge_telling(reward: RewardFunction, totals: list[float] | None) -> Iterator[Answer]:
+def judge_telling(reward: RewardFunction, totals: list[float] | None) -> Iterator[Finding]:
     """Yield what is to be said of a function that gives different rewards to the completions of a prompt.
 
     Args:
@@ -38,6 +38,7 @@ def judge_telling(reward: RewardFunction, totals: list[float] | None) -> Iterato
     if not reward_source.reads_completions(reward.function):
         yield reward.finding(
             "F14",
+            "chance",
             f"{reward.name} never reads the completions, and gives them different rewards "
             f"({figures.span(reward.rewards)}): every advantage is chance",
             "Let the reward depend on the completion.",
@@ -45,7 +46,7 @@ def judge_telling(reward: RewardFunction, totals: list[float] | None) -> Iterato
         return
     more, less, rows_less = reward.compare()
     given = f"{reward.name} gives {figures.span(reward.rewards)}"
-    answer: Answer | None = _place(reward)
+    answer: Finding | None = _place(reward)
     if not answer and not more and not less and reward.asks_reference:
         answer = find_other_reference(reward, f"{given}, and right answers no more than wrong ones")
     answer = answer or _line_breaks(reward) or _shown_form(reward) or _last_line_break(reward)
@@ -70,7 +71,7 @@ def judge_telling(reward: RewardFunction, totals: list[float] | None) -> Iterato
 
 def _less_for_right(
     reward: RewardFunction, less: list[tuple[float, float]], totals: list[float] | None
-) -> Iterator[Answer]:
+) -> Iterator[Finding]:
     """Yield the wrong sign; or a penalty, such as one for a few forms of the right answer, or an order among equals."""
     turned = reward.ask(reward.probes[::-1]).values[::-1]
     in_order = reward.compare(values=turned)[0]
@@ -86,9 +87,9 @@ def _less_for_right(
     elif reward.weight < 0:
         what = f"{gives}, and times its weight {reward.weight:g} it has"
         given = [(reward.weight * right + 0.0, reward.weight * wrong + 0.0) for right, wrong in less]
-        yield wrong_sign(what, reward.column, given, reward.name, why, reward.turned_weight)
+        yield wrong_sign(what, reward.column, given, reward.part, why, reward.turned_weight)
     elif reward.weight:
-        yield wrong_sign(f"{reward.name} has", reward.column, less, reward.name, why)
+        yield wrong_sign(f"{reward.name} has", reward.column, less, reward.part, why)
 
 
 def _why_no_penalty(reward: RewardFunction, totals: list[float] | None) -> str:
@@ -104,7 +105,7 @@ def wrong_sign(
     what: str,
     column: str | None,
     less: Sequence[tuple[float, float]],
-    about: str = "",
+    part: str = "",
     why: str = "",
     undo: Repair | None = None,
 ) -> Finding:
@@ -117,7 +118,8 @@ def wrong_sign(
         "Turn the sign of the reward (or of its entry in reward_weights), so that right answers get more.",
         undo=undo,
         tried=f"with the sign turned the right answer gets {0 - right:g} and the wrong one {0 - wrong:g}",
-        about=about,
+        part=part,
+        fault="sign",
     )
 
 
@@ -151,6 +153,7 @@ def _wrong_completion(reward: RewardFunction) -> Finding | None:
         if None not in alone and alone[0] > alone[1] + SAME:
             return reward.finding(
                 "F14",
+                "order",
                 f"{reward.name} gives {value:g} to {figures.quote(probe.text)} and {its_value:g} to the wrong "
                 f"{figures.quote(wrong.text)} in one batch: rewards are in another order than the completions",
                 "Return the rewards in the order of the completions.",
@@ -167,7 +170,7 @@ def _draw_otherwise() -> None:
         numpy.random.seed(1)
 
 
-def _line_breaks(reward: RewardFunction) -> Answer | None:
+def _line_breaks(reward: RewardFunction) -> Finding | None:
     """Compare reasoning in one line with the same in several; with re.DOTALL they are to get the same."""
     single, several = (figures.largest(reward.probes, reward.rewards, lines=lines) for lines in (1, 3))
     floor = figures.largest(reward.probes, reward.rewards, text=_NO_ANSWER)
@@ -199,6 +202,7 @@ def _shown_form(reward: RewardFunction) -> Finding | None:
     if not reward.asks_reference and all(shown[each] < floor[each] - SAME for each in shown):
         return reward.finding(
             "F14",
+            "sign",
             f"the wrong sign: {reward.name} gives {shown[row]:g} at most to the form that the prompts show, {text}, "
             f"and {floor[row]:g} to {_NO_ANSWER!r}",
             "Turn the sign of the reward, so that the form that is asked for gets more.",
@@ -209,6 +213,7 @@ def _shown_form(reward: RewardFunction) -> Finding | None:
     best = max(zip(reward.probes, reward.rewards), key=lambda pair: (pair[1] or 0.0, -len(pair[0].text)))
     return reward.finding(
         "F14",
+        "form",
         f"{reward.name} gives {shown[row]:g} to the form that the prompts show, {text}, as to {_NO_ANSWER!r}",
         "Let the prompts show the form that the function reads, or the function read what they show.",
         tried=f"another form, {figures.quote(best[0].text)}, gets {best[1]:g}",
@@ -247,6 +252,7 @@ def _last_line_break(reward: RewardFunction) -> Finding | None:
     text = key[1].removesuffix("\n")
     return reward.finding(
         "F14",
+        "last line break",
         f"{reward.name} pays only where a line break follows the last tag: {figures.quote(text)} gets {without[key]:g}",
         "Let the pattern end without a line break, or with \\s*$.",
         tried=f"with a line break behind it, it gets {best:g}",
@@ -274,7 +280,7 @@ def _likes_shown_form(reward: RewardFunction) -> bool:
     return bool(shown) and all(shown[row] > top[row] - SAME > floor[row] for row in shown)
 
 
-def _rows_not_told(reward: RewardFunction) -> Iterator[Answer]:
+def _rows_not_told(reward: RewardFunction) -> Iterator[Finding]:
     """Look at the rows whose right answer gets no more than a wrong one, while that of another row does."""
     judged = reward.judged_rows
     untold = [row for row in sorted(judged) if not _told(reward, row=row)]
@@ -284,6 +290,7 @@ def _rows_not_told(reward: RewardFunction) -> Iterator[Answer]:
         if alone:
             yield reward.finding(
                 "F14",
+                "row",
                 f"{reward.name} tells the right answer from a wrong one for the first prompt of a batch, and not for "
                 f"{len(untold)} of {len(judged)}: it compares them with another prompt's reference",
                 f"Compare each completion with its own entry of {reward.column}.",
@@ -307,7 +314,7 @@ def _told(reward: RewardFunction, **wanted: int) -> bool:
     return bool(reward.compare([probe for probe, _ in pairs], [value for _, value in pairs])[0])
 
 
-def _direction(reward: RewardFunction) -> NotChecked:
+def _direction(reward: RewardFunction) -> Finding:
     """Return which completion gets the least and which the most: a line to read, and no verdict."""
     pairs = zip(reward.probes, reward.rewards)
     given = [

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from failurelab import textbook
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.repairs import Arguments
 from failurelab.preflight.temperature import PLANTED as _PLANTED
@@ -25,7 +25,7 @@ _OFF = 0.02  # of the temperatures; less changes no log-probability that trainin
 _ENTROPY = ("entropy_coef", "use_adaptive_entropy")  # options of a loss with an entropy bonus
 
 
-def judge_scores(seen: Seen) -> Iterator[Answer]:
+def judge_scores(seen: Seen) -> Iterator[Finding]:
     """Compare the temperature that completions are drawn at with that of their scores."""
     given = getattr(getattr(seen.trainer, "args", None), "generation_kwargs", None) or {}
     asked = seen.asked.get("temperature")
@@ -33,7 +33,9 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
         return
     if not _has_policy_gradient(seen.trainer):
         name = type(seen.trainer).__name__
-        yield NotApplicable("F15", f"the loss of {name} is no policy gradient, which the sampling's temperature is for")
+        yield Finding.not_applicable(
+            "F15", f"the loss of {name} is no policy gradient, which the sampling's temperature is for"
+        )
         return
     drawn, scored = seen.drawn_at or float(given.get("temperature", asked)), seen.scored_at
     by_kwargs = abs(drawn - asked) > _OFF
@@ -44,28 +46,30 @@ def judge_scores(seen: Seen) -> Iterator[Answer]:
         evidence = f"completions are drawn at temperature {drawn:g} and scored at {scored:.2f}"
         bonus = next((name for name in _ENTROPY if seen.asked.get(name)), "")
         if abs(drawn / scored - 1) > _OFF and bonus:
-            yield NotChecked("F15", f"{evidence}; {bonus}={seen.asked[bonus]} changes the gradient that is read")
+            yield Finding.not_checked(
+                "F15", f"{evidence}; {bonus}={seen.asked[bonus]} changes the gradient that is read"
+            )
         elif abs(drawn / scored - 1) > _OFF:
             undo = Arguments({"temperature": drawn if by_kwargs else 1.0})
             yield Finding("F15", evidence, repair, undo=undo)
         elif seen.scored_planted and abs(seen.scored_planted - _PLANTED) <= _OFF:
-            yield Held("F15", evidence, f"scores at {_PLANTED:g} are read as {seen.scored_planted:.2f}")
+            yield Finding.held("F15", evidence, f"scores at {_PLANTED:g} are read as {seen.scored_planted:.2f}")
         else:
-            yield NotChecked("F15", f"{evidence}; scores at {_PLANTED:g} could not be told from these")
+            yield Finding.not_checked("F15", f"{evidence}; scores at {_PLANTED:g} could not be told from these")
     elif by_kwargs:
-        yield Suspected(
+        yield Finding.suspected(
             "F15",
             f"completions are drawn at temperature {drawn:g}, by generation_kwargs, which reach no score",
             "the temperature of the scores could not be read from a gradient of the logits",
             repair,
         )
     elif abs(drawn - 1) <= _OFF:
-        yield NotApplicable("F15", "completions are drawn at temperature 1, which needs no division")
+        yield Finding.not_applicable("F15", "completions are drawn at temperature 1, which needs no division")
     else:
         why = "the step against the textbook tells whether the scores have it"
         if textbook.not_grpo(seen.trainer):
             why = "that of the scores could not be read from a gradient of the logits"
-        yield NotChecked("F15", f"drawn at temperature {drawn:g}; {why}")
+        yield Finding.not_checked("F15", f"drawn at temperature {drawn:g}; {why}")
 
 
 def _has_policy_gradient(trainer: Any) -> bool:

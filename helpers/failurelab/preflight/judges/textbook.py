@@ -22,7 +22,7 @@ from failurelab import textbook
 from failurelab._text import first_line
 from failurelab.errors import raises_own
 from failurelab.handles import keep_random_state, wrap_method
-from failurelab.preflight.answers import Answer, Finding, Held, NotChecked
+from failurelab.preflight.answer import Finding, Verdict
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
@@ -156,26 +156,26 @@ class StepJudge(TrainerCallback):
         """Forget the step."""
         self._recorder.next_step()
 
-    def outweigh(self, others: Sequence[Answer]) -> list[Answer]:
+    def outweigh(self, others: Sequence[Finding]) -> list[Finding]:
         """Return the other judges' answers and its own, without those that the comparison contradicts.
 
         A finding that explains the wrong gradient keeps its place, and gets the comparison's line. A judge of the same
         gradient that saw nothing is NOT CHECKED then. Where the textbook holds a failure, nobody else suspects it.
         """
         own, wrong = list(self.answers()), self._reports("FOUND")
-        found = next((answer for answer in own if isinstance(answer, Finding) and answer.failure != "F14"), None)
+        found = next((answer for answer in own if answer.verdict is Verdict.FOUND and answer.failure != "F14"), None)
         if found is not None:
             return [*_explained(found, bool(wrong[0].named), own, others)]
-        held = {answer.failure for answer in own if isinstance(answer, Held)}
-        return [answer for answer in others if answer.failure not in held or isinstance(answer, Held)] + own
+        held = {answer.failure for answer in own if answer.verdict is Verdict.HELD}
+        return [answer for answer in others if answer.failure not in held or answer.verdict is Verdict.HELD] + own
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Iterator[Finding]:
         """Yield what the steps have shown."""
         reason = textbook.not_grpo(self.trainer)
         if reason is None and not self.reports:
             reason = self._error or "no optimizer step was reached whose gradient could be seen"
         if reason is not None:
-            yield NotChecked("F21", reason)
+            yield Finding.not_checked("F21", reason)
             return
         if texts := next((report.texts for report in self.reports if report.texts), ""):
             yield Finding(
@@ -191,12 +191,12 @@ class StepJudge(TrainerCallback):
         else:
             report = self.reports[0]
             hides = "; half of the mistakes that are known would lie in a band that wide" * (report.verdict == "HELD")
-            yield NotChecked("F21", f"{report.reason}{hides}")
+            yield Finding.not_checked("F21", f"{report.reason}{hides}")
 
-    def _found(self, report: textbook.Comparison) -> Answer:
+    def _found(self, report: textbook.Comparison) -> Finding:
         failure = _FAILURES.get(report.named or "", "F21")
         if _uses_liger(self.seen):
-            return NotChecked("F21", f"Liger's loss is cut away; without it, {report.reason}")
+            return Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
         own = _overridden(self.trainer)
         names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
         where = f" Overridden by the script: {names}." if own else ""
@@ -204,33 +204,33 @@ class StepJudge(TrainerCallback):
         undo = _UNDOS.get(failure) or _UNDOS.get(report.named or "") or _without(own)
         return Finding(failure, f"step {report.step}: {report.reason}{where}", repair, undo=undo)
 
-    def _held(self, reports: Sequence[textbook.Comparison]) -> Answer:
+    def _held(self, reports: Sequence[textbook.Comparison]) -> Finding:
         first, last = reports[0], reports[-1]
         evidence = f"step {' and '.join(str(report.step) for report in reports)}: {last.reason}"
         hidden = sorted({line.partition(":")[0].partition(" (")[0] for line in last.not_shown})
         if hidden:
             evidence += f". This does not show: {', '.join(hidden)}"
         if cut := cut_away(self.seen):
-            return NotChecked("F21", f"{'; '.join(cut)}; without it, {evidence}")
+            return Finding.not_checked("F21", f"{'; '.join(cut)}; without it, {evidence}")
         blind = [name for name in ("opposite sign", "scores shifted by one") if not first.sees(name)]
         if blind:
-            return NotChecked("F21", f"{evidence}; with {' or '.join(blind)} planted it looks the same")
+            return Finding.not_checked("F21", f"{evidence}; with {' or '.join(blind)} planted it looks the same")
         planted = [f"{name}: {apart}" for name, apart in first.controls.items() if first.sees(name)]
-        return Held("F21", evidence, "; ".join(planted))
+        return Finding.held("F21", evidence, "; ".join(planted))
 
-    def _held_too(self, report: textbook.Comparison) -> Iterator[Answer]:
+    def _held_too(self, report: textbook.Comparison) -> Iterator[Finding]:
         """Yield the failures that are no longer suspected, each with its own mistake planted."""
         if _uses_liger(self.seen):
             return
         evidence = f"the gradient of step {report.step} is the textbook's: see F21"
         for failure, name in _PLANTED.items():
             if report.sees(name):
-                yield Held(failure, evidence, f"{name}: {report.controls[name]}")
+                yield Finding.held(failure, evidence, f"{name}: {report.controls[name]}")
         args = self.trainer.args
         steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
         scaled = textbook.Apart(1.0, args.gradient_accumulation_steps / steps, 0.0)
         if steps != args.gradient_accumulation_steps and not report.floor.holds(scaled):
-            yield Held("F20", evidence, f"scaled it would have size {scaled.size:g}")
+            yield Finding.held("F20", evidence, f"scaled it would have size {scaled.size:g}")
 
 
 def cut_away(seen: Seen) -> list[str]:
@@ -245,23 +245,27 @@ def cut_away(seen: Seen) -> list[str]:
     return lines
 
 
-def _explained(found: Finding, named: bool, own: Sequence[Answer], others: Sequence[Answer]) -> Iterator[Answer]:
-    known = [answer for answer in others if isinstance(answer, Finding)]
+def _explained(found: Finding, named: bool, own: Sequence[Finding], others: Sequence[Finding]) -> Iterator[Finding]:
+    known = [answer for answer in others if answer.verdict is Verdict.FOUND]
     same = [answer for answer in known if answer.failure == found.failure or answer.failure in _MISSING]
     if not same and not named:
         same = [answer for answer in known if answer.failure in _SAME_GRADIENT]
     for answer in others:
         if same and answer is same[0]:
             yield dataclasses.replace(answer, evidence=f"{answer.evidence}; {found.evidence}")
-        elif isinstance(answer, Held) and answer.failure in _SAME_GRADIENT:
-            yield NotChecked(answer.failure, f"{answer.evidence}, but the gradient is wrong: see {found.failure}")
+        elif answer.verdict is Verdict.HELD and answer.failure in _SAME_GRADIENT:
+            yield Finding.not_checked(
+                answer.failure, f"{answer.evidence}, but the gradient is wrong: see {found.failure}"
+            )
         else:
             yield answer
     yield from (answer for answer in own if answer is not found)
     if not same:
         yield found
     elif found.failure == "F21":
-        yield NotChecked("F21", f"the gradient is wrong, as {same[0].failure} makes it; ask again without that")
+        yield Finding.not_checked(
+            "F21", f"the gradient is wrong, as {same[0].failure} makes it; ask again without that"
+        )
 
 
 def _uses_liger(seen: Seen) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from failurelab.handles import keep_modes
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, sample, tokenizer_of
 from failurelab.preflight.repairs import Statement
@@ -36,7 +36,7 @@ _COLLATED = ("input_ids", "attention_mask", "labels", "completion_mask", "assist
 TOKENS = 64  # drawn from a real model, to see whether it ends
 
 
-def judge_template(seen: Seen) -> Iterator[Answer]:
+def judge_template(seen: Seen) -> Iterator[Finding]:
     """F12: plain prompts for a chat model, and a beginning-of-sequence token that the trainer adds once more."""
     trainer, tokenizer = seen.trainer, tokenizer_of(seen.trainer)
     rows = sample(seen, ROWS)
@@ -47,14 +47,14 @@ def judge_template(seen: Seen) -> Iterator[Answer]:
     if not prompts:
         return
     if is_conversation(prompts[0]):
-        yield NotApplicable("F12", "the prompts are messages: trl applies the chat template")
+        yield Finding.not_applicable("F12", "the prompts are messages: trl applies the chat template")
         return
     if not getattr(tokenizer, "chat_template", None):
-        yield NotApplicable("F12", "the tokenizer has no chat template, and the prompts are plain text")
+        yield Finding.not_applicable("F12", "the tokenizer has no chat template, and the prompts are plain text")
         return
     mark = _mark(tokenizer)
     if not mark:
-        yield NotChecked("F12", "the chat template has no mark of its own that a prompt could be searched for")
+        yield Finding.not_checked("F12", "the chat template has no mark of its own that a prompt could be searched for")
         return
     plain = sum(mark not in prompt for prompt in prompts if isinstance(prompt, str))
     if not plain:
@@ -70,7 +70,7 @@ def judge_template(seen: Seen) -> Iterator[Answer]:
         and turn in {tokenizer.eos_token_id, *_own_ends(trainer.model)}
         and 2 * sum(map(_is_asked, prompts)) > len(prompts)
     ):
-        yield Suspected(
+        yield Finding.suspected(
             "F12",
             f"{evidence}; they ask or tell, and what ends a turn of the template, {_names(tokenizer, {turn})}, ends "
             "this model's texts: it is a chat model",
@@ -78,10 +78,12 @@ def judge_template(seen: Seen) -> Iterator[Answer]:
             repair,
         )
     else:
-        yield NotChecked("F12", f"{evidence}; whether the model needs it, only the real model tells (--real-model)")
+        yield Finding.not_checked(
+            "F12", f"{evidence}; whether the model needs it, only the real model tells (--real-model)"
+        )
 
 
-def _turn_opened(tokenizer: Any, prompts: Sequence[str], mark: str) -> Answer:
+def _turn_opened(tokenizer: Any, prompts: Sequence[str], mark: str) -> Finding:
     """Tell prompts that the script templated itself, without the beginning of the assistant's turn."""
     with_turn, without = (
         tokenizer.apply_chat_template(_TURN[:1], tokenize=False, add_generation_prompt=turn) for turn in (True, False)
@@ -90,9 +92,11 @@ def _turn_opened(tokenizer: Any, prompts: Sequence[str], mark: str) -> Answer:
     shut = sum(prompt.rstrip().endswith(closed) for prompt in prompts) if opening and closed else 0
     evidence = f"every prompt holds the chat template's mark {mark!r} already"
     if not opening or opening == closed:
-        return NotChecked("F12", f"{evidence}; the template has no beginning of its own for the assistant's turn")
+        return Finding.not_checked(
+            "F12", f"{evidence}; the template has no beginning of its own for the assistant's turn"
+        )
     if shut < len(prompts):
-        return Held(
+        return Finding.held(
             "F12",
             f"{evidence}, and {len(prompts) - shut} of {len(prompts)} go on after the user's turn",
             f"without {opening!r} at the end all {len(prompts)} would end with {closed!r}",
@@ -122,7 +126,7 @@ def _mark(tokenizer: Any) -> str:
     return text.partition(_TURN[0]["content"])[0].replace(tokenizer.bos_token or "\0", "").strip().rpartition("\n")[2]
 
 
-def _ask_model(seen: Seen, tokenizer: Any, prompts: Sequence[str], evidence: str, repair: str) -> Answer:
+def _ask_model(seen: Seen, tokenizer: Any, prompts: Sequence[str], evidence: str, repair: str) -> Finding:
     """Let the real model answer the same prompts both ways, greedily; a chat model that needs its template ends so."""
     messages = ([{"role": "user", "content": text}] for text in prompts)
     chats = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in messages]
@@ -132,9 +136,9 @@ def _ask_model(seen: Seen, tokenizer: Any, prompts: Sequence[str], evidence: str
     if templated > plain:
         return Finding("F12", counted, repair, tried=f"with the template {templated} of {len(prompts)} end")
     if not plain or not seen.real:  # a small model that was made for a test may end anything
-        return NotChecked("F12", f"{counted}: too few ends to tell" if not plain else f"{counted}, not fewer")
+        return Finding.not_checked("F12", f"{counted}: too few ends to tell" if not plain else f"{counted}, not fewer")
     kept = _ended(model, tokenizer, prompts, may_end=False)
-    return Held("F12", counted, f"kept from ending, {kept} of {len(prompts)} do")
+    return Finding.held("F12", counted, f"kept from ending, {kept} of {len(prompts)} do")
 
 
 def _ended(model: Any, tokenizer: Any, texts: Sequence[str], may_end: bool = True) -> int:
@@ -157,7 +161,7 @@ def _ended(model: Any, tokenizer: Any, texts: Sequence[str], may_end: bool = Tru
     return count
 
 
-def _beginning(seen: Seen, tokenizer: Any, prompts: Sequence[Any]) -> Iterator[Answer]:
+def _beginning(seen: Seen, tokenizer: Any, prompts: Sequence[Any]) -> Iterator[Finding]:
     bos = tokenizer.bos_token_id
     if bos is None:
         return
@@ -175,10 +179,11 @@ def _beginning(seen: Seen, tokenizer: Any, prompts: Sequence[Any]) -> Iterator[A
             f"{doubled} of {len(rows_ids)} rows begin with {tokenizer.bos_token!r} twice: the text holds it already, "
             "and the tokenizer adds it again",
             "Hand messages to trl instead of text that apply_chat_template made, or take the token off the text.",
+            part="begin",
         )
 
 
-def judge_ends(seen: Seen) -> Iterator[Answer]:
+def judge_ends(seen: Seen) -> Iterator[Finding]:
     """F13: ends that the trainer does not see, and ends that are masked out of the labels."""
     tokenizer = tokenizer_of(seen.trainer)
     if tokenizer is None or getattr(tokenizer, "eos_token_id", None) is None:
@@ -189,7 +194,7 @@ def judge_ends(seen: Seen) -> Iterator[Answer]:
         yield from _labels(seen, tokenizer)
 
 
-def _turns(seen: Seen, tokenizer: Any) -> Answer:
+def _turns(seen: Seen, tokenizer: Any) -> Finding:
     trainer = seen.trainer
     known = {tokenizer.eos_token_id, *_ids(getattr(trainer, "eos_token_ids", None))}
     config = _own_ends(trainer.model)
@@ -203,7 +208,7 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
             "Leave eos_token_id out of generation_kwargs, or give the tokenizer that token as eos_token.",
         )
     if config and not config & known and own & config and tokenizer.pad_token_id in known:
-        return NotChecked(
+        return Finding.not_checked(
             "F13",
             f"generation stops at {_names(tokenizer, own)} (generation_kwargs), and {ends}, which is the padding too: "
             "the first padding after a completion counts as its end",
@@ -222,12 +227,14 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
     template = rows and (is_conversation(rows[0].get("prompt")) or (turn and _mark(tokenizer) in str(rows[0])))
     if (not template or turn is None) and config and config <= known:
         evidence = f"{ends}, as the model's generation config says; the prompts are without a chat template"
-        return Held("F13", evidence, "with another end in the tokenizer the model's own would not be among them")
+        return Finding.held(
+            "F13", evidence, "with another end in the tokenizer the model's own would not be among them"
+        )
     if not template or turn is None:
-        return NotApplicable("F13", f"{ends}; the prompts are without a chat template")
+        return Finding.not_applicable("F13", f"{ends}; the prompts are without a chat template")
     if turn in known:
         others = ", ".join(map(repr, known - {turn})) or "none"
-        return Held(
+        return Finding.held(
             "F13",
             f"{ends}, which is the end of a turn in the chat template",
             f"without it the trainer would know {others}, and a turn would not be seen to end",
@@ -241,8 +248,10 @@ def _turns(seen: Seen, tokenizer: Any) -> Answer:
     name = seen.loads[0].name if seen.loads else ""
     if _CHAT.search(name.rstrip("/").split("/")[-1].replace("_", "-")):
         why = f"{name} is a chat model by its name alone; whether it ends so, only the real model tells (--real-model)"
-        return Suspected("F13", f"{found}: nothing stops the model there", why, repair)
-    return NotChecked("F13", f"{found}; whether this model ends its turns so, only the real model tells (--real-model)")
+        return Finding.suspected("F13", f"{found}: nothing stops the model there", why, repair)
+    return Finding.not_checked(
+        "F13", f"{found}; whether this model ends its turns so, only the real model tells (--real-model)"
+    )
 
 
 def _set_end(token: str) -> Statement:
@@ -259,7 +268,7 @@ def _turn_end(tokenizer: Any) -> int | None:
     return next((id for id in ids if id in special), None)
 
 
-def _labels(seen: Seen, tokenizer: Any) -> Iterator[Answer]:
+def _labels(seen: Seen, tokenizer: Any) -> Iterator[Finding]:
     """Collate real rows as the trainer does, and look at the label of each row's last end."""
     trainer, eos = seen.trainer, tokenizer.eos_token_id
     rows = [row for row in sample(seen, ROWS, prepared=True) if "input_ids" in row and eos in list(row["input_ids"])]
@@ -287,9 +296,11 @@ def _labels(seen: Seen, tokenizer: Any) -> Iterator[Answer]:
         blind = batch["labels"].masked_fill(batch["input_ids"] == eos, -100)
         planted = int((blind != batch["labels"]).any(-1).sum())
         if planted:
-            yield Held("F13", evidence, f"with the end masked as padding is, {planted} of {len(rows)} would have it")
+            yield Finding.held(
+                "F13", evidence, f"with the end masked as padding is, {planted} of {len(rows)} would have it"
+            )
         else:
-            yield NotChecked("F13", f"{evidence}; no row of this batch has an end whose label could be masked")
+            yield Finding.not_checked("F13", f"{evidence}; no row of this batch has an end whose label could be masked")
 
 
 def _ids(value: Any) -> set[int]:

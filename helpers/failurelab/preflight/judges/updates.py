@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from failurelab import updates
 from failurelab._unwrap import has_adapter, unwrap
-from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked, Suspected
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.repairs import Arguments, Keyword, Repair, Statement
 
@@ -29,7 +29,7 @@ _COPIES = ("apex", "anyprecision", "fused_apex")
 _ELEMENTS = 1 << 21  # of a checkpoint that are read, spread over its tensors
 
 
-def judge_updates(seen: Seen) -> Iterator[Answer]:
+def judge_updates(seen: Seen) -> Iterator[Finding]:
     """Tell a load in 16 bits whose weights a step of this learning rate leaves as they are."""
     load, own = policy_load(seen), own_optimizer(seen)
     trainer, rate = seen.trainer, own[1].get("lr") if own else seen.asked.get("learning_rate")
@@ -52,10 +52,14 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
         wide, arrived = (_arrived(*own, dtype) for dtype in (torch.float32, _LOW[load.dtype]))
         known = 0.5 < wide < 2
     if seen.zero_stage or (known and arrived > 0.5):
-        yield NotApplicable("F9", f"loaded in {load.dtype}, and {optimizer} steps float32 copies of the weights")
+        yield Finding.not_applicable(
+            "F9", f"loaded in {load.dtype}, and {optimizer} steps float32 copies of the weights"
+        )
         return
     if seen.asked.get("fsdp") or not known or arrived > 0.1:
-        yield NotChecked("F9", f"loaded in {load.dtype}; how large a step of {optimizer} is, and on what, is not known")
+        yield Finding.not_checked(
+            "F9", f"loaded in {load.dtype}; how large a step of {optimizer} is, and on what, is not known"
+        )
         return
     share, of = _share(seen, load, rate, _LOW[load.dtype])
     evidence = (
@@ -66,12 +70,14 @@ def judge_updates(seen: Seen) -> Iterator[Answer]:
     if grade == "whole":
         lost, _ = _share(seen, load, rate / 1000, _LOW[load.dtype])
         if updates.grade(lost) == "whole":
-            yield NotChecked("F9", f"{evidence}; a step a thousandth as long would look the same here ({lost:.1%})")
+            yield Finding.not_checked(
+                "F9", f"{evidence}; a step a thousandth as long would look the same here ({lost:.1%})"
+            )
             return
-        yield Held("F9", evidence, f"a step a thousandth as long would change {lost:.1%}")
+        yield Finding.held("F9", evidence, f"a step a thousandth as long would change {lost:.1%}")
     elif grade == "slowed":
         why = "slowed, not lost: runs of large models with shares of 2 to 8 % are known to learn; how much, a run tells"
-        yield Suspected("F9", evidence, why, repair)
+        yield Finding.suspected("F9", evidence, why, repair)
     else:
         yield Finding("F9", evidence, repair, undo=undo)
 
@@ -110,17 +116,17 @@ def _arrived(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> float:
     return float((before.double() - weight.detach().double()).mean()) / (64 * rate)
 
 
-def _judge_wide(seen: Seen, load: Load, rate: float) -> Answer:
+def _judge_wide(seen: Seen, load: Load, rate: float) -> Finding:
     """Tell of weights in float32 what the same step changes, there and in bfloat16."""
     share, of = _share(seen, load, rate, torch.float32)
     planted, _ = _share(seen, load, rate, torch.bfloat16)
     evidence = f"{load.name} is loaded in {load.dtype}, where a step of {rate:g} changes {share:.1%} of {of}"
     if updates.grade(share) == updates.grade(planted):
-        return NotApplicable("F9", f"{evidence}; in bfloat16 it would change {planted:.1%}")
-    return Held("F9", evidence, f"in bfloat16 it would change {planted:.1%}")
+        return Finding.not_applicable("F9", f"{evidence}; in bfloat16 it would change {planted:.1%}")
+    return Finding.held("F9", evidence, f"in bfloat16 it would change {planted:.1%}")
 
 
-def _judge_adapter(seen: Seen, load: Load, rate: float, dtype: torch.dtype | None) -> Answer:
+def _judge_adapter(seen: Seen, load: Load, rate: float, dtype: torch.dtype | None) -> Finding:
     """Tell an adapter in 16 bits, as trl makes those of a quantized model: how much it is slowed, a run tells.
 
     `dtype` is of what is trained in less than float32; None where nothing is.
@@ -129,15 +135,17 @@ def _judge_adapter(seen: Seen, load: Load, rate: float, dtype: torch.dtype | Non
     if dtype is None and copies and not seen.zero_stage and load.dtype in _LOW:
         return _judge_copies(seen, load, rate, copies)
     if dtype is None:
-        return NotApplicable("F9", f"the adapter is trained in float32, whatever the base's {load.dtype}")
+        return Finding.not_applicable("F9", f"the adapter is trained in float32, whatever the base's {load.dtype}")
     width = int(getattr(load.config, "hidden_size", None) or 1024)
     a = (2 * torch.rand(1 << 16, generator=torch.Generator().manual_seed(0), device="cpu") - 1) / width**0.5
     share = updates.expected_share(a, rate, dtype=dtype)
     name = str(dtype).removeprefix("torch.")
     evidence = f"the adapter is trained in {name}, where a step of {rate:g} changes {share:.1%} of A's numbers"
     if updates.grade(share, 0) == "whole":
-        return Held("F9", evidence, f"a thousandth changes {updates.expected_share(a, rate / 1000, dtype=dtype):.1%}")
-    return NotChecked(
+        return Finding.held(
+            "F9", evidence, f"a thousandth changes {updates.expected_share(a, rate / 1000, dtype=dtype):.1%}"
+        )
+    return Finding.not_checked(
         "F9",
         f"{evidence}, and of B's, which begin at zero, fewer as they grow. A long run slows down; how much, a run "
         "tells. updates.to_float32(trainer.model) after the trainer is made keeps them in float32",
@@ -149,7 +157,7 @@ def _copies(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, tensor) for name, tensor in model.named_parameters() if ".modules_to_save." in name)
 
 
-def _judge_copies(seen: Seen, load: Load, rate: float, count: int) -> Answer:
+def _judge_copies(seen: Seen, load: Load, rate: float, count: int) -> Finding:
     """Tell full copies beside an adapter: PEFT makes A and B in float32, and leaves these in the dtype of the load."""
     dtype = _LOW[load.dtype]
     share, of = _share(seen, load, rate, dtype)
@@ -158,9 +166,9 @@ def _judge_copies(seen: Seen, load: Load, rate: float, count: int) -> Answer:
         f"{share:.1%} of {of}"
     )
     if updates.grade(share) == "whole":
-        return Held("F9", evidence, f"a thousandth changes {_share(seen, load, rate / 1000, dtype)[0]:.1%}")
+        return Finding.held("F9", evidence, f"a thousandth changes {_share(seen, load, rate / 1000, dtype)[0]:.1%}")
     repair = "Call updates.to_float32(trainer.model) after the trainer is made, or load the model in float32."
-    return Suspected("F9", evidence, "A and B are in float32, and learn", repair)
+    return Finding.suspected("F9", evidence, "A and B are in float32, and learn", repair)
 
 
 def policy_load(seen: Seen) -> Load | None:

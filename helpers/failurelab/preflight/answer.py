@@ -1,0 +1,385 @@
+"""What preflight answers with: findings, each with a verdict and a key that stays, and the answer that they make up.
+
+A judge says what it has measured as a `Finding`: measured and bad (FOUND), read and bad (SUSPECTED), looked for and not
+there (HELD), not to be told here (NOT CHECKED), or nothing that this script can have (DOES NOT APPLY). Preflight then
+runs the script again with the repair of what was FOUND: it is NAMED when it comes again without the repair and its
+judge says HELD with it, and SUSPECTED with a reason otherwise (`rounds`).
+
+The same objects cross from the script's process to the command, to the screen, and to `--json`: `to_json` and
+`from_json` are the only ones. Two answers speak of the same thing if their keys are equal; no sentence is compared.
+"""
+
+import dataclasses
+import enum
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from failurelab import failures
+
+
+class Verdict(str, enum.Enum):
+    """What is said of a failure."""
+
+    FOUND = "FOUND"  # measured in one run, and its repair not tried yet
+    NAMED = "NAMED"
+    SUSPECTED = "SUSPECTED"
+    HELD = "HELD"
+    NOT_CHECKED = "NOT CHECKED"
+    NOT_APPLICABLE = "DOES NOT APPLY"
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """A number that was measured.
+
+    Attributes:
+        name: what it is, such as `tensors without a gradient`.
+        value: the number.
+        unit: such as `nats a token`; empty for a count.
+        scale: what makes it large or small: the number of all, or what rounding gives; None where there is none.
+    """
+
+    name: str
+    value: float
+    unit: str = ""
+    scale: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Location:
+    """A line of the script's own code, from 1; of a notebook the code cell, from 1, and the line in it."""
+
+    file: str
+    line: int
+    cell: int = 0
+
+    def __str__(self) -> str:
+        name = pathlib.PurePath(self.file).name
+        return f"{name}, cell {self.cell}, line {self.line}" if self.cell else f"{name}, line {self.line}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What a run does otherwise than the script says; a run of the next round adds to it.
+
+    Attributes:
+        files: the whole text of each file of the script's own that is edited, by its path.
+    """
+
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Undo(Protocol):
+    """What takes one failure away; see `repairs`."""
+
+    def edit(self, script: Any) -> list[Any]:
+        """Return the edits of the script's text; none where it has no place for them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What one judge says of one failure.
+
+    Attributes:
+        failure: its id in the registry.
+        evidence: what was measured or read, with its figure and the scale that makes it large. Where a failure is
+            HELD it is the figure of a repair that was tried, too.
+        repair: what to change: the next step in one sentence.
+        undo: what takes this failure away and nothing else, for a run that tries it; or several such, of which the
+            first that heals is taken; None where there is no such thing. It stays in the script's process.
+        tried: what the same measurement said with the failure undone: in a run with its repair, or by the judge on the
+            live objects (other rows, another reward). Empty where nothing was undone.
+        ends: whether it ends the run in an error by itself, before anything else can be seen.
+        part: which of several things in the script has it, such as `reward_funcs[1]` or `max_prompt_length`.
+        fault: which of several faults of one failure that thing has; empty where there is one.
+        verdict: see `Verdict`.
+        why: why it is not named, or could not be checked, or does not apply.
+        control: what the same measurement said, on the same model and batch, when the failure was planted. A judge
+            that would not have seen the failure is blind, and says NOT CHECKED.
+        figures: the numbers of `evidence`.
+        place: the line that its repair changes; None where there is none.
+        cut: what of the script's work was cut away that this failure needs.
+        changes: what runs with its repairs do otherwise, one for each repair of `undo`.
+        diff: its repair as a diff of the script, on top of the repairs of the rounds before.
+        round: in which it was named, from 1.
+        hidden: whether the first run did not show it, for another failure hid it.
+    """
+
+    failure: str
+    evidence: str = ""
+    repair: str = ""
+    undo: Undo | tuple[Undo, ...] | None = None
+    tried: str = ""
+    ends: bool = False
+    part: str = ""
+    fault: str = ""
+    verdict: Verdict = Verdict.FOUND
+    why: str = ""
+    control: str = ""
+    figures: tuple[Quantity, ...] = ()
+    place: Location | None = None
+    cut: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    diff: str = ""
+    round: int = 0
+    hidden: bool = False
+
+    @classmethod
+    def suspected(cls, failure: str, evidence: str, why: str, repair: str = "", **more: Any) -> "Finding":
+        """Return a failure that speaks from arguments, versions or texts alone, and why that is no proof."""
+        return cls(failure, evidence, repair, verdict=Verdict.SUSPECTED, why=why, **more)
+
+    @classmethod
+    def held(cls, failure: str, evidence: str, control: str, **more: Any) -> "Finding":
+        """Return that a failure was looked for and is not there, and what was seen of it when it was planted."""
+        return cls(failure, evidence, verdict=Verdict.HELD, control=control, **more)
+
+    @classmethod
+    def not_checked(cls, failure: str, why: str, **more: Any) -> "Finding":
+        """Return that a failure could not be looked for: what a small random model cannot tell is never a PASS."""
+        return cls(failure, verdict=Verdict.NOT_CHECKED, why=why, **more)
+
+    @classmethod
+    def not_applicable(cls, failure: str, why: str) -> "Finding":
+        """Return that this script cannot have a failure: what it needs is not there (no adapter, no second process)."""
+        return cls(failure, verdict=Verdict.NOT_APPLICABLE, why=why)
+
+    @property
+    def key(self) -> str:
+        """What stays the same from run to run: `F2`, `F11:max_prompt_length`, `F14:reward_funcs[1]:line breaks`.
+
+        It holds no line of the script, for a repair moves the lines.
+        """
+        return ":".join(filter(None, (self.failure, self.part, self.fault)))
+
+    @property
+    def accuses(self) -> bool:
+        """Whether it says that the failure is there, or may be."""
+        return self.verdict in (Verdict.FOUND, Verdict.NAMED, Verdict.SUSPECTED)
+
+    @property
+    def notebook(self) -> str:
+        """The notebook that tells why; empty where the registry has none."""
+        return next((known.notebook or "" for known in failures.all() if known.id == self.failure), "")
+
+    def covers(self, other: "Finding") -> bool:
+        """Whether it speaks of the same thing as another, which may say less of it: not which part, or which fault."""
+        return f"{self.key}:".startswith(f"{other.key}:")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it; what is empty is left out, but for what every reader asks for."""
+        asked = ("failure", "evidence", *(("repair", "tried", "diff") if self.accuses else ()))
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "undo"}
+        kept = {name: value for name, value in fields.items() if value or name in asked}
+        kept |= {"figures": [dataclasses.asdict(each) for each in self.figures]} if self.figures else {}
+        kept |= {"place": dataclasses.asdict(self.place)} if self.place else {}
+        kept |= {"changes": [dataclasses.asdict(each) for each in self.changes]} if self.changes else {}
+        kept |= {"cut": list(self.cut)} if self.cut else {}
+        kept |= {"verdict": self.verdict.value}
+        return {"key": self.key} | kept | ({"notebook": self.notebook or None} if self.accuses else {})
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any], verdict: Verdict = Verdict.NAMED) -> "Finding":
+        """Return a finding that was JSON, with this verdict where it names none.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        names = {each.name for each in dataclasses.fields(cls)} - {"undo"}
+        given = {name: value for name, value in entry.items() if name in names}
+        given["verdict"] = Verdict(given.get("verdict", verdict))
+        given["figures"] = tuple(Quantity(**each) for each in given.get("figures", ()))
+        given["place"] = Location(**given["place"]) if given.get("place") else None
+        given["changes"] = tuple(Change(**each) for each in given.get("changes", ()))
+        given["cut"] = tuple(given.get("cut", ()))
+        return cls(**given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """What a script does beside its training: it writes a file, starts a process, connects to a host."""
+
+    kind: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.what}"
+
+
+# The lists of the answer as JSON, and what is said in each.
+_LISTS = {
+    "findings": (Verdict.NAMED, Verdict.FOUND),
+    "suspected": (Verdict.SUSPECTED,),
+    "held": (Verdict.HELD,),
+    "not_applicable": (Verdict.NOT_APPLICABLE,),
+    "not_checked": (Verdict.NOT_CHECKED,),
+}
+
+
+@dataclasses.dataclass
+class Answer:
+    """What became of one script, or of one run of it.
+
+    Attributes:
+        script: its path, as given.
+        versions: of the libraries in its Python.
+        findings: what all judges said.
+        error: the script's own, or why it could not be asked; empty if nothing.
+        script_sha256: of the script's bytes, so that an answer is not taken for that of another script.
+        cut: what of the work was cut.
+        notes: more to know.
+        effects: what the script does beside its training.
+        measured: what was HELD in a run before a judge of the whole gradient took it back, see `StepJudge.outweigh`.
+        ended_first: the error of the run without any change; empty if none.
+        patch: all repairs that healed, as `git apply` takes them in `patch_folder`; empty where none is an edit.
+        patch_folder: see `patch`.
+    """
+
+    script: str = ""
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    error: str = ""
+    script_sha256: str = ""
+    cut: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    effects: list[Effect] = dataclasses.field(default_factory=list)
+    measured: list[Finding] = dataclasses.field(default_factory=list)
+    ended_first: str = ""
+    patch: bytes = b""
+    patch_folder: str = ""
+
+    def of(self, *verdicts: Verdict) -> list[Finding]:
+        """Return the findings with one of these verdicts."""
+        return [finding for finding in self.findings if finding.verdict in verdicts]
+
+    @property
+    def found(self) -> list[Finding]:
+        """What was measured in a run, and not tried yet."""
+        return self.of(Verdict.FOUND)
+
+    @property
+    def named(self) -> list[Finding]:
+        """What is named, in the order in which it was repaired."""
+        return self.of(Verdict.NAMED)
+
+    @property
+    def suspected(self) -> list[Finding]:
+        """What is not named, worst first."""
+        return self.of(Verdict.SUSPECTED)
+
+    @property
+    def held(self) -> list[Finding]:
+        """What was looked for, and is not there."""
+        return self.of(Verdict.HELD)
+
+    @property
+    def not_checked(self) -> list[Finding]:
+        """What could not be looked for."""
+        return self.of(Verdict.NOT_CHECKED)
+
+    @property
+    def not_applicable(self) -> list[Finding]:
+        """What this script cannot have."""
+        return self.of(Verdict.NOT_APPLICABLE)
+
+    @property
+    def accusations(self) -> list[Finding]:
+        """What is named, then what is suspected."""
+        return [*self.named, *self.suspected]
+
+    @property
+    def left_by_patch(self) -> list[Finding]:
+        """What is there still in the run with all of `patch`: what no edit repairs, and what is suspected."""
+        return [finding for finding in self.accusations if finding.verdict is Verdict.SUSPECTED or not finding.diff]
+
+    @property
+    def exit_status(self) -> int:
+        """1 if something is named or suspected, 3 if the script could not be asked, else 0."""
+        return 1 if self.accusations else 3 if self.error else 0
+
+    def settle(self, findings: Iterable[Finding]) -> None:
+        """Take the findings of all runs: the worst first, without what a worse one overrules, and each failure once."""
+        findings = list(findings)
+        self.findings = [each for each in findings if each.verdict is Verdict.NAMED]
+        self.findings.sort(key=lambda each: (each.round, rank(each.failure)))
+        doubts = [
+            each
+            for each in findings
+            if each.verdict is Verdict.SUSPECTED and not any(named.covers(each) for named in self.named)
+        ]
+        self.findings += sorted(doubts, key=lambda each: (not each.ends, rank(each.failure)))
+        told = {each.failure for each in self.findings}
+        for verdict in (Verdict.NOT_CHECKED, Verdict.HELD, Verdict.NOT_APPLICABLE):
+            # what could not be checked of one part is told beside what was found of another
+            left = [
+                each
+                for each in findings
+                if each.verdict is verdict
+                and (each.failure not in told or (each.part and verdict is Verdict.NOT_CHECKED))
+            ]
+            self.findings += _together(left)
+            told |= {each.failure for each in left}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it: a list of findings for each kind of verdict, each with its own."""
+        lists = {name: [each.to_json() for each in self.of(*verdicts)] for name, verdicts in _LISTS.items()}
+        texts = ("cut", "notes", "error", "ended_first", "script", "script_sha256", "versions")
+        more = {"measured": [each.to_json() for each in self.measured]} if self.measured else {}
+        more |= {"effects": [dataclasses.asdict(each) for each in self.effects]} if self.effects else {}
+        return lists | {name: getattr(self, name) for name in texts} | more
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "Answer":
+        """Return an answer that was JSON, of this release or of one that wrote no verdicts.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        if "findings" not in told:
+            raise KeyError("findings")
+        findings = [
+            Finding.from_json(each, verdicts[0]) for name, verdicts in _LISTS.items() for each in told.get(name, ())
+        ]
+        return cls(
+            str(told.get("script", "")),
+            dict(told.get("versions", {})),
+            findings,
+            str(told.get("error", "")),
+            str(told.get("script_sha256", "")),
+            list(told.get("cut", ())),
+            list(told.get("notes", ())),
+            ended_first=str(told.get("ended_first", "")),
+            effects=[Effect(**each) for each in told.get("effects", ())],
+            measured=[Finding.from_json(each) for each in told.get("measured", ())],
+        )
+
+
+# Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
+ORDER = (
+    "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
+    "F11", "rate", "one row", "first rewards", "F19", "F15", "F20", "F3a",
+)  # fmt: skip
+
+
+def rank(failure: str) -> int:
+    """Return the place of a failure among all, the worst first."""
+    return ORDER.index(failure) if failure in ORDER else len(ORDER)
+
+
+def _together(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield one finding for each failure, in the order of their ids: what else is said of it is put behind it."""
+    by_failure: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_failure.setdefault(finding.failure, []).append(finding)
+    for _, same in sorted(by_failure.items(), key=lambda item: _number(item[0])):
+        evidence, control, why = (
+            "; ".join(filter(None, dict.fromkeys(getattr(each, name) for each in same)))
+            for name in ("evidence", "control", "why")
+        )
+        yield dataclasses.replace(same[0], evidence=evidence, control=control, why=why)
+
+
+def _number(failure: str) -> tuple[int, str]:
+    digits = "".join(filter(str.isdigit, failure))
+    return (int(digits) if failure.startswith("F") and digits else 10**6, failure)

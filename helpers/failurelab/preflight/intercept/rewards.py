@@ -1,0 +1,63 @@
+"""Rewards that differ, for the cut training: those of a small random model are all alike.
+
+Equal rewards leave no gradient to look at. So the trainer gets others, and the script's own functions are asked
+afterwards, in processes of their own (`judges.asking`).
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from failurelab.preflight.inputs import Seen
+
+
+@contextlib.contextmanager
+def differing_rewards(seen: Seen) -> Iterator[None]:
+    """Inside, the trainer's reward functions and reward models give rewards that differ."""
+    functions = getattr(seen.trainer, "reward_funcs", None)
+    if not isinstance(functions, list):
+        yield
+        return
+    own, generations = list(functions), int(getattr(seen.trainer, "num_generations", 0) or 2)
+    with contextlib.ExitStack() as stack:
+        stack.callback(functions.__setitem__, slice(None), own)
+        functions[:] = [_stand_in(function, seen, generations, number) for number, function in enumerate(own)]
+        for number, function in enumerate(own):
+            if isinstance(function, torch.nn.Module):
+                hook = functools.partial(_vary, generations, number)
+                stack.enter_context(function.register_forward_hook(hook))
+        yield
+
+
+def _stand_in(function: Any, seen: Seen, generations: int, number: int) -> Any:
+    """Return a reward function that notes what it is handed at its first call, and gives rewards that differ."""
+    if isinstance(function, torch.nn.Module) or not callable(function):
+        return function
+
+    def stand_in(**kwargs: Any) -> list[float]:
+        if seen.handed is None:
+            seen.handed = dict(kwargs)
+        return substitute_rewards(len(kwargs["completions"]), generations, number)
+
+    stand_in.__name__ = getattr(function, "__name__", type(function).__name__)
+    return stand_in
+
+
+def _vary(generations: int, number: int, module: Callable[..., Any], args: tuple, output: Any) -> Any:
+    """Let a reward model, which is small and random, give rewards that differ: logits (completions, 1)."""
+    if isinstance(getattr(output, "logits", None), torch.Tensor):
+        values = substitute_rewards(len(output.logits), generations, number)
+        output.logits = output.logits.new_tensor(values)[:, None].expand_as(output.logits)
+    return output
+
+
+def substitute_rewards(count: int, generations: int, function: int) -> list[float]:
+    """Return rewards that differ by row, by group and by reward function, for up to eight functions.
+
+    In no group do they read backwards as they do with the other sign: two mistakes would look alike then.
+    """
+    places = [divmod(index, generations) for index in range(count)]  # group, row of the group
+    return [((3 + 7 * function) * row**2 + 7 * function + 5 * group) % 11 / 8 + group / 16 for group, row in places]

@@ -1,0 +1,85 @@
+"""F1 and F2: trainable tensors that get no gradient in the first step, without adapters and with them.
+
+Upstream: the registry's F1 and F2.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from failurelab import gradients, guards
+from failurelab._text import list_names
+from failurelab._unwrap import has_adapter
+from failurelab.handles import is_unseen
+from failurelab.preflight.answer import Finding, Quantity
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.intercept import controls
+from failurelab.preflight.judges.guarded import Guarded
+from failurelab.preflight.repairs import Arguments, Statement
+
+# where nothing can stand between the making of the trainer and its training
+_NON_REENTRANT = Arguments({"gradient_checkpointing_kwargs": {"use_reentrant": False}})
+
+
+class GradientJudge:
+    """Listens with a GradientGuard, and notes the kinds of checkpointing in the passes that it judges."""
+
+    def __init__(self, seen: Seen):
+        self._seen, self._model = seen, seen.trainer.model
+        self._guarded = Guarded(guards.GradientGuard, seen.trainer)
+        self._checkpointing: set[str] = set()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, the training is listened to."""
+        self._guarded.listen()
+        with self._model.register_forward_hook(self._note_checkpointing):
+            yield
+
+    def explains_gradient(self) -> bool:
+        """Whether it has found by now why the gradient is wrong."""
+        return self._guarded.found
+
+    def _note_checkpointing(self, model: torch.nn.Module, *_: Any) -> None:
+        if torch.is_grad_enabled() and not is_unseen():
+            self._checkpointing |= {kind for kind, _ in gradients.checkpointed(model)}
+
+    def answers(self) -> Iterator[Finding]:
+        """Yield what was seen, after training, or after the error that ended it."""
+        report, adapted = self._guarded.report, has_adapter(self._model)
+        own, other = ("F2", "F1") if adapted else ("F1", "F2")
+        yield Finding.not_applicable(other, "the model has adapters: see F2" if adapted else "no adapters")
+        if report is None:
+            why = self._guarded.failed or "no optimizer step was reached whose gradients could be seen"
+            yield Finding.not_checked(own, why)
+            return
+        missing, total = len(report.without_gradient), len(report.trainable)
+        figures = (Quantity("tensors without a gradient", missing, "tensors", total),)
+        if not total:
+            yield Finding.not_checked(own, "nothing requires a gradient when training begins: see F23")
+        elif not missing:
+            evidence = f"all {total} trainable tensors of {self._seen.model_name} get a gradient"
+            if cut_off := controls.count_cut_off(self._model):
+                control = f"with a module cut off from the loss, {cut_off} get none"
+                yield Finding.held(own, evidence, control, figures=figures)
+            else:
+                yield Finding.not_checked(own, f"{evidence}; with a module cut off from the loss it looks the same")
+        elif "reentrant" in self._checkpointing:
+            ends = '; the first backward pass ends in "element 0 of tensors does not require grad"'
+            yield Finding(
+                own,
+                f"{missing} of {total} trainable tensors of {self._seen.model_name} get no gradient in the first step "
+                f"({list_names(report.without_gradient)}): reentrant gradient checkpointing cuts layers off whose "
+                f"input needs none{ends * (missing == total)}",
+                "trainer.model.enable_input_require_grads() before training",
+                undo=(Statement("{trainer}.model.enable_input_require_grads()"), _NON_REENTRANT),
+                figures=figures,
+            )
+        else:
+            yield Finding.not_checked(
+                own,
+                f"{missing} of {total} trainable tensors get no gradient ({list_names(report.without_gradient)}), and "
+                "checkpointing is not the cause: this batch may not use them",
+            )

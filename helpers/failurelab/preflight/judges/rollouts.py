@@ -1,0 +1,137 @@
+"""F7: completions that the trainer generates and that are not the policy's, for its cache goes wrong.
+
+Upstream: the registry's F7.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from failurelab import _greedy, guards
+from failurelab.handles import wrap_method
+from failurelab.preflight.answer import Finding, Quantity
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.intercept import controls, cuts
+from failurelab.preflight.intercept.cuts import NEW_TOKENS
+from failurelab.preflight.judges.guarded import Guarded
+from failurelab.preflight.repairs import Statement
+
+_OTHER_ENGINES = ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged")
+
+
+class RolloutJudge:
+    """Listens with a RolloutGuard, and notes the modes in which the trainer generates."""
+
+    def __init__(self, seen: Seen):
+        self._seen, self._trainer = seen, seen.trainer
+        self._tokenizer = _tokenizer(seen)
+        prompts = prompts_of_a_batch(seen, self._tokenizer)
+        more = {"prompts": prompts, "max_new_tokens": NEW_TOKENS, "tokenizer": self._tokenizer}
+        self._guarded = Guarded(lambda action: guards.RolloutGuard(action, **more), seen.trainer)
+        self._generated: set[bool] = set()  # in train mode, in eval mode
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside, the training is listened to."""
+        self._guarded.listen()
+        with contextlib.ExitStack() as stack:
+            if callable(getattr(self._trainer.model, "generate", None)):
+                stack.enter_context(wrap_method(self._trainer.model, "generate", self._note_mode, "watched"))
+            yield
+
+    def explains_gradient(self) -> bool:
+        """What is generated otherwise has the gradient of its own scores all the same."""
+        return False
+
+    def _note_mode(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
+        self._generated.add(generate.__self__.training)
+        return generate(*args, **kwargs)
+
+    def answers(self) -> Iterator[Finding]:
+        """Yield what was seen, after training, or after the error that ended it."""
+        yield self._answer()
+
+    def _answer(self) -> Finding:
+        for option in _OTHER_ENGINES:
+            if self._seen.asked.get(option):
+                why = f"with {option} the trainer does not call model.generate, whose cache goes wrong"
+                return Finding.not_applicable("F7", why)
+        report = self._guarded.report
+        if report is None:
+            return self._not_judged()
+        error = Quantity("largest difference of a log-probability", report.error, "nats", report.rounding)
+        if report.agrees:
+            evidence = f"tokens are drawn from the policy: {report.error:.1e} nats of difference at most"
+            prompts = [rollout.prompt for rollout in report.rollouts]
+            planted = controls.error_without_context(self._trainer.model, self._tokenizer, prompts, NEW_TOKENS)
+            if planted <= report.rounding:
+                why = f"{evidence}; predicted from the last token alone they differ by {planted:.1e} only"
+                return Finding.not_checked("F7", why)
+            control = f"predicted from the last token alone they would differ by {planted:.2f}"
+            return Finding.held("F7", evidence, control, figures=(error,))
+        own_config = "generation_config" in vars(self._trainer)
+        return Finding(
+            "F7",
+            f"the completions that the trainer generates are not the policy's: log-probabilities are off by "
+            f"{report.mean_error:.2f} nats a token, {report.error:.2f} at most, where rounding gives "
+            f"{report.rounding:g} (gradient checkpointing {report.checkpointing}, "
+            f"use_cache={report.use_cache}; figures of {self._seen.model_name})",
+            "trainer.generation_config.use_cache = False before training",
+            undo=Statement("{trainer}.generation_config.use_cache = False") if own_config else None,
+            figures=(Quantity("mean difference of a log-probability", report.mean_error, "nats a token"), error),
+        )
+
+    def _not_judged(self) -> Finding:
+        """Return why the guard has no report."""
+        if self._guarded.failed:
+            return Finding.not_checked("F7", self._guarded.failed)
+        if True in self._generated:
+            return Finding.not_checked(
+                "F7", "tokens are generated in train mode, and no tokenizer is there to judge them"
+            )
+        if self._generated:
+            return Finding.not_applicable("F7", "the trainer generates in eval mode, where nothing goes wrong")
+        if not self._seen.finished or getattr(self._trainer, "reward_funcs", None):
+            return Finding.not_checked("F7", "training ended before the trainer generated anything")
+        return Finding.not_applicable("F7", "this trainer generates nothing")
+
+
+def prompts_of_a_batch(seen: Seen, tokenizer: Any) -> list[Any] | None:
+    """Return the shortest prompt and the longest that fits the model: in one batch, one of them is padded.
+
+    Of a trainer that generates for one prompt at a time, the longest alone.
+    """
+    trainer = seen.trainer
+    dataset = trainer.train_dataset
+    if "prompt" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
+        return None
+    prompts = sorted((row["prompt"] for row in dataset), key=lambda prompt: len(str(prompt)))
+    plain = all(isinstance(prompt, str) or _is_text(prompt) for prompt in prompts)
+    if not plain or not prompts or not prompts[0]:
+        return None
+    while tokenizer is not None and len(prompts) > 1 and not _fits(trainer.model, tokenizer, prompts[-1]):
+        prompts.pop()
+    return [prompts[-1]] if cuts.generates_for_one(trainer.args) else [prompts[0], prompts[-1]]
+
+
+def _fits(model: Any, tokenizer: Any, prompt: Any) -> bool:
+    """Whether a prompt leaves room for new tokens in the model's context."""
+    with contextlib.suppress(ValueError):
+        _greedy.encode(model, tokenizer, [prompt], NEW_TOKENS)
+        return True
+    return False
+
+
+def _tokenizer(seen: Seen) -> Any:
+    """Return the trainer's tokenizer, or, for a trainer that was given none, that of the model it loaded last."""
+    tokenizer = getattr(seen.trainer, "processing_class", None)
+    if tokenizer is None and seen.loads:
+        from transformers import AutoTokenizer
+
+        with contextlib.suppress(Exception):  # then nothing is judged by it, and the answer says so
+            return AutoTokenizer.from_pretrained(seen.loads[-1].name)
+    return tokenizer
+
+
+def _is_text(prompt: Any) -> bool:
+    return isinstance(prompt, list) and all(isinstance(turn.get("content"), str) for turn in prompt)
