@@ -52,11 +52,6 @@ def read_runs(benchmark: str, pattern: str = ".*", era: str = "", device: str = 
     return pandas.DataFrame(rows, dtype=object)  # of objects: counts stay whole numbers beside NaN
 
 
-def find_cards(benchmark: str) -> list[str]:
-    """Return the folders of evidence, other than the CPU's, that have a benchmark's file."""
-    return sorted(path.parent.name for path in EVIDENCE.glob(f"*/{benchmark}.json") if path.parent.name != CPU)
-
-
 def group_runs(runs: pandas.DataFrame, labels: Iterable[str], *columns: str) -> dict[str, pandas.DataFrame]:
     """Return the runs of each label, in the order of `labels`; a run's is made of its values in these columns."""
     of_run = runs[list(columns)].agg(", ".join, axis=1)

@@ -6,9 +6,7 @@ from typing import Any
 
 import pandas
 from evidence import (
-    CPU,
     count,
-    find_cards,
     fold,
     grid,
     group_runs,
@@ -25,7 +23,6 @@ CURVES = ("checkpointing off", "broken", "gradients repaired", "rollouts repaire
 MISALIGNED = ("trl-0.14, as released", "trl-0.14-tf-4.52, as released", "trl-0.14-tf-4.52, argument passed on")
 ERAS = ("trl-0.14", "today")
 KINDS = ("off", "reentrant", "non-reentrant")
-NO_CARD = "No evidence of a GPU yet: on a card this is NOT RUN."
 
 
 # Gradients, rollouts and learning: F1, F2, F7 and the healthy ground
@@ -166,25 +163,6 @@ def misalignment() -> str:
         ("last 10", "last"),
         ("seeds", seeds),
     )
-
-
-def predicted() -> str:
-    """Peak memory as simulated and as measured, for the CPU and for each card."""
-
-    def make_part(device: str) -> str:
-        runs = read_runs("predicted", "predicted: (?P<step>.+)", device=device)
-        runs["step"] = runs["step"].str.replace(", checkpointing off|, float32", "", regex=True)
-        rows = table(
-            ["MiB beyond the weights"],
-            list_runs(runs, "step"),
-            ("simulated", "predicted_mib", ".1f"),
-            ("measured", lambda run: _not_run(run) or f"{run['measured_mib']:.1f}"),
-            ("simulated / measured", "ratio", ".3f"),
-        )
-        return _measured_on(runs, rows)
-
-    cards = find_cards("predicted")
-    return "\n\n".join([*map(make_part, [CPU, *cards]), *([] if cards else [NO_CARD])])
 
 
 # Dtypes, two policies
@@ -578,8 +556,3 @@ def _percent(values: pandas.Series) -> str:
 
 def _not_run(run: dict) -> str:
     return f"NOT RUN: {run['not_run']}" if isinstance(run.get("not_run"), str) else ""
-
-
-def _measured_on(runs: pandas.DataFrame, rows: str) -> str:
-    first = runs.iloc[0]
-    return f"Measured on: {first['device']} (tier: {first['tier']})\n\n{rows}"

@@ -42,12 +42,12 @@ def parts(out: pathlib.Path) -> list[list[Step]]:
         return (f"benchmarks/{name}.py", "--device", "cuda", "--out", str(out), *words)
 
     costs = [benchmark("guards"), benchmark("textbook", "--parts", "cost", "large"), benchmark("preflight_time")]
-    chosen = ("predicted", "guards", "preflight_time", "textbook")
+    chosen = ("guards", "preflight_time", "textbook")
     return [
         [("-m", "failurelab", "doctor"), *map(notebook, names[:6])],
         [notebook(name) for name in names[6:]],
         [course("verify", *labs[at : at + 6]) for at in range(0, len(labs), 6)],
-        [benchmark("predicted"), notebook("01", "random-0.5b"), notebook("03", "random-0.5b")],  # four bits too
+        [notebook("01", "random-0.5b"), notebook("03", "random-0.5b")],
         [("tools/gpu.py", "--ranks"), *costs],
         [benchmark(path.stem) for path in scripts if path.stem not in chosen],
     ]

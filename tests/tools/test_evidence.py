@@ -94,26 +94,6 @@ def test_a_file_that_is_none_is_named(elsewhere, text):
         evidence.read_records(path)
 
 
-def test_each_card_has_a_table_and_without_one_it_is_not_run(elsewhere):
-    """What a card could not run keeps its reason."""
-    for device, tier in (("cpu", "cpu"), ("h200", "gpu")):
-        figures = [
-            {"predicted_mib": 20.0, "measured_mib": 16.0, "ratio": 1.25},
-            {"predicted_mib": 9.0, "not_run": "no"},
-        ]
-        records = [
-            make_record(f"predicted: {name}", tier=tier, device=device.upper(), figures=shown)
-            for name, shown in zip(("kept", "full"), figures)
-        ]
-        (elsewhere / device).mkdir()
-        recording.write_file(elsewhere / device / "predicted.json", records)
-        if device == "cpu":
-            assert tables.TABLES["predicted"]().endswith("on a card this is NOT RUN.")
-    text = tables.TABLES["predicted"]()
-    assert text.index("CPU (tier: cpu)") < text.index("H200 (tier: gpu)")
-    assert text.count("| kept | 20.0 | 16.0 | 1.250 |") == text.count("| full | 9.0 | NOT RUN: no |  |") == 2
-
-
 def record(folder, body, *names, chosen=None):
     """Run a script as a benchmark of these eras, into the folder; return the exit status."""
     script = folder / "planted.py"
