@@ -187,7 +187,7 @@ def test_a_runner_that_cannot_start_is_the_environments_fault(plant, tmp_path, m
     monkeypatch.setitem(sys.modules, "papermill", None)
     plant("00_one", "print(1)")
     (result,) = runs.run(folder=plant.folder, out=tmp_path / "run", time_limit=300)
-    assert result.status == "ENVIRONMENT" and "papermill does not import" in result.reason
+    assert result.status == "ENVIRONMENT" and "import of papermill halted" in result.reason
     assert runs.exit_status([result]) == 3
 
 

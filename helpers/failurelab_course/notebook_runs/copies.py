@@ -34,7 +34,7 @@ def refresh(folder: pathlib.Path | None = None) -> list[str]:
     list_of_copies, kept = folder / ".copies.json", []
     with state_file.locked(list_of_copies):
         written: dict[str, str] = {}  # each copy's digest; where it is lost, all count as changed
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, TypeError):
             written = dict(state_file.read(list_of_copies, ValueError) or {})
         for notebook in course.notebooks():
             path, source, mine = folder / notebook.path.name, _digest(notebook.content), ""
