@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import frames
+import pandas
 import recording
 import torch
 from torch import nn
@@ -235,6 +237,28 @@ QUESTIONS: dict[str, Callable[[Callable[[], Path], bool], Result]] = {
     "logits.completion_logps": scores,
     "forward pre-hook on the model": hook_runs,
 }
+
+
+def table_paths(folder: pathlib.Path) -> str:
+    """What holds on each way from a model to a trainer, asked before the trainer is made and after, by era."""
+    runs = frames.read_runs(
+        folder, "adapter_paths", r"paths: (?P<question>.+), (?P<path>[^,]+), (?P<when>before|after)"
+    )
+    eras = tuple(dict.fromkeys(runs["era"]))
+
+    def cell(part: pandas.DataFrame) -> str:
+        holds = part.groupby("path", sort=False)["holds"].all()
+        lost = ", ".join(holds[~holds.astype(bool)].index)
+        text = f"{int(holds.sum())} of {len(holds)}" + (f"; not: {lost}" if lost else "")
+        return text if part["needed"].any() else f"{text} (not needed here)"
+
+    lines = [
+        [f"`{question}`" if "." in question else question, *(cell(part[part["era"] == era]) for era in eras)]
+        for question, part in runs.groupby("question", sort=False)
+    ]
+    return frames.markdown(
+        ["paths on which it holds", *frames.version_heads(runs, eras, "trl", "transformers", "peft")], lines
+    )
 
 
 def main() -> None:

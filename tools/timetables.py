@@ -2,7 +2,7 @@
 
 import re
 
-from site_pages import OPENING
+from tools.site_pages import OPENING
 
 from failurelab_course.labs import definition
 from failurelab_course.notebook_runs import notebooks
