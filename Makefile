@@ -156,10 +156,12 @@ evidence: setup
 	@status=0; for name in $(or $(ONLY),$(BENCHMARKS)); do \
 	  $(BIN)/python benchmarks/$$name.py --device $(DEVICE) --out $(EVIDENCE) || test $$? = 4 || status=1; \
 	done; exit $$status
-	@$(BIN)/python tools/tables.py
+	@$(MAKE) --no-print-directory tables
 
+# What has changed under evidence/cpu is told in Markdown beside it (NAME=learning for one anew), then in the pages.
 tables:
-	@$(BIN)/python tools/tables.py
+	@$(BIN)/python benchmarks/frames.py $(NAME)
+	@$(BIN)/python -m tools.tables
 
 # Resumable, in parts of nine minutes. With PYTHON= nothing is installed, and what that Python lacks is NOT RUN.
 gpu: $(if $(findstring command,$(origin PYTHON)),here,setup)

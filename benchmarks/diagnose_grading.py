@@ -21,6 +21,7 @@ import sys
 import tempfile
 
 import archives
+import frames
 import recording
 import tomllib
 
@@ -146,6 +147,19 @@ def keep(records: list[dict]) -> None:
     graded = {record["case"] for record in records}
     before = [record for record in recording.read_file(SUMMARY) if record["case"] not in graded]
     recording.write_file(SUMMARY, before + records)
+
+
+def table_diagnose(folder: pathlib.Path) -> str:
+    """What diagnose and rldoctor said of broken and of healthy runs, by part and by what was handed in."""
+    figures = {"broken": "faulty", "named, right": "named_first", "named, wrong": "wrongly_named",
+               "suspected": "abstained_with_the_cause", "nothing found": "called_healthy", "healthy": "healthy",
+               "accused": "false_alarms", "abstained": "healthy_abstained"}  # fmt: skip
+    rows = [
+        [run["part"], run["tool"] if run["tool"] != "diagnose" else run["level"]]
+        + [f"{run[figure]:.0f}" for figure in figures.values()]
+        for run in frames.read_runs(folder, "diagnose_grading", "(diagnose|rldoctor): .+").fillna(0).to_dict("records")
+    ]
+    return frames.markdown(["part", "handed in", *figures], frames.fold(rows, 1))
 
 
 def main() -> None:

@@ -3,10 +3,31 @@
 Eras: trl-0.14, trl-0.14-tf-4.52, trl-0.15, today.
 """
 
+import pathlib
+
+import frames
 import recording
 
 from failurelab import gradients
 from failurelab_course.experiments import models, observe
+
+
+def table_generation(folder: pathlib.Path) -> str:
+    """Greedy accuracy of generation, by set-up and version."""
+    labels = {
+        "eval mode, checkpointing reentrant, cache, mixed lengths, sdpa": "evaluation",
+        "train mode, checkpointing off, cache, mixed lengths, sdpa": "train mode, checkpointing off",
+        "train mode, checkpointing reentrant, cache, mixed lengths, sdpa": "train mode, reentrant",
+        "train mode, checkpointing non-reentrant, cache, mixed lengths, sdpa": "train mode, non-reentrant",
+        "train mode, checkpointing non-reentrant, no cache, mixed lengths, sdpa": "non-reentrant, `use_cache=False`",
+        "train mode, checkpointing non-reentrant, cache, equal lengths, sdpa": "non-reentrant, prompts of equal length",
+        "train mode, checkpointing non-reentrant, cache, equal lengths, eager": "the same with eager attention",
+    }
+    eras = ("trl-0.14", "trl-0.14-tf-4.52", "today")
+    runs = frames.read_runs(folder, "generation_matrix", "|".join(labels))
+    runs["label"] = runs["case"].map(labels)
+    head = ["generation in", *frames.version_heads(runs, eras, "transformers")]
+    return frames.grid(head, runs, lambda run: f"{run['greedy_accuracy']:.2f}", label=labels.values(), era=eras)
 
 
 def main() -> None:

@@ -7,10 +7,13 @@ median of the later steps with theirs.
 Eras: trl-0.14, today.
 """
 
+import pathlib
 import statistics
 import time
 from collections.abc import Iterable
+from typing import Any
 
+import frames
 import recording
 import torch
 import transformers
@@ -62,6 +65,20 @@ def run(kinds: Iterable[str], device: str) -> list[float]:
         trainer.add_callback(KINDS[kind](trainer))
     trainer.train()
     return clock.seconds
+
+
+ERAS = ("trl-0.14", "today")
+
+
+def table_guards(folder: pathlib.Path) -> str:
+    """What guards cost: milliseconds added to the first step, which they judge, and the share added to later ones."""
+    runs = frames.read_runs(folder, "guards", "overhead of guards: (?P<guard>.+Guard|all six)")
+
+    def cost(run: Any) -> str:
+        return f"{1000 * run['first_step_added_seconds']:+.0f} ms, {run['later_step_added_share']:+.0%}"
+
+    names = [*sorted(set(runs["guard"]) - {"all six"}), "all six"]
+    return frames.grid(["added to the first step, to later ones", *ERAS], runs, cost, guard=names, era=ERAS)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import pathlib
 import sys
 import tempfile
 
+import frames
 import recording
 
 from failurelab.failures.toml_table import read_toml
@@ -28,6 +29,13 @@ def read_cures() -> dict[str, list[definition.Script]]:
         (lab,) = definition.find([cure.pop("lab")])
         cures.setdefault(lab.number, []).append(definition.Script(start=lab.start, **cure))
     return cures
+
+
+def table_lab_cures(folder: pathlib.Path) -> str:
+    """How many cures of each lab that its author did not have in mind the checker passes; their names would tell."""
+    runs = frames.read_runs(folder, "lab_cures", r"cures of lab (?P<lab>\d+)").sort_values("lab")
+    passing = ("other cures that pass", lambda run: f"{run['results'].count('PASS')} of {len(run['results'])}")
+    return frames.table(["lab"], frames.list_runs(runs, "lab"), passing)
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import pathlib
 import re
 import tempfile
 
+import frames
 import recording
 
 from failurelab_course.experiments import observe
@@ -49,6 +50,26 @@ def thresholds(lab: definition.Lab, scripts: dict[str, list[verify.Row]]) -> lis
         worst = min(values) - predicate.value if predicate.op in ABOVE else predicate.value - max(values)
         lines.append({"check": str(predicate), **sides, "spreads_to_solution": round(worst / spread, 2)})
     return lines
+
+
+def table_lab_thresholds(folder: pathlib.Path) -> str:
+    """The thresholds nearest to what a solution measures, beside broken scripts; and how many are farther."""
+    runs = frames.read_runs(folder, "lab_thresholds", r"threshold of lab (?P<lab>\d+): .*").sort_values("case")
+    near = runs["spreads_to_solution"] < 1.5
+
+    def side(name: str) -> tuple:
+        return name, lambda run: f"{min(run[name]):.3g} to {max(run[name]):.3g}" if run[name] else "-"
+
+    rows = frames.table(
+        ["lab"],
+        frames.list_runs(runs[near], "lab"),
+        ("threshold", lambda run: f"`{run['check']}`"),
+        side("broken"),
+        side("solution"),
+        ("spreads between", "spreads_to_solution", ".1f"),
+    )
+    passed, tried = runs["solutions_that_pass"].sum(), runs["seeds"].sum()
+    return f"{rows}\n\n{(~near).sum()} more are farther. Of all figures of solutions {passed} of {tried} pass."
 
 
 def main() -> None:

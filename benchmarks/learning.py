@@ -3,13 +3,33 @@
 Eras: trl-0.14, today.
 """
 
+import pathlib
 import time
 
+import frames
 import recording
 
 from failurelab_course.experiments import models, observe, trainers
 
 STEPS = 120
+
+
+ERAS = ("trl-0.14", "today")
+
+
+def table_learning(folder: pathlib.Path) -> str:
+    """GRPO on the small Qwen2: sampled accuracy before and after, in each era."""
+    return frames.table(
+        ["era"],
+        frames.group_runs(frames.read_runs(folder, "learning"), ERAS, "era").items(),
+        ("sampled accuracy before", "sampled_before"),
+        ("after", "sampled_after"),
+        (
+            "gain of 0.2 or more",
+            lambda runs: f"{frames.count(runs['sampled_after'] - runs['sampled_before'] >= 0.2)} seeds",
+        ),
+        ("seconds", "seconds", ".0f"),
+    )
 
 
 def main() -> None:

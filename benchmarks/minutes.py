@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 
+import frames
 import recording
 
 from failurelab_course import eras
@@ -28,6 +29,19 @@ COMMANDS = {
     "fast": (*PYTEST, "-m", "not slow and not nightly"),
     "suite": PYTEST,
 }
+
+
+def table_minutes(folder: pathlib.Path) -> str:
+    """How long each whole command takes on an idle machine: the median, and the range."""
+    names = {
+        "course": "`failurelab run`: all notebooks",
+        "verify": "`failurelab verify`: all labs in three states",
+        "fast": "`make test-fast`, once set up",
+        "suite": "`make test`, once set up",
+    }
+    runs = frames.read_runs(folder, "minutes").to_dict("records")
+    body = [[names[run["case"]], frames.spread([each / 60 for each in run["seconds_of_each"]], ".1f")] for run in runs]
+    return frames.markdown([f"on {runs[0]['cores']} cores", "minutes"], body)
 
 
 def main() -> None:

@@ -10,6 +10,10 @@ in its place, and at the first positions of the prompt, where the wrong run scor
 Eras: trl-0.14, trl-0.14-tf-4.52.
 """
 
+import pathlib
+
+import frames
+import pandas
 import recording
 import torch
 
@@ -85,6 +89,32 @@ def run(seed: int, device: str, repaired: bool) -> tuple[str, dict]:
     }
     right = metrics["largest_error"] < 1e-3
     return "right_fix" if repaired else "healthy" if right else "broken", metrics
+
+
+MISALIGNED = ("trl-0.14, as released", "trl-0.14-tf-4.52, as released", "trl-0.14-tf-4.52, argument passed on")
+
+
+def table_misalignment(folder: pathlib.Path) -> str:
+    """One run with right and with wrong log-probabilities: the scores, the first step, and the reward."""
+
+    def seeds(runs: pandas.DataFrame) -> str:
+        return f"{(runs['last'] > runs['first']).sum()} up, {(runs['last'] < runs['first']).sum()} down"
+
+    return frames.table(
+        ["run"],
+        frames.group_runs(
+            frames.read_runs(folder, "misalignment", "misalignment: (?P<name>.+)"), MISALIGNED, "era", "name"
+        ).items(),
+        ("error of scores, nats", lambda runs: f"{runs['largest_error'].max():.2g}"),
+        (
+            "against scores at the prompt",
+            lambda runs: "equal, bit by bit" if all(runs["equal_to_prompt_positions"]) else "other",
+        ),
+        ("first loss, KL", lambda runs: frames.median(runs["first_kl"].abs() + runs["first_loss"].abs(), ".0f")),
+        ("reward, first 10 steps", "first"),
+        ("last 10", "last"),
+        ("seeds", seeds),
+    )
 
 
 def main() -> None:

@@ -6,9 +6,11 @@ Eras: trl-0.14.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import frames
 import recording
 import transformers
 
@@ -120,6 +122,20 @@ def record(case: str, metrics: dict, seed: int, device: str) -> None:
     state = "broken" if not whole else "right_fix" if sane else "wrong_fix"
     observe.record("F2", state, metrics, case=case, seed=seed, device=device)
     print(seed, case, state, {key: value for key, value in metrics.items() if key != "steps"}, flush=True)
+
+
+def table_cures(folder: pathlib.Path) -> str:
+    """Every cure of "element 0": gradients, rewards alone and with the rollouts repaired."""
+    body = []
+    runs = frames.read_runs(folder, "peft_cures", "cure: (?P<name>.+?)(?P<repair>, rollouts repaired)?")
+    for name, group in runs.groupby("name"):
+        alone, both = group[group["repair"].isna()], group[group["repair"].notna()]
+        ends = (frames.spread(part[end], missing="-") for part in (alone, both) for end in ("first", "last"))
+        gradients = f"{alone['reached'].min()} of {alone['trainable'].iloc[0]}"
+        accuracy = frames.spread((alone if both.empty else both)["accuracy_after"])
+        body.append([name, gradients, *ends, accuracy])
+    head = ["cure", "tensors with a gradient", "reward, first 10 steps", "last 10"]
+    return frames.markdown([*head, "rollouts repaired too: first 10", "last 10", "accuracy after"], frames.fold(body))
 
 
 def main() -> None:

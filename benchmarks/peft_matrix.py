@@ -4,7 +4,11 @@ Eras: trl-0.14, trl-0.15, today.
 """
 
 import itertools
+import pathlib
+from typing import Any
 
+import frames
+import pandas
 import recording
 import torch
 
@@ -32,6 +36,23 @@ def run(family: str, dtype: str, kind: str, trained: str, device: str) -> dict:
         **recording.checkpointing(kind),
     )
     return recording.train_watched(trainer)
+
+
+def table_suspects(folder: pathlib.Path) -> str:
+    """Which suspects of "element 0" change anything: tensors that a gradient reaches, by set-up, in trl 0.14."""
+    places = [f"{kind}, {trained}" for trained in ("full", "LoRA") for kind in KINDS]
+    pattern = rf"(matrix: )?(?P<name>.+?), (?P<place>{'|'.join(places)})"
+    runs = pandas.concat([frames.read_runs(folder, name, pattern, "trl-0.14") for name in ("peft_matrix", "peft_zero")])
+    labels = {name: f"Qwen2, float32, DeepSpeed {name}" for name in ("ZeRO-2", "ZeRO-3")}
+    dtypes = ("float32", "bf16 autocast", "bf16 weights")
+    names = [*(f"{family}, {dtype}" for family in ("Qwen2", "Llama") for dtype in dtypes), *labels.values()]
+    runs["label"] = runs["name"].map(lambda name: labels.get(name, name))
+
+    def reached(run: Any) -> str:
+        return f"{frames.reached(run)}{', ' if run['error'] else ''}{run['error'].split(':')[0]}"
+
+    head = ["trl 0.14", *(f"{trained}, {kind}" for kind, trained in (place.split(", ") for place in places))]
+    return frames.grid(head, runs, reached, label=names, place=places)
 
 
 def main() -> None:

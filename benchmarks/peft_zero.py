@@ -12,11 +12,13 @@ Needs: zero3.
 import contextlib
 import itertools
 import os
+import pathlib
 import subprocess
 import sys
 import unittest.mock
 from collections.abc import Iterator
 
+import frames
 import recording
 import torch
 
@@ -24,6 +26,17 @@ from failurelab import gradients
 from failurelab_course.experiments import models, observe, trainers
 
 KINDS = ("off", "reentrant", "non-reentrant")
+
+
+def table_checkpoint_errors(folder: pathlib.Path) -> str:
+    """LoRA under ZeRO-3 with non-reentrant checkpointing, by DeepSpeed's version and with its repair switched off."""
+    body = []
+    runs = frames.read_runs(folder, "peft_zero", "ZeRO-3, non-reentrant, LoRA(?P<off>, DeepSpeed's repair off)?")
+    for run in runs.to_dict("records"):
+        off = ", its repair switched off" if run["off"] else ""
+        name = f"DeepSpeed {run['versions']['deepspeed']}{off}"
+        body.append([name, frames.reached(run), run["error"].split(":")[0] or "no error"])
+    return frames.markdown(["ZeRO-3", "tensors with a gradient", "raised"], sorted(body))
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 
+import frames
 import preflight_corpus
 import recording
 
@@ -20,6 +21,15 @@ from failurelab_course import eras
 from failurelab_course.experiments import observe
 
 SCRIPT, STACK = "first/lora_hub_name.py", "trl-0.14"
+
+
+def table_preflight_answer(folder: pathlib.Path) -> str:
+    """What a terminal shows: the first accusation whole, and the last line; the rest is left out."""
+    ((answer,),) = frames.read_runs(folder, "preflight_answer")[["answer"]].to_numpy()
+    told = [number for number, line in enumerate(answer) if line.startswith(("NAMED", "SUSPECTED", "HELD"))]
+    shown = answer[: told[1] + 1]
+    rest = f"[... {len(answer) - len(shown) - 1} lines: its figure and repair, what held, what was not checked ...]"
+    return "\n".join(["```text", "$ failurelab preflight train.py", *shown, rest, answer[-1], "```"])
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 """What `failurelab preflight` says of a corpus of scripts, broken and healthy, against what each of them has.
 
     python benchmarks/preflight_corpus.py [--only TEXT] [--again] [--once] [--kept] [--patched] [--rules COMMIT]
-        [--out FOLDER] [--checkout FOLDER]
+        [--out FOLDER]
 
 The corpus and its expected causes stand in `benchmarks/corpus`. Each case runs in a fresh copy of a folder with a model
 of Qwen2-0.5B's sizes (configuration and tokenizer, no weights), the tiny Qwen2, an adapter and four small datasets.
@@ -23,13 +23,13 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import archives
+import frames
 import recording
 import tomllib
 from lab_cures import read_cures
@@ -272,16 +272,6 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
     }
 
 
-def ask_checkout(case: Case, checkout: pathlib.Path) -> list[str]:
-    """Return what another checkout's preflight holds, which runs the script once."""
-    with prepared(case) as (folder, python, words):
-        line = [sys.executable, "-m", "failurelab.preflight", "--python", python, "--time-limit", "300"]
-        environment = os.environ | {"PYTHONPATH": str(checkout / "helpers")}
-        subprocess.run([*line, "--json", "told.json", "--", *words], env=environment, capture_output=True)
-        told = folder / "told.json"
-        return [each["failure"] for each in json.loads(told.read_text())["held"]] if told.exists() else []
-
-
 def grade(case: Case, result: dict) -> dict[str, Any]:
     """Return what an answer is worth: one outcome of five, whether the cause came first, and what is false in it."""
     named, suspected = result["named"], result["suspected"]
@@ -325,6 +315,31 @@ def right(case: Case, result: dict) -> bool:
     return grades["ran"] and grades["all"] and grades["first"] and not grades["accused_wrong"]
 
 
+def table_preflight(folder: pathlib.Path) -> str:
+    """What preflight said of the corpus: an outcome for each broken script, by part; the healthy ones; and chains."""
+    runs = frames.read_runs(folder, "preflight_corpus", "preflight: (?P<name>.+)")
+    outcomes = ("named right", "suspected", "silent", "not judged")
+    is_broken, body = runs["expected"] != "none", []
+    broken, healthy = runs[is_broken], runs[~is_broken]
+    for half, part in broken.groupby("half"):
+        counts = [int((part["outcome"] == outcome).sum()) for outcome in outcomes]
+        body.append([half, part["rules"].iloc[0], len(part), *counts, frames.count(part["first"])])
+    accused = (~healthy["outcome"].isin(["silent", "not judged"])).sum()
+    chains = broken[broken["expected"].str.contains(",")]
+    clean = runs["patched_clean"].dropna()
+    return "\n".join(
+        [
+            frames.markdown(["broken", "rules", "scripts", *outcomes, "cause first"], body),
+            "",
+            f"- Named wrong: {(broken['outcome'] == 'named wrong').sum()} of {len(broken)}.",
+            f"- Healthy: {accused} of {len(healthy)} accused, {(healthy['outcome'] == 'not judged').sum()} not judged.",
+            f"- Several failures, all named in order: {frames.count(chains['in_order'])}.",
+            f"- Patched by `--diff`, and nothing is found: {frames.count(clean) if len(clean) else 'NOT RUN'}.",
+            f"- Seconds, all runs of a script, median: {frames.median(runs['seconds'], '.0f')}.",
+        ]
+    )
+
+
 def main() -> None:
     """Judge the corpus, print what came of each case, and record it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -334,7 +349,6 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help="run a script once, as preflight does with --no-try")
     parser.add_argument("--patched", action="store_true", help="apply the patch that healed, and ask again")
     parser.add_argument("--kept", action="store_true", help="judge nothing; record what was judged before")
-    parser.add_argument("--checkout", type=pathlib.Path, help="ask its preflight, for preflight_before.json")
     parser.add_argument("--rules", default="", help="the commit of the rules, for the records")
     parser.add_argument(
         "--out",
@@ -345,12 +359,6 @@ def main() -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     records, tallies = [], collections.defaultdict(list)
     cases = [case for case in read_corpus() if options.only in case.name]
-    if options.checkout:
-        for case in cases:
-            held = {"held": ", ".join(ask_checkout(case, options.checkout)), "rules": options.rules}
-            records.append(observe.record("ground", "measured", held, case=f"before: {case.name}"))
-        recording.write_file(options.out / "preflight_before.json", records)
-        return
     for case in cases:
         kept = CACHE / f"{case.name}{'.once' * options.once}.json"
         if options.kept and not kept.exists():

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 
+import frames
 import preflight_corpus
 import recording
 
@@ -39,6 +40,19 @@ def run(folder: pathlib.Path, *words: str) -> tuple[float, float, str]:
         output.seek(0)
         lines = output.read().splitlines()
     return seconds, used.ru_maxrss / 1024, lines[-1] if lines else ""
+
+
+def table_preflight_time(folder: pathlib.Path) -> str:
+    """What one run of preflight costs as a whole process, beside the imports that the script itself needs, by stack.
+
+    Medians of five runs.
+    """
+    runs = frames.read_runs(folder, "preflight_time").to_dict("records")
+    form = (
+        "- {stack}: one run {seconds_of_one_run:g} seconds and {peak_mib_of_one_run} MiB, with its repairs {seconds:g} "
+        "and {peak_mib} (imports: {seconds_of_imports_alone:g} seconds)"
+    )
+    return "\n".join(form.format(**run) for run in runs)
 
 
 def main() -> None:

@@ -9,15 +9,20 @@ Needs: bitsandbytes.
 """
 
 import itertools
+import pathlib
 import statistics
+from collections.abc import Callable
 
+import frames
+import pandas
 import peft
 import recording
 import torch
 import transformers
+from adapter_paths import load_four_bit
 
 from failurelab import gradients, updates
-from failurelab_course.experiments import adapter_paths, models, observe, trainers
+from failurelab_course.experiments import models, observe, trainers
 
 STEPS, WINDOW = 600, 50
 RATES = (2e-4, 5e-5)
@@ -53,7 +58,7 @@ class Halves(transformers.TrainerCallback):
 
 def train(dtype: torch.dtype, rate: float, seed: int, device: str) -> dict:
     """Train once; return what was measured."""
-    policy, tokenizer = adapter_paths.load_four_bit(device, bnb_4bit_use_double_quant=True)
+    policy, tokenizer = load_four_bit(device, bnb_4bit_use_double_quant=True)
     torch.manual_seed(seed)
     lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     policy = gradients.prepare_peft(policy, lora, {"use_reentrant": False})
@@ -80,6 +85,25 @@ def train(dtype: torch.dtype, rate: float, seed: int, device: str) -> dict:
         "share_b": [round(share, 4) for share in halves.shares["B"]],
         "size_b": [round(size, 1) for size in halves.size],
     }
+
+
+def table_qlora_adapters(folder: pathlib.Path) -> str:
+    """QLoRA with adapters in bfloat16, as trl casts them, and cast back to float32: accuracy, and what a step moves."""
+    runs = frames.read_runs(folder, "qlora_adapters", r"QLoRA: adapters in (?P<dtype>\w+), learning rate (?P<rate>\S+)")
+
+    def at(name: str, look: int) -> Callable[[pandas.DataFrame], str]:
+        return lambda part: frames.percent(pandas.Series([shares[look] for shares in part[name]]))
+
+    return frames.table(
+        ["learning rate", "adapters in"],
+        runs.groupby(["rate", "dtype"], sort=False),
+        ("accuracy after 600 steps", "accuracy_after", ".3f"),
+        ("of A changed in step 20", at("share_a", 0)),
+        ("in step 600", at("share_a", -1)),
+        ("of B in step 20", at("share_b", 0)),
+        ("in step 600", at("share_b", -1)),
+        ("seeds", lambda part: len(part)),
+    )
 
 
 def main() -> None:

@@ -224,7 +224,23 @@ def train_watched(trainer: Any) -> dict[str, Any]:
     return {"reached": reached, "trainable": len(report.trainable), "error": error}
 
 
+class EvidenceError(Exception):
+    """A benchmark's file cannot be read."""
+
+
 def read_file(path: pathlib.Path) -> list[Record]:
-    """Return the records of a benchmark's file, each with what its era ran on."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return [content["eras"][record["era"]] | record for record in content["records"]]
+    """Return the records of a benchmark's file, each with what its era ran on.
+
+    Raises:
+        EvidenceError: the file is missing, cut short, or no benchmark's.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return [content["eras"][record["era"]] | record for record in content["records"]]
+    except FileNotFoundError as error:
+        next_step = f"python benchmarks/{path.stem}.py --out {path.parent}"
+        raise EvidenceError(f"{path} is not there. Next: {next_step}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise EvidenceError(
+            f"{path} is no benchmark's file ({error!r}). Next: git checkout it, or measure again"
+        ) from error

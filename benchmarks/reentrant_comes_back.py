@@ -5,8 +5,10 @@ From trl 0.22 generation runs with checkpointing switched off. Up to 0.25 it is 
 Eras: trl-0.14, trl-0.15, trl-0.22, today.
 """
 
+import pathlib
 import tempfile
 
+import frames
 import recording
 import trl
 
@@ -37,6 +39,15 @@ def run(options: dict, prepare, device: str) -> dict:
     kinds = sorted({kind for kind, _ in gradients.checkpointed(trainer.model)})
     changed = len(before.changed(trainer.model))
     return {"changed": changed, "trainable": len(before), "in_force": ", ".join(kinds) or "off", "warnings": seen.count}
+
+
+def table_comes_back(folder: pathlib.Path) -> str:
+    """Frozen embeddings, no adapter: tensors that change in three steps, by what was asked for, cure and release."""
+    eras = ("trl-0.14", "trl-0.15", "trl-0.22", "today")
+    runs = frames.read_runs(folder, "reentrant_comes_back", "comes back, (?P<asked>.+)")
+    head = ["asked for, or cure beside reentrant", *frames.version_heads(runs, eras, "trl", "transformers")]
+    asked = list(dict.fromkeys(runs["asked"]))
+    return frames.grid(head, runs, lambda run: f"{frames.changed(run)}, {run['in_force']}", asked=asked, era=eras)
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ import types
 from collections.abc import Iterator
 
 import archives
+import frames
 import recording
 
 from failurelab.preflight.answer import Verdict
@@ -84,6 +85,17 @@ def cases_of(path: pathlib.Path) -> Iterator[list[dict]]:
         module = sys.modules["cases"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         yield module.CASES
+
+
+def table_reward_functions(folder: pathlib.Path) -> str:
+    """Reward functions by somebody who had not read the judge: what is said of broken and of sound ones."""
+    runs = frames.read_runs(folder, "reward_functions", r"(?P<part>\w+): (?P<name>.+)")
+    states = {"named": "named, the cause undone", "found": "found", "read": "NOT CHECKED, with the cause",
+              "wrong one": "another one accused", "missed": "missed"}  # fmt: skip
+    broken, sound = runs[runs["part"] != "sound"], runs[runs["part"] == "sound"]
+    said = "; ".join(f"{(broken['verdict'] == state).sum()} {text}" for state, text in states.items())
+    accused = frames.count(sound["verdict"] == "accused")
+    return f"{len(broken)} dead, blind or inverted reward functions: {said}. Sound, but odd: {accused} accused."
 
 
 def main() -> None:

@@ -6,6 +6,9 @@ nothing, broken and repaired. Three seeds each.
 Eras: trl-0.14.
 """
 
+import pathlib
+
+import frames
 import recording
 
 from failurelab import gradients
@@ -22,6 +25,23 @@ RUNS = {
     "notebook 02: broken": ("broken", False, True, False, False),
     "notebook 02: repaired": ("right_fix", False, True, False, True),
 }
+
+
+CURVES = ("checkpointing off", "broken", "gradients repaired", "rollouts repaired", "both repaired")
+
+
+def table_curves(folder: pathlib.Path) -> str:
+    """The run that is broken twice: what each repair does, k of n seeds."""
+    runs = frames.group_runs(frames.read_runs(folder, "rollout_curves", "curve: (?P<name>.+)"), CURVES, "name")
+    return frames.table(
+        ["run"],
+        runs.items(),
+        ("reward, first 10 steps", "first"),
+        ("last 10", "last"),
+        (f"accuracy after ({frames.median(runs[CURVES[0]]['accuracy_before'])} before)", "accuracy_after"),
+        ("rollouts sane", lambda runs: frames.count(runs["first"] > runs["accuracy_before"] - 0.08)),
+        ("learned", lambda runs: frames.count(runs["accuracy_after"] > runs["accuracy_before"] + 0.1)),
+    )
 
 
 def main() -> None:

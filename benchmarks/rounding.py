@@ -7,9 +7,12 @@ Eras: trl-0.14, today.
 """
 
 import itertools
+import pathlib
 import statistics
 import tempfile
 
+import frames
+import pandas
 import recording
 import torch
 import transformers
@@ -162,6 +165,72 @@ def engine(folder, device):
     """Train under DeepSpeed's bf16, whose optimizer keeps float32 copies, for a few steps."""
     with deepspeed.one_process(1, bf16={"enabled": True}) as config:
         return train(folder, BF16, RATE, 20, 0, device=device, deepspeed=config, bf16=True)
+
+
+def table_rounding_shares(folder: pathlib.Path) -> str:
+    """What a share of elements that a step changes means for learning: bfloat16 against float32 at the same rate."""
+    runs = frames.read_runs(folder, "rounding", r"share: (?P<dtype>\w+), learning rate (?P<rate>\S+)")
+    lines = []
+    for (rate, steps), part in runs.groupby(["rate", "steps"], sort=False):
+        low, whole = (part[part["dtype"] == dtype] for dtype in ("bfloat16", "float32"))
+        gains = [
+            statistics.fmean(each["accuracy_after"]) - statistics.fmean(each["accuracy_before"])
+            for each in (low, whole)
+        ]
+        lines.append(
+            [rate, steps, frames.percent(low["first_step"]), frames.spread(low["accuracy_after"], ".3f"),
+             frames.spread(whole["accuracy_after"], ".3f"), f"{gains[0] / gains[1]:.0%}", len(low)]
+        )  # fmt: skip
+    head = ["learning rate", "steps", "changed by the first step, bfloat16", "accuracy after, bfloat16", "float32"]
+    return frames.markdown([*head, "of float32's gain", "seeds"], lines)
+
+
+def table_rounding(folder: pathlib.Path) -> str:
+    """Elements changed, predicted and real, by what is trained, dtype and learning rate, in today's stack."""
+    runs = frames.read_runs(
+        folder, "rounding", r"(?P<trained>(full|LoRA).*), (?P<dtype>\w+), learning rate (?P<rate>\S+)"
+    )
+    return frames.table(
+        ["what is trained", "model in", "learning rate"],
+        runs[runs["era"] == "today"].groupby(["trained", "dtype", "rate"], sort=False),
+        ("predicted", lambda runs: frames.percent(runs["predicted"])),
+        ("first step, real", lambda runs: frames.percent(runs["first_step"])),
+        ("changed in the end", lambda runs: frames.percent(runs["changed"] / runs["elements"])),
+        ("grad_norm", lambda runs: frames.median(runs["grad_norm"])),
+        ("accuracy after", "accuracy_after"),
+    )
+
+
+def table_rounding_cures(folder: pathlib.Path) -> str:
+    """Each cure at the same learning rate: what changed, and accuracy against no cure."""
+    runs = frames.read_runs(folder, "rounding", "cure: (?P<cure>.+)")
+    groups = dict(list(runs.groupby("cure", sort=False)))
+    none = groups["none"]["accuracy_after"]
+
+    def verdict(runs: pandas.DataFrame) -> str:
+        if len(runs) < 2:
+            return "one seed, 20 steps"
+        noise = 3 * max(statistics.stdev(runs["accuracy_after"]), statistics.stdev(none))
+        gain = runs["accuracy_after"].mean() - none.mean()
+        return "better" if gain > noise else "worse" if gain < -noise else "no difference"
+
+    return frames.table(
+        ["cure"],
+        groups.items(),
+        ("changed in the end", lambda runs: frames.percent(runs["changed"] / runs["elements"])),
+        ("accuracy after", "accuracy_after"),
+        ("against none", verdict),
+    )
+
+
+def table_update_guard(folder: pathlib.Path) -> str:
+    """Runs with the failure and without, and what the guard said of them."""
+    runs = frames.read_runs(folder, "rounding", "(?!share).*").astype({"lost": bool, "alarm": bool})
+    lines = [
+        [era, frames.count(part[part["lost"]]["alarm"]), frames.count(part[~part["lost"]]["alarm"])]
+        for era, part in runs.groupby("era")
+    ]
+    return frames.markdown(["era", "runs with the failure that it found", "healthy runs that it warned of"], lines)
 
 
 def main() -> None:

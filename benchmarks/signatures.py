@@ -12,12 +12,14 @@ Eras: today.
 
 import ast
 import json
+import pathlib
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
+import frames
 import recording
 from packaging.version import Version
 
@@ -89,6 +91,13 @@ def run(era: str, package: Path) -> list[int]:
     if done.returncode:
         sys.exit(f"{era} with {package.name} failed: {done.stderr.strip().splitlines()[-1]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def table_names(folder: pathlib.Path) -> str:
+    """What each transformers calls the argument for the last rows of logits, and what it does with the other name."""
+    (figures,) = [each for each in frames.read_runs(folder, "signatures")["figures"] if "takes" in each]
+    lines = zip(*(figures[column] for column in ("transformers", "takes", "other_name")))
+    return frames.markdown(["transformers", "Qwen2 takes", "the other name is"], lines)
 
 
 def main() -> None:

@@ -25,7 +25,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import frames
 import packaging.version
+import pandas
 import peft
 import psutil
 import recording
@@ -479,6 +481,70 @@ def keep_cost(case: str, seconds: Sequence[float], peaks: Sequence[float], devic
     figures = {"step_seconds": seconds[0], "guarded_seconds": seconds[1], "peak_mib": peaks[0], "guarded_mib": peaks[1]}
     observe.record("ground", "measured", figures, case=f"cost: {case}", device=device)
     print(f"cost: {case}", figures, flush=True)
+
+
+def table_textbook(folder: pathlib.Path) -> str:
+    """One step beside the textbook, by release: what held, what was found, and how near it lay."""
+    pattern = r"(?P<part>kind|option|combination|mixed|planted)( \d+)?: (?P<name>.+)"
+    runs = frames.read_runs(folder, "textbook", pattern)
+    eras = list(dict.fromkeys(runs["era"]))
+    parts = {
+        "kind": "kinds of training: held",
+        "option": "one option varied: held",
+        "combination": "combinations of two to four: held",
+        "mixed": "healthy set-ups drawn at random: held",
+        "planted": "planted bugs: found",
+    }
+
+    def cells(of: Callable[[pandas.DataFrame], str], part: str = "kind|option|combination|mixed") -> list[str]:
+        chosen = runs[runs["part"].str.fullmatch(part)]
+        return [of(chosen[chosen["era"] == era]) for era in eras]
+
+    def held(part: pandas.DataFrame) -> str:
+        if part.empty:
+            return "NOT RUN"
+        states = part["verdict"].value_counts()
+        others = [f"{states[state]} {state}" for state in states.index if state != "held"]
+        return ", ".join([f"{states.get('held', 0)} of {len(part)}", *others])
+
+    def found(part: pandas.DataFrame) -> str:
+        if part.empty:
+            return "NOT RUN"
+        states = part["verdict"].value_counts()
+        right, wrong = states.get("named", 0), states.get("named wrongly", 0)
+        return f"{right + wrong + states.get('found', 0)} of {len(part)}, {right} named, {wrong} named wrongly"
+
+    def least(part: pandas.DataFrame) -> str:
+        exact = part[(part["verdict"] == "held") & (part["floor_cosine"] == 0)]
+        if exact.empty:
+            return "NOT RUN"
+        return f"{exact['cosine'].min():.5f}, {(exact['size'] - 1).abs().max():.4f}"
+
+    body = [[label, *cells(found if part == "planted" else held, part)] for part, label in parts.items()]
+    body.append(["float32 without dropout: lowest cosine, size's distance from 1", *cells(least)])
+    table = frames.markdown(["", *frames.version_heads(runs, eras, "trl")], body)
+    wrong = runs[runs["verdict"].isin(["found", "named wrongly", "not found"])].fillna({"named": "nothing"})
+    wrong["release"] = [run["trl"] for run in wrong["versions"]]
+    lines = [
+        f"- trl {release}, {part}, {verdict}, named {named}: {'; '.join(cases['name'])}"
+        for (release, part, verdict, named), cases in wrong.groupby(["release", "part", "verdict", "named"], sort=False)
+    ]
+    return "\n".join([table, "", "What did not hold, and what was not named:", "", *lines])
+
+
+def table_step_guard(folder: pathlib.Path) -> str:
+    """What a compared step costs beside the same step without StepGuard."""
+    runs = frames.read_runs(folder, "textbook", "cost: (?P<model>.+)")
+    if runs.empty:
+        return "NOT RUN."
+    return frames.table(
+        ["step", "era"],
+        frames.list_runs(runs, "model", "era"),
+        ("seconds", "step_seconds", ".3g"),
+        ("compared", "guarded_seconds", ".3g"),
+        ("peak, MiB", "peak_mib", ".0f"),
+        ("compared, MiB", "guarded_mib", ".0f"),
+    )
 
 
 def main() -> None:

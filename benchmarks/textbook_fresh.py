@@ -22,6 +22,7 @@ import sys
 import tempfile
 
 import archives
+import frames
 import recording
 
 from failurelab import textbook
@@ -124,6 +125,23 @@ def grade(name: str, figures: dict) -> str:
     verdicts = set(figures["verdicts"])
     found = "FOUND" in verdicts or figures.get("texts")  # texts are a finding of the report's own
     return "found" if found else "held" if "HELD" in verdicts else "not checked"
+
+
+def table_textbook_fresh(folder: pathlib.Path) -> str:
+    """Mistakes and healthy trainers by people who had not read the rules: how many were found."""
+    runs = frames.read_runs(folder, "textbook_fresh", r"(?P<kind>mistake|healthy): (?P<name>.+)")
+    runs["missed"] = runs["verdict"].isin(["held", "not checked"])
+    parts = list(dict.fromkeys(runs["part"]))
+    mistakes, healthy = (
+        [runs[(runs["kind"] == kind) & (runs["part"] == part)] for part in parts] for kind in ("mistake", "healthy")
+    )
+    body = [
+        ["mistakes: found", *(frames.count(~part["missed"].astype(bool)) for part in mistakes)],
+        ["of these, rightly named", *((part["verdict"] == "named").sum() for part in mistakes)],
+        ["named wrongly", *((part["verdict"] == "named wrongly").sum() for part in mistakes)],
+        ["healthy trainers: accused", *(frames.count(~part["missed"].astype(bool)) for part in healthy)],
+    ]
+    return frames.markdown(["", *(f"{part} part" for part in parts)], body)
 
 
 def main() -> None:

@@ -13,10 +13,12 @@ Eras: today.
 
 import copy
 import math
+import pathlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import frames
 import recording
 import torch
 import transformers
@@ -190,6 +192,42 @@ def guard_runs(device: str, seeds: int = 1, judge: Callable[..., Any] = judged) 
             state = "broken" if cause else "healthy"
             observe.record("F16", state, figures, case=f"guard: {name}", seed=seed, device=device)
             print(name, figures, messages[:1], flush=True)
+
+
+def table_weights(folder: pathlib.Path) -> str:
+    """Rounding alone: what one weight for a sequence, and one for each token, leave of a batch, by length."""
+    runs = frames.read_runs(folder, "two_policies", "weights: (?P<engine>.+), (?P<tokens>\\d+) tokens")
+    runs = runs.assign(tokens=runs["tokens"].astype(int)).sort_values(["engine", "tokens"])
+    runs = runs[runs["tokens"] != 64]  # between those of 16 and 256 tokens in every column
+    return frames.table(
+        ["engine", "tokens"],
+        frames.list_runs(runs, "engine", "tokens"),
+        ("mean gap, nats", "gap", ".3f"),
+        (
+            "weight: smallest, median, largest",
+            lambda run: f"{run['smallest']:.3f}, {run['median']:.2f}, {run['largest']:.2f}",
+        ),
+        ("left out (above 3)", lambda run: f"{round(run['masked'] * run['sequences'])} of {run['sequences']}"),
+        ("effective sample size", "effective"),
+        ("with one for each token", "effective_token", ".3f"),
+    )
+
+
+def table_engine_guard(folder: pathlib.Path) -> str:
+    """EngineMismatchGuard on runs with a fault, by kind, and on runs in which nothing is wrong."""
+    runs = frames.read_runs(folder, "two_policies", "guard: (?P<name>.+)")
+    runs["is"] = runs["expected"].where(runs["expected"] != "", "healthy")
+    return frames.table(
+        ["the run is"],
+        runs.groupby("is"),
+        ("runs", lambda runs: str(len(runs))),
+        ("the guard trips", lambda runs: frames.count(runs["told"].astype(bool))),
+        (
+            "and names the kind",
+            lambda runs: frames.count(runs["told"].astype(bool) & (runs["looks_like"] == runs["is"])),
+        ),
+        ("mean gap at the end, at most", lambda runs: f"{runs['gap_last'].max():.3f}"),
+    )
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ LONG = (
     "notebooks/test_diffs.py",
     "unit/test_textbook.py",
     "labs/test_checker.py",
-    "cli/test_configs.py",
+    "cli/test_examples.py",
     "notebooks/test_course.py",
     "unit/test_zero3.py",
     "cli/test_magics.py",

@@ -45,7 +45,7 @@ def parts(out: pathlib.Path) -> list[list[Step]]:
         return (f"benchmarks/{name}.py", "--device", "cuda", "--out", str(out), *words)
 
     costs = [benchmark("guards"), benchmark("textbook", "--parts", "cost", "large"), benchmark("preflight_time")]
-    chosen = ("predicted", "guards", "preflight_time", "textbook")
+    chosen = ("guards", "preflight_time", "textbook")
     verified = [course("verify", *labs[at : at + 4]) for at in range(0, len(labs), 4)]
     figures = [benchmark(path.stem) for path in scripts if path.stem not in chosen]
     return [
@@ -53,7 +53,7 @@ def parts(out: pathlib.Path) -> list[list[Step]]:
         [notebook(name) for name in names[6:]],
         verified[::2],
         verified[1::2],
-        [benchmark("predicted"), notebook("01", "random-0.5b"), notebook("03", "random-0.5b")],  # four bits too
+        [notebook("01", "random-0.5b"), notebook("03", "random-0.5b")],
         [("tools/gpu.py", "--ranks"), *costs],
         figures[::2],
         figures[1::2],

@@ -16,7 +16,7 @@ import nbformat
 
 from failurelab_course import state_file
 from failurelab_course.notebook_runs import notebooks as course
-from failurelab_course.notebook_runs import stored
+from failurelab_course.notebook_runs import runs, stored
 
 # Without the interpreter's version, which differs from machine to machine.
 LANGUAGE = {
@@ -79,7 +79,7 @@ def store(names: Iterable[str] = (), *, folder: pathlib.Path | None = None, **op
     Args:
         names: numbers or names; all when none is given.
         folder: where the notebooks are, if not in the course.
-        options: as for `course.run`.
+        options: as for `runs.run`.
 
     Returns:
         By name, why a notebook was not written; empty for one that was.
@@ -87,9 +87,9 @@ def store(names: Iterable[str] = (), *, folder: pathlib.Path | None = None, **op
     chosen = {notebook.name: notebook.path for notebook in course.find(names, folder)}
     before = {name: path.read_bytes() for name, path in chosen.items()}
     problems = {}
-    for result in course.run(list(chosen), folder=folder, **options):
+    for result in runs.run(list(chosen), folder=folder, **options):
         path, problems[result.name] = chosen[result.name], ""
-        if not result.passed:
+        if result.status != "PASS":
             problems[result.name] = f"{result.status}: {result.reason}"
         elif path.read_bytes() != before[result.name]:
             problems[result.name] = "it was changed while it ran, so it was not written; run it again"

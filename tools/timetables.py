@@ -2,7 +2,7 @@
 
 import re
 
-from site_pages import OPENING
+from tools.site_pages import OPENING
 
 from failurelab_course.labs import definition
 from failurelab_course.notebook_runs import notebooks
@@ -37,7 +37,7 @@ def count_minutes(item: str) -> int:
 
 def timetables() -> str:
     """When each notebook and lab begins, for a morning, a day and two."""
-    runs = [int(read_card(name)["runs"].split()[0]) for name in notebooks.known()]
+    runs = [int(read_card(each.name)["runs"].split()[0]) for each in notebooks.notebooks()]
     lines = [
         f"A notebook's minutes are those of reading it; on two cores it runs in {min(runs)} to {max(runs)} seconds."
     ]

@@ -58,10 +58,10 @@ def run_notebooks(
     ] = None,
 ) -> None:
     """Run notebooks through papermill, all when none is named; keep copies, HTML, evidence, JSON and JUnit XML."""
-    from failurelab_course.notebook_runs import notebooks as course
+    from failurelab_course.notebook_runs import runs
 
     given = dict(_name_value(text) for text in parameter or [])
-    results = course.run(
+    results = runs.run(
         names or [],
         device=device,
         model=model,
@@ -71,7 +71,7 @@ def run_notebooks(
         time_limit=time_limit,
         out=out,
     )
-    raise typer.Exit(course.exit_status(results))
+    raise typer.Exit(runs.exit_status(results))
 
 
 @app.command("notebooks")

@@ -1,11 +1,9 @@
 """Look at a machine before a course; `failurelab doctor`. (Another Python's libraries: `failurelab.failures.versions`.)
 
 Who runs this the day before a course wants one answer: am I ready? So the first line is a verdict, each thing to do is
-a command, and a check that breaks is a failed check and no traceback. Nothing heavy is imported here (versions are
-asked of the packages' metadata) but for the GPU's sake where there is one; most of the time goes into one real kernel.
+a command, and a check that breaks is a failed check and no traceback. Most of the time goes into one real kernel.
 """
 
-import errno
 import importlib.metadata
 import os
 import pathlib
@@ -15,17 +13,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+
+import psutil
 
 from failurelab.checks import FAIL, NOT_RUN, PASS, Check
 from failurelab.failures.versions import LIBRARIES
 from failurelab_course import eras
+from failurelab_course.labs import progress
 
 _TOOLS = ("jupyterlab", "ipykernel", "papermill", "nbconvert", "matplotlib")
 _GB = 1e9
 # A machine that is sold with 4 GB tells of somewhat less.
 MEMORY, FREE_MEMORY, DISK, TEMPORARY = 3.5 * _GB, 1.5 * _GB, 1 * _GB, 0.2 * _GB
+# What was found, what is to do (empty if nothing is), and the status where it is neither PASS nor FAIL by that.
+_Found = tuple[str, str] | tuple[str, str, str]
 
 
 def check_course() -> list[Check]:
@@ -35,185 +37,140 @@ def check_course() -> list[Check]:
         EraError: this is not the course's repository.
     """
     top = eras.root()
-    era_checks = _eras(top)
-    ready = [check.name.removeprefix("Era ") for check in era_checks if check.status == PASS]
+    others = [era for era in eras.known() if era.name != eras.TODAY]
+    ready = [era.name for era in others if era.status == "ready"]
     return [
-        _guarded("Python", _python),
-        _guarded("Packages", _packages),
-        *era_checks,
-        _guarded(f"Kernel of {ready[0]}", lambda: _kernel(ready[0], top)) if ready else _no_kernel(top),
-        _guarded("Small Qwen2", lambda: _model(top)),
-        _guarded("C++ compiler", _compiler),
-        _guarded("Memory", _memory),
-        _guarded("Disk", lambda: _disk(top)),
-        _guarded("Your progress", _progress),
-        _guarded("GPU", _gpu),
+        _check("Python", _python),
+        _check("Packages", _packages),
+        *(_check(f"Era {era.name}", lambda era=era: _era(era)) for era in others),
+        _check(f"Kernel of {ready[0]}" if ready else "Kernel", lambda: _kernel(ready[0] if ready else "")),
+        _check("Small Qwen2", lambda: _model(top / "models" / "tiny-qwen2" / "model.safetensors")),
+        _check("C++ compiler", _compiler),
+        _check("Memory", _memory),
+        _check("Disk", lambda: _disk(top)),
+        _check("Your progress", _progress),
+        _check("GPU", _gpu),
     ]
 
 
-def _guarded(name: str, look: Callable[[], Check]) -> Check:
+def _check(name: str, look: Callable[[], _Found]) -> Check:
     """Look; what breaks while looking is a failed check, so that the others are asked too."""
     try:
-        return look()
-    except OSError as error:
-        full = error.errno == errno.ENOSPC
-        step = "free some disk space" if full else f"look at {error.filename or 'that file or folder'}: who may use it?"
-        return Check(name, FAIL, f"{error.strerror or error}: {error.filename or 'while looking'}", step)
+        detail, step, *status = look()
+        return Check(name, *(status or [FAIL if step else PASS]), detail, step)
     except Exception as error:
-        reason = (str(error).strip().splitlines() or ["no message"])[0]
-        return Check(name, FAIL, f"{type(error).__name__}: {reason}", _setup(eras.root()))
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
+        step = "look at that file or folder, and at its disk" if isinstance(error, OSError) else _set_up()
+        return Check(name, FAIL, reason, step)
 
 
-def _made_by(top: pathlib.Path, name: str) -> str:
-    """Return the command that makes an era: all at once by make, one by one in a conda environment."""
-    return _setup(top) if (top / ".venv").exists() else f"failurelab eras create {name}".strip()
-
-
-def _setup(top: pathlib.Path) -> str:
+def _set_up(era: str = "") -> str:
+    """Return the command that makes an era, or all: at once by make, one by one in a conda environment."""
+    top = eras.root()
+    if not (top / ".venv").exists():
+        return f"failurelab eras create {era}".strip()
     return "make setup" if pathlib.Path.cwd() == top else f"make -C {top} setup"
 
 
-def _no_kernel(top: pathlib.Path) -> Check:
-    return Check("Kernel", FAIL, "no era is ready, so none was started", _made_by(top, ""))
+def _python() -> _Found:
+    fits = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    step = "" if fits else "install Python 3.11, 3.12 or 3.13, then make setup PYTHON=python3.11"
+    return f"{platform.python_version()} on {platform.system()} {platform.machine()}", step
 
 
-def _kernel(era: str, top: pathlib.Path) -> Check:
+def _packages() -> _Found:
+    """Compare the packages installed with the lock; a conda environment may hold others, which is said."""
+    lock = eras.find(eras.TODAY, ready=False).lock.read_text(encoding="utf-8")
+    wanted = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", lock, re.MULTILINE))
+    installed = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
+    have = {name: installed.get(name, "missing") for name in (*LIBRARIES[1:], *_TOOLS)}
+    others = {name: version for name, version in have.items() if version != wanted.get(name)}
+    if others:
+        return "; ".join(f"{name} {others[name]}, the lock says {wanted.get(name)}" for name in others), _set_up()
+    return ", ".join(f"{name} {have[name]}" for name in LIBRARIES[1:]), ""
+
+
+def _era(era: eras.Era) -> _Found:
+    return (era.title, "") if era.status == "ready" else (f"{era.title}: {era.status}", _set_up(era.name))
+
+
+def _kernel(era: str) -> _Found:
     """Start the kernel of an era, as a notebook's cell does, and ask it for its trl; end it again."""
     from failurelab_course.notebook import kernel as kernels
     from failurelab_course.notebook.kernel_output import EraCellError
 
-    name = f"Kernel of {era}"
-    began = time.monotonic()
+    if not era:
+        return "no era is ready, so none was started", _set_up()
     try:
         kernel = kernels.EraKernel(era)
         try:
             code = "import trl; from trl import GRPOTrainer; answer = trl.__version__"
-            answer = kernel.run(code, fetch=["answer"])["answer"]
+            return f"imported GRPOTrainer of trl {kernel.run(code, fetch=['answer'])['answer']}", ""
         finally:
             kernel.stop()
     except (eras.EraError, EraCellError) as error:
+        venv = eras.root() / ".venv" / "bin" / "failurelab"
+        program = os.path.relpath(venv) if venv.exists() else "failurelab"
         reason = str(error).strip().splitlines()[0].partition(" Next: ")[0]
-        return Check(name, FAIL, reason, f"{_program(top)} eras remove {era}, then {_program(top)} eras create {era}")
-    seconds = time.monotonic() - began
-    return Check(name, PASS, f"imported GRPOTrainer of trl {answer}, {seconds:.0f} s from start to end")
+        return reason, f"{program} eras remove {era}, then {program} eras create {era}"
 
 
-def _program(top: pathlib.Path) -> str:
-    return os.path.relpath(top / ".venv" / "bin" / "failurelab") if (top / ".venv").exists() else "failurelab"
-
-
-def _python() -> Check:
-    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
-    fits = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    step = "install Python 3.11, 3.12 or 3.13, then make setup PYTHON=python3.11"
-    return Check("Python", PASS if fits else FAIL, text, "" if fits else step)
-
-
-def _packages() -> Check:
-    """Compare the packages installed with the lock; a conda environment may hold others, which is said."""
-    today = eras.find(eras.TODAY, ready=False)
-    lock = today.lock.read_text(encoding="utf-8")
-    wanted = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", lock, re.MULTILINE))
-    wrong = []
-    for name in (*LIBRARIES[1:], *_TOOLS):
-        try:
-            have = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            have = "missing"
-        if have != wanted.get(name):
-            wrong.append(f"{name} {have}, the lock says {wanted.get(name)}")
-    if wrong:
-        return Check("Packages", FAIL, "; ".join(wrong), _setup(eras.root()))
-    return Check("Packages", PASS, ", ".join(f"{name} {wanted[name]}" for name in LIBRARIES[1:]))
-
-
-def _eras(top: pathlib.Path) -> list[Check]:
-    checks = []
-    for era in eras.known():
-        if era.name == eras.TODAY:
-            continue
-        ready = era.status == "ready"
-        detail = era.title if ready else f"{era.title}: {era.status}"
-        step = "" if ready else _made_by(top, era.name)
-        checks.append(Check(f"Era {era.name}", PASS if ready else FAIL, detail, step))
-    return checks
-
-
-def _model(top: pathlib.Path) -> Check:
-    weights = top / "models" / "tiny-qwen2" / "model.safetensors"
+def _model(weights: pathlib.Path) -> _Found:
     if weights.is_file() and weights.stat().st_size > 100_000:
-        return Check("Small Qwen2", PASS, f"{weights.stat().st_size / 1e6:.1f} MB of weights")
-    return Check("Small Qwen2", FAIL, "its weights are missing or cut short", "git checkout models/tiny-qwen2")
+        return f"{weights.stat().st_size / 1e6:.1f} MB of weights", ""
+    return "its weights are missing or cut short", "git checkout models/tiny-qwen2"
 
 
-def _compiler() -> Check:
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler:
-        return Check("C++ compiler", PASS, pathlib.Path(compiler).name)
+def _compiler() -> _Found:
+    if compiler := shutil.which("g++") or shutil.which("c++"):
+        return pathlib.Path(compiler).name, ""
     step = "for notebook 06 (ZeRO-3): install g++, then make the eras again"
-    return Check("C++ compiler", NOT_RUN, "none found: ZeRO-3 cannot run on the CPU, all else can", step)
+    return "none found: ZeRO-3 cannot run on the CPU, all else can", step, NOT_RUN
 
 
-def _memory() -> Check:
-    import psutil
-
+def _memory() -> _Found:
     memory = psutil.virtual_memory()
-    size, free = memory.total, memory.available
-    room = f"{size / _GB:.1f} GB, {free / _GB:.1f} GB of it free"
-    if size < MEMORY:
-        return Check("Memory", FAIL, f"{room}; the course takes 4 GB", "use a larger machine, or work with a neighbour")
-    if free < FREE_MEMORY:
-        return Check("Memory", FAIL, f"{room}; one notebook takes 1.5 GB or more", "close what takes memory")
-    return Check("Memory", PASS, room)
+    room = f"{memory.total / _GB:.1f} GB, {memory.available / _GB:.1f} GB of it free"
+    if memory.total < MEMORY:
+        return f"{room}; the course takes 4 GB", "use a larger machine, or work with a neighbour"
+    if memory.available < FREE_MEMORY:
+        return f"{room}; one notebook takes 1.5 GB or more", "close what takes memory"
+    return room, ""
 
 
-def _disk(top: pathlib.Path) -> Check:
+def _disk(top: pathlib.Path) -> _Found:
     """The clone's disk, and the one where temporary files go: a run without room there fails in odd places."""
     places = {top: DISK, pathlib.Path(tempfile.gettempdir()): TEMPORARY}
     free = {place: shutil.disk_usage(place).free for place in places}
-    short = [place for place, need in places.items() if free[place] < need]
+    short = [place for place in places if free[place] < places[place]]
+    steps = " and ".join(f"{places[place] / _GB:g} GB in {place}" for place in short)
     sizes = ", ".join(f"{free[place] / _GB:.1f} GB free in {place}" for place in (short or [top]))
-    if not short:
-        return Check("Disk", PASS, sizes)
-    steps = [f"{places[place] / _GB:g} GB in {place}" for place in short]
-    return Check("Disk", FAIL, sizes, f"free {' and '.join(steps)}")
+    return sizes, f"free {steps}" if short else ""
 
 
-def _progress() -> Check:
+def _progress() -> _Found:
     """Whether what a learner does in the labs can be kept: the file is whole, and its folder can be written."""
-    from failurelab_course.labs import progress as lab_state
-
-    path = lab_state.default_path()
+    path = progress.default_path()
     try:
-        state = lab_state.read(path)
-    except lab_state.StateError as error:
+        state = progress.read(path)
+    except progress.StateError as error:
         problem, _, step = str(error).partition(" Next: ")
-        return Check("Your progress", FAIL, problem, step)
+        return problem, step
     folder = next(parent for parent in path.parents if parent.exists())
     if not os.access(folder, os.W_OK):
-        return Check(
-            "Your progress", FAIL, f"{folder} cannot be written", f"make {folder} writable, or set FAILURELAB_STATE"
-        )
-    solved = sum(bool(progress.solved) for progress in state.values())
-    return Check("Your progress", PASS, f"{solved} labs solved" if state else "no lab was begun yet")
+        return f"{folder} cannot be written", f"make {folder} writable, or set FAILURELAB_STATE"
+    return f"{sum(bool(lab.solved) for lab in state.values())} labs solved" if state else "no lab was begun yet", ""
 
 
-def _gpu() -> Check:
+def _gpu() -> _Found:
     """A GPU that works is a gain and none is no loss; one that is there and cannot be used has a reason."""
     if not shutil.which("nvidia-smi"):
-        return Check("GPU", NOT_RUN, "none found, and none is needed: all runs on the CPU")
-    asked = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    names = asked.stdout.strip().splitlines()
-    if asked.returncode or not names:
-        return Check("GPU", NOT_RUN, "nvidia-smi is here and shows no GPU: all runs on the CPU")
+        return "none found, and none is needed: all runs on the CPU", "", NOT_RUN
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    names = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip().splitlines()
+    if not names:
+        return "nvidia-smi is here and shows no GPU: all runs on the CPU", "", NOT_RUN
     from failurelab_course.experiments import devices
 
     reason, _, step = devices.gpu_problem().partition(" Next: ")
-    if reason:
-        return Check("GPU", NOT_RUN, f"{'; '.join(names)}: {reason}", f"for the GPU: {step}")
-    return Check("GPU", PASS, "; ".join(names))
+    return ("; ".join(names), "") if not reason else (f"{'; '.join(names)}: {reason}", f"for the GPU: {step}", NOT_RUN)

@@ -9,13 +9,16 @@ one whose parents are gone. Each is ended by its process id. Needs psutil alone,
 import contextlib
 import ctypes
 import os
+import pathlib
+import re
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import psutil
 
-# Every process of one notebook's run has this variable; its value is the run's own.
+# Every process of one notebook's run has this variable; its value begins with what the run is called.
 MARK = "FAILURELAB_RUN"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -36,11 +39,11 @@ def _prctl(option: int, value: int) -> None:
 
 
 def marked(mark: str, variable: str = MARK) -> list[psutil.Process]:
-    """Return the processes whose environment has this mark in a variable and that run; never the caller itself."""
+    """Return the processes that run and whose variable begins with this mark; never the caller itself."""
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            others = process.pid != os.getpid() and process.environ().get(variable) == mark
+            others = process.pid != os.getpid() and process.environ().get(variable, "").startswith(mark)
             if others and process.status() != psutil.STATUS_ZOMBIE:
                 processes.append(process)
     return processes
@@ -62,3 +65,26 @@ def end(find: Callable[[], Iterable[psutil.Process]], patience: float = 0.0) -> 
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, timeout=5)
+
+
+@contextlib.contextmanager
+def ended_after(mark: str) -> Iterator[None]:
+    """End all that has this mark after the block, also where this process is killed in it: another one waits for it."""
+    watch = [sys.executable, "-m", __name__, mark]
+    with subprocess.Popen(watch, stdin=subprocess.PIPE, start_new_session=True):  # which closes the pipe, and waits
+        yield
+
+
+def peak_bytes(family: Iterable[psutil.Process]) -> int | None:
+    """Return the most that one of these processes has ever held; None where the system does not say."""
+    held = []
+    for process in family:
+        with contextlib.suppress(OSError):  # it has ended, or this is no Linux
+            status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+            held += [1024 * int(size) for size in re.findall(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)]
+    return max(held, default=None)
+
+
+if __name__ == "__main__":
+    sys.stdin.read()  # until the one that waits is gone
+    end(lambda: marked(sys.argv[1]))

@@ -1,7 +1,9 @@
 """The command line: exit statuses, and one clear line for what is wrong."""
 
+import errno
 import importlib.metadata
 import json
+import os
 import re
 import sys
 import types
@@ -10,8 +12,9 @@ import psutil
 import pytest
 
 from failurelab import failures as registry
+from failurelab_course import eras
 from failurelab_course.experiments import machine
-from failurelab_course.notebook_runs import notebooks as course
+from failurelab_course.notebook import kernel as kernels
 
 
 @pytest.fixture(scope="module")
@@ -189,4 +192,28 @@ def test_a_gpu_is_told_with_its_driver(monkeypatch):
     monkeypatch.setattr(machine, "_asked", lambda device: dict(card))
     found = machine.describe("auto")
     assert machine.line(found).startswith("tier: gpu, NVIDIA Pretended, 80 GiB, driver 580.1.2, CUDA 13.0, torch ")
-    assert course.to_json([], found)["ran_on"] == found
+
+
+@pytest.mark.parametrize(
+    ("number", "step"), [("ENOSPC", "free some room"), ("EROFS", "use a clone that you may write")]
+)
+def test_what_the_machine_refuses_is_one_line(failurelab, monkeypatch, number, step):
+    """A full disk, a checkout that is read-only: the file, the next step, and the environment's exit status."""
+    error = OSError(getattr(errno, number), os.strerror(getattr(errno, number)), "labs.json")
+
+    def refuse():
+        raise error
+
+    monkeypatch.setattr(eras, "known", refuse)
+    done = failurelab("eras", "list")
+    assert done.returncode == 3
+    assert done.stderr == f"ERROR {error.strerror}: labs.json. Next: {step}, then the same command again\n"
+
+
+def test_a_disk_without_room_for_a_kernel_is_told(monkeypatch):
+    def full(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(kernels.BlockingKernelClient, "write_connection_file", full)
+    with pytest.raises(kernels.EraMagicError, match=r"cannot be started: .*No space left on device.*Next: "):
+        kernels.EraKernel("today").run("1")

@@ -96,7 +96,6 @@ class Case:
         self.mark = uuid.uuid4().hex
         self.shown, self.status = "", ""
         self.kept = room.kept()
-        self.prefix: tuple[str, ...] = ()  # of the command that meets the fault
         self.is_over = False
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -111,7 +110,7 @@ class Case:
         words = list(map(str, words))
         command = words if "/" in words[0] else [sys.executable, "-m", "failurelab", *words]
         return subprocess.Popen(
-            [*self.prefix, *command],
+            command,
             env=self.environment(**(env or {})),
             cwd=self.room.folder,
             stdin=subprocess.DEVNULL,
@@ -247,15 +246,12 @@ def mount():
     def call(*words):
         return subprocess.run([*map(str, words)], capture_output=True, text=True)
 
-    def make(folder: pathlib.Path, options: str, source: pathlib.Path | None = None):
+    def make(folder: pathlib.Path, options: str):
         folder.mkdir(parents=True, exist_ok=True)
-        kind = ["--bind", source] if source else ["-t", "tmpfs", "-o", options, "none"]
-        done = call("mount", *kind, folder)
+        done = call("mount", "-t", "tmpfs", "-o", options, "none", folder)
         if done.returncode:
             pytest.skip(f"a file system cannot be mounted here ({done.stderr.strip()}): it needs root")
         mounted.append(folder)
-        if source:
-            make.again(folder, options)
         return folder
 
     def again(folder, options):

@@ -1,10 +1,8 @@
-"""Commands and kernels that are ended in the middle, and two at once: nothing is left running, nothing is lost."""
+"""Commands that are ended in the middle: nothing is left running, nothing is lost, nothing is shown to others."""
 
-import json
 import os
 import shutil
 import signal
-import sys
 
 import psutil
 import pytest
@@ -45,82 +43,6 @@ def test_a_command_that_is_ended(case, room, tmp_path, pipe, words, number, line
     if number == KILL:  # nobody is there to remove its folder
         for folder in [*case.temporary.glob("failurelab-check-*"), *case.temporary.glob("failurelab-run-*")]:
             shutil.rmtree(folder)
-
-
-# Ends the process at the n-th line that the writing code runs.
-COUNTED = """
-import os, signal, sys
-from failurelab_course.labs import exercise, verify
-at, count = {at}, 0
-def trace(frame, event, argument):
-    global count
-    if frame.f_code.co_filename.endswith(("state_file.py", "progress.py", "exercise.py", "definition.py")):
-        if event == "line":
-            count += 1
-            if count == at: os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-(lab,) = verify.find()
-sys.settrace(trace)
-exercise.{verb}(lab)
-sys.settrace(None)
-print("lines", count)
-"""
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [
-        pytest.param("hint", marks=fault("killed while the state file is written")),
-        pytest.param("reset", marks=fault("killed while `train.py` is reset")),
-    ],
-)
-def test_killed_while_a_file_is_written(case, room, verb):
-    """At whatever line it ends: the file is the old one or the new one, and the learner's script is somewhere whole."""
-    mine, state = room.script.read_text(), room.state.read_text()
-
-    def run(at):
-        return case.run(sys.executable, "-c", COUNTED.format(at=at, verb=verb))
-
-    lines = int(run(0).line("^lines ").split()[1])
-    assert lines > 5
-    for at in range(1, lines, max(1, lines // 12)):
-        room.script.write_text(mine)
-        room.state.write_text(state)
-        case.shows(run(at), "", -9)
-        assert json.loads(room.state.read_text())["labs"]["02_done"] == room.progress
-        scripts = [path.read_text() for path in room.lab.glob("train*.py")]
-        assert mine in scripts and set(scripts) <= {mine, (room.lab / "start.py").read_text()}, f"line {at}"
-        for path in room.lab.glob("train.backup*"):
-            path.unlink()
-    room.script.write_text(mine)
-    for path in [*room.lab.glob(".train*partial"), *room.state.parent.glob("*.partial")]:
-        path.unlink()  # of the killed: hidden, and the next run does not read them
-
-
-# Plays the notebook's kernel: it holds an era's, as `%%era` does, and runs the cells that it is given.
-PLAY = """
-import sys
-from failurelab_course.notebook import kernel
-era = kernel.EraKernel("today")
-for cell in sys.argv[1:]:
-    try:
-        era.run(cell)
-    except BaseException as error:  # an interrupt is none that `except Exception` takes
-        print(f"{type(error).__name__}: {error}", flush=True)
-era.stop()
-"""
-
-
-@fault("a disk without room for an era's kernel")
-def test_no_room_for_a_kernel(case, mount):
-    mount(case.temporary, "nr_inodes=2")
-    done = case.run(sys.executable, "-c", PLAY, "print('it', 'runs')")
-    case.shows(
-        done, "^EraMagicError: the kernel of era today cannot be started: .*No space left on device.*Next: ", None
-    )
-    mount.again(case.temporary, "nr_inodes=1000")
-    assert case.run(sys.executable, "-c", PLAY, "print('it', 'runs')").line("^it runs$")
-    mount.end(case.temporary)
 
 
 SECRETS = {"HF_TOKEN": "hf_" + "Zq7" * 11, "WANDB_API_KEY": "4f" * 20, "JUPYTERHUB_API_TOKEN": "hub-token-of-this-seat"}

@@ -75,12 +75,12 @@ def test_the_scorer_sees_no_gpu(monkeypatch):
     """Scores are the CPU's on every device, and CUDA cannot be used in a fork."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
-    def accuracy(model, tokenizer, **question):
+    def accuracy(model, tokenizer, *question):
         return [os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.is_available()]
 
     monkeypatch.setattr(scorer, "_accuracy", accuracy)
-    with scorer.start(torch.nn.Linear(1, 1), None) as asked:
-        assert asked.accuracy() == ["", False]
+    with scorer.start(torch.nn.Linear(1, 1), None) as score:
+        assert score() == ["", False]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 

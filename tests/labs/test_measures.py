@@ -137,6 +137,6 @@ def test_the_score_is_what_endless_draws_would_give(tiny):
     model, tokenizer = tiny
     prompts = [("3+4=", "7"), ("12+9=", "21"), ("8+1=", "9"), ("19+19=", "38")] * 25
     drawn = [models.accuracy(model, tokenizer, sampled=True, seed=seed, prompts=prompts) for seed in range(10)]
-    with scorer.start(model.eval(), tokenizer) as asked:
-        assert asked.accuracy(prompts=prompts) == pytest.approx(sum(drawn) / 10, abs=0.03)
-        assert asked.accuracy(prompts=[("12+9=", "2")]) < 0.1 < asked.accuracy(prompts=[("12+9=", "21")])
+    with scorer.start(model.eval(), tokenizer) as score:
+        assert score(prompts=prompts) == pytest.approx(sum(drawn) / 10, abs=0.03)
+        assert score(prompts=[("12+9=", "2")]) < 0.1 < score(prompts=[("12+9=", "21")])

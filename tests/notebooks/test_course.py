@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 from failurelab_course.notebook_runs import notebooks as course
-from failurelab_course.notebook_runs import supervise, worker
+from failurelab_course.notebook_runs import runs
 
 pytestmark = pytest.mark.slow
 
@@ -62,10 +62,10 @@ def ran(plant_once, tmp_path_factory):
     spec.parent.mkdir(parents=True)
     spec.write_text(json.dumps({"argv": ["/bin/false"], "display_name": "another", "language": "python"}))
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(supervise, "PATIENCE", 0.5)
+        changed.setattr(runs, "PATIENCE", 0.5)
         changed.setenv("JUPYTER_PATH", str(out / "jupyter"))
         changed.setenv("JUPYTER_PREFER_ENV_PATH", "0")
-        found = course.run(folder=plant_once.folder, out=out, seed=5, jobs=2, time_limit=300)
+        found = runs.run(folder=plant_once.folder, out=out, seed=5, jobs=2, time_limit=300)
     return {each.name: each for each in found} | {"out": out, "all": found, "folder": plant_once.folder}
 
 
@@ -100,9 +100,11 @@ def test_a_run_ends_as_what_it_was(ran, name, status, reason, cells):
         ("EraKernelDied", "the kernel of era x died", "FAIL"),
     ],
 )
-def test_an_era_that_is_not_ready_is_told_from_one_that_dies(name, says, status):
-    found = worker._outcome_of_cell(types.SimpleNamespace(ename=name, evalue=says, exec_count=2), {}, asked=True)
-    assert found[0] == status and found[1] == (says if status == "ENVIRONMENT" else f"In [2]: {name}: {says}")
+def test_an_era_that_is_not_ready_is_told_from_one_that_dies(plant, tmp_path, name, says, status):
+    (notebook,) = course.find([], plant("00_one", "pass").parent)
+    error = types.SimpleNamespace(ename=name, evalue=says, exec_count=2)
+    found = runs.Run(notebook, {}, tmp_path, "mark")._outcome_of_cell(error)
+    assert found == (status, says if status == "ENVIRONMENT" else f"In [2]: {name}: {says}")
 
 
 def test_what_a_notebook_leaves_running_is_ended(ran, gone):
@@ -125,7 +127,7 @@ def test_copies_html_and_evidence_are_kept_even_of_a_failed_run(ran):
 def test_results_are_written_with_their_denominators(ran):
     kept = json.loads((ran["out"] / "results.json").read_text())
     assert kept["summary"] == "2 of 10 PASS, 6 FAIL, 1 ENVIRONMENT, 1 NOT RUN"
-    assert kept["exit_status"] == 1 and len(kept["results"]) == 10
+    assert kept["ran_on"]["device"] == "cpu" and kept["exit_status"] == 1 and len(kept["results"]) == 10
     assert kept["results"][0]["peak_bytes"] > 10_000_000
     root = ElementTree.parse(ran["out"] / "junit.xml").getroot()
     counts = [int(root.get(name)) for name in ("tests", "failures", "errors", "skipped")]
@@ -144,7 +146,7 @@ def test_bad_input_is_told_before_anything_starts(plant, tmp_path):
 
     def told(match, names=(), **options):
         with pytest.raises(course.CourseError, match=match):
-            course.run(names, folder=plant.folder, out=tmp_path / "run", **options)
+            runs.run(names, folder=plant.folder, out=tmp_path / "run", **options)
 
     told("unknown notebook '7': the notebooks are 00_one", ["7"])
     told("has no parameter 'stesp'; it declares steps, rate, fast", parameters={"stesp": 1})
@@ -173,8 +175,8 @@ def test_a_hung_kernel_is_ended_with_all_it_started(plant, tmp_path, gone, pipe,
                 pids.extend(map(int, hangs().split()))
                 self.function(*self.args)
 
-    monkeypatch.setattr(supervise.threading, "Timer", Timer)
-    hung, passed = course.run(folder=plant.folder, out=tmp_path / "run", time_limit=20)
+    monkeypatch.setattr(runs.threading, "Timer", Timer)
+    hung, passed = runs.run(folder=plant.folder, out=tmp_path / "run", time_limit=20)
     assert (hung.status, passed.status) == ("FAIL", "PASS")
     assert hung.reason.startswith("over its time limit of 20 s, after 1 of 2 cells")
     assert len(pids) == 2 and gone(pids) == []
@@ -182,14 +184,11 @@ def test_a_hung_kernel_is_ended_with_all_it_started(plant, tmp_path, gone, pipe,
 
 def test_a_runner_that_cannot_start_is_the_environments_fault(plant, tmp_path, monkeypatch):
     """A library that the runner itself needs is missing: that says nothing about the notebook."""
-    broken = tmp_path / "path" / "papermill"
-    broken.mkdir(parents=True)
-    (broken / "__init__.py").write_text("raise ImportError('papermill is broken here')")
-    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    monkeypatch.setitem(sys.modules, "papermill", None)
     plant("00_one", "print(1)")
-    (result,) = course.run(folder=plant.folder, out=tmp_path / "run", time_limit=300)
-    assert result.status == "ENVIRONMENT" and "papermill is broken here" in result.reason
-    assert course.exit_status([result]) == 3
+    (result,) = runs.run(folder=plant.folder, out=tmp_path / "run", time_limit=300)
+    assert result.status == "ENVIRONMENT" and "import of papermill halted" in result.reason
+    assert runs.exit_status([result]) == 3
 
 
 def test_who_waits_sees_how_far_a_run_is_and_each_has_its_folder(plant, tmp_path, monkeypatch, capsys):
@@ -214,14 +213,14 @@ def test_who_waits_sees_how_far_a_run_is_and_each_has_its_folder(plant, tmp_path
             (tmp_path / "pipe").write_text("go on")
         lines.append(line)
 
-    others = supervise.eras.known()
-    monkeypatch.setattr(supervise.eras, "known", lambda: [Era(), *others])
-    monkeypatch.setattr(supervise, "LOOK_EVERY", 0.01)
-    monkeypatch.setattr(supervise, "LINE_EVERY", 0.1)
-    monkeypatch.setattr(course.eras, "root", lambda: tmp_path)
-    monkeypatch.setattr(course.eras, "find", lambda *_, **__: type("Era", (), {"variables": {}}))
-    monkeypatch.setattr(course, "print", say, raising=False)
-    found = course.run(folder=plant.folder, jobs=1, time_limit=300)
+    others = runs.eras.known()
+    monkeypatch.setattr(runs.eras, "known", lambda: [Era(), *others])
+    monkeypatch.setattr(runs, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(runs, "LINE_EVERY", 0.1)
+    monkeypatch.setattr(runs.eras, "root", lambda: tmp_path)
+    monkeypatch.setattr(runs.eras, "find", lambda *_, **__: type("Era", (), {"variables": {}}))
+    monkeypatch.setattr(runs, "print", say, raising=False)
+    found = runs.run(folder=plant.folder, jobs=1, time_limit=300)
     assert [each.status for each in found] == ["PASS", "PASS"] and found[1].eras == ["today", "trl-0.14"]
     first, second, third = (
         next(number for number, line in enumerate(lines) if line.startswith(start))
@@ -231,6 +230,6 @@ def test_who_waits_sees_how_far_a_run_is_and_each_has_its_folder(plant, tmp_path
     said = capsys.readouterr().out
     assert said.splitlines()[-2] == f"Open {found[0].html}" and "today, trl-0.14" in said and "2 of 2 PASS" in said
     assert "eras: today, trl-0.14" in found[1].html.read_text()
-    latest, runs = found[0].copy.parent, tmp_path / ".course" / "runs"
-    assert (runs / "latest").resolve() == latest and (latest / "results.json").is_file()
-    assert course._new_folder() == (runs / "latest").resolve() != latest
+    latest, kept = found[0].copy.parent, tmp_path / ".course" / "runs"
+    assert (kept / "latest").resolve() == latest and (latest / "results.json").is_file()
+    assert runs._new_folder() == (kept / "latest").resolve() != latest

@@ -11,7 +11,7 @@ import pytest
 
 from failurelab_course import eras
 from failurelab_course.notebook import display as notebook
-from failurelab_course.notebook_runs import notebooks as course
+from failurelab_course.notebook_runs import runs
 
 SETUP = "from failurelab_course.notebook import display as notebook\ndevice = notebook.setup(seed=seed)"
 DRAWS = "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(1).item())"
@@ -39,7 +39,7 @@ def executed(plant_once, tmp_path_factory):
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("CUDA_VISIBLE_DEVICES", "")
         out = tmp_path_factory.mktemp("run")
-        return course.run(folder=plant_once.folder, out=out, seed=3, time_limit=600)
+        return runs.run(folder=plant_once.folder, out=out, seed=3, time_limit=600)
 
 
 def outputs(result):

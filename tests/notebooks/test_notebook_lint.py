@@ -177,10 +177,10 @@ def test_outputs_are_stored_by_a_run_that_passes(plant, tmp_path, monkeypatch):
             for count, cell in enumerate(executed.cells[1:], 7):
                 cell.update(execution_count=count, outputs=[text("seed "), text("0\n")] if count == 8 else [])
             nbformat.write(executed, tmp_path / name)
-            passed = name != "01_two"
-            yield types.SimpleNamespace(name=name, passed=passed, status="FAIL", reason="why", copy=tmp_path / name)
+            status = "FAIL" if name == "01_two" else "PASS"
+            yield types.SimpleNamespace(name=name, status=status, reason="why", copy=tmp_path / name)
 
-    monkeypatch.setattr(store_outputs.course, "run", run)
+    monkeypatch.setattr(store_outputs.runs, "run", run)
     problems = store_outputs.store(folder=plant.folder)
     assert problems["00_one"] == "" and problems["01_two"] == "FAIL: why"
     assert "changed while it ran" in problems["02_edited"] and edited.read_text().endswith("}\n ")

@@ -16,10 +16,10 @@ from nbval import plugin as nbval
 from tools.store_outputs import normalise
 
 from failurelab_course.notebook_runs import notebooks as course
-from failurelab_course.notebook_runs import stored
+from failurelab_course.notebook_runs import runs, stored
 
 HERE = pathlib.Path(__file__).parent
-NAMES = course.known()
+NAMES = [notebook.name for notebook in course.notebooks()]
 ANOTHER_SEED = 1
 
 
@@ -45,7 +45,7 @@ def run(seed, out, request):
     """Run the notebooks that tests were asked for (all, without -k) through papermill, two at once; return by name."""
     named = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
     asked = {callspec.params["name"] for callspec in named if callspec and "name" in callspec.params}
-    results = course.run(sorted(asked), seed=seed, out=out, jobs=2, time_limit=1800)
+    results = runs.run(sorted(asked), seed=seed, out=out, jobs=2, time_limit=1800)
     return {result.name: result for result in results}
 
 

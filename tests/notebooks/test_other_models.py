@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from failurelab_course.experiments import models
-from failurelab_course.notebook_runs import notebooks as course
+from failurelab_course.notebook_runs import runs
 
 pytestmark = pytest.mark.nightly
 
@@ -43,7 +43,7 @@ def stranger(deeper, tmp_path):
 
 def test_learning_is_not_shown_with_a_model_that_cannot(stranger, tmp_path):
     """Each notebook about learning ends with the reason in one line, and no verdict of another model under its name."""
-    found = course.run(LEARNING, model=stranger, out=tmp_path / "run", time_limit=1800)
+    found = runs.run(LEARNING, model=stranger, out=tmp_path / "run", time_limit=1800)
     assert [each.name for each in found] == LEARNING
     for result in found:
         assert result.status == "NOT RUN", f"{result.name}: {result.reason} (see {result.html})"
@@ -51,12 +51,12 @@ def test_learning_is_not_shown_with_a_model_that_cannot(stranger, tmp_path):
             result.reason.startswith("stranger answers 0% of the sums right") and "Next: --model tiny" in result.reason
         )
         assert result.records == []
-    assert course.exit_status(found) == 3
+    assert runs.exit_status(found) == 3
 
 
 def test_counts_are_the_models_own(deeper, tmp_path):
     """Notebook 01 with three layers instead of two: the same story, in other numbers, learning included."""
-    (result,) = course.run(["01"], model=deeper, out=tmp_path / "run", time_limit=1800)
+    (result,) = runs.run(["01"], model=deeper, out=tmp_path / "run", time_limit=1800)
     assert result.status == "PASS", f"{result.reason} (see {result.html})"
     assert result.figures(case="notebook 01: all weights")["gradients"] == "38 of 38"
     assert result.figures(case="notebook 01") == {"lost": 36, "trainable": 37}

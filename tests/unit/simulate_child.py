@@ -53,25 +53,6 @@ def fails_in(model):
     return (inside[-1] if inside else ""), error.splitlines()[0] if error else ""
 
 
-def step_of(model, length=32):
-    def step():
-        model(simulate.tokens(2, length), use_cache=False).logits.float().logsumexp(-1).mean().backward()
-
-    return step
-
-
-def by_torch(model):
-    """Return what torch's own MemTracker says of the same step."""
-    from torch.distributed._tools.mem_tracker import MemTracker
-
-    tracker = MemTracker()
-    with simulate.fake():
-        tracker.track_external(model)
-        with simulate.fused_attention(), tracker:
-            step_of(model)()
-    return tracker.get_tracker_snapshot("peak")[torch.device("sim", 0)]["Total"]
-
-
 def four_bit_step():
     """Run a step of a 4-bit model with adapters; older releases of bitsandbytes cannot on simulated devices."""
     from peft import LoraConfig, get_peft_model
@@ -79,19 +60,11 @@ def four_bit_step():
     model = get_peft_model(simulate.four_bit(shape()), LoraConfig(r=4, target_modules="all-linear"))
     simulate.place(model, {"": 0})
     model.train()
-    found = simulate.peak_memory(step_of(model), model)
+    with simulate.fake():
+        model(simulate.tokens(2, 32), use_cache=False).logits.float().logsumexp(-1).mean().backward()
     grads = [parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad]
     report = placement.check(model, "sim:0")
-    return {"kinds": dict(found.kinds), "grads": [sum(grads), len(grads)], "local": not report.elsewhere}
-
-
-def added():
-    half = torch.empty(1000, dtype=torch.bfloat16, device="sim:0")
-    return half + torch.empty(1000, device="sim:0")
-
-
-def without_last():
-    return torch.empty(4, 11, device="sim:0")[:, :-1].log_softmax(-1)
+    return {"grads": [sum(grads), len(grads)], "local": not report.elsewhere}
 
 
 def backward_thread():
@@ -118,24 +91,6 @@ def main():
         model = simulate.place(shape(), {"": 0, **dict.fromkeys(moved, 1)})
         report = placement.check(model, "sim:0")
         found["order"].append([moved, report.first_to_fail, *fails_in(model)])
-    plain = simulate.place(shape(), {"": 0})
-    found["total"] = simulate.peak_memory(step_of(plain), plain).total
-    plain.zero_grad()
-    found["torch"] = by_torch(plain)
-    found["peak"] = {}
-    for length in (32, 256):
-        model = simulate.place(shape(), {"": 0})
-        peak = simulate.peak_memory(step_of(model, length), model)
-        found["peak"][length] = dict(peak.kinds) | {"total": peak.total}
-    found["kernels"] = [
-        dict(simulate.peak_memory(each, **options).kinds)
-        for each, options in (
-            (added, {}),
-            (added, {"block": 512}),
-            (without_last, {}),
-        )
-    ]
-    found["sdpa"] = torch.nn.functional.scaled_dot_product_attention.__name__
     try:
         found["four_bit"] = four_bit_step()
     except (ImportError, RuntimeError, AttributeError, NotImplementedError) as error:

@@ -5,9 +5,9 @@ import itertools
 import peft
 import pytest
 from packaging.version import Version
+from tests.cli.benchmark_scripts import load
 
-from failurelab_course.experiments import adapter_paths
-
+adapter_paths = load("adapter_paths")
 PATHS, QUESTIONS = adapter_paths.available(), adapter_paths.QUESTIONS
 HOOK = "forward pre-hook on the model"
 # Every question on every path; asked before the trainer is made and after it in turn, so that each path has both.

@@ -83,8 +83,6 @@ def test_peak_memory_is_that_of_the_tensors_of_the_step():
 
     measured = observe.peak_memory(step)
     assert abs(measured - (8 << 20)) < 4096 and held.numel()
-    made, held = observe.held_memory(lambda: (torch.zeros(1 << 20), torch.zeros(1 << 18))[1])
-    assert held == made.numel() * 4  # what was made and dropped is not held
     with pytest.raises(ValueError, match=r"memory of a mps device is not counted.*Next: "):
         observe.peak_memory(lambda: None, "mps")  # the CPU's profiler would see nothing, and say 0
 
@@ -98,4 +96,3 @@ def test_on_a_gpu_the_peak_is_read_when_all_work_is_done(monkeypatch):
     assert observe.peak_memory(lambda: calls.append("step"), "cuda:1") == 250
     named = ["synchronize", "reset_peak_memory_stats", "memory_allocated", "step", "synchronize", "max"]
     assert calls == [each if each == "step" else (each, 1) for each in named]
-    assert observe.held_memory(lambda: "made", "cuda:1") == ("made", 0)

@@ -11,15 +11,14 @@ from failurelab.preflight.answer import Verdict
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import cuts
 from failurelab.preflight.judges import batch
+from failurelab_course.experiments import models
 
 SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
 
 
 def seen(trainer=None, world_size=1, rows=64, **asked):
     dataset = datasets.Dataset.from_dict({"prompt": ["1+1="] * rows})
-    if trainer is None:
-        trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
-        trainer.args = trl.GRPOConfig(output_dir="unused", report_to=[], use_cpu=True, bf16=False)
+    trainer = trainer or small.grpo(*models.load())
     return Seen(trainer=trainer, asked=asked, dataset=dataset, world_size=world_size)
 
 
@@ -36,15 +35,11 @@ def asked(size, generations, accumulated=1, **more):
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_it_refuses_what_this_trl_refuses(size, model, tokenizer, tmp_path):
+def test_it_refuses_what_this_trl_refuses(size, model, tokenizer):
     """Each size is handed to the real trainer; trl 0.14 refuses none, and then one generation is told by the judge."""
     error = None
     try:
-        args = trl.GRPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, **asked(*size))
-        rows = datasets.Dataset.from_dict({"prompt": ["1+1="] * 64})
-        trl.GRPOTrainer(
-            model=model, reward_funcs=small.alternate, args=args, train_dataset=rows, processing_class=tokenizer
-        )
+        small.grpo(model, tokenizer, ["1+1="] * 64, **asked(*size))
     except ValueError as caught:
         error = caught
     assert cuts.is_refused(asked(*size), 1) == (error is not None)

@@ -112,10 +112,8 @@ def test_no_temperature_is_read_of_an_entropy_alone(seed):
 
 
 @pytest.mark.parametrize("option", ["entropy_coef", "use_adaptive_entropy"])
-def test_an_entropy_bonus_that_is_asked_for_is_no_other_temperature(option):
-    trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
-    trainer.args, trainer.reward_funcs = None, []
-    given = seen(trainer, asked={"temperature": 1.0}, drawn_at=1.0, scored_at=0.95, scored_planted=0.7)
+def test_an_entropy_bonus_that_is_asked_for_is_no_other_temperature(option, grpo, model):
+    given = seen(grpo(model), asked={"temperature": 1.0}, drawn_at=1.0, scored_at=0.95, scored_planted=0.7)
     assert one(judge_scores(given)).verdict is Verdict.FOUND
     given.asked[option] = 0.05
     assert one(judge_scores(given)).verdict is Verdict.NOT_CHECKED
@@ -135,10 +133,10 @@ def test_scores_at_temperature_1_are_the_definition_of_other_losses():
             assert one(judge_scores(given)).verdict is verdict
 
 
-def test_a_temperature_for_generation_alone():
+def test_a_temperature_for_generation_alone(grpo, model):
     """What generation_kwargs say reaches generate() and no score, in every release that has them."""
-    trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
-    trainer.args, trainer.reward_funcs = types.SimpleNamespace(generation_kwargs={"temperature": 0.5}), []
+    trainer = grpo(model)
+    trainer.args.generation_kwargs = {"temperature": 0.5}
     given = seen(trainer, asked={"temperature": 1.0})
     assert one(judge_scores(given)).verdict is Verdict.SUSPECTED
     given.drawn_at, given.scored_at = 0.5, 1.0
@@ -229,7 +227,7 @@ def test_an_adapter_whose_training_is_left_out_is_not_zero(model, tmp_path):
     assert all(weight.any() for name, weight in model.named_parameters() if "lora_B" in name)
 
 
-def test_references_that_are_compared():
+def test_references_that_are_compared(grpo, model):
     """Another checkpoint is told; tokens that were added and another dtype make no other model."""
 
     def judged(reference, policy, **options):
@@ -247,7 +245,7 @@ def test_references_that_are_compared():
     policy.config._name_or_path = reference.config._name_or_path = "same"
     assert one(judged(reference, policy)).verdict is Verdict.HELD
     assert judged(None, policy, asked={"beta": 0.0}) == []  # without a penalty none is needed
-    trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
+    trainer = grpo(model)
     trainer.ref_model = None
     answer = one(judge_reference(seen(trainer, asked={"sync_ref_model": True, "beta": 0.04})))
     assert answer.verdict is Verdict.FOUND and "no reference model" in answer.evidence

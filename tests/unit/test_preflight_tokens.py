@@ -6,6 +6,7 @@ import types
 
 import datasets
 import pytest
+import small
 import transformers
 import trl
 from packaging.version import Version
@@ -27,16 +28,10 @@ def reward(completions, **_):
 
 
 def seen(model, tokenizer, prompts, name="base/tiny", log=(), limits=None, **options):
-    """Return what preflight sees of a GRPO script; its trainer is one of the installed trl that was never begun."""
-    trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
-    attributes = {"reward_funcs": [reward], "processing_class": tokenizer, "model": model, "chat_template": None}
-    attributes |= {"tools": None, "chat_template_kwargs": {}, "environment_factories": None, "_is_vlm": False}
-    if hasattr(trl.GRPOTrainer, "_tokenize_prompts"):
-        ends = model.generation_config.eos_token_id
-        attributes["eos_token_ids"] = list({tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])})
+    """Return what preflight sees of a GRPO script, whose trainer has not begun."""
+    trainer = small.grpo(model, tokenizer, prompts, reward)
     asked = {"max_completion_length": 64, "max_prompt_length": None} | (limits or {})
-    attributes["args"] = types.SimpleNamespace(**asked)
-    vars(trainer).update(attributes)
+    trainer.args = types.SimpleNamespace(**asked)
     dataset = datasets.Dataset.from_dict({"prompt": prompts} | options.pop("columns", {}))
     load = Load(name, {}, model.config, by_trainer=False)
     return Seen(trainer=trainer, asked=asked, dataset=dataset, loads=[load], log=list(log), **options)

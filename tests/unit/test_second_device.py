@@ -50,8 +50,7 @@ MOVED_LATER = (
     "comparison._Comparer gradient.Step gradient.row_weights suspects.Search suspects._all_but suspects._biased "
     "suspects._only "
     # On the CPU for good: stand-ins of parameters, a made-up batch, an engine that is not here.
-    "adapter_paths._moved adapter_paths.asks_for_rows adapter_paths.hook_runs plan._copy plan.planned_rates "
-    "vllm_stand_in.LLM"
+    "plan._copy plan.planned_rates vllm_stand_in.LLM"
 )
 FACTORIES = {"tensor", "zeros", "ones", "arange", "randint", "rand", "randn", "full", "empty", "linspace", "randperm"}
 

@@ -1,4 +1,4 @@
-"""Several accelerators on a machine that has none: placement, errors and memory of models of any size, without numbers.
+"""Several accelerators on a machine that has none: placement and errors of models of any size, without numbers.
 
 Most learners have no second GPU, and the failures of placement need two. torch can register a device type whose
 kernels compute nothing (its Python backend, an experimental interface), and fake tensors have a shape, a dtype and a
@@ -18,8 +18,7 @@ Two ways, and what each cannot do:
   real errors. Only forward passes without gradients: a backward pass aborts the process on a CPU build of torch.
 
 Nothing is computed: no values, no control flow that depends on values, no time. A KV cache makes a real tensor, so
-pass `use_cache=False`. Streams, NCCL, the allocator's rounding and fragmentation are not simulated. Attention has no
-fused kernel here; `simulate.memory` says what takes its place.
+pass `use_cache=False`. Streams, NCCL and the memory that kernels take are not simulated.
 """
 
 import contextlib
@@ -33,7 +32,6 @@ import torch
 from torch import nn
 
 from failurelab._text import enclosing_name, first_line
-from failurelab.simulate.gpu_workspace import own_kernels
 from failurelab.simulate.mode import fake
 from failurelab.simulate.rank import Rank, told_to_all
 
@@ -101,7 +99,6 @@ def devices(n: int) -> list[torch.device]:
             )
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would choose the real one
         setup(NAME, _Backend(n))
-        own_kernels()
         # Fake tensors run Python in autograd's thread of a device. One that lets go of a Python object while the
         # process ends would abort it ("terminate called without an active exception", pytorch issue 38228), so
         # backward runs on the calling thread, as it does on a CPU anyway.

@@ -1,4 +1,4 @@
-"""What a step costs: the peak of memory and what stays held, exact on a CPU; seconds; how busy the machine was."""
+"""What a step costs: the peak of memory, exact on a CPU; seconds."""
 
 import contextlib
 import gc
@@ -21,7 +21,13 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
     Raises:
         ValueError: a device whose memory is not counted here, a simulated one or an Apple GPU.
     """
-    device = _counted(device)
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"the memory of a {device.type} device is not counted: torch's CPU profiler and torch.cuda do not see it. "
+            "Next: a device cpu or cuda"
+        )
+    gc.collect()  # what an earlier run left in cycles must not be freed, and counted as freed, during this one
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -34,35 +40,6 @@ def peak_memory(step: Callable[[], Any], device: str | torch.device = "cpu") -> 
         held += size
         peak = max(peak, held)
     return peak
-
-
-def held_memory(make: Callable[[], Any], device: str | torch.device = "cpu") -> tuple[Any, int]:
-    """Return what `make()` returns, and the bytes that torch holds for it afterwards, counted as in `peak_memory`."""
-    device = _counted(device)
-    results = []
-
-    def keep() -> None:
-        results.append(make())
-        gc.collect()
-
-    if device.type == "cuda":
-        start = torch.cuda.memory_allocated(device)
-        keep()
-        held = torch.cuda.memory_allocated(device) - start
-    else:
-        held = sum(_allocations(keep))
-    return results[0], held
-
-
-def _counted(device: str | torch.device) -> torch.device:
-    device = torch.device(device)
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(
-            f"the memory of a {device.type} device is not counted: torch's CPU profiler and torch.cuda do not see it. "
-            "Next: a device cpu or cuda; for simulated devices simulate.peak_memory"
-        )
-    gc.collect()  # what an earlier run left in cycles must not be freed, and counted as freed, during this one
-    return device
 
 
 def _allocations(step: Callable[[], Any]) -> list[int]:

@@ -1,1 +1,1 @@
-"""Notebooks run by papermill, each in a process of its own, and the reader's copies of them."""
+"""Notebooks run by papermill, each by a kernel of its own, and the reader's copies of them."""

@@ -5,6 +5,7 @@ would read the answers before the questions. And what a reader writes into a fil
 `git pull`. So `make lab` opens copies without outputs. A copy that its reader changed is never written over.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -32,10 +33,14 @@ def refresh(folder: pathlib.Path | None = None) -> list[str]:
     folder = folder or eras.root() / FOLDER
     list_of_copies, kept = folder / ".copies.json", []
     with state_file.locked(list_of_copies):
-        written = _read_digests(list_of_copies)
+        written: dict[str, str] = {}  # each copy's digest; where it is lost, all count as changed
+        with contextlib.suppress(ValueError, TypeError):
+            written = dict(state_file.read(list_of_copies, ValueError) or {})
         for notebook in course.notebooks():
-            path, source = folder / notebook.path.name, _digest(notebook.content)
-            if path.is_file() and _digest_of_file(path) != written.get(path.name):
+            path, source, mine = folder / notebook.path.name, _digest(notebook.content), ""
+            with contextlib.suppress(ValueError):
+                mine = _digest(stored.read(path))
+            if path.is_file() and mine != written.get(path.name):
                 if written.get(path.name) != source:
                     kept.append(f"{FOLDER}/{path.name} is yours and stays; the course has a newer one in notebooks/")
             elif not path.is_file() or written[path.name] != source:
@@ -53,15 +58,6 @@ def open_lab() -> None:
     os.execve(sys.executable, [sys.executable, "-m", "jupyterlab", f"--notebook-dir={root}", first], variables)
 
 
-def _read_digests(path: pathlib.Path) -> dict[str, str]:
-    """Return the digest of each copy as it was written; where the list is lost, every copy counts as changed."""
-    try:
-        written = state_file.read(path, ValueError)
-    except ValueError:
-        return {}
-    return written if isinstance(written, dict) else {}
-
-
 def _without_outputs(notebook: Any) -> str:
     """Return the text of a copy: no outputs, and answers open once they are there."""
     for cell in notebook.cells:
@@ -69,13 +65,6 @@ def _without_outputs(notebook: Any) -> str:
             cell.outputs, cell.execution_count = [], None
             cell.metadata.get("jupyter", {}).pop("outputs_hidden", None)
     return stored.write_text(notebook)
-
-
-def _digest_of_file(path: pathlib.Path) -> str:
-    try:
-        return _digest(stored.read(path))
-    except ValueError:
-        return ""
 
 
 def _digest(notebook: Any) -> str:

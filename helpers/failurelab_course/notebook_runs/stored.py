@@ -1,7 +1,6 @@
 """A notebook's file: read, written, and what can be said of its cells without running them."""
 
 import ast
-import json
 import pathlib
 import re
 from typing import Any
@@ -19,13 +18,11 @@ def read(path: pathlib.Path) -> Any:
         ValueError: the file is missing, or holds no notebook of format 4; the message is one line.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or content.get("nbformat") != 4:
-            raise ValueError("it says no nbformat 4")
-        nbformat.validate(nbformat.from_dict(content))
-    except (OSError, ValueError, nbformat.ValidationError) as error:
-        raise ValueError(f"{path.name} is no notebook: {str(error).strip().splitlines()[0]}") from error
-    return nbformat.reads(json.dumps(content), as_version=4)
+        notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+        nbformat.validate(notebook, version=4)
+    except Exception as error:  # nbformat has several of its own, and meets AttributeError in what is no notebook
+        raise ValueError(f"{path.name} is no notebook: {(str(error).strip().splitlines() or [''])[0]}") from error
+    return notebook
 
 
 def write_text(notebook: Any) -> str:
@@ -62,20 +59,12 @@ def is_folded(cell: Any) -> bool:
 
 
 def declared_parameters(notebook: Any) -> dict[str, Any]:
-    """Return the names that the cell tagged `parameters` assigns, with their values; only literals count.
+    """Return the names that the cell tagged `parameters` assigns, with their values: literals.
 
     Raises:
         SyntaxError: the cell is no Python.
+        ValueError: a value is no literal.
     """
-    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code" and "parameters" in tags(cell)]
-    found = {}
-    for node in ast.parse(cells[0]).body if cells else []:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            for target in targets:
-                if isinstance(target, ast.Name):
-                    try:
-                        found[target.id] = ast.literal_eval(node.value)
-                    except ValueError:
-                        continue
-    return found
+    source = next((cell.source for cell in notebook.cells if "parameters" in tags(cell)), "")
+    assigned = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    return {target.id: ast.literal_eval(node.value) for node in assigned for target in node.targets}

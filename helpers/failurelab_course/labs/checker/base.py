@@ -11,7 +11,6 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from failurelab_course.labs.checker import scorer
 from failurelab_course.labs.checker.scorer import Refused as Refused
 
 
@@ -40,7 +39,7 @@ class Run:
         model_path: the folder of the model that the script is given.
         trainer_class: the lab's `trainer`, the name of a class or function; what it means is the kind's.
         clean: the model as it was before the script was imported, in eval mode.
-        scorer: scores weights in a process that the script never ran in, on the CPU whatever `device` is.
+        score: of `scorer.start`: the accuracy of weights, in a process that the script never ran in, on the CPU.
         device: `cpu` or `cuda`, where the script must compute.
         start: the clean model's state dict, copied.
         stop_after: steps after which training ends, whatever the script plans; 0 is its own end.
@@ -53,7 +52,7 @@ class Run:
     metrics: dict[str, Any]
     clean: Any
     tokenizer: Any
-    scorer: scorer.Scorer
+    score: Callable[..., float]
     start: dict[str, torch.Tensor]
     device: str = "cpu"
     stop_after: int = 0
@@ -96,7 +95,7 @@ class Run:
         copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
         safetensors.torch.save_file(copies, path)
         try:
-            return self.scorer.accuracy(weights=path)
+            return self.score(weights=path)
         finally:
             path.unlink()
 

@@ -77,10 +77,10 @@ def run(
         return measured
     start = {name: tensor.clone() for name, tensor in clean.state_dict().items()}
     # What a user would see is counted: the script's own filters, set in the block, take effect.
-    with scorer.start(clean, tokenizer) as asked, count_warnings(WARNING) as shown:
-        work = Run(model_path, output_dir, trainer_class, metrics, clean, tokenizer, asked, start, device, stop_after)
+    with scorer.start(clean, tokenizer) as score, count_warnings(WARNING) as shown:
+        work = Run(model_path, output_dir, trainer_class, metrics, clean, tokenizer, score, start, device, stop_after)
         if "accuracy_before" in metrics:
-            metrics["accuracy_before"] = asked.accuracy() if accuracy_before is None else accuracy_before
+            metrics["accuracy_before"] = score() if accuracy_before is None else accuracy_before
         measure_kind = importlib.import_module(f"{__package__}.kinds.{kind}").measure
         transformers.set_seed(0)
         try:

@@ -1,21 +1,19 @@
-"""The process that scores a lab's run from outside the run.
+"""The scorer: a function that says how accurate weights are, asked of a process that no script has run in.
 
 A script can change the process that it runs in: replace `generate`, patch torch, loosen a tolerance. What is to be
 believed must come from elsewhere. So the checker forks this process before it imports the script. It holds the clean
-model and libraries that no script has touched, and answers questions over a pipe: the accuracy of the model as given,
-of trained weights, of an adapter.
+model and libraries that no script has touched.
 
 Forking is safe because nothing was computed on several threads before, and the child keeps to one.
 """
 
 import contextlib
-import json
 import multiprocessing
 import os
 import pathlib
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -29,14 +27,15 @@ class Refused(Exception):
     """What the script hands over cannot be measured as an answer to the lab."""
 
 
-class Scorer:
-    """The other end of the pipe."""
-
-    def __init__(self, pipe: Connection):
-        self._pipe = pipe
+@contextlib.contextmanager
+def start(model: Any, tokenizer: Any) -> Iterator[Callable[..., float]]:
+    """Fork the scorer of a clean model, and give the function that asks it; end it when the block is left."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_serve, args=(model, tokenizer, there, here))
+    process.start()
+    there.close()
 
     def accuracy(
-        self,
         weights: pathlib.Path | None = None,
         adapter: pathlib.Path | None = None,
         prompts: Sequence[tuple[str, str]] | None = None,
@@ -53,26 +52,17 @@ class Scorer:
         Raises:
             Refused: the weights do not belong to this model, or the scorer has ended.
         """
-        question = {"weights": str(weights or ""), "adapter": str(adapter or ""), "prompts": prompts}
         try:
-            self._pipe.send_bytes(json.dumps(question).encode())
-            answer = json.loads(self._pipe.recv_bytes())
+            here.send((weights, adapter, prompts))
+            answer = here.recv()
         except (EOFError, OSError) as error:
             raise Refused("the process that scores the run was ended by the run") from error
-        if "error" in answer:
-            raise Refused(answer["error"])
-        return answer["accuracy"]
+        if isinstance(answer, str):
+            raise Refused(answer)
+        return answer
 
-
-@contextlib.contextmanager
-def start(model: Any, tokenizer: Any) -> Iterator[Scorer]:
-    """Fork the scorer of a clean model; end it when the block is left."""
-    here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_serve, args=(model, tokenizer, there, here))
-    process.start()
-    there.close()
     try:
-        yield Scorer(here)
+        yield accuracy
     finally:
         here.close()
         process.kill()
@@ -89,16 +79,15 @@ def _serve(model: Any, tokenizer: Any, pipe: Connection, other: Connection) -> N
     as_given = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with contextlib.suppress(EOFError, OSError):
         while True:
-            question = json.loads(pipe.recv_bytes())
+            question = pipe.recv()
             model.load_state_dict(as_given)
             try:
-                answer = {"accuracy": _accuracy(model, tokenizer, **question)}
+                pipe.send(_accuracy(model, tokenizer, *question))
             except Exception as error:  # whatever it is, the run must hear of it, not wait for ever
-                answer = {"error": traceback.format_exception_only(error)[-1].strip()}
-            pipe.send_bytes(json.dumps(answer).encode())
+                pipe.send(traceback.format_exception_only(error)[-1].strip())
 
 
-def _accuracy(model: Any, tokenizer: Any, weights: str, adapter: str, prompts: Any) -> float:
+def _accuracy(model: Any, tokenizer: Any, weights: pathlib.Path | None, adapter: Any, prompts: Any) -> float:
     if weights:
         missing = model.load_state_dict(safetensors.torch.load_file(weights), strict=False).missing_keys
         if missing:

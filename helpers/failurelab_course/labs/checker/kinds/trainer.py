@@ -260,7 +260,7 @@ def score(scores: list[Score], run: Run, planned: int) -> None:
     # On the very prompts of these rollouts: some sums are easier than others.
     answers = dict(models.sums())
     prompts = [(prompt, answers[prompt]) for _, prompt, *_ in first]
-    metrics["accuracy_there"] = run.scorer.accuracy(prompts=prompts)
+    metrics["accuracy_there"] = run.score(prompts=prompts)
     metrics["rollout_gap"] = metrics["accuracy_there"] - metrics["reward_first"]
 
 
@@ -275,7 +275,7 @@ def after(trainer: transformers.Trainer, run: Run) -> None:
     if hasattr(trained, "get_base_model") or getattr(trained, "_hf_peft_config_loaded", False):
         folder = run.output_dir / "measured-adapter"
         trained.save_pretrained(folder)
-        metrics["accuracy_after"] = run.scorer.accuracy(adapter=folder)
+        metrics["accuracy_after"] = run.score(adapter=folder)
     else:
         metrics["accuracy_after"] = run.accuracy_of(trained.state_dict())
     metrics["accuracy_gain"] = metrics["accuracy_after"] - metrics["accuracy_before"]

@@ -1,4 +1,4 @@
-"""The configs and scripts that ship: loaded by the libraries that read them; a script for one process and for two."""
+"""The examples that ship: configs, loaded by the libraries that read them, and scripts for one process and for two."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from failurelab_course import eras
 from failurelab_course.experiments import deepspeed
 
 ROOT = eras.root()
-CONFIGS = ROOT / "configs"
-ZERO3, QLORA = "configs/train_grpo.py", "configs/train_qlora_grpo.py"
+EXAMPLES = ROOT / "examples"
+ZERO3, QLORA = "examples/train_grpo.py", "examples/train_qlora_grpo.py"
 needs_zero = pytest.mark.skipif(not eras.find(eras.TODAY).has_zero3, reason="DeepSpeed's operation is not built")
 
 
@@ -23,8 +23,8 @@ def test_deepspeed_s_configs(name):
     """Stage 3, and DeepSpeed's own model of its config takes every entry of that part; the CPU's is the course's."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    assert deepspeed.check_config(CONFIGS / name) == 3
-    config = json.loads((CONFIGS / name).read_text())
+    assert deepspeed.check_config(EXAMPLES / name) == 3
+    config = json.loads((EXAMPLES / name).read_text())
     assert (config == deepspeed.config(3)) is (name == "zero3_cpu.json")
     zero = config["zero_optimization"]
     given = {key: value for key, value in zero.items() if value != "auto"}
@@ -38,7 +38,7 @@ def test_accelerate_s_configs(name):
     """Accelerate reads it without a complaint; the DeepSpeed config that it names is there, or it needs none."""
     from accelerate.commands.config.config_args import load_config_from_file
 
-    loaded = load_config_from_file(str(CONFIGS / name))
+    loaded = load_config_from_file(str(EXAMPLES / name))
     assert loaded.num_processes > 1
     if name == "accelerate_gpus.yaml":
         assert (loaded.distributed_type.value, loaded.use_cpu) == ("MULTI_GPU", False)
@@ -66,7 +66,7 @@ def started(processes, *words):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_zero_3_alone_and_in_two_processes(processes):
     """The same file: in one process, and in two that torchrun starts over gloo; each generates in its callback."""
-    found = started(processes, ZERO3, "--deepspeed", "configs/zero3_cpu.json")
+    found = started(processes, ZERO3, "--deepspeed", "examples/zero3_cpu.json")
     assert (found["processes"], found["steps"], found["partitioned"]) == (processes, 2, 26)
     assert [text.split("=")[0] for text in found["answers"]] == ["3+4", "7+8"]
 

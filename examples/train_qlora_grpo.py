@@ -1,8 +1,8 @@
 """QLoRA GRPO to take home: 4-bit weights, an adapter, checkpointing, every guard; on a CPU, one GPU or several.
 
-    .venv/bin/python configs/train_qlora_grpo.py
-    .venv/bin/torchrun --nproc_per_node 2 configs/train_qlora_grpo.py --steps 4
-    .venv/bin/accelerate launch --config_file configs/accelerate_gpus.yaml configs/train_qlora_grpo.py
+    .venv/bin/python examples/train_qlora_grpo.py
+    .venv/bin/torchrun --nproc_per_node 2 examples/train_qlora_grpo.py --steps 4
+    .venv/bin/accelerate launch --config_file examples/accelerate_gpus.yaml examples/train_qlora_grpo.py
 
 One process for each GPU: every process loads its own copy of the model, in 4 bit, where it trains. The task is the
 course's sums; yours goes into `train_dataset` and `reward_funcs`. A model of your own is named by `--model`; give

@@ -1,9 +1,9 @@
 """GRPO on sums, in one process, in several, on several nodes: the same script, however it is started.
 
-    .venv/bin/python configs/train_grpo.py --deepspeed configs/zero3_cpu.json
-    .venv/bin/torchrun --nproc_per_node 2 configs/train_grpo.py --deepspeed configs/zero3_cpu.json
-    .venv/bin/accelerate launch --config_file configs/accelerate_cpu.yaml configs/train_grpo.py
-    .venv/bin/accelerate launch --config_file configs/accelerate_zero3.yaml configs/train_grpo.py
+    .venv/bin/python examples/train_grpo.py --deepspeed examples/zero3_cpu.json
+    .venv/bin/torchrun --nproc_per_node 2 examples/train_grpo.py --deepspeed examples/zero3_cpu.json
+    .venv/bin/accelerate launch --config_file examples/accelerate_cpu.yaml examples/train_grpo.py
+    .venv/bin/accelerate launch --config_file examples/accelerate_zero3.yaml examples/train_grpo.py
 
 A callback asks a few sums after training has ended, under `zero3.generation_model`: right without DeepSpeed and at
 every stage. Rank 0 prints one line: the number of processes, the steps, the rewards and the answers.

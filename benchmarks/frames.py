@@ -1,60 +1,66 @@
-"""What the tables are made with: the runs of a benchmark as a pandas frame, spreads over seeds, tables in Markdown.
+"""Tables of what benchmarks measured: runs as a pandas frame, spreads over seeds, Markdown beside the JSON.
 
-A benchmark's file, evidence/cpu/NAME.json or that of a card in evidence/CARD/, says of each era what it ran on, and has
-a list of records. A run is a row of the frame; the record's fields, its figures and the named groups of a pattern for
-its case are columns, NaN where a run lacks one.
+    python benchmarks/frames.py            write evidence/cpu/NAME.md anew where NAME.json has changed
+    python benchmarks/frames.py NAME ...   write these anew
+
+A benchmark's file, evidence/cpu/NAME.json, says of each era what it ran on, and has a list of records. A run is a row
+of the frame; the record's fields, its figures and the named groups of a pattern for its case are columns, NaN where a
+run lacks one. Each function `table_NAME(folder)` of a benchmark's script makes one table, which pages show between
+`<!-- table: NAME -->` and `<!-- end table -->`; `make tables` puts them there.
 """
 
+import hashlib
 import itertools
-import json
 import pathlib
 import re
+import runpy
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pandas
+import recording
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-EVIDENCE = ROOT / "evidence"
-CPU = "cpu"
-
-
-class EvidenceError(Exception):
-    """A file of evidence cannot be read, or a page asks for a table that there is not."""
+CPU = pathlib.Path(__file__).resolve().parents[1] / "evidence" / "cpu"
 
 
-def read_records(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Return the records of a benchmark's file, each with what its era ran on.
+def digest(path: pathlib.Path) -> str:
+    """Return what NAME.md says of the NAME.json that it was made from."""
+    return f"<!-- of {path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]} -->"
+
+
+def make(path: pathlib.Path) -> str:
+    """Return the text of NAME.md for a NAME.json: the tables of the benchmark; empty if it has none.
 
     Raises:
-        EvidenceError: the file is missing, cut short, or no benchmark's.
+        EvidenceError: the file, or another that a table needs, cannot be read.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return [content["eras"][record["era"]] | record for record in content["records"]]
-    except FileNotFoundError as error:
-        next_step = f"python benchmarks/{path.stem}.py --out {path.parent}"
-        raise EvidenceError(f"{path} is not there. Next: {next_step}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise EvidenceError(
-            f"{path} is no benchmark's file ({error!r}). Next: git checkout it, or measure again"
-        ) from error
+    script = pathlib.Path(__file__).with_name(f"{path.stem}.py")
+    made = runpy.run_path(str(script)) if script.exists() else {f"table_{path.stem}": OF_TESTS.get(path.stem)}
+    tables = {name.removeprefix("table_").replace("_", "-"): of for name, of in made.items() if name[:6] == "table_"}
+    blocks = [f"<!-- table: {name} -->\n{of(path.parent)}\n<!-- end table -->" for name, of in tables.items() if of]
+    return "\n\n".join([digest(path), *blocks]) + "\n" if blocks else ""
 
 
-def read_runs(benchmark: str, pattern: str = ".*", era: str = "", device: str = CPU) -> pandas.DataFrame:
+def main(names: list[str]) -> None:
+    """Write the tables of these files, or of those that have changed."""
+    for path in sorted(CPU.glob("*.json")):
+        page = path.with_suffix(".md")
+        stale = not page.exists() or page.read_text(encoding="utf-8").splitlines()[0] != digest(path)
+        if (path.stem in names if names else stale) and (text := make(path)):
+            page.write_text(text, encoding="utf-8")
+            print(f"evidence/cpu/{page.name}: written")
+
+
+def read_runs(folder: pathlib.Path, benchmark: str, pattern: str = ".*", era: str = "") -> pandas.DataFrame:
     """Return the runs of a benchmark whose case fits a pattern; `first` and `last` are the ends of `rewards`."""
     rows = []
-    for record in read_records(EVIDENCE / device / f"{benchmark}.json"):
+    for record in recording.read_file(folder / f"{benchmark}.json"):
         case, figures = re.fullmatch(pattern, record["case"]), record["figures"]
         if case and era in ("", record["era"]):
             ends = {"first": figures["rewards"][0], "last": figures["rewards"][-1]} if figures.get("rewards") else {}
             rows.append({**record, **case.groupdict(), **figures, **ends})
     return pandas.DataFrame(rows, dtype=object)  # of objects: counts stay whole numbers beside NaN
-
-
-def find_cards(benchmark: str) -> list[str]:
-    """Return the folders of evidence, other than the CPU's, that have a benchmark's file."""
-    return sorted(path.parent.name for path in EVIDENCE.glob(f"*/{benchmark}.json") if path.parent.name != CPU)
 
 
 def group_runs(runs: pandas.DataFrame, labels: Iterable[str], *columns: str) -> dict[str, pandas.DataFrame]:
@@ -147,3 +153,51 @@ def version_heads(runs: pandas.DataFrame, eras: Iterable[str], *libraries: str) 
     """Return for each era the versions of these libraries, as heads of columns."""
     versions = dict(zip(runs["era"], runs["versions"]))
     return [", ".join(f"{library} {versions[era][library]}" for library in libraries) for era in eras]
+
+
+def reached(run: Any) -> str:
+    """Return how many tensors a gradient reached, of the trainable ones."""
+    return f"{run['reached']} of {run['trainable']}"
+
+
+def changed(run: Any) -> str:
+    """Return how many tensors a step changed, of the trainable ones."""
+    return f"{run['changed']} of {run['trainable']}"
+
+
+def percent(values: pandas.Series) -> str:
+    """Return the spread of shares, in percent."""
+    return spread([100 * value for value in values], ".2f") + " %"
+
+
+def not_run(run: dict) -> str:
+    """Return why a run was not made; empty if it was."""
+    return f"NOT RUN: {run['not_run']}" if isinstance(run.get("not_run"), str) else ""
+
+
+def table_offline(folder: pathlib.Path) -> str:
+    """What a bundle takes, and what installing it took with the network cut."""
+    (run,) = read_runs(folder, "offline").to_dict("records")
+    return markdown(
+        ["", f"Python {run['python']}, {run['platform']}, torch {run['torch']}"],
+        [
+            ["bundle", f"{run['bundle_mb']:.0f} MB, {run['wheels']} wheels of {run['eras']} eras"],
+            ["`install.sh`", f"it computed for {run['install_processor_minutes']:.1f} minutes"],
+            ["disk after it", f"{run['installed_gb']:.1f} GB"],
+        ],
+    )
+
+
+def table_faults(folder: pathlib.Path) -> str:
+    """Faults by exit status; nothing was lost or left, or a test had failed."""
+    found: dict[str, list[str]] = {}
+    for run in read_runs(folder, "faults", "fault: (?P<what>.+)").to_dict("records"):
+        found.setdefault(not_run(run) or run["status"], []).append(run["what"])
+    return markdown(["exit status", "fault"], [[status, "; ".join(faults)] for status, faults in found.items()])
+
+
+# Of files that tests write, and no benchmark.
+OF_TESTS = {"faults": table_faults, "offline": table_offline}
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
