@@ -15,6 +15,7 @@ import argparse
 import collections
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -35,12 +36,14 @@ SUMMARY = HERE.parent / "evidence" / "cpu" / "diagnose_grading.json"
 BASELINE = HERE.parent / ".course" / "baselines"
 PARTS = ("first", "fresh", "third")
 LOGS = ("trainer_state.json", "log.txt")
-FILES = (*LOGS, "versions.txt", "completions.jsonl", "probes.json")
+PROBES = "probes.json"  # what two checkpoints showed, which are too large to keep
+FILES = (*LOGS, "versions.txt", PROBES)
 LEVELS = {
     "log": LOGS,
     "all files": FILES,
     "all files and preflight": (*FILES, "preflight.json"),
 }
+CAUSE = re.compile(r"\bF\d+[a-z]?\b|\blearning_rate\b|\bbeta\b")
 # Which causes a finding of rldoctor may mean, generously: what is not here names none of them.
 MEANS = {
     "advantage_collapse": {"F10", "F14"},
@@ -52,17 +55,31 @@ MEANS = {
 
 
 def judge(folder: pathlib.Path, names: tuple[str, ...]) -> dict | None:
-    """Return the causes that diagnose says, those that it names, and its verdict; None without a file to hand in."""
+    """Return the causes that diagnose names, what its looks tell apart, and its verdict; None without a file."""
     files = [folder / name for name in names if (folder / name).is_file()]
     if not files or ("preflight.json" in names and not (folder / "preflight.json").is_file()):
         return None
+    compared = compare(json.loads((folder / PROBES).read_text())) if folder / PROBES in files else None
     try:
-        answer = command.ask(folder.name, files)
+        answer = command.ask(folder.name, [file for file in files if file.name != PROBES], compared=compared)
     except FailureLabError:
-        return {"causes": [], "named": [], "abstained": True, "healthy": False}
-    named = [set(cause.named) for cause in answer.causes if cause.named]
-    causes = [set(cause.named) or {cause.failure} for cause in answer.causes]
-    return {"causes": causes, "named": named, "abstained": answer.abstained, "healthy": answer.healthy}
+        return {"causes": [], "looks": [], "abstained": True, "healthy": False}
+    causes = [set(cause.named) for cause in answer.causes]
+    looks = set(CAUSE.findall(" ".join(outcome for look in answer.looks for outcome in look.then)))
+    return {"causes": causes, "looks": looks, "abstained": answer.abstained, "healthy": answer.healthy}
+
+
+def compare(probes: dict) -> dict:
+    """Return kept probes as `checkpoints.compare` returns them; of an adapter only its elements were kept."""
+    adapter = probes.get("adapter_elements_changed")
+    return {
+        "tensors": probes["tensors"],
+        "tensors_changed": probes["tensors_changed"],
+        "tensors_share": 1.0 if adapter is not None else probes["tensors_changed"] / probes["tensors"],
+        "elements_changed": probes["elements_changed"] if adapter is None else adapter,
+        "weights_dtype": ", ".join(probes["dtypes"]),
+        "adapter": adapter is not None,
+    }
 
 
 def ask_rldoctor(folder: pathlib.Path, _: tuple[str, ...]) -> dict | None:
@@ -76,30 +93,27 @@ def ask_rldoctor(folder: pathlib.Path, _: tuple[str, ...]) -> dict | None:
     findings = json.loads(asked.stdout)["findings"] if asked.stdout.strip() else []
     findings = sorted((f for f in findings if f["severity"] in order), key=lambda f: order[f["severity"]])
     causes = [MEANS.get(finding["detector"], {"none"}) for finding in findings]
-    return {"causes": causes, "named": causes, "abstained": False, "healthy": not causes}
+    return {"causes": causes, "looks": set(), "abstained": False, "healthy": not causes}
 
 
 def count(runs: list[dict], answers: list[dict]) -> dict[str, int]:
     """Return how many answers stand how: of faulty runs, and of healthy ones."""
-    counts = collections.Counter(dict.fromkeys(("faulty", "cause_first", "named_first", "in_three", "abstained",
+    counts = collections.Counter(dict.fromkeys(("faulty", "named_first", "named", "abstained",
         "abstained_with_the_cause", "wrongly_named", "called_healthy", "healthy", "false_alarms",
         "healthy_abstained"), 0))  # fmt: skip
     for run, answer in zip(runs, answers):
-        expected = set(run["expected"])
-        causes, named = ([cause if isinstance(cause, set) else {cause} for cause in answer[key]]
-                         for key in ("causes", "named"))  # fmt: skip
+        expected, causes = set(run["expected"]), answer["causes"]
         if not expected:
-            counts.update(healthy=1, false_alarms=bool(named), healthy_abstained=answer["abstained"])
+            counts.update(healthy=1, false_alarms=bool(causes), healthy_abstained=answer["abstained"])
             continue
         right = [bool(cause & expected) for cause in causes]
         counts.update(
             faulty=1,
-            cause_first=any(right[:1]),
-            named_first=bool(named) and bool(named[0] & expected),
-            in_three=any(right[:3]),
+            named_first=any(right[:1]),
+            named=any(right),
             abstained=answer["abstained"],
-            abstained_with_the_cause=answer["abstained"] and any(right),
-            wrongly_named=bool(named) and not any(cause & expected for cause in named),
+            abstained_with_the_cause=answer["abstained"] and bool(answer["looks"] & expected),
+            wrongly_named=bool(causes) and not any(right),
             called_healthy=answer["healthy"],
         )
     return dict(counts)

@@ -1,1 +1,1 @@
-"""From what a run left behind to ranked causes, the evidence for each, and the probe that decides: `diagnose`."""
+"""From what a run left behind to the cause that it proves, or to the look that decides: `diagnose`."""

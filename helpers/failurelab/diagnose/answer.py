@@ -1,28 +1,84 @@
-"""The answer of diagnose: one screen, and JSON."""
+"""What is told of one run: causes that something proves, or else signs and the look that decides.
+
+A cause is named only where an error's text, a guard, preflight, or a figure that is the failure itself proves it. Where
+none does and something is or may be wrong, no cause stands first: curves of ten causes look alike.
+"""
 
 import dataclasses
+import functools
+import pathlib
 import shutil
 import textwrap
 from typing import Any
 
 from failurelab import _issue, failures
-from failurelab.diagnose import rules
-from failurelab.diagnose.evidence import Evidence
+from failurelab.diagnose.evidence import Evidence, Proof
+from failurelab.failures import predicates
+from failurelab.failures.predicates import Value
+from failurelab.failures.toml_table import read_toml
 
-PREFLIGHT = (
-    "failurelab preflight SCRIPT, or name the script beside the run: it runs the script, cut to seconds, calls its "
-    "reward functions, and watches three steps"
-)
+RULES = pathlib.Path(__file__).with_name("rules.toml")
 FILES = {  # that tell more, by kind
     "history": "trainer_state.json",
     "log": "the log",
-    "rows": "logged completions (log_completions=True) beside the right answers",
+    "preflight": "preflight.json, of failurelab preflight --json",
     "weights": "two checkpoints of different steps",
     "versions": "pip freeze",
     "guards": "a run with guards, which leaves failurelab.json",
 }
-_ASKS_FOR = {"two checkpoints": "weights", "look at logged completions": "rows"}  # how a probe begins, by kind of file
-_SHOWN = 4  # causes on the screen
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What to look at next: what to do, what to look at there, and what each outcome means.
+
+    `answered_by` is the kind of file that has the answer, where there is one: then it needs no look.
+    """
+
+    do: str
+    at: str
+    then: tuple[str, ...]
+    answered_by: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A proof of one of `causes`, or with none of them a sign; `looks` by name, the first one first."""
+
+    when: tuple[predicates.Predicate, ...]
+    says: str
+    causes: tuple[str, ...] = ()
+    looks: tuple[str, ...] = ()
+
+    def holds(self, figures: dict[str, Value]) -> bool:
+        """Return whether all its predicates hold; not where a figure is absent, or cannot be compared."""
+        try:
+            return all(predicate.holds(figures) for predicate in self.when)
+        except (predicates.PredicateError, TypeError):
+            return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """The file of rules; `causes` are those that are no failure of the registry."""
+
+    proof: tuple[Rule, ...]
+    sign: tuple[Rule, ...]
+    looks: dict[str, Look]
+    causes: dict[str, dict[str, str]]
+    keeps_reward_flat: frozenset[str]
+    costs_memory_alone: frozenset[str]
+
+
+@dataclasses.dataclass
+class Cause:
+    """A cause that is named: the failures of which the run has one for certain, what shows it, and what to do."""
+
+    named: tuple[str, ...]
+    title: str
+    repair: str
+    proofs: list[str]
+    look: Look | None = None
 
 
 @dataclasses.dataclass
@@ -31,23 +87,26 @@ class Answer:
 
     Attributes:
         run: its name.
-        causes: those that are named, then those that are suspected, likeliest first.
-        healthy: nothing that the rules know is wrong with it.
-        abstained: something is, or may be, and the files do not tell what.
+        causes: those that are named, in the order of what proves them: errors, guards, figures, preflight.
+        abstained: something is, or may be, wrong, and the files do not tell what; then there are no causes.
         signs: what shows that something is wrong.
-        probe: the one thing to look at next, where it abstained.
+        looks: what to look at next, where it abstained; the first decides most.
         notes: lines that say how far this goes.
         evidence: what it rests on.
     """
 
     run: str
-    causes: list[rules.Cause]
-    healthy: bool
+    causes: list[Cause]
     abstained: bool
     signs: list[str]
-    probe: str
+    looks: list[Look]
     notes: list[str]
     evidence: Evidence
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing that the rules know is wrong with it."""
+        return not (self.causes or self.abstained)
 
     @property
     def exit_status(self) -> int:
@@ -55,43 +114,75 @@ class Answer:
         return 0 if self.healthy else 3 if self.abstained else 1
 
 
+@functools.cache
+def rules() -> Rules:
+    """Return the rules."""
+    raw = read_toml(RULES)
+    looks = {name: Look(**look | {"then": tuple(look["then"])}) for name, look in raw["looks"].items()}
+    flat, memory = frozenset(raw["keeps_reward_flat"]), frozenset(raw["costs_memory_alone"])
+    proofs, signs = (tuple(map(_rule, raw[kind])) for kind in ("proof", "sign"))
+    return Rules(proofs, signs, looks, raw["causes"], flat, memory)
+
+
+def _rule(raw: dict[str, Any]) -> Rule:
+    causes, looks = (tuple(raw.get(name, ())) for name in ("causes", "looks"))
+    return Rule(predicates.parse_all(raw["when"]), raw["says"], causes, looks)
+
+
 def decide(evidence: Evidence) -> Answer:
     """Name what the files prove, or abstain where something is or may be wrong, or find nothing."""
-    known = evidence.figures
-    causes, signs = rules.judge(known)
-    history = evidence.history
-    notes: list[str] = []
+    read, known, history = rules(), dict(evidence.figures), evidence.history
+    looks = {rule.causes: read.looks[rule.looks[0]] for rule in read.proof if rule.looks}
+    proofs = [Proof(rule.causes, predicates.fill(rule.says, known)) for rule in read.proof if rule.holds(known)]
+    proofs = sorted([*evidence.proofs, *proofs], key=lambda proof: proof.of_script)
+    notes = [
+        f"{proof.failures[0]}, {proof.says}: it costs memory, and harms no training"
+        for proof in proofs
+        if set(proof.failures) <= read.costs_memory_alone
+    ]
+    proofs = [proof for proof in proofs if not set(proof.failures) <= read.costs_memory_alone]
+    if known.get("reward_course") == "rises":
+        flat = [proof for proof in proofs if set(proof.failures) <= read.keeps_reward_flat]
+        proofs = [proof for proof in proofs if proof not in flat]
+        known |= {"not_named": ", ".join(f"{' or '.join(proof.failures)} ({proof.says})" for proof in flat)}
+    causes = _causes(proofs, looks)
+    signs = [sign for sign in read.sign if sign.holds(known)]
+    unknown = history is None or bool(history.trainer)
     if history is not None and history.trainer:
-        proofs = ("error", "preflight_found", "guard_found")  # a rule about GRPO's curves proves nothing here
-        causes = [cause for cause in causes if any(f"{proof}_{cause.failure}" in known for proof in proofs)]
-        notes.append(
-            f"the log is of {history.trainer} training, and the rules are about GRPO: only its errors were looked up"
-        )
-    named = any(cause.named for cause in causes)
-    abstained = not named and bool(history is None or history.trainer or signs)
-    probe = ""
-    if abstained:
-        probe = _choose_probe(causes, known, evidence.kinds)
-        if history is None or history.trainer:
-            probe = "the trainer_state.json of the GRPO run, or its log: without figures no run can be called healthy"
-    elif not named:
-        causes = []
-        notes += _limits(known)
-    return Answer(evidence.name, causes, not (named or abstained), abstained, signs, probe, notes, evidence)
+        notes.append(f"the log is of {history.trainer} training: only its errors were looked up")
+    if causes:
+        return Answer(evidence.name, causes, False, [], [], notes, evidence)
+    if not (unknown or signs):
+        return Answer(evidence.name, [], False, [], [], notes + _limits(known), evidence)
+    names = ["log", "script"] if unknown else list(dict.fromkeys(name for sign in signs for name in sign.looks))
+    next_looks = [read.looks[name] for name in names if read.looks[name].answered_by not in evidence.kinds]
+    told = [predicates.fill(sign.says, known) for sign in signs]
+    notes += evidence.hints + _possible(evidence)
+    return Answer(evidence.name, [], True, told, next_looks or [read.looks["known"]], notes, evidence)
 
 
-def _choose_probe(causes: list[rules.Cause], known: dict[str, Any], kinds: set[str]) -> str:
-    """Preflight, which runs the script, where it was not asked; then what else tells and was not handed in."""
-    asked = [begin for begin, kind in _ASKS_FOR.items() if kind in kinds]
-    probes = [cause.probe for cause in causes if not cause.probe.startswith(tuple(asked))]
-    if not known["preflight_read"]:
-        return f"{PREFLIGHT}. Or: {probes[0]}" if probes else PREFLIGHT
-    more = [what for kind, what in FILES.items() if kind not in kinds]
-    if probes and causes[0].failure not in ("F10", "F14"):
-        return probes[0]
-    if more:
-        return f"what preflight cannot see, the run itself tells: {', or '.join(more)}"
-    return "a few steps on prompts that the model is known to solve: if the reward rises there, the task is hard"
+def _causes(proofs: list[Proof], looks: dict[tuple[str, ...], Look]) -> list[Cause]:
+    """Return a cause for each set of failures that something proves; what is certain settles what is one of several."""
+    certain = {proof.failures[0] for proof in proofs if len(proof.failures) == 1}
+    causes: dict[tuple[str, ...], Cause] = {}
+    for proof in proofs:
+        several = len(proof.failures) > 1
+        if several and certain & set(proof.failures):
+            continue
+        if proof.failures not in causes:
+            name = proof.failures[0]
+            own = rules().causes.get(name)
+            title, fix = (own["title"], own["repair"]) if own else (failures.get(name).title, failures.get(name).fix)
+            causes[proof.failures] = Cause(proof.failures, title, "" if several else fix, [], looks.get(proof.failures))
+        causes[proof.failures].proofs.append(proof.says)
+    return list(causes.values())
+
+
+def _possible(evidence: Evidence) -> list[str]:
+    """Return the failures that the run's versions have, which names nothing."""
+    hit = [failure.id for failure in failures.all() if failures.affected(failure, evidence.versions)]
+    having = f"these versions have {', '.join(hit)} (failurelab doctor tells when): that makes it possible, no more"
+    return [having] if hit else []
 
 
 def _limits(known: dict[str, Any]) -> list[str]:
@@ -105,71 +196,55 @@ def _limits(known: dict[str, Any]) -> list[str]:
 
 def to_json(answer: Answer) -> dict[str, Any]:
     """Return the answer as JSON can hold it."""
-    return {
-        "causes": [
-            {
-                "failure": cause.failure,
-                "title": cause.title,
-                "named": list(cause.named),
-                "for": cause.pro,
-                "against": cause.contra,
-                "probe": cause.probe,
-                "from_step": cause.from_step,
-            }
-            for cause in answer.causes
-        ],
-        "healthy": answer.healthy,
-        "abstained": answer.abstained,
-        "run": answer.run,
-        "signs": answer.signs,
-        "probe": answer.probe,
-        "notes": answer.notes,
-        "read": answer.evidence.read,
-        "not_read": answer.evidence.not_read,
-    }
+    told = dataclasses.asdict(dataclasses.replace(answer, evidence=Evidence("")))
+    del told["evidence"]
+    told |= {"healthy": answer.healthy, "read": answer.evidence.read, "not_read": answer.evidence.not_read}
+    return told
 
 
 def text(answer: Answer) -> str:
     """Return the answer as lines for a terminal."""
     width = max(70, min(110, shutil.get_terminal_size().columns))
-    lines = []
+    lines: list[str] = []
+    wrap = functools.partial(textwrap.wrap, width=width, subsequent_indent=" " * 7, break_on_hyphens=False)
+
+    def say(text: str, first: str = "       ") -> None:
+        lines.extend(wrap(text, initial_indent=first))
+
+    def say_look(look: Look) -> None:
+        say(look.do, "LOOK   ")
+        say(f"at: {look.at}")
+        for outcome in look.then:
+            say(outcome, "     - ")
+
     notebooks = {failure.id: failure.notebook for failure in failures.all()}
-    for cause in answer.causes[:_SHOWN]:
-        word = "NAMED" if cause.named else "SUSPECTED"
-        ids = " or ".join(cause.named) or cause.failure
-        lines += _wrap(f"{ids}: {cause.title}", width, f"{word}  ")
-        if cause.from_step is not None and cause.named:
-            lines += _wrap(f"from step {cause.from_step:g} on", width)
-        lines += [line for part in cause.pro for line in _wrap(part, width, "     + ")]
-        lines += [line for part in cause.contra for line in _wrap(part, width, "     - ")]
-        if len(cause.named) == 1 and cause.repair:
-            lines += _wrap(f"repair: {cause.repair}", width)
-        if cause.named and notebooks.get(cause.failure):
-            lines += _wrap(f"why: notebooks/{notebooks[cause.failure]}.ipynb", width)
-        if len(cause.named) != 1:
-            lines += _wrap(f"would tell: {cause.probe}", width)
-    left = answer.causes[_SHOWN:]
-    if left:
-        lines += _wrap(f"less likely: {', '.join(cause.failure for cause in left)}", width, "")
-    if answer.abstained:
-        lines += [line for sign in answer.signs for line in _wrap(sign, width, "SIGN   ")]
-    lines += [line for note in answer.notes for line in _wrap(note, width, "Note: ")]
-    lines += [line for name in answer.evidence.read for line in _wrap(name, width, "read: ")]
-    lines += [line for why in answer.evidence.not_read for line in _wrap(why, width, "not read: ")]
-    if answer.abstained:
-        lines += _wrap(answer.probe, width, "NEXT   ")
-    return "\n".join([*lines, *_wrap(verdict(answer), width, "")])
+    for cause in answer.causes:
+        say(f"{' or '.join(cause.named)}: {cause.title}", "NAMED  ")
+        for proof in cause.proofs:
+            say(proof, "     + ")
+        if cause.repair:
+            say(f"repair: {cause.repair}")
+        if notebooks.get(cause.named[0]):
+            say(f"why: notebooks/{notebooks[cause.named[0]]}.ipynb")
+        if cause.look:
+            say_look(cause.look)
+    told = {"SIGN   ": answer.signs, "Note: ": answer.notes, "read: ": answer.evidence.read}
+    for first, parts in (told | {"not read: ": answer.evidence.not_read}).items():
+        for part in parts:
+            say(part, first)
+    for number, look in enumerate(answer.looks):
+        say(f"where that tells nothing: {look.do}") if number else say_look(look)
+    return "\n".join([*lines, verdict(answer)])
 
 
 def report(answer: Answer) -> str:
     """Return the answer as Markdown for an issue: ids, what the rules say of them, and what was not handed in."""
-    parts: list[tuple[str, list[str]]] = []
+    parts = []
     for cause in answer.causes:
-        lines = [f"- {'named' if cause.named else 'suspected'}"]
-        if cause.named and cause.from_step is not None:
-            lines.append(f"- from step {cause.from_step:g} on")
-        lines += [f"- repair: {cause.repair}" if len(cause.named) == 1 and cause.repair else f"- probe: {cause.probe}"]
-        parts.append((f"{' or '.join(cause.named) or cause.failure} {cause.title}", lines))
+        lines = [f"- repair: {cause.repair}"] if cause.repair else []
+        lines += [f"- look: {cause.look.do}"] if cause.look else []
+        parts.append((f"{' or '.join(cause.named)} {cause.title}", lines))
+    parts.append(("The look that decides", [f"- {look.do}" for look in answer.looks]))
     missing = [f"- {what}" for kind, what in FILES.items() if kind not in answer.evidence.kinds]
     parts.append(("Not handed in, so not checked", missing))
     said = verdict(answer).removeprefix(f"{answer.run}: ")
@@ -178,15 +253,20 @@ def report(answer: Answer) -> str:
 
 def verdict(answer: Answer) -> str:
     """Return one line that says what came of it."""
-    if answer.healthy:
-        return f"{answer.run}: nothing found."
-    if not answer.abstained:
-        named = [" or ".join(cause.named) for cause in answer.causes if cause.named]
-        return f"{answer.run}: {', '.join(named)}."
-    possible = ", ".join(cause.failure for cause in answer.causes[:_SHOWN])
-    return f"{answer.run}: these files do not tell{f'; suspected: {possible}' if possible else ''}."
+    named = ", ".join(" or ".join(cause.named) for cause in answer.causes)
+    return f"{answer.run}: {'these files do not tell' if answer.abstained else named or 'nothing found'}."
 
 
-def _wrap(text: str, width: int, first: str = "       ") -> list[str]:
-    rest = " " * len(first) if first.strip() else "       "
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+def explain() -> str:
+    """Return the rules as text."""
+    read = rules()
+    lines = [
+        "A cause is named where its error is in the log, a guard found it, preflight named it, or a line with ! holds;",
+        f"none of {', '.join(sorted(read.keeps_reward_flat))} where the reward rises. The other lines are signs.",
+    ]
+    for rule in (*read.proof, *read.sign):
+        lines += ["", f"{'! ' + ' or '.join(rule.causes) if rule.causes else 'sign'}: {rule.says}"]
+        lines += [f"    {' and '.join(map(str, rule.when))}", *(f"    look: {name}" for name in rule.looks)]
+    for name, look in read.looks.items():
+        lines += ["", f"look {name}: {look.do}", f"    at: {look.at}", *(f"    - {outcome}" for outcome in look.then)]
+    return "\n".join(lines)

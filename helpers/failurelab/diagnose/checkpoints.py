@@ -4,17 +4,24 @@ Two elements differ where their bytes differ. One tensor of each is in memory at
 """
 
 import contextlib
-import itertools
 import pathlib
 from typing import Any
+
+from failurelab.failures.predicates import Value
 
 
 class CheckpointError(ValueError):
     """A file of tensors cannot be read."""
 
 
-def compare(before: pathlib.Path, after: pathlib.Path) -> dict[str, Any]:
-    """Return the share of elements that differ between two files or folders of safetensors.
+def compare(before: pathlib.Path, after: pathlib.Path) -> dict[str, Value]:
+    """Return what differs between two files or folders of safetensors.
+
+    Of a model with an adapter only the adapter's tensors count: what is frozen under it does not change.
+
+    Returns:
+        `tensors` and `tensors_changed` (counts), `tensors_share`, `elements_changed` (shares), `weights_dtype` (names),
+        `adapter` (whether it is one).
 
     Raises:
         CheckpointError: a file is no safetensors file, or they have no tensor in common.
@@ -22,34 +29,27 @@ def compare(before: pathlib.Path, after: pathlib.Path) -> dict[str, Any]:
     import torch
 
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of an element's size
-    changed: list[int] = []  # elements of each tensor that differ
-    sizes: list[int] = []
-    lora: list[bool] = []  # whether it is an adapter's
-    dtypes: set[str] = set()
-    finite = True
+    found: list[tuple[str, int, int, str]] = []  # name, elements that differ, elements, dtype
     with contextlib.ExitStack() as stack:
         first, second = _open_tensors(before, stack), _open_tensors(after, stack)
         for name in (name for name in first if name in second):
             old, new = first[name].get_tensor(name), second[name].get_tensor(name)
-            if old.shape != new.shape or old.dtype != new.dtype:
-                continue
-            bits = whole.get(new.element_size(), torch.uint8)
-            changed.append(int((old.reshape(-1).view(bits) != new.reshape(-1).view(bits)).sum()))
-            sizes.append(new.numel())
-            lora.append("lora_" in name)
-            dtypes.add(str(new.dtype).removeprefix("torch."))
-            if new.dtype in (torch.float32, torch.bfloat16, torch.float16):
-                finite = finite and bool(new.isfinite().all())
-    if not sizes:
+            if old.shape == new.shape and old.dtype == new.dtype:
+                bits = whole.get(new.element_size(), torch.uint8)
+                changed = int((old.reshape(-1).view(bits) != new.reshape(-1).view(bits)).sum())
+                found.append((name, changed, new.numel(), str(new.dtype).removeprefix("torch.")))
+    if not found:
         raise CheckpointError(f"{before} and {after} have no tensor of one name, shape and dtype in common")
-    of_adapter = sum(itertools.compress(sizes, lora))
+    of_adapter = [tensor for tensor in found if "lora_" in tensor[0]]
+    found = of_adapter or found
+    count = sum(changed > 0 for _, changed, _, _ in found)
     return {
-        "tensors": len(sizes),
-        "tensors_changed": sum(map(bool, changed)),
-        "elements_changed": sum(changed) / max(1, sum(sizes)),
-        "adapter_elements_changed": sum(itertools.compress(changed, lora)) / of_adapter if of_adapter else None,
-        "dtypes": sorted(dtypes),
-        "finite": finite,
+        "tensors": len(found),
+        "tensors_changed": count,
+        "tensors_share": count / len(found),
+        "elements_changed": sum(changed for _, changed, _, _ in found) / max(1, sum(size for _, _, size, _ in found)),
+        "weights_dtype": ", ".join(sorted({dtype for _, _, _, dtype in found})),
+        "adapter": bool(of_adapter),
     }
 
 

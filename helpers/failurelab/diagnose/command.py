@@ -10,21 +10,23 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 
 from failurelab._outputs import OutputError, check_output, write_output
-from failurelab.diagnose import answer, checkpoints, evidence, rules
+from failurelab.diagnose import answer, checkpoints, evidence
 from failurelab.diagnose.evidence import RunError
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
+from failurelab.failures.predicates import Value
 
 
 def parser(prog: str = "failurelab diagnose") -> argparse.ArgumentParser:
     """Return the command's parser."""
     parser = argparse.ArgumentParser(
         prog,
-        description="Say what is wrong with a GRPO run, from the files that it left: trainer_state.json, logs, logged "
-        "completions, two checkpoints, what guards measured, preflight's answer, versions. Each is optional. A script "
-        "that is named is run by preflight.",
+        description="Say what is wrong with a GRPO run, from the files that it left: trainer_state.json, logs, a CSV "
+        "of its figures, two checkpoints, what guards measured, preflight's answer, versions. Each is optional. A "
+        "script that is named is run by preflight.",
         epilog="exit status: 0 nothing found, 1 a cause is named, 2 a wrong call, 3 the files do not tell, or cannot "
         "be read",
     )
@@ -43,7 +45,7 @@ def main(arguments: list[str]) -> int:
     """Run the command; return its exit status."""
     options = parser().parse_args(arguments)
     if options.explain:
-        print(rules.explain())
+        print(answer.explain())
         return 0
     if not options.runs:
         print("ERROR diagnose needs a run. Next: failurelab diagnose FOLDER", file=sys.stderr)
@@ -71,33 +73,44 @@ def main(arguments: list[str]) -> int:
         except (RunError, OSError) as error:
             errors.append((name, str(error)))
     if options.json:
-        told = [answer.to_json(each) for each in answers]
+        told = [answer.to_json(judged) for judged in answers]
         told += [
             {"causes": [], "healthy": False, "abstained": True, "run": name, "error": error} for name, error in errors
         ]
         print(json.dumps(told[0] if len(told) == 1 else told, indent=1))
     else:
-        for each in answers:
-            print(answer.text(each))
+        for judged in answers:
+            print(answer.text(judged))
             print() if len(answers) > 1 else None
     if options.report and answers:
         try:
-            write_output(options.report, "\n".join(answer.report(each) for each in answers))
+            write_output(options.report, "\n".join(map(answer.report, answers)))
         except OutputError as error:
             errors.append(("", str(error)))
     for _, said in errors:
         print(f"ERROR {said}", file=sys.stderr)
-    statuses = [each.exit_status for each in answers] + [3] * len(errors)
+    statuses = [judged.exit_status for judged in answers] + [3] * len(errors)
     return 1 if 1 in statuses else max(statuses)
 
 
-def ask(name: str, paths: list[pathlib.Path], installed: dict[str, str] | None = None) -> answer.Answer:
-    """Judge one run by its folder or its files; `installed` is package to version, where they are known otherwise.
+def ask(
+    name: str,
+    paths: list[pathlib.Path],
+    installed: Mapping[str, str] | None = None,
+    compared: Mapping[str, Value] | None = None,
+) -> answer.Answer:
+    """Judge one run by its folder or its files.
+
+    Args:
+        name: of the run, for the answer.
+        paths: its folder, or its files.
+        installed: package to version, where they are known otherwise.
+        compared: what `checkpoints.compare` said of two checkpoints, where it was asked before.
 
     Raises:
         RunError: there is no such file, or nothing in them can be read.
     """
-    return answer.decide(evidence.collect(name, paths, installed))
+    return answer.decide(evidence.collect(name, paths, installed, compared))
 
 
 def find_scripts(paths: list[pathlib.Path], in_folders: bool) -> list[pathlib.Path]:

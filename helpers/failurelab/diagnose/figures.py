@@ -1,4 +1,4 @@
-"""Figures of a run's curves, each against the run's own noise.
+"""A dozen figures of a run's curves, each against the run's own noise.
 
 A reward curve is noise first of all. Its noise is measured by the differences of neighbours, so that a trend does not
 count as noise. "It rises" means: by more than three times what the noise alone would give.
@@ -32,7 +32,6 @@ def _zeros(values: Sequence[float]) -> float:
 
 _SUMMARIES: dict[str, tuple[str, Callable[[list[float]], float]]] = {  # what is said of one logged figure
     "grad_zero": ("grad_norm", _zeros),
-    "grad_median": ("grad_norm", statistics.median),
     "clipped_mean": ("clipped", statistics.fmean),
     "clipped_start": ("clipped", _begin),
     "length_mean": ("length", statistics.fmean),
@@ -40,7 +39,6 @@ _SUMMARIES: dict[str, tuple[str, Callable[[list[float]], float]]] = {  # what is
     "gap_end": ("engine_gap", _end),
     "gap_max": ("engine_gap_max", statistics.median),
     "weight_mean": ("weight_mean", statistics.median),
-    "weight_min": ("weight_min", statistics.median),
     "rate_max": ("learning_rate", max),
     "rate_zero": ("learning_rate", _zeros),
 }
@@ -48,64 +46,39 @@ _SUMMARIES: dict[str, tuple[str, Callable[[list[float]], float]]] = {  # what is
 
 def measure(history: History) -> dict[str, Value]:
     """Return the figures of a run's curves; what was not logged is absent."""
-    result: dict[str, Value] = {"entries": history.entries}
     if not history.entries:
-        return result
-    steps = list(history.steps)
-    result["first_step"] = steps[0]
-    result["steps_seen"] = steps[-1] if history.numbered else len(steps)
-    for figure in ("reward", "entropy"):
-        result |= {f"{figure}_{name}": value for name, value in _trend(*history.pairs(figure)).items()}
-    for figure in ("reward", "grad_norm", "loss"):
-        if figure in history.invalid:
-            result[f"{figure}_invalid"] = history.invalid[figure] / history.entries
+        return {"entries": 0}
+    first, last = history.entries[0]["step"], history.entries[-1]["step"]
+    result: dict[str, Value] = {"entries": len(history.entries), "first_step": first, "steps_seen": last}
+    result |= _trend(*history.pairs("reward"))
+    result |= {f"{figure}_invalid": history.share_invalid(figure) for figure in ("reward", "grad_norm", "loss")}
     for name, (figure, of) in _SUMMARIES.items():
         if values := history.pairs(figure)[1]:
             result[name] = of(values)
-    _spread(history, result)
-    _reference(history, result)
-    _beta(history, result)
-    result["log_of_old_trl"] = history.old_names
-    if dead := _dead_functions(history):
-        result["dead_functions"] = dead
-    return result
-
-
-def _dead_functions(history: History) -> str:
-    """Name the reward functions that give one number, 0 or less, in each entry, if others do not."""
-    constant = {}
-    for name, column in history.rewards.items():
-        values = [value for value in column if not math.isnan(value)]
-        constant[name] = len(values) >= 6 and max(values) == min(values) and values[0]
-    if all(value is not False for value in constant.values()):
-        return ""
-    return ", ".join(f"{name} gives {value:g}" for name, value in constant.items() if value is not False and value <= 0)
+    for name, over, under in (("gap_grows", "gap_end", "gap_start"), ("gap_worst_of_mean", "gap_max", "gap_end")):
+        above, below = result.get(over), result.get(under)
+        if isinstance(above, float) and isinstance(below, float) and below:
+            result[name] = above / below
+    result["clipped_or_unknown"] = result.get("clipped_start", 0.0)
+    return result | _spread(history) | _reference(history) | _dead_functions(history)
 
 
 def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
+    """Of the reward: whether it rises, falls or is flat, by its first and last quarter and by its slope."""
     count = len(values)
     if not count:
         return {}
-    result: dict[str, Value] = {"low": min(values), "high": max(values), "mean": statistics.fmean(values)}
-    result["constant"] = count > 1 and max(values) - min(values) <= 1e-9 * max(1.0, abs(values[0]))
+    mean = statistics.fmean(values)
     if count < 4:
-        return result | {"course": "short"}
+        return {"reward_mean": mean, "reward_course": "short"}
     block = count // 4
     begin, end = _begin(values), _end(values)
     noise = math.sqrt(statistics.fmean((b - a) ** 2 for a, b in itertools.pairwise(values)) / 2)
-    middle, mean = statistics.fmean(steps), statistics.fmean(values)
+    middle = statistics.fmean(steps)
     spread = math.fsum((step - middle) ** 2 for step in steps)
     slope = math.fsum((s - middle) * (v - mean) for s, v in zip(steps, values)) / spread if spread else 0.0
     error = noise * math.sqrt(2 / block)
-    slope_error = noise / math.sqrt(spread) if spread else 0.0
-    gain, rise = _ratio(end - begin, error), _ratio(slope, slope_error)
-    result |= {
-        "begin": begin,
-        "end": end,
-        "gain_in_noise": gain,
-        "slope_in_noise": rise,
-        "unseen": TIMES * error,  # a gain below this would not be seen
-    }
+    gain, rise = _ratio(end - begin, error), _ratio(slope, noise / math.sqrt(spread) if spread else 0.0)
     best = [statistics.fmean(values[at : at + block]) for at in range(0, count - block + 1, max(1, block // 2))]
     down, up = min(gain, rise), max(gain, rise)
     course = "flat"
@@ -115,7 +88,14 @@ def _trend(steps: Sequence[float], values: Sequence[float]) -> dict[str, Value]:
         course = "falls"
     elif _ratio(max(best) - begin, error) > TIMES + 1:
         course = "rises"  # it had learned, whatever came then
-    return result | {"course": course, "moves": max(up, -down) > TIMES}
+    return {
+        "reward_mean": mean,
+        "reward_begin": begin,
+        "reward_end": end,
+        "reward_course": course,
+        "reward_fall": -max(gain, rise),  # times its noise, by both measures
+        "reward_unseen": TIMES * error,  # a gain below this would not be seen
+    }
 
 
 def _ratio(difference: float, error: float) -> float:
@@ -124,36 +104,45 @@ def _ratio(difference: float, error: float) -> float:
     return difference / error if error > 0 else math.copysign(1e6, difference)
 
 
-def _spread(history: History, result: dict[str, Value]) -> None:
-    """Of the rewards within a group: how often all are equal, at the start, at the end and in all."""
-    steps, values = history.pairs("zero_spread")
-    if values:
-        none, share = [value >= 0.999 for value in values], values
-    else:
-        steps, values = history.pairs("reward_std")
-        if not values:
-            return
-        none = [value < 1e-6 for value in values]
-        share = [float(each) for each in none]
-    result["groups_equal"], result["groups_equal_at_first"] = statistics.fmean(share), share[0]
-    result["groups_equal_at_start"], result["groups_equal_at_end"] = _begin(share), _end(share)
-    if none[-1]:  # from which step on, to the end
-        result["equal_from"] = steps[len(none) - len(list(itertools.takewhile(bool, reversed(none))))]
+def _spread(history: History) -> dict[str, Value]:
+    """Of the rewards within a group: how often all are equal, at first, at the start and in all."""
+    share = history.pairs("zero_spread")[1] or [float(value < 1e-6) for value in history.pairs("reward_std")[1]]
+    if not share:
+        return {}
+    return {
+        "groups_equal": statistics.fmean(share),
+        "groups_equal_at_first": share[0],
+        "groups_equal_at_start": _begin(share),
+    }
 
 
-def _reference(history: History, result: dict[str, Value]) -> None:
+def _reference(history: History) -> dict[str, Value]:
+    """Of the KL: its first value; and loss / kl, which is beta where batches are used once: advantages have mean 0."""
     steps, kl = history.pairs("kl")
     if not kl:
-        return
-    result["kl_first"], result["kl_first_step"], result["kl_max"] = kl[0], steps[0], max(kl)
+        return {}
+    result: dict[str, Value] = {"kl_first": kl[0], "kl_first_step": steps[0]}
     result["kl_begins_high"] = kl[0] / max(kl) if max(kl) > 0 else 0.0
-
-
-def _beta(history: History, result: dict[str, Value]) -> None:
-    """Of a run that uses every batch once, loss / kl is beta: the advantages' mean is 0."""
-    losses, kls = history.figures.get("loss", ()), history.figures.get("kl", ())
-    ratios = sorted(loss / kl for loss, kl in zip(losses, kls) if kl > 1e-3 and math.isfinite(loss / kl))
+    both = ((entry.get("loss", math.nan), entry.get("kl", math.nan)) for entry in history.entries)
+    ratios = sorted(loss / kl for loss, kl in both if kl > 1e-3 and math.isfinite(loss / kl))
     if len(ratios) >= 4:
         result["implied_beta"] = statistics.median(ratios)
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         result["implied_beta_spread"] = high / low if low > 0 else 1e6
+    return result
+
+
+def _dead_functions(history: History) -> dict[str, Value]:
+    """The reward functions that give one number, 0 or less, in each entry, if others do not."""
+    constant = {}
+    for name in dict.fromkeys(name for entry in history.entries for name in entry if name.startswith("rewards/")):
+        values = history.pairs(name)[1]
+        constant[name] = values[0] if len(values) >= 6 and max(values) == min(values) else None
+    if all(value is not None for value in constant.values()):
+        return {}
+    dead = [
+        f"{name.removeprefix('rewards/').removesuffix('/mean')} gives {value:g}"
+        for name, value in constant.items()
+        if value is not None and value <= 0
+    ]
+    return {"dead_functions": ", ".join(dead)} if dead else {}

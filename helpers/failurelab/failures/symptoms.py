@@ -7,10 +7,11 @@ decides), so errors come first, and each match is shown with the number of its l
 import dataclasses
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from failurelab import failures
 from failurelab.errors import FailureLabError
+from failurelab.failures import names
 
 PAGE = "docs/symptoms.md"
 _Text = tuple[str, str, failures.Failure]  # as it is looked up, as the registry has it, and whose it is
@@ -21,6 +22,10 @@ _WRAPPED = 8  # lines that a terminal may make of one text
 _NUMBER = r"['\"]?(-?[\d.]+(?:e-?\d+)?)['\"]?"
 _METRIC = re.compile(rf"['\"](loss|grad_norm|reward_std|frac_reward_zero_std)['\"]: {_NUMBER}")
 _GUARD = re.compile(r"Guard(?:Warning|Tripped): (\w+): (.+)")  # as Python prints a warning, or an error that ended it
+_NAMES = re.compile(
+    r"unexpected keyword argument|cannot import name|No module named|has no attribute|missing \d+ required|"
+    r"positional arguments? but|HfArgumentParser|not used by the model"
+)
 _LOSS = re.compile(
     r"\bloss\b[^.\n\w]*(?:\s*\b(?:is|of|stays|stuck|at|always|shown|as|remains|to)\b)*\s*(?:0(?:\.0*)?(?![\d.])|zero\b)",
     re.IGNORECASE,
@@ -150,12 +155,17 @@ def _is_part(match: Match, matches: dict[tuple[str, str], Match]) -> bool:
     )
 
 
-def describe(lines: Iterable[str]) -> str:
-    """Return what a log says: what guards measured, texts of failures with what decides, and what its figures show."""
-    read = _Log(lines)
+def describe(lines: Iterable[str], installed: Mapping[str, str] | None = None) -> str:
+    """Return what a log says: what guards measured, texts of failures with what decides, and what its figures show.
+
+    An error about a name is told with the releases that have it; `installed` is package to version, where it is known.
+    """
+    read = Log(lines)
     matches = find_matches(read)
     parts = [_describe_guard(*warning) for warning in read.guards.items()]
     parts += [_describe_match(match) for match in matches]
+    told = {number: names.explain(line, installed) for number, line in read.errors.items()}
+    parts += [f"line {number}: {read.errors[number][:160]}\n  {said}" for number, said in told.items() if said]
     parts += [_RENAMED] if read.has_renamed else []
     parts += [_FLAT] if read.is_flat() else [_LOSS_OF_ZERO] if read.has_loss_of_zero() else []
     if not parts:
@@ -163,17 +173,24 @@ def describe(lines: Iterable[str]) -> str:
     return "\n\n".join([*parts, _NEXT])
 
 
-class _Log:
-    """A log's lines, and what is noted of them while they are read once."""
+class Log:
+    """A log's lines, and what is noted of them while they are read once.
+
+    Attributes:
+        total: lines that were read.
+        guards: guard and message, with the number of the first line that has them.
+        errors: the lines that may be errors about names, by number: each text once.
+    """
 
     def __init__(self, lines: Iterable[str]):
         self._lines = lines
         self.total = 0
-        self.guards: dict[tuple[str, str], int] = {}  # guard and message; the number of the first line
-
-    def __iter__(self) -> Iterator[str]:
+        self.guards: dict[tuple[str, str], int] = {}
+        self.errors: dict[int, str] = {}
         self._metrics: dict[str, list[float]] = {}
         self._says_zero = self.has_renamed = False
+
+    def __iter__(self) -> Iterator[str]:
         for line in self._lines:
             self.total += 1
             if warning := _GUARD.search(line):
@@ -183,6 +200,8 @@ class _Log:
                     self._metrics.setdefault(name, []).append(float(value))
             elif self.total <= _SHORT and _LOSS.search(line):
                 self._says_zero = True
+            if _NAMES.search(line) and line.strip() not in self.errors.values():
+                self.errors[self.total] = line.strip()
             self.has_renamed |= "checkpointing" in line and "will be removed in v6" in line
             yield line
 
