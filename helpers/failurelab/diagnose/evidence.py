@@ -287,8 +287,8 @@ def _read_guards(file: pathlib.Path, evidence: Evidence) -> None:
 def _read_preflight(file: pathlib.Path, scripts: list[pathlib.Path], evidence: Evidence) -> None:
     """Take what `failurelab preflight --json` said of the script, if it is of this script.
 
-    Read are the lists `findings` (what is named), `suspected`, `held` and `not_checked`; of each entry `failure` and
-    `evidence`; and `script_sha256`.
+    Read are what is named, suspected, held and not checked, of each its failure and its evidence, and
+    the hash of the script.
     """
     try:
         answer = Answer.from_json(json.loads(file.read_text(encoding="utf-8")))
@@ -312,7 +312,7 @@ def _read_preflight(file: pathlib.Path, scripts: list[pathlib.Path], evidence: E
         evidence.figures["preflight_suspects"] = ", ".join(suspected)
     evidence.kinds.add("preflight")
     said = ", ".join(named) or "nothing"
-    held = len(answer["held"])
+    held = len(answer.held)
     evidence.read.append(f"{file.name}: what preflight saw ({said} named, {len(suspected)} suspected, {held} held)")
 
 
