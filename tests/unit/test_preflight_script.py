@@ -719,6 +719,21 @@ def test_the_answer_in_each_form():
     assert statuses == [1, 3, 0]
 
 
+def test_what_is_bad_stands_in_40_lines_before_the_details():
+    """All of it once more behind them; what does not even fit in brief is named at least."""
+    diff = "".join(f"+line {place}\n" for place in range(30))
+    for count in (1, 3, 9):
+        ids = [f"F{place}" for place in range(1, count + 1)]
+        bad = [Finding(each, "words " * 60, "more " * 30, verdict=Verdict.NAMED, diff=f"--- a\n{diff}") for each in ids]
+        answer = Answer("train.py")
+        answer.settle(bad)
+        before, _, details = terminal.text(answer).partition("IN FULL")
+        assert before.count("\n") <= 40 and all(f"NAMED  {each} " in details for each in ids)
+        heading = details.partition("\n")[0]
+        assert all(f"NAMED  {each} " in before or each in heading for each in ids)
+        assert "---" not in before and "+line 29" in details
+
+
 def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):
     """A trained adapter's weights fit the real model alone: a cut one gets an adapter that is not zero."""
     adapter = tmp_path / "adapter"

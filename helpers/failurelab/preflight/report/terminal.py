@@ -1,11 +1,14 @@
 """The answer of preflight as one screen."""
 
+import re
 import shutil
 import textwrap
 
 from failurelab import failures
 from failurelab.preflight.answer import Answer, Finding, Verdict
 
+_MOST_LINES = 40  # before the details
+_MOST_CHANGED = 6  # lines of a diff in brief
 _TITLES = {  # of what is no failure of the registry
     "rate": "A learning rate that cannot teach, or teaches too much",
     "one row": "One prompt to train on",
@@ -14,11 +17,19 @@ _TITLES = {  # of what is no failure of the registry
 
 
 def text(answer: Answer) -> str:
-    """Return the answer as lines for a terminal: what is named and suspected first, then the details."""
+    """Return the answer as lines for a terminal: what is named and suspected, in 40 lines at most, then the details."""
     width = max(70, min(110, shutil.get_terminal_size().columns))
-    lines = []
-    for finding in answer.accusations:
-        lines += [*_accusation(finding, width), ""]
+    whole = [_accusation(finding, width) for finding in answer.accusations]
+    shown = whole
+    if sum(len(lines) + 1 for lines in whole) > _MOST_LINES:
+        shown = [_accusation(finding, width, brief=True) for finding in answer.accusations]
+        while sum(len(lines) + 1 for lines in shown) >= _MOST_LINES:
+            shown.pop()
+    lines = [line for accusation in shown for line in (*accusation, "")]
+    if shown is not whole:
+        more = ", ".join(finding.failure for finding in answer.accusations[len(shown) :])
+        lines += [f"IN FULL{f', and beside these: {more}' * bool(more)}"]
+        lines += [line for accusation in whole for line in (*accusation, "")]
     for heading, findings in (
         ("HELD (in brackets: what the same measurement said with the failure planted)", answer.held),
         ("NOT CHECKED", answer.not_checked),
@@ -40,12 +51,18 @@ def text(answer: Answer) -> str:
     return "\n".join([*lines, verdict(answer)])
 
 
-def _accusation(finding: Finding, width: int) -> list[str]:
-    """Return what is said of one failure that is named or suspected."""
+def _accusation(finding: Finding, width: int, brief: bool = False) -> list[str]:
+    """Return what is said of one failure that is named or suspected; in brief without what a reader can look up."""
     where = f"  ({finding.place})" if finding.place else ""
     suspected = finding.verdict is Verdict.SUSPECTED
     lines = [f"{finding.verdict.value}  {finding.failure} {title(finding.failure)}{where}"]
     tried = f"; with this repair: {finding.tried} (tried)" if finding.tried else ""
+    if brief:
+        lines += _wrap(textwrap.shorten(finding.evidence, 2 * width - 20, placeholder=" …"), width)
+        lines += _wrap(textwrap.shorten(f"repair: {finding.repair}", width - 8, placeholder=" …"), width)
+        changed = [line for line in finding.diff.splitlines() if re.match(r"[+-](?![+-]{2} )", line)]
+        changed = changed if len(changed) <= _MOST_CHANGED else [*changed[: _MOST_CHANGED - 1], "…"]
+        return lines + [f"         {line}" for line in changed]
     lines += _wrap(f"{finding.evidence}{tried}", width)
     lines += _wrap(f"not named: {finding.why}", width) if suspected else []
     if finding.repair:
