@@ -17,19 +17,20 @@ from steps import before, has, planted, right, trainer
 from failurelab import textbook
 from failurelab._row_inputs import split_inputs
 from failurelab.textbook import (
-    advantages,
+    apart,
     backward,
     comparison,
+    definition,
     fields,
     gradient,
-    measure,
     recorder,
     rows_of,
     scores,
+    solve,
     suspects,
 )
-from failurelab.textbook.advantages import rounding
-from failurelab.textbook.measure import norm
+from failurelab.textbook.apart import norm
+from failurelab.textbook.comparison import advantages_of_rounding
 
 
 def rows_of_two_groups():
@@ -149,7 +150,7 @@ def test_advantages_leave_out_what_gives_no_reward():
         textbook.Row((1,), (2,), True, rewards)
         for rewards in ((1.0, None), (3.0, 1.0), (None, None), (float("nan"), 2.0))
     ]
-    worth = advantages.advantages(rows, textbook.Options(scale_rewards="none", reward_weights=(1.0, 2.0)))
+    worth = gradient.advantages(rows, textbook.Options(scale_rewards="none", reward_weights=(1.0, 2.0)))
     assert worth.tolist() == pytest.approx([1 - 10 / 3, 5 - 10 / 3, 0, 4 - 10 / 3])
 
 
@@ -157,7 +158,7 @@ def test_an_infinite_reward_is_a_reward():
     """Normalized, it makes its group NaN, which trl then adds up as 0: in the batch's mean and deviation they count."""
     groups = ((1.0, 3.0), (float("inf"), 1.0))
     rows = [textbook.Row((1,), (2,), True, (each,), group=place) for place, own in enumerate(groups) for each in own]
-    worth = advantages.advantages(rows, textbook.Options(multi_objective_aggregation="normalize_then_sum"))
+    worth = gradient.advantages(rows, textbook.Options(multi_objective_aggregation="normalize_then_sum"))
     assert worth.tolist() == pytest.approx([-(1.5**0.5), 1.5**0.5, 0, 0], rel=1e-3)
 
 
@@ -232,8 +233,8 @@ def test_ratios_that_are_clipped_and_entropies_hold(make):
 def test_tokens_of_high_entropy_are_chosen_by_rank(quantile, shift, kept):
     """They are not scored again beside other rows, which rounds otherwise. A shift puts those in doubt on one side."""
     (row,) = textbook.rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
-    change = gradient.Change(shift=gradient.Shift(entropy=shift))
-    step = gradient.Step([row], textbook.Options(top_entropy_quantile=quantile), change)
+    shift = gradient.Shift(entropy=shift)
+    step = gradient.Step([row], textbook.Options(top_entropy_quantile=quantile), shift=shift)
     entropies = torch.tensor([[0.5, 0.7, 0.9]])
     step.choose_tokens(lambda part: scores.Scores(entropies, entropies, torch.ones(1, 3)))
     assert step.chosen[0].tolist() == kept and step.kept[0] == sum(kept)
@@ -246,10 +247,11 @@ def test_bounds_are_moved_to_both_sides():
 
     def clipped(shift):
         (row,) = textbook.rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
-        step, tally = gradient.Step([row], options, gradient.Change(shift=gradient.Shift(shift))), gradient.Tally()
+        step, tally = gradient.Step([row], options, shift=gradient.Shift(shift)), gradient.Tally()
         step.advantages[:] = 1.0
         step._old_logps = lambda part, now, precision: now + old
-        step.loss(gradient.forward_of(model, {}, gradient.EXACT)[0], range(1), None, gradient.EXACT, tally)
+        part, _ = step.part(gradient.forward_of(model, {}, gradient.EXACT)[0], range(1), None, gradient.EXACT)
+        tally.count(textbook.GRPO, step.options, part)
         return tally.clipped
 
     assert [clipped(shift) for shift in (0.0, 0.05, -0.05)] == [1, 0, 2]
@@ -373,8 +375,8 @@ def test_a_band_that_known_mistakes_lie_in_holds_nothing(floor, wide, make, monk
 
 def test_what_comes_near_by_chance_is_not_named():
     """Where right gradients lie far apart, a suspect still has to come near."""
-    search = suspects.Search(None, None, (), None, {}, textbook.Floor(0.04, 0.04, 0.4), None)
-    assert search.near == measure.NAMES < search.floor.near
+    search = suspects.Search(None, (), None, None, {}, textbook.Floor(0.04, 0.04, 0.4), None)
+    assert search.near == apart.NAMES < search.floor.near
 
 
 def test_a_cut_completion_that_the_padding_ends(make, tokenizer):
@@ -467,7 +469,7 @@ def test_rounding_alone_is_no_gradient():
         rewards = torch.full((count,), value)
         worth = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).abs().max().item()
         rows = rows_of([[1]] * count, [[2]] * count, [[value]] * count, [0] * count, [2])
-        assert worth <= rounding(rows, textbook.Options())
+        assert worth <= advantages_of_rounding(rows, textbook.Options())
         largest = max(largest, worth)
     assert largest > 1e-3
 
@@ -794,22 +796,13 @@ def test_a_gradient_that_the_optimizer_is_not_given(make):
 
 
 def test_mistakes_that_have_one_gradient_are_not_named():
-    """While ratios are 1, GSPO's ratio without its length is another loss_type, to the last digit."""
-    model, rows = qwen2(), rows_of_two_groups()
-    options = textbook.Options(loss_type="grpo", importance_sampling_level="sequence", epsilon=0.2)
-    made = types.SimpleNamespace(
-        args=types.SimpleNamespace(gradient_accumulation_steps=1),
-        processing_class=types.SimpleNamespace(pad_token_id=0),
-    )
-
-    def expected(options, **given):
-        return textbook.expected_gradient(model, rows, options, **given)
-
-    ours, theirs = expected(options), expected(options, change=gradient.Change(ratio="summed"))
-    search = suspects.Search(made, model, rows, options, theirs, textbook.Floor(), expected)
-    finding = search.explain(ours, measure.measure_apart(theirs, ours))
-    assert finding.named is None
-    assert all(f"{name} (" in finding.text for name in ("loss_type", "importance_sampling_level"))
+    """Where completions are of one length, `grpo` and `dapo` divide by the same number."""
+    tried = [suspects.Fit("loss_type", kind, textbook.Apart(1.0, 1.0, 0.0)) for kind in ("grpo", "dapo")]
+    ratio = suspects.Fit("ratio", "always 1", textbook.Apart(1.0, 1.0, 0.004))
+    search = suspects.Search(None, (), None, None, {}, textbook.Floor(), None)
+    assert search._choose(tried, 1.0).named == "loss_type"
+    both = search._choose([*tried, ratio], 1.0)
+    assert both.named is None and "loss_type (dapo)" in both.text and "ratio (always 1)" in both.text
 
 
 @pytest.mark.parametrize("widths, hidden", [((2, 3), True), ((3, 3), False)], ids=["each batch alone", "one padded"])

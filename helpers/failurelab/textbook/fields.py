@@ -9,6 +9,7 @@ Read in the help texts of trl 0.14.0, 0.15.2, 0.22.2 and 1.16.0, and of transfor
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -132,7 +133,6 @@ class Options:
         padding_ends: whether a completion whose last token is the padding, drawn as a word, has an end. trl 1.16 takes
             it so; the help text leaves it open.
         reward_weights: one for each reward function; None: all 1.
-        unscored_are_zero: whether a completion that no function scores has reward 0; it is left out (TRL #5902).
         multi_objective_aggregation: how the rewards of several functions become one.
         max_completion_length: `dr_grpo` divides by it.
         top_entropy_quantile: share of a micro-batch's tokens, those of the highest entropy, that the policy trains on.
@@ -156,7 +156,6 @@ class Options:
     padding_ends: bool = False
     generation_tokens: bool = False
     reward_weights: tuple[float, ...] | None = None
-    unscored_are_zero: bool = False
     multi_objective_aggregation: str = "sum_then_normalize"
     max_completion_length: int | None = None
     top_entropy_quantile: float = 1.0
@@ -176,6 +175,23 @@ class Options:
         if given.get("reward_weights") is not None:
             given["reward_weights"] = tuple(float(weight) for weight in given["reward_weights"])
         return cls(**given)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The ratio's: 1 - epsilon and 1 + epsilon_high; `cispo` has an upper one alone, epsilon_high itself."""
+        low = math.inf if self.epsilon is None else self.epsilon
+        high = low if self.epsilon_high is None else self.epsilon_high
+        return {"cispo": (-math.inf, high)}.get(self.loss_type, (1 - low, 1 + high))
+
+    @property
+    def most_ratio(self) -> float:
+        """The largest ratio, with a negative advantage too."""
+        return math.inf if self.delta is None else self.delta
+
+    @property
+    def most_drift(self) -> float:
+        """How far a completion with a negative advantage may have drifted, in nats a token."""
+        return math.inf if self.off_policy_mask_threshold is None else self.off_policy_mask_threshold
 
     def readings(self) -> dict[str, "Options"]:
         """Return the options under each reading that their help texts allow, by what each says."""

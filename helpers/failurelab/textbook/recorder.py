@@ -25,8 +25,8 @@ from torch import nn
 from failurelab._row_inputs import split_inputs
 from failurelab.errors import raises_own
 from failurelab.handles import is_unseen, listen_to, wrap_method
+from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.gradient import Gradient, Precision, score_old
-from failurelab.textbook.measure import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.rows import Row, cut_at_end
 
 Ids = tuple[int, ...]
