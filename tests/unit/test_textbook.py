@@ -20,13 +20,11 @@ from failurelab.textbook import (
     apart,
     backward,
     comparison,
-    definition,
     fields,
     gradient,
     recorder,
     rows_of,
     scores,
-    solve,
     suspects,
 )
 from failurelab.textbook.apart import norm

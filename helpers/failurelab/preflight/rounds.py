@@ -176,7 +176,7 @@ def _why_not_healed(finding: dict[str, Any], before: Result, trial: Result) -> s
 def _held(finding: dict[str, Any], result: Result) -> str:
     """Return what the judge of a failure says where it is gone, with the figure; empty if it has not measured it."""
     for failure in _HELD_BY.get(finding["failure"], (finding["failure"],)):
-        for answer in (*result["held"], *result.get("measured", ())):
+        for answer in result["held"]:
             if answer["failure"] == failure:
                 return answer["evidence"]
     others = [each for each in result["findings"] if each["failure"] == finding["failure"] and each["about"]]

@@ -166,7 +166,6 @@ class Report:
     def __init__(self, path: pathlib.Path, progress: pathlib.Path):
         self._path, self._progress = path, progress
         self.answers: list[Answer] = []
-        self.measured: list[Held] = []  # also what a judge of the whole gradient takes back, see `StepJudge.outweigh`
         self.notes: list[str] = []
         self.script: repairs.Script | None = None
 
@@ -188,7 +187,7 @@ class Report:
             if isinstance(answer, Finding):
                 entry["changes"] = self._changes(answer)
             told[_KINDS[type(answer)]].append(entry)
-        told |= {"error": error, "cut": cut, "notes": self.notes, "measured": list(map(vars, self.measured))}
+        told |= {"error": error, "cut": cut, "notes": self.notes}
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(told))
         whole.rename(self._path)
@@ -323,7 +322,7 @@ class Run:
         self._ask(order.BEFORE, seen)
         trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
         watch = watched.Watch(seen, self.adapters)
-        step = StepJudge(seen, watch.explains_gradient)
+        step = StepJudge(seen, watch.misses_gradients)
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
@@ -335,9 +334,7 @@ class Run:
                 self.report.traceback(problem)
                 error = describe_error(problem, self.source.path, line=source.line)
         seen.log = list(trainer.state.log_history)
-        self._ask((lambda _: watch.answers(), *order.AFTER), seen)
-        self.report.measured = [answer for answer in self.report.answers if isinstance(answer, Held)]
-        self.report.answers = step.outweigh(self.report.answers)
+        self._ask((lambda _: watch.answers(step.compared), *order.AFTER, lambda _: step.answers()), seen)
         self.report.end(error, self._cuts(trainer, seen))
 
     def _launch(self) -> dict[str, Any]:

@@ -190,7 +190,8 @@ class _Comparer:
         self.trainer, self.definition = trainer, definition
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.theirs = _by_name(evidence.gradient, trainer.model, self.model)
-        self.options = Options.of(trainer.args)
+        asked = Options.of(trainer.args)
+        self.options = dataclasses.replace(asked, temperature=evidence.temperature or asked.temperature)
         self.rows = evidence.rows
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)

@@ -135,7 +135,7 @@ class Definition:
     divisor: Callable[[Any, Options], Tensor] = lambda sizes, options: DIVISORS[options.loss_type](sizes, options)
     entropy: Callable[[Tensor, Tensor], Tensor] = lambda entropies, counts: (entropies / counts).sum()
 
-    def loss(self, part: Any, options: Options) -> Tensor:
+    def loss(self, part: Any, options: Options) -> Any:
         """Return the loss of some rows, of which `part` has tensors; those of all rows add up to the step's."""
         difference = part.logps - part.old_logps  # (R, T)
         ratio = self.log_ratio(difference, part.mask, options).exp()  # (R, T) or (R, 1)

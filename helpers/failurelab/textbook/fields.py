@@ -91,11 +91,18 @@ def adds_router_loss(trainer: Any) -> bool:
     return any(getattr(part, "output_router_logits", False) for part in (config, getattr(config, "text_config", None)))
 
 
+def changes_distribution(trainer: Any) -> bool:
+    """Whether options of `generate` beside its temperature, which is evidence, are not the arguments'."""
+    return not set(getattr(trainer.args, "generation_kwargs", None) or ()) <= {"temperature"}
+
+
 NOT_HERE: dict[str, Left] = {
     "deepspeed": Left((None,), "the gradients are spread over an engine's buckets"),
     "fp16": Left((False,), "the gradients are scaled by a factor that the scaler changes"),
     "fsdp": Left((None, "", [], False), "the gradients are spread over processes"),
-    "generation_kwargs": Left((None, {}), "they may change the distribution that the tokens are drawn from"),
+    "generation_kwargs": Left(
+        (None, {}), "they may change the distribution that the tokens are drawn from", changes_distribution
+    ),
     "neftune_noise_alpha": Left((None, 0), "noise is added to the embeddings"),
     "parallelism_config": Left((None,), "the gradients are spread over processes"),
     "router_aux_loss_coef": Left((None, 0.0), "the router's loss is added", adds_router_loss),
@@ -118,7 +125,8 @@ class Options:
     """The options of GRPO's definition, under the names that trl gives them; where two readings are documented, both.
 
     Attributes:
-        temperature: of the policy: logits are divided by it before the softmax.
+        temperature: of the policy: logits are divided by it before the softmax. It is what the tokens were drawn at.
+        asked_temperature: the one that the arguments ask for.
         beta: weight of the KL divergence to the reference model, estimated as k3 (Schulman 2020): r - log r - 1.
         loss_type: how the tokens' losses become one number.
         scale_rewards: `group`, `batch` or `none`: the standard deviation that advantages are divided by.
@@ -144,6 +152,7 @@ class Options:
     """
 
     temperature: float = 1.0
+    asked_temperature: float = 1.0
     beta: float = 0.0
     loss_type: str = "grpo"
     scale_rewards: str = "group"
@@ -171,6 +180,7 @@ class Options:
         given = {
             field.name: getattr(args, field.name) for field in dataclasses.fields(cls) if hasattr(args, field.name)
         }
+        given["asked_temperature"] = given.get("temperature", 1.0)
         given["scale_rewards"] = _SCALES.get(given.get("scale_rewards", True), given.get("scale_rewards"))
         if given.get("reward_weights") is not None:
             given["reward_weights"] = tuple(float(weight) for weight in given["reward_weights"])

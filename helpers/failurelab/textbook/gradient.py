@@ -406,6 +406,9 @@ def row_weights(rows: Sequence[Row], options: Options, definition: Definition = 
     step = (lengths * counted).sum().clamp(min=1)
     generation = [0 if left_out(row, options) else row.length() for row in rows]
     own = sum(count for row, count in zip(rows, generation) if row.micro is not None)
+    whole: dict[int, int] = {}  # tokens of each generation
+    for row, count in zip(rows, generation):
+        whole[row.batch] = whole.get(row.batch, 0) + count
     sizes = types.SimpleNamespace(
         tokens=lengths.clamp(min=1),
         completions=(same @ counted.double()).clamp(min=1),
@@ -413,7 +416,7 @@ def row_weights(rows: Sequence[Row], options: Options, definition: Definition = 
         micros=len({row.micro for row in trained}),
         step_tokens=step.expand_as(lengths),
         share=(step * max(1.0, sum(generation) * len(trained) / len(rows)) / max(own, 1)).expand_as(lengths),
-        generation_tokens=torch.tensor(float(max(1, sum(generation)))).expand_as(lengths),
+        generation_tokens=torch.tensor([float(max(1, whole[row.batch])) for row in trained]),
     )
     return (1 / definition.divisor(sizes, options)).masked_fill(left, 0.0)
 

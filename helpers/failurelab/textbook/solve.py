@@ -70,8 +70,8 @@ class Solution:
 
     Attributes:
         weights: of rows, or of places.
-        rest: norm of what they leave unexplained, by that of the trainer's gradient: of the better one over all tensors,
-            of the other over those that derivatives were taken by.
+        rest: norm of what they leave unexplained, by that of the trainer's gradient: of the better solution over all
+            tensors, of the other over those that derivatives were taken by.
     """
 
     weights: tuple[Weight, ...]
@@ -134,7 +134,7 @@ def solve(
                 return _pull_back(scores, [leaves[name] for name in names], cotangents(part, scores.logps), model)
 
             parts = [result for _, result in in_parts(model, step, work)]
-        return [sum(each) for each in zip(*parts)]  # type: ignore[misc]
+        return [torch.stack(each).sum(0) for each in zip(*parts)]
 
     unknowns = [unknown for system in systems for unknown in system]
     grads = run(names, lambda part, logps: torch.stack([_spread(each.slopes, part, logps) for each in unknowns]))
@@ -184,14 +184,15 @@ def _pull_back(
     room = 4 * LOGITS_BYTES["cpu"] // (4 * words * max(1, scores.logps.numel()))
     found: list[list[torch.Tensor]] = [[] for _ in tensors]
     for some in cotangents.split(max(1, room)):
+        grads: Sequence[torch.Tensor | None]
         options: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # an operation that has to be repeated for each
                 grads = torch.autograd.grad(scores.logps, tensors, some, is_grads_batched=True, **options)
         except (RuntimeError, NotImplementedError):  # one that cannot be batched at all, such as a kernel's
-            singles = [torch.autograd.grad(scores.logps, tensors, each, **options) for each in some]
-            grads = tuple(None if each[0] is None else torch.stack(each) for each in zip(*singles))
+            single = [torch.autograd.grad(scores.logps, tensors, each, **options) for each in some]
+            grads = tuple(None if each[0] is None else torch.stack(list(each)) for each in zip(*single))
         for tensor, grad, parts in zip(tensors, grads, found):
             parts.append(tensor.new_zeros(len(some), *tensor.shape) if grad is None else grad)
     return [torch.cat(parts) for parts in found]
@@ -302,8 +303,8 @@ def _say_rows(solution: Solution, step: Step) -> tuple[str, str]:
     known = [each for each in solution.weights if each.identifiable]
     off = solution.off
 
-    def holds(value: Callable[[Weight], float]) -> bool:
-        return all(solution.same(each.solved, value(each), each.error) for each in known)
+    def holds(values: Mapping[Weight, float]) -> bool:
+        return all(solution.same(each.solved, values[each], each.error) for each in known)
 
     cuts: dict[str, Callable[[float], float]] = {
         "only those above 0 count": lambda value: max(value, 0.0),
@@ -311,7 +312,7 @@ def _say_rows(solution: Solution, step: Step) -> tuple[str, str]:
         "their sign is lost": abs,
     }
     for line, cut in cuts.items():
-        if holds(lambda each, cut=cut: cut(each.expected)):
+        if holds({each: cut(each.expected) for each in known}):
             return "advantages cut", f"of the advantages, {line}"
     target = torch.tensor([each.solved for each in known], dtype=torch.float64)
     for name, of, keys in (
@@ -320,12 +321,12 @@ def _say_rows(solution: Solution, step: Step) -> tuple[str, str]:
     ):
         kinds = list(dict.fromkeys(keys))
         parts = torch.tensor([[sum(worth[n] for n in each.rows if keys[n] == key) for key in kinds] for each in known])
-        factors, errors = least_squares(parts.double(), target)
+        factors, _ = least_squares(parts.double(), target)
         close = dict(zip(known, (parts.double() @ factors).tolist()))
-        if len(known) >= 2 * len(kinds) > 2 and errors.isfinite().all() and holds(close.__getitem__):
+        if len(known) >= 2 * len(kinds) > 2 and holds(close):
             return name, f"the rows of each {of} have their weight times {_list(f'{factor:.3g}' for factor in factors)}"
     single = [each for each in off if len(each.rows) == 1]
-    sources = [min(worth, key=lambda number, each=each: abs(worth[number] - each.solved)) for each in single]
+    sources = [int((step.advantages - each.solved).abs().argmin()) for each in single]
     if len(single) > 2 and all(
         solution.same(CLOSER * worth[number], CLOSER * each.solved, CLOSER * each.error)
         for number, each in zip(sources, single)

@@ -99,6 +99,12 @@ SCORES = (
         "trl 0.14",
     ),
     Suspect("temperature", "left out", _scored(1.0), _is_warm, "TRL #3029"),
+    Suspect(
+        "temperature",
+        "of the arguments, and not that of the sampling",
+        {"scoring": lambda options, pad: Scoring(options.asked_temperature, pad=pad)},
+        lambda rows, options: options.asked_temperature not in (1.0, options.temperature),
+    ),
 )
 OTHERS = (
     # a mask that the attention reads too; where the loss alone reads it, the weights of places tell
@@ -130,7 +136,9 @@ OTHERS = (
         "divided by the tokens of the generation",
         "",
         {"divisor": lambda sizes, options: sizes.generation_tokens},
-        lambda rows, options: options.loss_type in ("dapo", "cispo") and any(row.micro is None for row in rows),
+        lambda rows, options: (
+            options.loss_type in ("dapo", "cispo") and len({(row.batch, row.micro is None) for row in rows}) > 1
+        ),
         "TRL #6024",
     ),
     *(
@@ -156,7 +164,9 @@ OTHERS = (
         for line, objective in {
             "left out": lambda ratio, worth, logps, options: ratio * worth,
             "also where it does not bind": lambda ratio, worth, logps, options: ratio.clamp(*options.bounds) * worth,
-            "epsilon and epsilon_high swapped": lambda *given: clipped(*given[:-1], _swapped(given[-1])),
+            "epsilon and epsilon_high swapped": lambda ratio, worth, logps, options: clipped(
+                ratio, worth, logps, _swapped(options)
+            ),
         }.items()
     ),
 )
@@ -252,7 +262,10 @@ class Search:
             explanation = self._choose(tried, apart.distance)
         explanation = explanation or self._with_factor(tried)
         step = Step(self.rows, self.options, self.definition)
-        solved = tuple(solve(self.model, step, tally, self.theirs, self.precision, self.pad))
+        try:
+            solved = tuple(solve(self.model, step, tally, self.theirs, self.precision, self.pad))
+        except OutOfMemory:
+            solved = ()
         if explanation is None and solved and solved[0].rest <= self.near and solved[0].off:
             name, line = say(solved[0], step)
             explanation = Explanation(

@@ -17,18 +17,14 @@ from failurelab._text import list_names
 from failurelab._unwrap import has_adapter
 from failurelab.failures import loader
 from failurelab.handles import is_unseen, wrap_method
-from failurelab.preflight import temperature
 from failurelab.preflight.answers import Answer, Finding, Held, NotApplicable, NotChecked
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import controls, cuts, small
 from failurelab.preflight.intercept.cuts import NEW_TOKENS
+from failurelab.preflight.judges.textbook import LOGITS_REPAIRED
 from failurelab.preflight.repairs import Keyword, Statement
 
 _WORKS = 1e-3  # of a logit: a new adapter changes it by less, and where its norms are computed (DoRA), not by 0
-_LOGITS_REPAIRED = Statement(
-    "for each in filter(None, ({trainer}.model, getattr({trainer}, 'ref_model', None))): logits.repair(each)",
-    imports="from failurelab import logits",
-)
 
 
 class Watch:
@@ -82,16 +78,12 @@ class Watch:
         elif notice.kind == "not checked":
             self._failed.setdefault(notice.guard, notice.message)
 
-    def explains_gradient(self) -> bool:
-        """Whether a guard has found by now why the gradient is wrong."""
-        return not self._reports.keys().isdisjoint(("GradientGuard", "LogitsGuard"))
+    def misses_gradients(self) -> bool:
+        """Whether a guard has found by now that tensors have no gradient."""
+        return "GradientGuard" in self._reports
 
     def _around_generate(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
-        model = generate.__self__
-        self._generated.add(model.training)
-        config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
-        if self.seen.drawn_at is None and kwargs.get("do_sample", getattr(config, "do_sample", False)):
-            self.seen.drawn_at = kwargs.get("temperature", getattr(config, "temperature", None))
+        self._generated.add(generate.__self__.training)
         return generate(*args, **kwargs)
 
     def _read_forward(self, model: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
@@ -107,16 +99,6 @@ class Watch:
             wanted = kwargs.get(name)
             if isinstance(wanted, int) and wanted:
                 self._asked = name, wanted, rows.shape[1]
-        if rows.requires_grad and self.seen.scored_at is None:
-            kept = rows.detach().clone()  # which the trainer may divide in place
-            rows.register_hook(lambda gradient: self._read_gradient(kept, gradient))
-
-    def _read_gradient(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Read the temperature of the scores; both are (batch, rows, vocabulary)."""
-        if self.seen.scored_at is None and gradient.shape == rows.shape:
-            self.seen.scored_at = temperature.read_temperature(rows, gradient)
-            if self.seen.scored_at is not None:
-                self.seen.scored_planted = temperature.plant_temperature(rows)
 
     def _stand_in(self, function: Any, number: int) -> Any:
         """Return a reward function that notes what it is handed, and gives rewards that differ.
@@ -145,12 +127,15 @@ class Watch:
     def _generations(self) -> int:
         return int(getattr(self.trainer, "num_generations", 0) or 2)
 
-    def answers(self) -> Iterator[Answer]:
-        """Yield what the guards saw, after training, or after the error that ended it."""
+    def answers(self, compared: bool = False) -> Iterator[Answer]:
+        """Yield what the guards saw, after training, or after the error that ended it.
+
+        Where a step was `compared` with the textbook, that says for which tokens the scores are (F3b).
+        """
         yield self._judge_optimizer()
         yield from self._judge_gradients()
         yield self._judge_rollouts()
-        yield from self._judge_logits()
+        yield from self._judge_logits(compared)
         yield self._replaced
 
     def _judge_optimizer(self) -> Answer:
@@ -251,10 +236,10 @@ class Watch:
             else None,
         )
 
-    def _judge_logits(self) -> Iterator[Answer]:
+    def _judge_logits(self, compared: bool) -> Iterator[Answer]:
         report = self._reports.get("LogitsGuard", self._logits.report)
         name, asked, made = self._asked or ("", 0, 0)
-        if report is not None and (report.probe or (report.scored and report.shift != 0)):
+        if not compared and report is not None and (report.probe or (report.scored and report.shift != 0)):
             shift = report.shift
             token = "tokens that do not come next" if shift is None else f"the token {shift + 1} further on"
             scored = f"{report.scored} rows of logits are scored against {token}, not against the next one"
@@ -263,7 +248,7 @@ class Watch:
                 "F3b",
                 f"{report.probe or scored}. Nothing is raised",
                 "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later",
-                undo=_LOGITS_REPAIRED,
+                undo=LOGITS_REPAIRED,
             )
             return
         if made > asked:
@@ -275,7 +260,7 @@ class Watch:
                 f"makes {made}{full}",
                 _versions_that_fit("F3a")
                 or f"versions that fit: this model takes {logits.keep_argument(self.trainer.model) or 'no argument'}",
-                undo=_LOGITS_REPAIRED,
+                undo=LOGITS_REPAIRED,
             )
         elif asked:
             evidence = f"{asked} rows of logits are asked for by {name}, and {made} are made"
@@ -288,6 +273,8 @@ class Watch:
             yield NotApplicable("F3a", "no rows are asked for by a name that this model swallows")
         else:
             yield NotChecked("F3a", "no training pass was seen")
+        if compared:
+            return
         if report is None:
             yield NotChecked("F3b", self._failed.get("LogitsGuard", "no gradient of the logits could be read"))
         elif report.scored:

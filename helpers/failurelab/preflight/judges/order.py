@@ -11,7 +11,6 @@ from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.plan import judge_plan
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.reward import judge_rewards
-from failurelab.preflight.judges.scores import judge_scores
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.judges.updates import judge_updates
 
@@ -26,7 +25,6 @@ BEFORE: tuple[Judge, ...] = (
     judge_updates,
 )
 AFTER: tuple[Judge, ...] = (
-    judge_scores,
     judge_rewards,
     judge_first_rewards,
     judge_lengths,
