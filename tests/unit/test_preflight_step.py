@@ -44,13 +44,13 @@ def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp
     assert isinstance(answer, Held) and "mask_truncated" not in answer.evidence.partition("does not show")[2]
 
 
-def test_a_wrong_gradient_is_found_and_nothing_of_it_holds(model, tokenizer, tmp_path):
+def test_a_wrong_gradient_is_found(model, tokenizer, tmp_path):
     made = trainer(model, tokenizer, tmp_path, kind=planted(loss=torch.neg))
     answers = judge(made)
     assert isinstance(answers["F21"], Finding) and "opposite sign" in answers["F21"].evidence
     assert "Planted.compute_loss" in answers["F21"].evidence
     assert [each.name for each in answers["F21"].undo] == ["compute_loss"]
-    assert list(answers) == ["F21"]
+    assert isinstance(answers["F3b"], Held), "the named mistake is told from scores at prompt positions"
 
 
 def test_a_blind_measurement_does_not_hold(model, tokenizer, tmp_path, monkeypatch):

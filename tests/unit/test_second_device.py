@@ -44,7 +44,7 @@ handle.remove()
 """
 # Where a tensor is made on the CPU on purpose: it is moved to the model afterwards, or belongs to a simulation.
 MOVED_LATER = (
-    "_alignment._tokens logits._check_logits_are_the_heads log_probs._batch "
+    "measure.alignment._tokens logits._check_logits_are_the_heads log_probs._batch "
     # Rewards, advantages and weights of rows are kept on the CPU, and follow the logits in Step.loss.
     "advantages._deviation advantages.advantages advantages.reward_table advantages.rounding advantages._sum "
     "comparison._Comparer gradient.Step gradient.row_weights suspects.Search suspects._all_but suspects._biased "

@@ -5,10 +5,11 @@ every other suspect by more than the floor. Where several fit, all are listed an
 people have made; what is none of them is solved for (`solve`): which weight each row and each place was given. In this
 order, and a later one only where the one before named nothing:
 
-1. tensors without gradient; the right direction, or the opposite one, times a factor,
-2. other scores of the right tokens, then any other suspect, as it is,
-3. a suspect, times a constant factor,
-4. other weights of the rows, or of places in them.
+1. tensors without gradient,
+2. other scores of the right tokens,
+3. the right direction, or the opposite one, times a factor,
+4. any other suspect, as it is or times a constant factor,
+5. other weights of the rows, or of places in them.
 """
 
 import dataclasses
@@ -251,11 +252,12 @@ class Search:
             apart: the trainer's and this one.
             tally: of the definition's pass.
         """
-        known = self._known(ours, apart)
-        if known is not None:
-            return known
+        if missing := self._missing(ours):
+            return missing
         tried = self._try(SCORES, ours)
         explanation = self._choose(tried, apart.distance)
+        if self.floor.holds(Apart(abs(apart.cosine), 1.0, 0.0)):
+            return dataclasses.replace(explanation or self._factor(apart), tried=_nearest(tried))
         # with old log-probabilities other scores move the ratios, and so clip as a mistake of another kind does
         if explanation is None or _is_old(self.rows, self.options):
             tried = sorted([*tried, *self._try(OTHERS, ours)], key=lambda fit: fit.apart.distance)
@@ -277,21 +279,20 @@ class Search:
             if solved:
                 text += f" Nor do other weights of rows or places: {solved[0].rest:.0%} of the gradient is left over."
             explanation = Explanation(None, text)
-        nearest: dict[str, Apart] = {}
-        for fit in tried:
-            nearest.setdefault(fit.name, fit.apart)
-        return dataclasses.replace(explanation, tried=nearest, solved=solved)
+        return dataclasses.replace(explanation, tried=_nearest(tried), solved=solved)
 
-    def _known(self, ours: Gradient, apart: Apart) -> Explanation | None:
-        """Return what needs no other gradient: nothing at all, tensors without, or a factor."""
+    def _missing(self, ours: Gradient) -> Explanation | None:
+        """Return the explanation that tensors, or all, have no gradient, where all others have the right one."""
         if not norm(self.theirs):
             return Explanation("no gradient", "Named: no gradient, in any of the tensors.")
         empty = [name for name, grad in self.theirs.items() if not grad.any() and ours[name].any()]
         rest = {name: grad for name, grad in ours.items() if name not in empty and grad.any()}
         if empty and rest and self.floor.holds(measure_apart({name: self.theirs[name] for name in rest}, rest)):
             return Explanation(MISSING, f"Named: {MISSING} ({len(empty)} of {len(ours)}, {empty[0]} first).")
-        if not self.floor.holds(Apart(abs(apart.cosine), 1.0, 0.0)):
-            return None
+        return None
+
+    def _factor(self, apart: Apart) -> Explanation:
+        """Return the explanation that the definition's gradient is multiplied by a constant."""
         if apart.cosine < 0:
             return _say([Fit("opposite sign", "", apart, 1.0 if self._is_one(apart.size) else apart.size)], "direction")
         fits = [Fit(name, line, apart) for name, line, size in self._factors() if self._is_one(apart.size / size)]
@@ -366,6 +367,11 @@ def _say(fits: Sequence[Fit], same: str) -> Explanation:
         return Explanation(fits[0].name, f"Named: {fits[0]}, whose {same} is the trainer's: {fits[0].apart}.")
     listed = "; ".join(map(str, fits))
     return Explanation(None, f"{len(fits)} suspects have the trainer's {same}, so none is named: {listed}.")
+
+
+def _nearest(tried: Sequence[Fit]) -> dict[str, Apart]:
+    """Return the nearest fit of each name; they come in that order."""
+    return {fit.name: fit.apart for fit in reversed(tried)}
 
 
 def _beside(apart: Apart) -> float:
