@@ -25,6 +25,7 @@ from failurelab.textbook import (
     recorder,
     rows_of,
     scores,
+    solve,
     suspects,
 )
 from failurelab.textbook.apart import norm
@@ -801,6 +802,109 @@ def test_mistakes_that_have_one_gradient_are_not_named():
     assert search._choose(tried, 1.0).named == "loss_type"
     both = search._choose([*tried, ratio], 1.0)
     assert both.named is None and "loss_type (dapo)" in both.text and "ratio (always 1)" in both.text
+
+
+def solved(theirs_of, rows=None, **options):
+    """Return what is solved for and told where the trainer's gradient is that of another definition."""
+    model, rows = stir(qwen2(), "layernorm", 1.0), rows or rows_of_two_groups()
+    options, tally = textbook.Options(loss_type="grpo", **options), gradient.Tally()
+    ours = textbook.expected_gradient(model, rows, options, tally=tally)
+    theirs = theirs_of(model, rows, options)
+    search = suspects.Search(model, rows, options, textbook.GRPO, theirs, textbook.Floor(), None)
+    step = gradient.Step(rows, options)
+    solutions = solve.solve(model, step, tally, theirs, gradient.EXACT, 0)
+    return solutions, solve.say(solutions[0], step), apart.measure_apart(theirs, ours), search
+
+
+def other(**functions):
+    changed = dataclasses.replace(textbook.GRPO, **functions)
+    return lambda model, rows, options: textbook.expected_gradient(model, rows, options, definition=changed)
+
+
+def roll(*given):
+    return textbook.GRPO.advantages(*given).roll(2)
+
+
+def six_rows():
+    """Return rows of two micro-batches, of all lengths."""
+    generator = torch.Generator().manual_seed(2)
+    completions = [torch.randint(2, 30, (length,), generator=generator).tolist() for length in (3, 5, 2, 4, 3, 6)]
+    rewards = [(1.0,), (0.1,), (0.5,), (2.0,), (0.7,), (-1.0,)]
+    rows = textbook.rows_of([[5, 6, 7]] * 3 + [[8, 9]] * 3, completions, rewards, [0] * 3 + [1] * 3, ends=[1])
+    return [dataclasses.replace(row, micro=place % 2, padded=(3, 6)) for place, row in enumerate(rows)]
+
+
+def test_the_weight_of_each_row_is_solved_for():
+    """Within its error, and told beside that which it should have."""
+    (by_rows, by_places), (name, line), far, _ = solved(other(advantages=roll), six_rows())
+    rows = gradient.advantages(six_rows(), textbook.Options())
+    assert far.cosine < 0.9 and by_rows.rest < 1e-4 < by_places.rest
+    assert [each.expected for each in by_rows.weights] == pytest.approx(rows.tolist(), abs=1e-4)
+    assert [each.solved for each in by_rows.weights] == pytest.approx(rows.roll(2).tolist(), abs=1e-3)
+    assert (
+        name == "other rows' advantages"
+        and line == "rows 1, 2, 3, 4, 5, 6 were given the weights of rows 5, 6, 1, 2, 3, 4"
+    )
+
+
+@pytest.mark.parametrize(
+    ("functions", "named"),
+    [
+        ({"advantages": lambda *given: textbook.GRPO.advantages(*given).abs()}, "advantages cut"),
+        ({"divisor": lambda sizes, _: sizes.tokens / torch.tensor([1, 0.5] * 3)}, "accumulation"),
+        ({"advantages": lambda *given: textbook.GRPO.advantages(*given) * torch.tensor([1, 3]).repeat_interleave(3)},
+         "scaling of the rewards"),
+        ({"advantages": lambda *given: textbook.GRPO.advantages(*given) + 0.37}, "other weights of the completions"),
+    ],
+)  # fmt: skip
+def test_what_rows_of_a_kind_were_given_is_told(functions, named):
+    (best, _), (name, _), _, _ = solved(other(**functions), six_rows())
+    assert best.rest < 1e-4 and name == named
+
+
+@pytest.mark.parametrize(
+    ("tokens", "named", "place", "share"),
+    [
+        ("no first", "first token left out", "first token", 0),
+        ("no last", "last token left out", "last token", 0),
+        ("rolled", "mask shifted", "first place behind the end", 1),
+        ("padding", "padding is trained on", "other padding", 1),
+    ],
+)
+def test_the_weight_of_each_place_is_solved_for(tokens, named, place, share):
+    """A mask that the loss alone reads; where the last completion is as long as the padding nothing lies behind it."""
+    rows = [dataclasses.replace(row, padded=(3, 8)) for row in six_rows()]
+    scoring = {"scoring": lambda options, pad: textbook.Scoring(options.temperature, tokens=tokens, pad=pad)}
+    (best, _), (name, _), _, _ = solved(other(**scoring), rows)
+    assert name == named and best.rest < 1e-3
+    (weight,) = (each for each in best.weights if each.name == place)
+    assert weight.solved == pytest.approx(share, abs=0.02)
+
+
+def test_what_a_gradient_does_not_determine_is_not_identifiable():
+    """Equal columns share one solution; equal rows are one unknown, whose weights add up."""
+    columns = torch.tensor([[1.0, 1.0, 0.0], [2.0, 2.0, 1.0], [0.0, 0.0, 3.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    values, errors = solve.least_squares(columns, columns @ torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
+    assert values[2] == pytest.approx(4) and errors[2] < 1e-6 and errors[:2].isinf().all()
+    assert "NOT identifiable" in str(solve.Weight("row 1", 1.0, 1.5, math.inf))
+    rows = six_rows()
+    rows[1] = dataclasses.replace(rows[0], rewards=(0.1,))
+    (best, _), *_ = solved(other(advantages=lambda *given: textbook.GRPO.advantages(*given).abs()), rows)
+    assert best.weights[0].name == "rows 1, 2" and best.weights[0].rows == (0, 1)
+
+
+def test_other_scores_are_no_other_weights():
+    """Tokens that are scored after they were read: no weights of the right scores make that gradient."""
+    scoring = {"scoring": lambda options, pad: textbook.Scoring(options.temperature, shift=1, pad=pad)}
+    (best, other_one), *_ = solved(other(**scoring), six_rows())
+    assert min(best.rest, other_one.rest) > 0.1
+
+
+def test_each_suspect_replaces_functions_that_the_definition_has():
+    names = {field.name for field in dataclasses.fields(textbook.GRPO)}
+    known = [*suspects.SCORES, *suspects.OTHERS]
+    assert all(len(suspect.change) == 1 and set(suspect.change) <= names for suspect in known)
+    assert set(suspects.CONTROLS) <= {suspect.name for suspect in suspects.SCORES}
 
 
 @pytest.mark.parametrize("widths, hidden", [((2, 3), True), ((3, 3), False)], ids=["each batch alone", "one padded"])

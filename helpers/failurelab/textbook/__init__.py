@@ -16,7 +16,7 @@ from failurelab.textbook.definition import GRPO, Definition
 from failurelab.textbook.fields import NOT_HERE, Options, is_neutral, unlisted
 from failurelab.textbook.gradient import OutOfMemory, expected_gradient
 from failurelab.textbook.recorder import Evidence, Recorder
-from failurelab.textbook.rows import Row, rows_of
+from failurelab.textbook.rows import Row, Scoring, rows_of
 from failurelab.textbook.scores import without_adapters
 from failurelab.textbook.solve import Solution, Weight
 from failurelab.textbook.watch import Watch, compare
@@ -33,6 +33,7 @@ __all__ = [
     "OutOfMemory",
     "Recorder",
     "Row",
+    "Scoring",
     "Solution",
     "Watch",
     "Weight",

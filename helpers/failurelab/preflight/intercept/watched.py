@@ -239,7 +239,9 @@ class Watch:
     def _judge_logits(self, compared: bool) -> Iterator[Answer]:
         report = self._reports.get("LogitsGuard", self._logits.report)
         name, asked, made = self._asked or ("", 0, 0)
-        if not compared and report is not None and (report.probe or (report.scored and report.shift != 0)):
+        if report is not None and (report.probe or (report.scored and report.shift != 0)):
+            if compared:
+                return
             shift = report.shift
             token = "tokens that do not come next" if shift is None else f"the token {shift + 1} further on"
             scored = f"{report.scored} rows of logits are scored against {token}, not against the next one"
