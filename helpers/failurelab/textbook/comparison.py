@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from failurelab.textbook import fields
-from failurelab.textbook.apart import COSINE, Apart, Floor, measure_apart, norm
+from failurelab.textbook.apart import COSINE, NAMES, Apart, Floor, measure_apart, norm
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
 from failurelab.textbook.definition import GRPO, SMALL, Definition
 from failurelab.textbook.fields import Options
@@ -103,11 +103,17 @@ class Comparison:
         """Whether this measurement tells a planted mistake from the definition."""
         return mistake in self.controls and not self.floor.holds(self.controls[mistake])
 
+    @property
+    def table(self) -> str:
+        """Weights that were solved for, beside those that they should be; "" where they do not explain the gradient."""
+        explained = self.solved and self.solved[0].rest <= min(self.floor.near, NAMES)
+        return str(self.solved[0]) if explained else ""
+
     def __str__(self) -> str:
         parts = [f"{self.verdict}: step {self.step}, {self.reason}"]
         parts += [line for line in (self.texts, self.again) if line]
         parts += [f"NOT CHECKED: {line}" for line in self.not_shown]
-        parts += [str(solution) for solution in self.solved[:1]]
+        parts += [self.table] * bool(self.table)
         return "\n".join(parts)
 
 

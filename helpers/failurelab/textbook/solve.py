@@ -25,7 +25,7 @@ from failurelab.textbook.gradient import LOGITS_BYTES, Gradient, Precision, Step
 from failurelab.textbook.rows import Row, Scoring
 from failurelab.textbook.scores import Scores, plain, score
 
-MOST = 128  # rows of other tokens
+MOST, MOST_TOLD = 128, 12  # rows of other tokens that are solved for, and weights in a table
 LARGE = 2**18  # elements of a tensor that derivatives are still taken by
 EACH, SAMPLE = 64, 8192  # elements for each unknown, and of all that are looked at
 DEPENDENT = 1e-5  # of the largest singular value, of unit columns: what is smaller is rounding
@@ -89,8 +89,16 @@ class Solution:
         return [each for each in known if not self.same(each.solved, each.expected, each.error)]
 
     def __str__(self) -> str:
-        head = f"{'advantage' if self.weights[0].rows else 'share'} of"
-        return "\n".join([f"{head:27}expected  solved; {self.rest:.2g} is left over", *map(str, self.weights)])
+        unit = "advantage" if self.weights[0].rows else "share of the weight"
+        told = [*self.off, *(each for each in self.weights if not each.identifiable)]
+        rest = len(self.weights) - min(len(told), MOST_TOLD)
+        lines = [
+            f"{unit:28}expected  solved; {self.rest:.2g} of the gradient is left over",
+            *map(str, told[:MOST_TOLD]),
+        ]
+        return "\n".join(
+            lines + [f"{rest} more, {rest - len(told[MOST_TOLD:])} of them as they should be"] * bool(rest)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
