@@ -48,7 +48,7 @@ textbook.StepJudge.listening = lambda self: contextlib.nullcontext()
 """
 VERSION = packaging.version.Version(trl.__version__)
 KNOWN = trl.GRPOConfig.__dataclass_fields__
-OTHER = "other weights of the completions"
+OTHER = "found, with the weights that were given"
 BASE = {"learning_rate": RATE, "max_grad_norm": 0.2, "lr_scheduler_type": "constant"}
 LARGE_GIB = 15  # weights, gradients, and two more copies of them in float32; Adam's states come later
 # Names of the cells, with what each asks for beside the base; `rewards` gives functions.

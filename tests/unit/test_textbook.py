@@ -655,7 +655,7 @@ def test_a_planted_mistake_is_named(kind, options, named, since, make):
     if before(since):
         pytest.skip("it cannot be planted in this release")
     report = compare(make(kind=kind, **FEW | options), (options.get("max_steps", 1),))
-    assert report.verdict == "FOUND" and report.named == named
+    assert report.verdict == "FOUND" and report.named == named, str(report)
 
 
 def test_a_hook_on_a_parameter_is_not_the_definition(model, make):
@@ -854,7 +854,7 @@ def test_the_weight_of_each_row_is_solved_for():
         ({"divisor": lambda sizes, _: sizes.tokens / torch.tensor([1, 0.5] * 3)}, "accumulation"),
         ({"advantages": lambda *given: textbook.GRPO.advantages(*given) * torch.tensor([1, 3]).repeat_interleave(3)},
          "scaling of the rewards"),
-        ({"advantages": lambda *given: textbook.GRPO.advantages(*given) + 0.37}, "other weights of the completions"),
+        ({"advantages": lambda *given: textbook.GRPO.advantages(*given) + 0.37}, ""),
     ],
 )  # fmt: skip
 def test_what_rows_of_a_kind_were_given_is_told(functions, named):

@@ -30,7 +30,7 @@ LARGE = 2**18  # elements of a tensor that derivatives are still taken by
 EACH, SAMPLE = 64, 8192  # elements for each unknown, and of all that are looked at
 DEPENDENT = 1e-5  # of the largest singular value, of unit columns: what is smaller is rounding
 SHARED = 0.01  # of an unknown, squared, that lies in what is not determined
-CLOSER = 2.5  # times as near as OFF a row's weight lies to that of the row which it was taken from
+CLOSER = 12.5  # times as near as OFF a row's weight lies to that of the row which it was taken from
 OFF = 0.05  # of the root mean square of the expected weights: a difference that is told
 OWN = ("first token", "tokens between", "last token", "only token")
 OTHERS = ("the environment's tokens", "first place behind the end", "other padding", "the prompt")
@@ -302,7 +302,7 @@ def _spread(slopes: Mapping[int, torch.Tensor], part: range, logps: torch.Tensor
 
 
 def say(solution: Solution, step: Step) -> tuple[str, str]:
-    """Return a name and a line for what a solution says was done."""
+    """Return what a solution says was done: a name, or "" where it is none that is known, and a line."""
     return _say_rows(solution, step) if solution.weights[0].rows else _say_places(solution)
 
 
@@ -335,13 +335,13 @@ def _say_rows(solution: Solution, step: Step) -> tuple[str, str]:
             return name, f"the rows of each {of} have their weight times {_list(f'{factor:.3g}' for factor in factors)}"
     single = [each for each in off if len(each.rows) == 1]
     sources = [int((step.advantages - each.solved).abs().argmin()) for each in single]
-    if len(single) > 2 and all(
+    if len(single) > 1 and all(
         solution.same(CLOSER * worth[number], CLOSER * each.solved, CLOSER * each.error)
         for number, each in zip(sources, single)
     ):
         told = _list(each.name for each in single), _list(f"row {number + 1}" for number in sources)
         return "other rows' advantages", "rows {} were given the weights of rows {}".format(*told)
-    return "other weights of the completions", f"rows have other weights: {_table(off)}"
+    return "", f"rows have other weights: {_table(off)}"
 
 
 _PATTERNS = {
@@ -368,7 +368,7 @@ def _say_places(solution: Solution) -> tuple[str, str]:
     right = all(near(name, usual) for name in OWN[:3] if name in known and name not in lost)
     right = right and all(near(name, 0.0) for name in OTHERS if name in known and name not in extra)
     name = _PATTERNS.get((lost, extra), "") if right else ""
-    return name or "other weights of the tokens", f"places have other weights: {_table(solution.off)}"
+    return name, f"places have other weights: {_table(solution.off)}"
 
 
 def _table(weights: Sequence[Weight]) -> str:

@@ -270,9 +270,8 @@ class Search:
             solved = ()
         if explanation is None and solved and solved[0].rest <= self.near and solved[0].off:
             name, line = say(solved[0], step)
-            explanation = Explanation(
-                name, f"Named: {name}: {line}; {solved[0].rest:.2g} of the gradient is left over."
-            )
+            text = f"{f'Named: {name}: ' * bool(name) or 'Solved for: '}{line}"
+            explanation = Explanation(name or None, f"{text}; {solved[0].rest:.2g} of the gradient is left over.")
         if explanation is None:
             text = f"None of {len(tried)} suspects explains it"
             text += f"; the nearest: {tried[0]}, {tried[0].apart}." if tried else "."
