@@ -27,6 +27,7 @@ __all__ = [
     "guards",
     "handles",
     "logits",
+    "measure",
     "mismatch",
     "placement",
     "rollouts",

@@ -30,10 +30,14 @@ LARGE = 2**18  # elements of a tensor that derivatives are still taken by
 EACH, SAMPLE = 64, 8192  # elements for each unknown, and of all that are looked at
 DEPENDENT = 1e-5  # of the largest singular value, of unit columns: what is smaller is rounding
 SHARED = 0.01  # of an unknown, squared, that lies in what is not determined
-CLOSER = 12.5  # times as near as OFF a row's weight lies to that of the row which it was taken from
-OFF = 0.05  # of the root mean square of the expected weights: a difference that is told
+OFF, SAME = 0.05, 0.004  # of the root mean square of the expected weights: what differs, and what is the same
 OWN = ("first token", "tokens between", "last token", "only token")
-OTHERS = ("the environment's tokens", "first place behind the end", "other padding", "the prompt")
+OTHERS = {  # and what it is called to train on them
+    "the environment's tokens": "the environment's tokens are trained on",
+    "first place behind the end": "padding is trained on",
+    "other padding": "padding is trained on",
+    "the prompt": "the prompt is trained on",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +81,10 @@ class Solution:
     weights: tuple[Weight, ...]
     rest: float
 
-    def same(self, one: float, other: float, error: float = 0.0) -> bool:
+    def same(self, one: float, other: float, error: float, off: float = OFF) -> bool:
         """Whether two weights are the same, within an error."""
         scale = math.sqrt(sum(each.expected**2 for each in self.weights) / len(self.weights))
-        return abs(one - other) <= max(OFF * scale, 2 * error)
+        return abs(one - other) <= max(off * scale, 2 * error)
 
     @property
     def off(self) -> list[Weight]:
@@ -91,14 +95,9 @@ class Solution:
     def __str__(self) -> str:
         unit = "advantage" if self.weights[0].rows else "share of the weight"
         told = [*self.off, *(each for each in self.weights if not each.identifiable)]
-        rest = len(self.weights) - min(len(told), MOST_TOLD)
-        lines = [
-            f"{unit:28}expected  solved; {self.rest:.2g} of the gradient is left over",
-            *map(str, told[:MOST_TOLD]),
-        ]
-        return "\n".join(
-            lines + [f"{rest} more, {rest - len(told[MOST_TOLD:])} of them as they should be"] * bool(rest)
-        )
+        lines = [f"{unit:28}expected  solved; {self.rest:.2g} of the gradient is left over"]
+        lines += [*map(str, told[:MOST_TOLD]), *([f"and {len(told) - MOST_TOLD} more"] * (len(told) > MOST_TOLD))]
+        return "\n".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,37 +231,37 @@ def _whole_rows(step: Step, tally: Tally) -> list[torch.Tensor]:
     return slopes
 
 
-def _place(row: Row, kind: str) -> list[int]:
-    """Return where in a row's scores the tokens of a kind are."""
+def _places(row: Row) -> dict[str, list[int]]:
+    """Return where in a row's scores the tokens of each kind are."""
     start = len(row.prompt) - 1
     end, last = start + len(row.completion), start + max(row.padded[1], len(row.completion))
     own = [place for place in range(start, end) if place - start not in row.given]
-    return {
-        "first token": own[:1] if len(own) > 1 else [],
-        "tokens between": own[1:-1],
-        "last token": own[-1:] if len(own) > 1 else [],
-        "only token": own if len(own) == 1 else [],
+    one = len(own) == 1
+    first = {"first token": own[:1], "tokens between": own[1:-1], "last token": own[-1:]} if not one else {}
+    padding = list(range(end, last))
+    return {kind: first.get(kind, []) for kind in OWN} | {
+        "only token": own * one,
         "the environment's tokens": [start + place for place in sorted(row.given)],
-        "first place behind the end": list(range(end, last))[:1],
-        "other padding": list(range(end, last))[1:],
+        "first place behind the end": padding[:1],
+        "other padding": padding[1:],
         "the prompt": list(range(start)),
-    }[kind]
+    }
 
 
-def _own(row: Row) -> list[int]:
-    return [place for kind in OWN for place in _place(row, kind)]
+def _own(places: Mapping[str, list[int]]) -> list[int]:
+    return [place for kind in OWN for place in places[kind]]
 
 
 def _of_rows(step: Step, slopes: Sequence[torch.Tensor]) -> list[_Unknown]:
     """Return an unknown for the rows of the same tokens, in advantages: what the tokens' scores are multiplied by."""
     numbers: dict[Any, list[int]] = {}
     for number, row in enumerate(step.rows):
-        numbers.setdefault((row.prompt, row.completion), []).append(number)
+        numbers.setdefault((row.prompt, row.completion, number if row.inputs else None), []).append(number)
     largest = max(float(own.abs().max()) for own in slopes)
     usual = float(step.weights[step.weights > 0].mean()) if (step.weights > 0).any() else 1.0
     unknowns = []
     for same in numbers.values():
-        first, own = same[0], _own(step.rows[same[0]])
+        first, own = same[0], _own(_places(step.rows[same[0]]))
         total = sum((slopes[number] for number in same), torch.zeros_like(slopes[first]))
         mean = float(total[own].mean()) if own else 0.0
         coefficient = math.copysign(float(total[own].square().mean().sqrt()) if own else 0.0, mean)
@@ -279,14 +278,13 @@ def _of_rows(step: Step, slopes: Sequence[torch.Tensor]) -> list[_Unknown]:
 
 def _of_places(step: Step, slopes: Sequence[torch.Tensor]) -> list[_Unknown]:
     """Return an unknown for each kind of place; one that is not trained on would have the mean slope of its row."""
-    unknowns = []
+    unknowns, places = [], [_places(row) for row in step.rows]
     for kind in (*OWN, *OTHERS):
         parts = {}
-        for number, (row, whole) in enumerate(zip(step.rows, slopes)):
-            places, own = _place(row, kind), _own(row)
-            if places and own and whole.any():
-                parts[number] = torch.zeros_like(whole)
-                parts[number][places] = whole[places] if kind in OWN else whole[own].mean()
+        for number, (of, whole) in enumerate(zip(places, slopes)):
+            parts[number] = torch.zeros_like(whole)
+            if of[kind] and _own(of):
+                parts[number][of[kind]] = whole[of[kind]] if kind in OWN else whole[_own(of)].mean()
         if any(part.any() for part in parts.values()):
             unknowns.append(_Unknown(kind, float(kind in OWN), parts))
     return unknowns
@@ -335,25 +333,13 @@ def _say_rows(solution: Solution, step: Step) -> tuple[str, str]:
             return name, f"the rows of each {of} have their weight times {_list(f'{factor:.3g}' for factor in factors)}"
     single = [each for each in off if len(each.rows) == 1]
     sources = [int((step.advantages - each.solved).abs().argmin()) for each in single]
+    near = max(SAME, 2 * solution.rest)
     if len(single) > 1 and all(
-        solution.same(CLOSER * worth[number], CLOSER * each.solved, CLOSER * each.error)
-        for number, each in zip(sources, single)
+        solution.same(worth[number], each.solved, each.error, near) for number, each in zip(sources, single)
     ):
         told = _list(each.name for each in single), _list(f"row {number + 1}" for number in sources)
         return "other rows' advantages", "rows {} were given the weights of rows {}".format(*told)
     return "", f"rows have other weights: {_table(off)}"
-
-
-_PATTERNS = {
-    (("first token",), ()): "first token left out",
-    (("last token",), ()): "last token left out",
-    (("first token",), ("first place behind the end",)): "mask shifted",
-    ((), ("first place behind the end", "other padding")): "padding is trained on",
-    ((), ("other padding",)): "padding is trained on",
-    ((), ("first place behind the end",)): "padding is trained on",
-    ((), ("the environment's tokens",)): "the environment's tokens are trained on",
-    ((), ("the prompt",)): "the prompt is trained on",
-}
 
 
 def _say_places(solution: Solution) -> tuple[str, str]:
@@ -363,11 +349,14 @@ def _say_places(solution: Solution) -> tuple[str, str]:
     def near(name: str, value: float) -> bool:
         return abs(known[name].solved - value) <= max(OFF * abs(usual), 2 * known[name].error)
 
-    lost = tuple(name for name in OWN if name in known and name != "only token" and near(name, 0.0))
-    extra = tuple(name for name in OTHERS if name in known and near(name, usual))
-    right = all(near(name, usual) for name in OWN[:3] if name in known and name not in lost)
-    right = right and all(near(name, 0.0) for name in OTHERS if name in known and name not in extra)
-    name = _PATTERNS.get((lost, extra), "") if right else ""
+    lost = [name for name in OWN if name in known and name != "only token" and near(name, 0.0)]
+    extra = [name for name in OTHERS if name in known and near(name, usual)]
+    rest = {name: usual for name in OWN if name != "only token"} | dict.fromkeys(OTHERS, 0.0)
+    name = "" if len(lost) > 1 else "mask shifted" if lost and extra else f"{lost[0]} left out" if lost else ""
+    if not lost and len({OTHERS[place] for place in extra}) == 1:
+        name = OTHERS[extra[0]]
+    if not all(near(place, value) for place, value in rest.items() if place in known and place not in lost + extra):
+        name = ""
     return name, f"places have other weights: {_table(solution.off)}"
 
 
