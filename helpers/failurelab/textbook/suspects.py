@@ -100,6 +100,7 @@ SCORES = (
         "trl 0.14",
     ),
     Suspect("temperature", "left out", _scored(1.0), _is_warm, "TRL #3029"),
+    Suspect("temperature", "0.7 in place of 1", _scored(0.7), lambda rows, options: options.temperature == 1),
     Suspect(
         "temperature",
         "of the arguments, and not that of the sampling",
