@@ -438,6 +438,20 @@ def test_tokens_that_an_environment_gave_are_read_and_not_trained_on(asked, make
     assert [report.verdict for report in watched.reports] == ["HELD", "HELD"]
 
 
+class Draws(trl.GRPOTrainer):
+    """Draws for itself before each step, as to watch what the policy says."""
+
+    def training_step(self, model, inputs, *rest):
+        given = self.processing_class("1+1=", return_tensors="pt")
+        self.model.generate(**given, max_new_tokens=4, do_sample=False)
+        return super().training_step(model, inputs, *rest)
+
+
+def test_what_a_script_draws_for_itself_is_none_of_the_step_s(make):
+    """Reward functions are given the ids, or, before 0.16, the texts."""
+    assert compare(make(kind=Draws)).verdict == "HELD"
+
+
 def equal(completions, **_):
     return [1.0] * len(completions)
 
