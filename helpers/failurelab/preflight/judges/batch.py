@@ -42,7 +42,6 @@ class Step:
         accumulated: batches whose gradients are added.
         unit: what per_device_train_batch_size counts.
         per_round: completions of one round of generation; None where this trl does not cut groups.
-        steps: batches that one round is cut into.
         rounds: whether its sampler draws whole rounds, and drops what does not fill one.
     """
 
@@ -51,7 +50,6 @@ class Step:
     accumulated: int
     unit: str
     per_round: int | None = None
-    steps: int = 1
     rounds: bool = False
 
 
@@ -70,7 +68,7 @@ def read_step(seen: Seen) -> Step | None:
     steps, per_round = asked.get("steps_per_generation"), asked.get("generation_batch_size")
     if steps is None:
         steps = max(1, per_round // each) if per_round else accumulated
-    return Step(generations, each * accumulated, accumulated, "completions", each * steps, steps, rounds=True)
+    return Step(generations, each * accumulated, accumulated, "completions", each * steps, rounds=True)
 
 
 def judge_batch(seen: Seen) -> Iterator[Answer]:

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 import transformers
 
-from failurelab import handles, mismatch
+from failurelab import handles
 from failurelab.logits import completion_logps
 from failurelab.measure.scores import scoring_temperature
 from failurelab_course.experiments import models
