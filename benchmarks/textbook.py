@@ -50,6 +50,7 @@ textbook.StepJudge.listening = lambda self: contextlib.nullcontext()
 """
 VERSION = packaging.version.Version(trl.__version__)
 KNOWN = trl.GRPOConfig.__dataclass_fields__
+OTHER = "found, with the weights that were given"
 BASE = {"learning_rate": RATE, "max_grad_norm": 0.2, "lr_scheduler_type": "constant"}
 LARGE_GIB = 15  # weights, gradients, and two more copies of them in float32; Adam's states come later
 # Names of the cells, with what each asks for beside the base; `rewards` gives functions.
@@ -297,7 +298,7 @@ def plants() -> Iterator[tuple[str, str, Callable[[str], Any]]]:
     if before("0.15"):
         return
     if before("0.16"):
-        exp = "probabilities in place of log-probabilities"
+        exp = "none of the suspects"
         yield by_attribute(
             "the sign of the log-probabilities",
             "opposite sign",
@@ -316,9 +317,9 @@ def plants() -> Iterator[tuple[str, str, Callable[[str], Any]]]:
         inputs("advantages", lambda a: a[torch.randperm(len(a), generator=seed)]),
         **once(),
     )
-    yield by_inputs("advantages without sign", "advantages without sign", inputs("advantages", torch.abs))
+    yield by_inputs("advantages without sign", "advantages cut", inputs("advantages", torch.abs))
     yield by_inputs("advantages below 0 cut", "advantages cut", inputs("advantages", lambda a: a.clamp(min=0)))
-    yield by_inputs("advantages cut at 1", "advantages cut", inputs("advantages", lambda a: a.clamp(-1, 1)), **once())
+    yield by_inputs("advantages cut at 1", OTHER, inputs("advantages", lambda a: a.clamp(-1, 1)), **once())
     yield by_inputs("advantages divided by 50", "constant factor", inputs("advantages", lambda a: a / 50), **once())
     yield by_inputs(
         "the mask rolled by one", "mask shifted", inputs("completion_mask", lambda m: m.roll(1, 1)), **once()
@@ -335,10 +336,8 @@ def plants() -> Iterator[tuple[str, str, Callable[[str], Any]]]:
         return
     if "loss_type" in KNOWN:
         yield by_attribute("another loss_type", "loss_type", lambda made: setattr(made, "loss_type", "grpo"))
-    yield by_attribute(
-        "weights of rewards swapped", "weights of the reward functions", swap_weights, reward_weights=[1.0, 0.1]
-    )
-    yield by_attribute("one reward function ignored", "one reward function ignored", drop_function)
+    yield by_attribute("weights of rewards swapped", OTHER, swap_weights, reward_weights=[1.0, 0.1])
+    yield by_attribute("one reward function ignored", OTHER, drop_function)
     yield by_attribute(
         "rewards not scaled", "scaling of the rewards", lambda made: setattr(made, "scale_rewards", "none")
     )

@@ -8,6 +8,7 @@ Each module is usable alone, needs torch and transformers only, and works unchan
     textbook    one optimizer step beside GRPO's definition: direction and size of its gradient
     mismatch    is the engine that generates the policy that is trained
     placement   on which device each tensor lies, and where it should
+    measure     what guards, labs and preflight measure alike: of scores, and the known-answer probe
     updates     which share of the weights a step can change, or rounds to nothing
     zero3       the engine, and generation under ZeRO-3
     guards      callbacks that watch a trainer for all of these
@@ -26,6 +27,7 @@ __all__ = [
     "guards",
     "handles",
     "logits",
+    "measure",
     "mismatch",
     "placement",
     "rollouts",

@@ -28,10 +28,10 @@ from torch import nn
 from torch._subclasses import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
-from failurelab._alignment import Alignment, MisalignedLogProbs, check_alignment, probing
 from failurelab._text import dtype_name
 from failurelab._unwrap import input_device, unwrap, vocabulary_size
 from failurelab.handles import Handle, wrap_method
+from failurelab.measure.alignment import Alignment, MisalignedLogProbs, check_alignment, probing
 
 __all__ = ["Alignment", "MisalignedLogProbs", "check_alignment", "completion_logps", "keep_argument", "repair"]
 

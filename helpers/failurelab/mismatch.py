@@ -25,16 +25,29 @@ import torch
 from packaging.version import Version
 
 from failurelab.errors import FailureLabError
+from failurelab.measure.scores import scoring_temperature
+
+__all__ = [
+    "LARGEST_MEAN",
+    "LOGGED",
+    "MODES",
+    "EngineAnswerError",
+    "Gap",
+    "LoggedGap",
+    "compare",
+    "compares_pairs",
+    "effective_sample_size",
+    "importance_weights",
+    "never_synced",
+    "read_log",
+    "scoring_temperature",
+]
 
 LARGEST_MEAN = 0.05
 """Of healthy gaps, in nats a token. Rounding alone makes 0.002 to 0.03 (bfloat16 engines of 0.5 to 4 billion parameters
 in public threads, TRL #5312, #6789), an engine that keeps its first weights 0.8 after ten steps (#5312)."""
 LOGGED = "sampling/sampling_logp_difference/mean"
 """What trl logs the gap by, from 0.23 on, under `use_vllm` with `vllm_importance_sampling_correction` (the default)."""
-
-_READ = 8  # entries of a row of the gradient
-_OFF = 0.02  # share by which the temperatures of rows may differ
-_FIT = 0.9  # share of the rows that must have one temperature
 
 MODES = ("sequence_mask", "sequence_truncate", "token_mask", "token_truncate")
 
@@ -234,46 +247,6 @@ def compares_pairs(options: Mapping[str, Any]) -> bool:
         options: of the trainer's config, by name, such as `vars(args)`.
     """
     return options.get("loss_type") in ("sigmoid", "ipo")
-
-
-def scoring_temperature(logits: torch.Tensor, gradient: torch.Tensor) -> float | None:
-    """Return the temperature at which a trainer has scored its tokens, read from the gradient of its logits.
-
-    The gradient of log-softmax(logits / T) is, for every token but the scored one, a share of softmax(logits / T). So
-    its logarithm is a line over the logits, with the slope 1 / T, whatever the advantages, and whatever else of the
-    loss reaches the logits by the score of the token alone, such as the KL term. An entropy bonus and a loss for all of
-    the vocabulary do not: there the logarithms lie on no line, and rows do not agree on its slope.
-
-    Args:
-        logits: (batch, rows, vocabulary), as the model returned them.
-        gradient: of the loss by these, of the same shape.
-
-    Returns:
-        The median over the rows that could be read; None if none could, or if the gradient is not that of scores.
-    """
-    dtype = min(logits.dtype, gradient.dtype, key=lambda each: each.itemsize)
-    rounding = 4 * max(torch.finfo(dtype).eps, 1e-6)  # of a gradient, as a share of it
-    logits, gradient = logits.detach().flatten(0, -2).double(), gradient.detach().flatten(0, -2).double()
-    used = gradient.abs().amax(-1) > 0
-    logits, gradient = logits[used], gradient[used]  # (rows, vocabulary)
-    if not len(logits):
-        return None
-    scored = gradient.abs().argmax(-1, keepdim=True)  # minus the sum of all others
-    sign = -gradient.gather(-1, scored).sign()
-    logits = logits.scatter(-1, scored, -math.inf)
-    x, where = logits.topk(min(_READ, logits.shape[-1] - 1), -1)  # where the gradient is large enough to be read
-    y = (gradient.gather(-1, where) * sign).log()  # NaN or -inf where the gradient is no share of a softmax
-    x, y = x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
-    slopes = (x * y).sum(-1) / (x * x).sum(-1)
-    off_line = (y - slopes[:, None] * x).square().mean(-1).sqrt()
-    # logits that are nearly alike give no slope, and any form of a gradient fits them
-    spread = (x * x).sum(-1).sqrt()
-    read = (slopes > 0) & y.isfinite().all(-1) & (rounding / spread < _OFF * slopes / 2)
-    if not read.any():
-        return None
-    temperature = 1 / slopes[read].median()
-    fits = (off_line[read] <= rounding) & ((slopes[read] * temperature - 1).abs() <= _OFF)
-    return float(temperature) if fits.double().mean() >= _FIT else None
 
 
 def _same_shape(policy_logps: torch.Tensor, engine_logps: torch.Tensor, mask: torch.Tensor) -> None:

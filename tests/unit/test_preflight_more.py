@@ -1,4 +1,4 @@
-"""Judges of temperature, reference and updates: broken, healthy and odd, with real trainers and models."""
+"""Judges of reference and updates: broken, healthy and odd, with real trainers and models."""
 
 import types
 from copy import deepcopy
@@ -19,9 +19,7 @@ from failurelab.preflight.judges import plan
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
-from failurelab.preflight.judges.scores import judge_scores
 from failurelab.preflight.judges.updates import judge_updates
-from failurelab.preflight.temperature import Temperatures, plant_temperature, read_temperature
 
 
 @pytest.fixture
@@ -52,99 +50,6 @@ def seen(trainer, **options):
 def one(answers):
     (answer,) = answers
     return answer
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.3])
-def test_a_step_s_own_temperatures_are_read(temperature, grpo, model):
-    """The known answer of each release: before 0.16 scores leave it out; a fused head (1.15) makes no logits."""
-    trainer = grpo(model, temperature=temperature, max_steps=1, gradient_accumulation_steps=1)
-    given = seen(trainer)
-    with Temperatures(given).listening():
-        trainer.train()
-    assert given.drawn_at == pytest.approx(temperature)
-    release, answer = Version(trl.__version__), one(judge_scores(given))
-    if release >= Version("1.15"):
-        assert given.scored_at is None and answer.verdict is (
-            Verdict.NOT_APPLICABLE if temperature == 1 else Verdict.NOT_CHECKED
-        )
-        return
-    left_out = release < Version("0.16")
-    assert given.scored_at == pytest.approx(1 if left_out else temperature, rel=0.01)
-    assert answer.verdict is (Verdict.FOUND if left_out and temperature != 1 else Verdict.HELD)
-    if answer.verdict is Verdict.FOUND:
-        assert answer.undo.values == {"temperature": 1.0}
-
-
-def test_a_temperature_is_read_from_a_gradient():
-    """Of scores, with another weight in each row; of another loss nothing is read."""
-    rows = torch.randn(2, 6, 50, generator=torch.Generator().manual_seed(0)) * 2
-    rows.requires_grad_()
-    for temperature in (0.3, 1.5):
-        scores = (rows / temperature).log_softmax(-1)
-        weights = torch.linspace(-1, 2, 12).view(2, 6)
-        (gradient,) = torch.autograd.grad((weights * scores[..., 7]).sum(), rows, retain_graph=True)
-        assert read_temperature(rows, gradient) == pytest.approx(temperature, rel=1e-3)
-    assert plant_temperature(rows) == pytest.approx(0.7, rel=1e-3)
-    (gradient,) = torch.autograd.grad(scores.square().sum(), rows)
-    assert read_temperature(rows, gradient) is None
-    assert read_temperature(rows, torch.zeros_like(rows)) is None
-
-
-@pytest.mark.parametrize("bonus", [0.01, 0.05, 0.2])
-def test_no_temperature_is_read_of_a_loss_with_an_entropy_bonus(bonus):
-    """It makes scores that are to rise look drawn colder, and others warmer: both are read, also where one is small."""
-    rows = torch.randn(4, 6, 50, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    scores = rows.log_softmax(-1)
-    entropy = -(scores.exp() * scores).sum(-1).mean()
-    weights = torch.tensor([1.0, 1.0, -0.5, -0.5])[:, None]
-    (gradient,) = torch.autograd.grad(-(weights * scores[..., 7]).mean() - bonus * entropy, rows)
-    read = read_temperature(rows, gradient)
-    assert read is None or abs(read - 1) < 0.02
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_no_temperature_is_read_of_an_entropy_alone(seed):
-    """A subclass with a bonus makes its logits by a forward pass of its own: no token is scored in these."""
-    rows = (torch.randn(4, 6, 50, generator=torch.Generator().manual_seed(seed)) * 1.8).requires_grad_()
-    scores = rows.log_softmax(-1)
-    (gradient,) = torch.autograd.grad(0.01 * (scores.exp() * scores).sum(), rows)
-    assert read_temperature(rows, gradient) is None
-
-
-@pytest.mark.parametrize("option", ["entropy_coef", "use_adaptive_entropy"])
-def test_an_entropy_bonus_that_is_asked_for_is_no_other_temperature(option, grpo, model):
-    given = seen(grpo(model), asked={"temperature": 1.0}, drawn_at=1.0, scored_at=0.95, scored_planted=0.7)
-    assert one(judge_scores(given)).verdict is Verdict.FOUND
-    given.asked[option] = 0.05
-    assert one(judge_scores(given)).verdict is Verdict.NOT_CHECKED
-
-
-def test_scores_at_temperature_1_are_the_definition_of_other_losses():
-    """Online DPO draws at 0.9 and scores at 1, by its definition; GRPO, RLOO and what is derived from them may not."""
-    for name, verdict in {
-        "GRPO": Verdict.FOUND,
-        "RLOO": Verdict.FOUND,
-        "AsyncGRPO": Verdict.FOUND,
-        "OnlineDPO": Verdict.NOT_APPLICABLE,
-    }.items():
-        for trainer in (type(f"{name}Trainer", (), {})(), type("Own", (type(f"{name}Trainer", (), {}),), {})()):
-            trainer.reward_funcs = []
-            given = seen(trainer, asked={"temperature": 0.9}, drawn_at=0.9, scored_at=1.0, scored_planted=0.7)
-            assert one(judge_scores(given)).verdict is verdict
-
-
-def test_a_temperature_for_generation_alone(grpo, model):
-    """What generation_kwargs say reaches generate() and no score, in every release that has them."""
-    trainer = grpo(model)
-    trainer.args.generation_kwargs = {"temperature": 0.5}
-    given = seen(trainer, asked={"temperature": 1.0})
-    assert one(judge_scores(given)).verdict is Verdict.SUSPECTED
-    given.drawn_at, given.scored_at = 0.5, 1.0
-    answer = one(judge_scores(given))
-    assert answer.verdict is Verdict.FOUND and answer.undo.values == {"temperature": 0.5}
-    trainer.args.generation_kwargs = {"top_k": 20}
-    given.drawn_at = given.scored_at = None
-    assert one(judge_scores(given)).verdict is Verdict.NOT_APPLICABLE
 
 
 def test_a_policy_that_was_changed_after_its_load(grpo, model):

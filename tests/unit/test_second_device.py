@@ -44,11 +44,10 @@ handle.remove()
 """
 # Where a tensor is made on the CPU on purpose: it is moved to the model afterwards, or belongs to a simulation.
 MOVED_LATER = (
-    "_alignment._tokens logits._check_logits_are_the_heads log_probs._batch "
-    # Rewards, advantages and weights of rows are kept on the CPU, and follow the logits in Step.loss.
-    "advantages._deviation advantages.advantages advantages.reward_table advantages.rounding advantages._sum "
-    "comparison._Comparer gradient.Step gradient.row_weights suspects.Search suspects._all_but suspects._biased "
-    "suspects._only "
+    "alignment._tokens logits._check_logits_are_the_heads log_probs._batch "
+    # Rewards, advantages and weights of rows are kept on the CPU, and follow the logits in Step.part.
+    "comparison._Comparer comparison.advantages_of_rounding definition.weighted_sum gradient.Step gradient._same "
+    "gradient.reward_table gradient.row_weights solve._say_rows "
     # On the CPU for good: stand-ins of parameters, a made-up batch, an engine that is not here.
     "plan._copy plan.planned_rates vllm_stand_in.LLM"
 )

@@ -17,19 +17,19 @@ from steps import before, has, planted, right, trainer
 from failurelab import textbook
 from failurelab._row_inputs import split_inputs
 from failurelab.textbook import (
-    advantages,
+    apart,
     backward,
     comparison,
     fields,
     gradient,
-    measure,
     recorder,
     rows_of,
     scores,
+    solve,
     suspects,
 )
-from failurelab.textbook.advantages import rounding
-from failurelab.textbook.measure import norm
+from failurelab.textbook.apart import norm
+from failurelab.textbook.comparison import advantages_of_rounding
 
 
 def rows_of_two_groups():
@@ -149,7 +149,7 @@ def test_advantages_leave_out_what_gives_no_reward():
         textbook.Row((1,), (2,), True, rewards)
         for rewards in ((1.0, None), (3.0, 1.0), (None, None), (float("nan"), 2.0))
     ]
-    worth = advantages.advantages(rows, textbook.Options(scale_rewards="none", reward_weights=(1.0, 2.0)))
+    worth = gradient.advantages(rows, textbook.Options(scale_rewards="none", reward_weights=(1.0, 2.0)))
     assert worth.tolist() == pytest.approx([1 - 10 / 3, 5 - 10 / 3, 0, 4 - 10 / 3])
 
 
@@ -157,7 +157,7 @@ def test_an_infinite_reward_is_a_reward():
     """Normalized, it makes its group NaN, which trl then adds up as 0: in the batch's mean and deviation they count."""
     groups = ((1.0, 3.0), (float("inf"), 1.0))
     rows = [textbook.Row((1,), (2,), True, (each,), group=place) for place, own in enumerate(groups) for each in own]
-    worth = advantages.advantages(rows, textbook.Options(multi_objective_aggregation="normalize_then_sum"))
+    worth = gradient.advantages(rows, textbook.Options(multi_objective_aggregation="normalize_then_sum"))
     assert worth.tolist() == pytest.approx([-(1.5**0.5), 1.5**0.5, 0, 0], rel=1e-3)
 
 
@@ -232,8 +232,8 @@ def test_ratios_that_are_clipped_and_entropies_hold(make):
 def test_tokens_of_high_entropy_are_chosen_by_rank(quantile, shift, kept):
     """They are not scored again beside other rows, which rounds otherwise. A shift puts those in doubt on one side."""
     (row,) = textbook.rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
-    change = gradient.Change(shift=gradient.Shift(entropy=shift))
-    step = gradient.Step([row], textbook.Options(top_entropy_quantile=quantile), change)
+    shift = gradient.Shift(entropy=shift)
+    step = gradient.Step([row], textbook.Options(top_entropy_quantile=quantile), shift=shift)
     entropies = torch.tensor([[0.5, 0.7, 0.9]])
     step.choose_tokens(lambda part: scores.Scores(entropies, entropies, torch.ones(1, 3)))
     assert step.chosen[0].tolist() == kept and step.kept[0] == sum(kept)
@@ -246,10 +246,11 @@ def test_bounds_are_moved_to_both_sides():
 
     def clipped(shift):
         (row,) = textbook.rows_of([[5]], [[7, 8, 9]], [(1.0,)], [0], ends=[])
-        step, tally = gradient.Step([row], options, gradient.Change(shift=gradient.Shift(shift))), gradient.Tally()
+        step, tally = gradient.Step([row], options, shift=gradient.Shift(shift)), gradient.Tally()
         step.advantages[:] = 1.0
         step._old_logps = lambda part, now, precision: now + old
-        step.loss(gradient.forward_of(model, {}, gradient.EXACT)[0], range(1), None, gradient.EXACT, tally)
+        part, _ = step.part(gradient.forward_of(model, {}, gradient.EXACT)[0], range(1), None, gradient.EXACT)
+        tally.count(textbook.GRPO, step.options, part)
         return tally.clipped
 
     assert [clipped(shift) for shift in (0.0, 0.05, -0.05)] == [1, 0, 2]
@@ -373,8 +374,8 @@ def test_a_band_that_known_mistakes_lie_in_holds_nothing(floor, wide, make, monk
 
 def test_what_comes_near_by_chance_is_not_named():
     """Where right gradients lie far apart, a suspect still has to come near."""
-    search = suspects.Search(None, None, (), None, {}, textbook.Floor(0.04, 0.04, 0.4), None)
-    assert search.near == measure.NAMES < search.floor.near
+    search = suspects.Search(None, (), None, None, {}, textbook.Floor(0.04, 0.04, 0.4), None)
+    assert search.near == apart.NAMES < search.floor.near
 
 
 def test_a_cut_completion_that_the_padding_ends(make, tokenizer):
@@ -437,6 +438,20 @@ def test_tokens_that_an_environment_gave_are_read_and_not_trained_on(asked, make
     assert [report.verdict for report in watched.reports] == ["HELD", "HELD"]
 
 
+class Draws(trl.GRPOTrainer):
+    """Draws for itself before each step, as to watch what the policy says."""
+
+    def training_step(self, model, inputs, *rest):
+        given = self.processing_class("1+1=", return_tensors="pt")
+        self.model.generate(**given, max_new_tokens=4, do_sample=False)
+        return super().training_step(model, inputs, *rest)
+
+
+def test_what_a_script_draws_for_itself_is_none_of_the_step_s(make):
+    """Reward functions are given the ids, or, before 0.16, the texts."""
+    assert compare(make(kind=Draws)).verdict == "HELD"
+
+
 def equal(completions, **_):
     return [1.0] * len(completions)
 
@@ -467,7 +482,7 @@ def test_rounding_alone_is_no_gradient():
         rewards = torch.full((count,), value)
         worth = ((rewards - rewards.mean()) / (rewards.std() + 1e-4)).abs().max().item()
         rows = rows_of([[1]] * count, [[2]] * count, [[value]] * count, [0] * count, [2])
-        assert worth <= rounding(rows, textbook.Options())
+        assert worth <= advantages_of_rounding(rows, textbook.Options())
         largest = max(largest, worth)
     assert largest > 1e-3
 
@@ -654,7 +669,7 @@ def test_a_planted_mistake_is_named(kind, options, named, since, make):
     if before(since):
         pytest.skip("it cannot be planted in this release")
     report = compare(make(kind=kind, **FEW | options), (options.get("max_steps", 1),))
-    assert report.verdict == "FOUND" and report.named == named
+    assert report.verdict == "FOUND" and report.named == named, str(report)
 
 
 def test_a_hook_on_a_parameter_is_not_the_definition(model, make):
@@ -794,22 +809,116 @@ def test_a_gradient_that_the_optimizer_is_not_given(make):
 
 
 def test_mistakes_that_have_one_gradient_are_not_named():
-    """While ratios are 1, GSPO's ratio without its length is another loss_type, to the last digit."""
-    model, rows = qwen2(), rows_of_two_groups()
-    options = textbook.Options(loss_type="grpo", importance_sampling_level="sequence", epsilon=0.2)
-    made = types.SimpleNamespace(
-        args=types.SimpleNamespace(gradient_accumulation_steps=1),
-        processing_class=types.SimpleNamespace(pad_token_id=0),
+    """Where completions are of one length, `grpo` and `dapo` divide by the same number."""
+    tried = [suspects.Fit("loss_type", kind, textbook.Apart(1.0, 1.0, 0.0)) for kind in ("grpo", "dapo")]
+    ratio = suspects.Fit("ratio", "always 1", textbook.Apart(1.0, 1.0, 0.004))
+    search = suspects.Search(None, (), None, None, {}, textbook.Floor(), None)
+    assert search._choose(tried, 1.0).named == "loss_type"
+    both = search._choose([*tried, ratio], 1.0)
+    assert both.named is None and "loss_type (dapo)" in both.text and "ratio (always 1)" in both.text
+
+
+def solved(theirs_of, rows=None, **options):
+    """Return what is solved for and told where the trainer's gradient is that of another definition."""
+    model, rows = stir(qwen2(), "layernorm", 1.0), rows or rows_of_two_groups()
+    options, tally = textbook.Options(loss_type="grpo", **options), gradient.Tally()
+    ours = textbook.expected_gradient(model, rows, options, tally=tally)
+    theirs = theirs_of(model, rows, options)
+    search = suspects.Search(model, rows, options, textbook.GRPO, theirs, textbook.Floor(), None)
+    step = gradient.Step(rows, options)
+    solutions = solve.solve(model, step, tally, theirs, gradient.EXACT, 0)
+    return solutions, solve.say(solutions[0], step), apart.measure_apart(theirs, ours), search
+
+
+def other(**functions):
+    changed = dataclasses.replace(textbook.GRPO, **functions)
+    return lambda model, rows, options: textbook.expected_gradient(model, rows, options, definition=changed)
+
+
+def roll(*given):
+    return textbook.GRPO.advantages(*given).roll(2)
+
+
+def six_rows():
+    """Return rows of two micro-batches, of all lengths."""
+    generator = torch.Generator().manual_seed(2)
+    completions = [torch.randint(2, 30, (length,), generator=generator).tolist() for length in (3, 5, 2, 4, 3, 6)]
+    rewards = [(1.0,), (0.1,), (0.5,), (2.0,), (0.7,), (-1.0,)]
+    rows = textbook.rows_of([[5, 6, 7]] * 3 + [[8, 9]] * 3, completions, rewards, [0] * 3 + [1] * 3, ends=[1])
+    return [dataclasses.replace(row, micro=place % 2, padded=(3, 6)) for place, row in enumerate(rows)]
+
+
+def test_the_weight_of_each_row_is_solved_for():
+    """Within its error, and told beside that which it should have."""
+    (by_rows, by_places), (name, line), far, _ = solved(other(advantages=roll), six_rows())
+    rows = gradient.advantages(six_rows(), textbook.Options())
+    assert far.cosine < 0.9 and by_rows.rest < 1e-4 < by_places.rest
+    assert [each.expected for each in by_rows.weights] == pytest.approx(rows.tolist(), abs=1e-4)
+    assert [each.solved for each in by_rows.weights] == pytest.approx(rows.roll(2).tolist(), abs=1e-3)
+    assert (
+        name == "other rows' advantages"
+        and line == "rows 1, 2, 3, 4, 5, 6 were given the weights of rows 5, 6, 1, 2, 3, 4"
     )
 
-    def expected(options, **given):
-        return textbook.expected_gradient(model, rows, options, **given)
 
-    ours, theirs = expected(options), expected(options, change=gradient.Change(ratio="summed"))
-    search = suspects.Search(made, model, rows, options, theirs, textbook.Floor(), expected)
-    finding = search.explain(ours, measure.measure_apart(theirs, ours))
-    assert finding.named is None
-    assert all(f"{name} (" in finding.text for name in ("loss_type", "importance_sampling_level"))
+@pytest.mark.parametrize(
+    ("functions", "named"),
+    [
+        ({"advantages": lambda *given: textbook.GRPO.advantages(*given).abs()}, "advantages cut"),
+        ({"divisor": lambda sizes, _: sizes.tokens / torch.tensor([1, 0.5] * 3)}, "accumulation"),
+        ({"advantages": lambda *given: textbook.GRPO.advantages(*given) * torch.tensor([1, 3]).repeat_interleave(3)},
+         "scaling of the rewards"),
+        ({"advantages": lambda *given: textbook.GRPO.advantages(*given) + 0.37}, ""),
+    ],
+)  # fmt: skip
+def test_what_rows_of_a_kind_were_given_is_told(functions, named):
+    (best, _), (name, _), _, _ = solved(other(**functions), six_rows())
+    assert best.rest < 1e-4 and name == named
+
+
+@pytest.mark.parametrize(
+    ("tokens", "named", "place", "share"),
+    [
+        ("no first", "first token left out", "first token", 0),
+        ("no last", "last token left out", "last token", 0),
+        ("rolled", "mask shifted", "first place behind the end", 1),
+        ("padding", "padding is trained on", "other padding", 1),
+    ],
+)
+def test_the_weight_of_each_place_is_solved_for(tokens, named, place, share):
+    """A mask that the loss alone reads; where the last completion is as long as the padding nothing lies behind it."""
+    rows = [dataclasses.replace(row, padded=(3, 8)) for row in six_rows()]
+    scoring = {"scoring": lambda options, pad: textbook.Scoring(options.temperature, tokens=tokens, pad=pad)}
+    (best, _), (name, _), _, _ = solved(other(**scoring), rows)
+    assert name == named and best.rest < 1e-3
+    (weight,) = (each for each in best.weights if each.name == place)
+    assert weight.solved == pytest.approx(share, abs=0.02)
+
+
+def test_what_a_gradient_does_not_determine_is_not_identifiable():
+    """Equal columns share one solution; equal rows are one unknown, whose weights add up."""
+    columns = torch.tensor([[1.0, 1.0, 0.0], [2.0, 2.0, 1.0], [0.0, 0.0, 3.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
+    values, errors = solve.least_squares(columns, columns @ torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
+    assert values[2] == pytest.approx(4) and errors[2] < 1e-6 and errors[:2].isinf().all()
+    assert "NOT identifiable" in str(solve.Weight("row 1", 1.0, 1.5, math.inf))
+    rows = six_rows()
+    rows[1] = dataclasses.replace(rows[0], rewards=(0.1,))
+    (best, _), *_ = solved(other(advantages=lambda *given: textbook.GRPO.advantages(*given).abs()), rows)
+    assert best.weights[0].name == "rows 1, 2" and best.weights[0].rows == (0, 1)
+
+
+def test_other_scores_are_no_other_weights():
+    """Tokens that are scored after they were read: no weights of the right scores make that gradient."""
+    scoring = {"scoring": lambda options, pad: textbook.Scoring(options.temperature, shift=1, pad=pad)}
+    (best, other_one), *_ = solved(other(**scoring), six_rows())
+    assert min(best.rest, other_one.rest) > 0.1
+
+
+def test_each_suspect_replaces_functions_that_the_definition_has():
+    names = {field.name for field in dataclasses.fields(textbook.GRPO)}
+    known = [*suspects.SCORES, *suspects.OTHERS]
+    assert all(len(suspect.change) == 1 and set(suspect.change) <= names for suspect in known)
+    assert set(suspects.CONTROLS) <= {suspect.name for suspect in suspects.SCORES}
 
 
 @pytest.mark.parametrize("widths, hidden", [((2, 3), True), ((3, 3), False)], ids=["each batch alone", "one padded"])

@@ -293,8 +293,7 @@ def _read_preflight(file: pathlib.Path, scripts: list[pathlib.Path], evidence: E
     try:
         answer = Answer.from_json(json.loads(file.read_text(encoding="utf-8")))
         named, suspected = (
-            {finding.failure: finding.evidence for finding in findings}
-            for findings in (answer.named, answer.suspected)
+            {finding.failure: finding.evidence for finding in findings} for findings in (answer.named, answer.suspected)
         )
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         evidence.not_read.append(f"{file.name} is no whole answer of failurelab preflight --json")

@@ -19,37 +19,25 @@ from typing import Any
 import torch
 from torch import nn
 
-from failurelab._alignment import MisalignedLogProbs, check_alignment
 from failurelab.guards.base import Action, Guard
 from failurelab.logits import NAMES, keep_argument, kept_rows
+from failurelab.measure.alignment import MisalignedLogProbs, check_alignment
+from failurelab.measure.scores import ScoredRows, read_scored_rows
 
-_READ = 32  # at most so many rows of the gradient are compared with the input
-_AGREE = 0.95  # share of them that one shift must explain
 _WASTE = 1.5  # times as many rows made as used are told
 _SETTLED = 3  # first steps, whose median peak of memory, over that at the start, counts as usual
 _GROWTH, _LEAST = 2.0, 256 << 20  # times that, and so many bytes more, are told
 
 
 @dataclasses.dataclass(frozen=True)
-class LogitsReport:
-    """What the first judged backward pass, or the probe, showed.
+class LogitsReport(ScoredRows):
+    """What the first judged backward pass, or the probe, showed; without rows where log-probabilities were returned.
 
     Attributes:
-        made: rows of logits for each sequence; 0 where the model returned log-probabilities.
-        needed: rows from the first that was used on.
-        size: bytes of all the logits.
-        scored: rows of the gradient that could be read.
-        shift: distance, in positions, from the next token to the token that a row was scored against; 0 is right;
-            None if no single shift explains the rows, or no row could be read.
         probe: the message of `check_alignment`; "" if all is right or it was not asked.
         contrast: how far the nearest known mistake is from the truth, in nats, says the probe; 0 if it was not asked.
     """
 
-    made: int = 0
-    needed: int = 0
-    size: int = 0
-    scored: int = 0
-    shift: int | None = None
     probe: str = ""
     contrast: float = 0.0
 
@@ -107,7 +95,8 @@ class LogitsGuard(Guard):
 
         `gradient` is that of the logits, (batch, rows, vocabulary); `ids` are (batch, tokens).
         """
-        self.report = self.report or read_scored_tokens(gradient, ids)
+        if self.report is None and (rows := read_scored_rows(gradient, ids)):
+            self.report = LogitsReport(**vars(rows))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Judge what was read, before the optimizer's step."""
@@ -182,51 +171,6 @@ class LogitsGuard(Guard):
         else:
             self.report = LogitsReport(contrast=alignment.contrast)
             self._held("log-probabilities are those of the completion's tokens, says the known-answer probe")
-
-
-def read_scored_tokens(gradient: torch.Tensor, ids: torch.Tensor) -> LogitsReport | None:
-    """Return which rows were used, and against which token each was scored; None where that cannot be read.
-
-    `gradient` is that of the logits, (batch, rows, vocabulary); `ids` are (batch, tokens).
-    """
-    gradient = gradient.detach()
-    most, least = gradient.amax(-1), gradient.amin(-1)  # (batch, rows)
-    used = (most != 0) | (least != 0)
-    if not used.any() or not (most + least).isfinite().all():
-        return None
-    made = gradient.shape[1]
-    first = int(used.any(0).nonzero()[0])
-    batch, row = (indices[:: max(1, len(indices) // _READ)] for indices in used.nonzero(as_tuple=True))
-    read = gradient[batch, row]  # (read, vocabulary)
-    # The scored token's entry is the largest in size: it is minus the sum of all others.
-    positive = read.amax(-1) >= -read.amin(-1)
-    token = torch.where(positive, read.argmax(-1), read.argmin(-1))
-    alone = torch.where(positive, (read > 0).sum(-1), (read < 0).sum(-1)) == 1
-    batch, token = batch[alone], token[alone]
-    follows = row[alone] + ids.shape[1] - made + 1  # the column that this row's own next token stands in
-    return LogitsReport(
-        made=made,
-        needed=made - first,
-        size=gradient.numel() * gradient.element_size(),
-        scored=len(token),
-        shift=_find_shift(ids.to(token.device), batch, follows, token),
-    )
-
-
-def _find_shift(ids: torch.Tensor, batch: torch.Tensor, follows: torch.Tensor, token: torch.Tensor) -> int | None:
-    """Return the smallest shift that explains which tokens the rows were scored against, or None; 0 is right.
-
-    `ids` are (batch, tokens); the others are (read): the row's place in the batch, the column of its own next token,
-    and the token it was scored against.
-    """
-    length = ids.shape[1]
-    for shift in sorted(range(-length, length), key=abs):
-        column = follows + shift
-        inside = (column >= 0) & (column < length)
-        same = inside & (ids[batch, column.clamp(0, length - 1)] == token)
-        if len(token) and same.float().mean() >= _AGREE:
-            return shift
-    return None
 
 
 def _fused_scores(model: nn.Module, ids: torch.Tensor, mask: torch.Tensor, length: int) -> torch.Tensor:

@@ -31,6 +31,7 @@ from failurelab._unwrap import unwrap
 from failurelab.guards.base import Action, Guard
 from failurelab.handles import eval_mode, wrap_method
 from failurelab.logits import completion_logps
+from failurelab.measure.scores import scoring_temperature
 
 NEXT = {
     "stale": "send the weights to the engine after every optimizer step, adapters merged into them, and empty its "
@@ -353,7 +354,7 @@ class EngineMismatchGuard(Guard):
             logits.register_hook(lambda gradient: self._check(self._read_temperature, kept, gradient[:_SEQUENCES]))
 
     def _read_temperature(self, logits: torch.Tensor, gradient: torch.Tensor) -> None:
-        scored = None if self._read is not None else mismatch.scoring_temperature(logits, gradient)
+        scored = None if self._read is not None else scoring_temperature(logits, gradient)
         if scored is None:
             self._unread += bool(gradient.any())
             return

@@ -5,7 +5,8 @@
 All other guards look for one known failure each. This one takes the tokens that were drawn and the rewards that were
 returned, computes GRPO's gradient by its definition (see `failurelab.textbook`), and compares it with the trainer's own
 before it is clipped. A wrong sign, a mask shifted by one, advantages of other rows and a loss divided by the wrong
-number raise nothing, and their curves look healthy.
+number raise nothing, and their curves look healthy. Where weights of rows or of places in them explain the difference,
+it prints those that the trainer gave beside those of the definition.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ class StepGuard(Guard):
         every: compare at the first optimizer step, and then at every step whose number this divides; None: the first.
         ask_again: ask the reward functions a second time for the compared step, and tell where they answer otherwise.
             Rewards can cost money, or run what a model wrote, so this is off.
-        suspects: look for what explains a wrong gradient, at the price of some sixty more passes, once.
+        suspects: look for what explains a wrong gradient, at the price of about twenty more passes, once.
     """
 
     failures = ("F21",)
@@ -89,7 +90,8 @@ class StepGuard(Guard):
         if report.verdict == "FOUND":
             found.insert(0, report.reason)
         if found:
-            self._trip(f"step {report.step}: {'; '.join(found)}", report)
+            table = f"\n{report.table}" if report.table else ""
+            self._trip(f"step {report.step}: {'; '.join(found)}{table}", report)
         elif report.verdict == "HELD":
             self._held(f"step {report.step}: {report.reason}")
         else:

@@ -230,7 +230,6 @@ class Answer:
         cut: what of the work was cut.
         notes: more to know.
         effects: what the script does beside its training.
-        measured: what was HELD in a run before a judge of the whole gradient took it back, see `StepJudge.outweigh`.
         ended_first: the error of the run without any change; empty if none.
         patch: all repairs that healed, as `git apply` takes them in `patch_folder`; empty where none is an edit.
         patch_folder: see `patch`.
@@ -244,7 +243,6 @@ class Answer:
     cut: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     effects: list[Effect] = dataclasses.field(default_factory=list)
-    measured: list[Finding] = dataclasses.field(default_factory=list)
     ended_first: str = ""
     patch: bytes = b""
     patch_folder: str = ""
@@ -325,8 +323,7 @@ class Answer:
         """Return it as JSON can hold it: a list of findings for each kind of verdict, each with its own."""
         lists = {name: [each.to_json() for each in self.of(*verdicts)] for name, verdicts in _LISTS.items()}
         texts = ("cut", "notes", "error", "ended_first", "script", "script_sha256", "versions")
-        more = {"measured": [each.to_json() for each in self.measured]} if self.measured else {}
-        more |= {"effects": [dataclasses.asdict(each) for each in self.effects]} if self.effects else {}
+        more = {"effects": [dataclasses.asdict(each) for each in self.effects]} if self.effects else {}
         return lists | {name: getattr(self, name) for name in texts} | more
 
     @classmethod
@@ -351,7 +348,6 @@ class Answer:
             list(told.get("notes", ())),
             ended_first=str(told.get("ended_first", "")),
             effects=[Effect(**each) for each in told.get("effects", ())],
-            measured=[Finding.from_json(each) for each in told.get("measured", ())],
         )
 
 

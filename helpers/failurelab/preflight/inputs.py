@@ -76,9 +76,6 @@ class Seen:
         not_called: reward functions, by their id, that do not return, or cannot be asked here.
         best: the shortest of the made-up completions that get the largest reward; empty where none is known.
         real: whether the real weights were asked for.
-        drawn_at: the temperature that generate() was handed, as far as it sampled.
-        scored_at: the temperature of the scores, as the gradient of the logits shows it.
-        scored_planted: what the same reading says of scores at another temperature (`judges.scores`).
     """
 
     trainer: Any
@@ -98,9 +95,6 @@ class Seen:
     not_called: set[int] = dataclasses.field(default_factory=set)
     best: str = ""
     real: bool = False
-    drawn_at: float | None = None
-    scored_at: float | None = None
-    scored_planted: float | None = None
 
     @property
     def model_name(self) -> str:

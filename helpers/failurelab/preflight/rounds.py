@@ -189,7 +189,7 @@ def _why_not_healed(finding: Finding, before: Answer, trial: Answer) -> str:
 def _held(finding: Finding, answer: Answer) -> str:
     """Return what the judge of a failure says where it is gone, with the figure; empty if it has not measured it."""
     for failure in _HELD_BY.get(finding.failure, (finding.failure,)):
-        for each in (*answer.held, *answer.measured):
+        for each in answer.held:
             if each.failure == failure:
                 return each.evidence
     others = [each for each in answer.found if each.failure == finding.failure and each.part]

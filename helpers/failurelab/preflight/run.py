@@ -25,7 +25,7 @@ from unittest import mock
 
 from failurelab.errors import raises_own
 from failurelab.preflight import notebook, repairs
-from failurelab.preflight.answer import Answer, Change, Finding, Verdict
+from failurelab.preflight.answer import Answer, Change, Finding
 from failurelab.preflight.inputs import Seen, Source
 from failurelab.preflight.intercept import own_code, processes
 from failurelab.preflight.intercept.effects import Effects
@@ -182,7 +182,6 @@ class Report:
     def __init__(self, path: pathlib.Path, progress: pathlib.Path):
         self._path, self._progress = path, progress
         self.answers: list[Finding] = []
-        self.measured: list[Finding] = []  # what is held, before a judge of the whole gradient takes it back
         self.notes: list[str] = []
         self.script: repairs.Script | None = None
 
@@ -199,7 +198,7 @@ class Report:
     def end(self, error: str = "", cut: Sequence[str] = ()) -> None:
         """Write the answers, and end the process: nothing of the script runs after that."""
         findings = [self._with_changes(answer) if answer.undo else answer for answer in self.answers]
-        told = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, measured=self.measured)
+        told = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes)
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(told.to_json()))
         whole.rename(self._path)
@@ -307,8 +306,8 @@ class Run:
         """
         from failurelab.preflight.intercept import cuts, rewards
         from failurelab.preflight.judges import order
+        from failurelab.preflight.judges.gradients import GradientJudge
         from failurelab.preflight.judges.textbook import StepJudge
-        from failurelab.preflight.temperature import Temperatures
 
         line = _line(self.source.path)
         if self._is_first_stage(trainer, line):
@@ -337,14 +336,14 @@ class Run:
         self._ask(order.BEFORE, seen)
         trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
         listening = [judge(seen) for judge in order.DURING]
-        step = StepJudge(seen, lambda: any(judge.explains_gradient() for judge in listening))
+        gradients = next(judge for judge in listening if isinstance(judge, GradientJudge))
+        step = StepJudge(seen, gradients.misses_gradients)
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
         with contextlib.ExitStack() as stack:
             for judge in listening:
                 stack.enter_context(judge.listening())
-            stack.enter_context(Temperatures(seen).listening())
             stack.enter_context(rewards.differing_rewards(seen))
             stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
             try:
@@ -354,9 +353,10 @@ class Run:
                 self.report.traceback(problem)
                 error = describe_error(problem, self.source.path, line=source.line)
         seen.log = list(trainer.state.log_history)
-        self._ask((*listening, *order.AFTER), seen)
-        self.report.measured = [answer for answer in self.report.answers if answer.verdict is Verdict.HELD]
-        self.report.answers = step.outweigh(self.report.answers)
+        self._ask(listening, seen)
+        if step.compared:  # the whole gradient tells for which tokens the scores are
+            self.report.answers = [answer for answer in self.report.answers if answer.failure != "F3b"]
+        self._ask((*order.AFTER, step), seen)
         self.report.end(error, self._cuts(trainer, seen))
 
     def _launch(self) -> dict[str, Any]:

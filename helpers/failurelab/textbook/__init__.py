@@ -10,26 +10,33 @@ with the gradient that the trainer computed, before it is clipped: cosine and si
 sign are cosine -1, advantages divided by 10,000 are size 0.0001, a mask shifted by one is a cosine well below 1.
 """
 
+from failurelab.textbook.apart import Apart, Floor
 from failurelab.textbook.comparison import Comparison, compare_step, not_grpo, why_not_here
+from failurelab.textbook.definition import GRPO, Definition
 from failurelab.textbook.fields import NOT_HERE, Options, is_neutral, unlisted
 from failurelab.textbook.gradient import OutOfMemory, expected_gradient
-from failurelab.textbook.measure import Apart, Floor
 from failurelab.textbook.recorder import Evidence, Recorder
-from failurelab.textbook.rows import Row, rows_of
+from failurelab.textbook.rows import Row, Scoring, rows_of
 from failurelab.textbook.scores import without_adapters
+from failurelab.textbook.solve import Solution, Weight
 from failurelab.textbook.watch import Watch, compare
 
 __all__ = [
+    "GRPO",
     "NOT_HERE",
     "Apart",
     "Comparison",
+    "Definition",
     "Evidence",
     "Floor",
     "Options",
     "OutOfMemory",
     "Recorder",
     "Row",
+    "Scoring",
+    "Solution",
     "Watch",
+    "Weight",
     "compare",
     "compare_step",
     "expected_gradient",

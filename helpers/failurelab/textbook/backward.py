@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from failurelab.textbook.apart import norm
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import EXACT, Gradient, Step, Tally, forward_of, is_out_of_memory
-from failurelab.textbook.measure import norm
 from failurelab.textbook.rows import Row
 from failurelab.textbook.scores import plain
 

@@ -3,31 +3,34 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from failurelab.textbook import fields
-from failurelab.textbook.advantages import advantages, rounding
+from failurelab.textbook.apart import COSINE, NAMES, Apart, Floor, measure_apart, norm
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
+from failurelab.textbook.definition import GRPO, SMALL, Definition
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import (
     TIE,
-    Change,
     Gradient,
     OutOfMemory,
     Precision,
     Reference,
     Shift,
     Tally,
+    advantages,
     expected_gradient,
+    reward_table,
 )
-from failurelab.textbook.measure import COSINE, Apart, Floor, measure_apart, norm
-from failurelab.textbook.recorder import Evidence, own_precision, precisions
+from failurelab.textbook.recorder import Evidence, own_precision, pad_id, precisions
+from failurelab.textbook.rows import Row
 from failurelab.textbook.scores import without_adapters
-from failurelab.textbook.suspects import Finding, Search
+from failurelab.textbook.solve import Solution
+from failurelab.textbook.suspects import Explanation, Search
 
 BACKWARD = "backward pass of the model"
 DRAWS = 12
@@ -73,7 +76,9 @@ class Comparison:
         clipped: share of the tokens whose ratio a bound holds.
         kl: largest estimate of the KL divergence of a token.
         variants: the trainer's gradient beside other options' that were asked for, by name.
-        controls: mistakes that were planted in the textbook, beside the textbook, by name; empty unless asked for.
+        controls: mistakes that were planted in the textbook, by name: beside the textbook, if asked for; where another
+            one is named, beside the trainer's gradient.
+        solved: weights of rows and of places that were solved for, where the direction is wrong.
         backward: the textbook's gradient beside finite differences, where the trainer's is the textbook's.
     """
 
@@ -91,16 +96,24 @@ class Comparison:
     kl: float = 0.0
     variants: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
     controls: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
+    solved: tuple[Solution, ...] = ()
     backward: Backward | None = None
 
     def sees(self, mistake: str) -> bool:
         """Whether this measurement tells a planted mistake from the definition."""
         return mistake in self.controls and not self.floor.holds(self.controls[mistake])
 
+    @property
+    def table(self) -> str:
+        """Weights that were solved for, beside those that they should be; "" where they do not explain the gradient."""
+        explained = self.solved and self.solved[0].rest <= min(self.floor.near, NAMES)
+        return str(self.solved[0]) if explained else ""
+
     def __str__(self) -> str:
         parts = [f"{self.verdict}: step {self.step}, {self.reason}"]
         parts += [line for line in (self.texts, self.again) if line]
         parts += [f"NOT CHECKED: {line}" for line in self.not_shown]
+        parts += [self.table] * bool(self.table)
         return "\n".join(parts)
 
 
@@ -143,6 +156,7 @@ def compare_step(
     trainer: Any,
     evidence: Evidence,
     *,
+    definition: Definition = GRPO,
     with_suspects: bool = True,
     with_controls: bool = False,
     variants: Mapping[str, Options] | None = None,
@@ -151,8 +165,10 @@ def compare_step(
 
     Args:
         trainer: the trainer, at the weights that the gradient was computed at.
-        evidence: of the step.
-        with_suspects: look for what explains a gradient that is wrong: a pass of the textbook for each suspect.
+        evidence: of the step, from all processes.
+        definition: of the trainer's kind.
+        with_suspects: look for what explains a gradient that is wrong: a pass of the textbook for each suspect, and
+            three for the weights that are solved for.
         with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each.
         variants: other options to compare with too, by name.
     """
@@ -163,7 +179,7 @@ def compare_step(
         report = Comparison("NOT CHECKED", "; ".join(problems))
     else:
         try:
-            report = _Comparer(trainer, evidence).compare(with_suspects, with_controls, variants or {})
+            report = _Comparer(trainer, evidence, definition).compare(with_suspects, with_controls, variants or {})
         except OutOfMemory as error:
             report = Comparison("NOT CHECKED", f"out of memory: not even one row fits ({error})")
         except ValueError as error:  # what the definition needs is not there
@@ -176,17 +192,18 @@ def compare_step(
 
 
 class _Comparer:
-    def __init__(self, trainer: Any, evidence: Evidence):
-        self.trainer = trainer
+    def __init__(self, trainer: Any, evidence: Evidence, definition: Definition = GRPO):
+        self.trainer, self.definition = trainer, definition
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.theirs = _by_name(evidence.gradient, trainer.model, self.model)
-        self.options = Options.of(trainer.args)
+        asked = Options.of(trainer.args)
+        self.options = dataclasses.replace(asked, temperature=evidence.temperature or asked.temperature)
         self.rows = evidence.rows
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
 
     def gradient(self, options: Options, **given: Any) -> Gradient:
-        given.setdefault("precision", Precision())
+        given = {"definition": self.definition, "pad": pad_id(self.trainer), **given}
         return expected_gradient(self.model, self.rows, options, reference=reference_of(self.trainer), **given)
 
     def readings(self) -> dict[str, Options]:
@@ -198,7 +215,7 @@ class _Comparer:
         return readings
 
     def compare(self, with_suspects: bool, with_controls: bool, variants: Mapping[str, Options]) -> Comparison:
-        worth = advantages(self.rows, self.options)
+        worth = advantages(self.rows, self.options, self.definition)
         chosen = torch.tensor([row.micro is not None for row in self.rows])
         equal = float(worth[chosen].abs().max()) < 1e-6
         if equal and not self.options.beta and not self.options.entropy_coef:
@@ -216,7 +233,7 @@ class _Comparer:
             if Floor().holds(beside):
                 nearest, floor, blind = beside, Floor(), ""
         verdict = "HELD" if floor.holds(nearest) else "FOUND"
-        found, backward = Finding(), None
+        found, backward = Explanation(), None
         if equal and not options.entropy_coef and tally.apart <= SAME:
             return self._no_gradient()
         if norm(ours) == 0:
@@ -225,14 +242,24 @@ class _Comparer:
             return Comparison("NOT CHECKED", blind or CANCELS, floor=floor)
         if verdict == "HELD" and floor.wide:
             return Comparison("NOT CHECKED", self._blinded_by(options, ours, drops_out(self.model)), floor=floor)
-        search = Search(self.trainer, self.model, self.rows, options, self.theirs, floor, self.gradient)
+        search = Search(
+            self.model,
+            self.rows,
+            options,
+            self.definition,
+            self.theirs,
+            floor,
+            self.gradient,
+            pad=pad_id(self.trainer),
+            accumulated=int(self.trainer.args.gradient_accumulation_steps),
+        )
         if verdict == "FOUND" and with_suspects:
-            found = self._explain(search, ours, nearest, rounded)
+            found = self._explain(search, ours, nearest, rounded, tally)
         planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
         if verdict == "HELD":
             backward = measure_backward(self.model, self.rows, options, ours, tally)
             if backward.wrong:
-                verdict, found = "FOUND", Finding(BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
+                verdict, found = "FOUND", Explanation(BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
         return Comparison(
             verdict,
             self._reason(verdict, nearest, floor, tally, found, reading),
@@ -244,20 +271,24 @@ class _Comparer:
             clipped=tally.clipped / max(tally.tokens, 1),
             kl=tally.kl,
             variants={name: measure_apart(self.theirs, self.gradient(given)) for name, given in variants.items()},
-            controls=planted,
+            controls=planted or found.tried,
+            solved=found.solved,
             backward=backward,
         )
 
-    def _explain(self, search: Search, ours: Gradient, apart: Apart, rounded: Gradient | None) -> Finding:
+    def _explain(
+        self, search: Search, ours: Gradient, apart: Apart, rounded: Gradient | None, tally: Tally
+    ) -> Explanation:
         """Look for the suspect that explains the gradient: in the trainer's own numbers, where these are not exact.
 
         There a suspect's gradient is the trainer's within a hundredth, and beside the exact one rounding hides which
         of several it is.
         """
         if rounded is None or self.own is None:
-            return search.explain(ours, apart)
-        own = dataclasses.replace(search, floor=Floor(), gradient=functools.partial(self.gradient, precision=self.own))
-        return own.explain(rounded, measure_apart(self.theirs, rounded))
+            return search.explain(ours, apart, tally)
+        gradient = functools.partial(self.gradient, precision=self.own)
+        own = dataclasses.replace(search, floor=Floor(), gradient=gradient, precision=self.own)
+        return own.explain(rounded, measure_apart(self.theirs, rounded), tally)
 
     def floor(self, options: Options, ours: Gradient, apart: Apart, tally: Tally) -> tuple[Floor, str, Gradient | None]:
         """Measure how far right passes lie from the exact one.
@@ -287,7 +318,7 @@ class _Comparer:
         if not floor.holds(apart) and self._has_bounds(options):
             for sign in (1, -1):
                 shift = Shift(sign * rounding.ratio, sign * rounding.entropy)
-                gradient = self.gradient(options, change=Change(shift=shift))
+                gradient = self.gradient(options, shift=shift)
                 floor = floor.widened(measure_apart(gradient, ours))
         return floor, BOUNDS if floor.band[0] >= BLIND else "", rounded
 
@@ -310,17 +341,17 @@ class _Comparer:
 
     def _unit(self, options: Options) -> float:
         """Return the norm of the gradient with all advantages 1: the scale of what rounding leaves."""
-        change = Change(advantages=lambda rows, options, worth: torch.ones_like(worth))
-        return norm(self.gradient(options, change=change))
+        ones = dataclasses.replace(self.definition, advantages=lambda rewards, *_: torch.ones_like(rewards[:, 0]))
+        return norm(self.gradient(options, definition=ones))
 
     def _no_gradient(self) -> Comparison:
         """Say that no gradient is expected; the size of one that is there is judged by that of unit advantages."""
         unit, theirs = self._unit(self.options), norm(self.theirs)
-        if theirs <= max(COSINE, rounding(self.rows, self.options)) * unit:
+        if theirs <= max(COSINE, advantages_of_rounding(self.rows, self.options)) * unit:
             return Comparison("NO GRADIENT", EQUAL)
         return Comparison("FOUND", f"{EQUAL}, but the trainer has one, of norm {theirs:.3g}")
 
-    def _reason(self, verdict: str, apart: Apart, floor: Floor, tally: Tally, found: Finding, reading: str) -> str:
+    def _reason(self, verdict: str, apart: Apart, floor: Floor, tally: Tally, found: Explanation, reading: str) -> str:
         cosine, size = floor.band
         said = (
             f"{apart} beside the textbook's gradient ({len(self.trained)} completions, {tally.tokens} tokens, "
@@ -348,6 +379,13 @@ class _Comparer:
             yield "padding of the prompts: those of a batch have the same length"
         if backward is not None and backward.error > WRONG and not backward.wrong:
             yield "backward pass of the model: too coarse numbers, or too little memory, for finite differences"
+
+
+def advantages_of_rounding(rows: Sequence[Row], options: Options) -> float:
+    """Return how large an advantage may be in float32 where all rewards of a group are equal: their mean is rounded."""
+    weights = options.reward_weights or (1.0,) * len(rows[0].rewards)
+    largest = float((reward_table(rows).nan_to_num().abs() @ torch.tensor(weights, dtype=torch.float64).abs()).max())
+    return 2 * torch.finfo(torch.float32).eps * largest / (1.0 if options.scale_rewards == "none" else SMALL)
 
 
 def _say_backward(backward: Backward) -> str:

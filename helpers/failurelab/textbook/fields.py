@@ -9,6 +9,7 @@ Read in the help texts of trl 0.14.0, 0.15.2, 0.22.2 and 1.16.0, and of transfor
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -90,11 +91,18 @@ def adds_router_loss(trainer: Any) -> bool:
     return any(getattr(part, "output_router_logits", False) for part in (config, getattr(config, "text_config", None)))
 
 
+def changes_distribution(trainer: Any) -> bool:
+    """Whether options of `generate` beside its temperature, which is evidence, are not the arguments'."""
+    return not set(getattr(trainer.args, "generation_kwargs", None) or ()) <= {"temperature"}
+
+
 NOT_HERE: dict[str, Left] = {
     "deepspeed": Left((None,), "the gradients are spread over an engine's buckets"),
     "fp16": Left((False,), "the gradients are scaled by a factor that the scaler changes"),
     "fsdp": Left((None, "", [], False), "the gradients are spread over processes"),
-    "generation_kwargs": Left((None, {}), "they may change the distribution that the tokens are drawn from"),
+    "generation_kwargs": Left(
+        (None, {}), "they may change the distribution that the tokens are drawn from", changes_distribution
+    ),
     "neftune_noise_alpha": Left((None, 0), "noise is added to the embeddings"),
     "parallelism_config": Left((None,), "the gradients are spread over processes"),
     "router_aux_loss_coef": Left((None, 0.0), "the router's loss is added", adds_router_loss),
@@ -117,7 +125,8 @@ class Options:
     """The options of GRPO's definition, under the names that trl gives them; where two readings are documented, both.
 
     Attributes:
-        temperature: of the policy: logits are divided by it before the softmax.
+        temperature: of the policy: logits are divided by it before the softmax. It is what the tokens were drawn at.
+        asked_temperature: the one that the arguments ask for.
         beta: weight of the KL divergence to the reference model, estimated as k3 (Schulman 2020): r - log r - 1.
         loss_type: how the tokens' losses become one number.
         scale_rewards: `group`, `batch` or `none`: the standard deviation that advantages are divided by.
@@ -132,7 +141,6 @@ class Options:
         padding_ends: whether a completion whose last token is the padding, drawn as a word, has an end. trl 1.16 takes
             it so; the help text leaves it open.
         reward_weights: one for each reward function; None: all 1.
-        unscored_are_zero: whether a completion that no function scores has reward 0; it is left out (TRL #5902).
         multi_objective_aggregation: how the rewards of several functions become one.
         max_completion_length: `dr_grpo` divides by it.
         top_entropy_quantile: share of a micro-batch's tokens, those of the highest entropy, that the policy trains on.
@@ -144,6 +152,7 @@ class Options:
     """
 
     temperature: float = 1.0
+    asked_temperature: float = 1.0
     beta: float = 0.0
     loss_type: str = "grpo"
     scale_rewards: str = "group"
@@ -156,7 +165,6 @@ class Options:
     padding_ends: bool = False
     generation_tokens: bool = False
     reward_weights: tuple[float, ...] | None = None
-    unscored_are_zero: bool = False
     multi_objective_aggregation: str = "sum_then_normalize"
     max_completion_length: int | None = None
     top_entropy_quantile: float = 1.0
@@ -172,10 +180,28 @@ class Options:
         given = {
             field.name: getattr(args, field.name) for field in dataclasses.fields(cls) if hasattr(args, field.name)
         }
+        given["asked_temperature"] = given.get("temperature", 1.0)
         given["scale_rewards"] = _SCALES.get(given.get("scale_rewards", True), given.get("scale_rewards"))
         if given.get("reward_weights") is not None:
             given["reward_weights"] = tuple(float(weight) for weight in given["reward_weights"])
         return cls(**given)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The ratio's: 1 - epsilon and 1 + epsilon_high; `cispo` has an upper one alone, epsilon_high itself."""
+        low = math.inf if self.epsilon is None else self.epsilon
+        high = low if self.epsilon_high is None else self.epsilon_high
+        return {"cispo": (-math.inf, high)}.get(self.loss_type, (1 - low, 1 + high))
+
+    @property
+    def most_ratio(self) -> float:
+        """The largest ratio, with a negative advantage too."""
+        return math.inf if self.delta is None else self.delta
+
+    @property
+    def most_drift(self) -> float:
+        """How far a completion with a negative advantage may have drifted, in nats a token."""
+        return math.inf if self.off_policy_mask_threshold is None else self.off_policy_mask_threshold
 
     def readings(self) -> dict[str, "Options"]:
         """Return the options under each reading that their help texts allow, by what each says."""

@@ -1,20 +1,14 @@
-"""The gradient that GRPO's definition gives for the completions of one optimizer step.
+"""The gradient that a definition gives for the completions of one optimizer step.
 
-    loss = - sum over tokens of weight * [ min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) - beta * KL ]
-
-r is the ratio of the policy's probability of the token to that of the policy that drew it, A the advantage of its
-completion, KL the estimate k3 (DeepSeekMath, arXiv 2402.03300, equations 3 and 4). The weight is what `loss_type` says:
-1 / (tokens of the completion x completions) for `grpo`, 1 / tokens of the micro-batch for `bnpo`, 1 / tokens of the
-step for `dapo` (arXiv 2503.14476), 1 / (completions x max_completion_length) for `dr_grpo` (2503.20783). Others:
-`cispo` (2506.13585), `sapo` (2511.20347), `luspo` (2602.05261), GSPO's ratio of a sequence (2507.18071), two-sided
-clipping (2505.07291), tokens of high entropy (2506.01939), unbiased KL and off-policy masking (2512.02556).
-
-Nothing of trl computes here.
+The loss is that of `definition`; here are the passes: rows in parts that fit into memory, in which numbers, with which
+dropout, and what they saw. Advantages, divisors and the tokens of high entropy are those of all rows of the step,
+whatever part a pass takes. Nothing of trl computes here.
 """
 
 import contextlib
 import dataclasses
 import math
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,10 +17,10 @@ from torch import nn
 
 from failurelab._unwrap import input_device, unwrap
 from failurelab.logits import keep_argument
-from failurelab.textbook.advantages import advantages
+from failurelab.textbook.definition import GRPO, Definition
 from failurelab.textbook.fields import Options
-from failurelab.textbook.rows import Row
-from failurelab.textbook.scores import Scores, Scoring, lay_out, plain, score
+from failurelab.textbook.rows import Row, Scoring, lay_out
+from failurelab.textbook.scores import Scores, plain, score
 
 Gradient = dict[str, torch.Tensor]
 Reference = Callable[[], "contextlib.AbstractContextManager[nn.Module]"]
@@ -58,42 +52,14 @@ class Shift:
             return options
         moved: dict[str, Any] = {}
         if options.epsilon is not None and options.loss_type != "cispo":  # whose bound makes no jump
-            high = options.epsilon if options.epsilon_high is None else options.epsilon_high
-            moved["epsilon"] = max(0.0, 1 - (1 - options.epsilon) * math.exp(-self.ratio))
-            moved["epsilon_high"] = max(0.0, (1 + high) * math.exp(self.ratio) - 1)
+            low, high = options.bounds
+            moved["epsilon"] = max(0.0, 1 - low * math.exp(-self.ratio))
+            moved["epsilon_high"] = max(0.0, high * math.exp(self.ratio) - 1)
         if options.delta is not None:
             moved["delta"] = options.delta * math.exp(self.ratio)
         if options.off_policy_mask_threshold is not None:
             moved["off_policy_mask_threshold"] = options.off_policy_mask_threshold + self.ratio
         return dataclasses.replace(options, **moved)
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """What a suspect does otherwise than the definition.
-
-    Attributes:
-        scoring: how tokens are scored; None: by the definition, at the options' temperature.
-        advantages: takes rows, options, and the advantages (rows,) of the definition; returns those that are used.
-        weights: takes the rows of the step and their weights (rows,); returns those that are used.
-        lengths: takes a row; returns how many tokens it counts where the loss is divided.
-        ratio: `right`, `one` (old log-probabilities are not used), `inverted`, or `summed` (that of a sequence is not
-            divided by its length).
-        kl: `k3`, `k1`, `k2`, or `reversed` (policy and reference swapped).
-        probabilities: tokens count by their probability in place of its logarithm.
-        no_minimum: the clipped ratio is always taken, and not the smaller of both products.
-        shift: of the bounds.
-    """
-
-    scoring: Scoring | None = None
-    advantages: Callable[[Sequence[Row], Options, torch.Tensor], torch.Tensor] | None = None
-    weights: Callable[[Sequence[Row], torch.Tensor], torch.Tensor] | None = None
-    lengths: Callable[[Row], int] = Row.length
-    ratio: str = "right"
-    kl: str = "k3"
-    probabilities: bool = False
-    no_minimum: bool = False
-    shift: Shift = Shift()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +79,7 @@ class Precision:
     padded: bool = False
 
 
-DEFINITION, EXACT = Change(), Precision()
+EXACT = Precision()
 
 
 @dataclasses.dataclass
@@ -163,103 +129,136 @@ class Tally:
         self.slopes += other.slopes
         self.log_ratios += other.log_ratios
 
+    def count(self, definition: Definition, options: Options, part: types.SimpleNamespace) -> None:
+        """Count what the loss of a part was made of."""
+        trained = (part.mask * (part.weights != 0)).bool()  # (rows, tokens)
+        logps = part.logps.detach()
+        log_ratio = definition.log_ratio(logps - part.old_logps, part.mask, options).expand_as(trained)
+        ratio, difference = log_ratio.exp(), part.reference_logps - logps
+        held = ratio.clamp(*options.bounds) * part.worth < ratio * part.worth  # by a bound
+        self.log_ratios += [row[kept] for row, kept in zip(log_ratio, trained)]
+        self.tokens += int(trained.sum())
+        self.clipped += int((held & trained).sum())
+        self.drift = max(self.drift, float((log_ratio.expm1().abs() * trained).max()))
+        self.kl = max(self.kl, float((definition.kl(difference).abs() * trained).max()))
+        self.apart = max(self.apart, float((difference.abs() * trained).max()))
+
 
 def expected_gradient(
     model: nn.Module,
     rows: Sequence[Row],
     options: Options,
     *,
+    definition: Definition = GRPO,
     reference: Reference | None = None,
-    change: Change = DEFINITION,
+    shift: Shift = Shift(),
     precision: Precision = EXACT,
+    pad: int = 0,
     tally: Tally | None = None,
 ) -> Gradient:
-    """Return the gradient of GRPO's loss for every trainable parameter of the model, by name, in float32.
+    """Return the gradient of the definition's loss for every trainable parameter of the model, by name, in float32.
 
     The model is afterwards what it was: its `.grad`, its modes and its random state. A forward pass takes as many
     rows as fit LOGITS_BYTES of logits, and half as many where memory ends.
 
     Args:
         model: the policy at the weights before the step, wrapped or not.
-        rows: of each generation that the step takes rows from, all rows; `micro` says which this step trains on.
+        rows: of each generation that the step takes rows from, all rows, of all processes; `micro` says which this step
+            trains on.
         options: of the definition.
+        definition: of the trainer's kind, or a suspect's.
         reference: gives the reference model for a block; needed where beta is not 0.
-        change: what a suspect does otherwise.
+        shift: of the bounds.
         precision: of the computation.
+        pad: token id of the padding, for a suspect that scores it.
         tally: is added to.
 
     Raises:
         OutOfMemory: one row alone does not fit.
         ValueError: an option lacks what it needs, or no row is trained on.
     """
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     if not trained:
         raise ValueError("no parameter of the model requires a gradient")
     if options.beta and reference is None:
         raise ValueError(f"beta={options.beta:g} asks for a reference model, and there is none")
-    step = Step(rows, options, change)
+    step = Step(rows, options, definition, shift, pad)
     if precision.padded and not step.scoring.from_prompt:
         step.scoring = dataclasses.replace(step.scoring, padded=True)
-    gradient = {name: torch.zeros_like(parameter, dtype=torch.float32) for name, parameter in trained}
+    gradient = {name: torch.zeros_like(parameter, dtype=torch.float32) for name, parameter in trained.items()}
     with plain(model, training=precision.dropout is not None), torch.enable_grad(), draws(model, precision.dropout):
-        forward, leaves = forward_of(model, dict(trained), precision)
+        forward, leaves = forward_of(model, trained, precision)
         if options.top_entropy_quantile < 1:
             step.choose_tokens(lambda some: step.score_rows(forward, some, entropy=True), tally)
-        size = step.rows_that_fit(model)
-        start = 0
-        while start < len(step.rows):
-            part = range(start, min(start + size, len(step.rows)))
-            try:
-                seen = Tally()
-                loss, scores = step.loss(forward, part, reference, precision, seen)
-                grads = torch.autograd.grad(loss, [*leaves.values(), *scores], allow_unused=True)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                if size == 1:
-                    raise OutOfMemory(f"{len(step.rows[start].completion)} tokens of one completion") from error
-                size, grads = max(1, size // 2), None
-            if grads is None:
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
-                continue
+
+        def work(rows: range) -> tuple[types.SimpleNamespace, list[torch.Tensor], Sequence[torch.Tensor | None]]:
+            part, scores = step.part(forward, rows, reference, precision)
+            loss = definition.loss(part, step.options)
+            return part, scores, torch.autograd.grad(loss, [*leaves.values(), *scores], allow_unused=True)
+
+        for rows_done, (part, scores, grads) in in_parts(model, step, work):
             for name, grad in zip(leaves, grads):
                 if grad is not None:
                     gradient[name] += grad.to(gradient[name].dtype)
             if tally is not None:
+                seen = Tally()
+                seen.count(definition, step.options, part)
                 slopes = [
-                    torch.zeros_like(each) if grad is None else grad for each, grad in zip(scores, grads[len(leaves) :])
+                    torch.zeros_like(own) if grad is None else grad for own, grad in zip(scores, grads[len(leaves) :])
                 ]
-                seen.slopes.append(Slopes(part, tuple(each.detach() for each in scores), tuple(slopes)))
+                seen.slopes.append(Slopes(rows_done, tuple(own.detach() for own in scores), tuple(slopes)))
                 tally.add(seen)
-            start = part.stop
     return gradient
 
 
-class Step:
-    """The rows that the step trains on, with advantages and weights."""
+def in_parts(model: nn.Module, step: "Step", work: Callable[[range], Any]) -> Iterator[tuple[range, Any]]:
+    """Yield ranges of the step's rows and what work gives of each; a range is halved where memory ends.
 
-    def __init__(self, rows: Sequence[Row], options: Options, change: Change = DEFINITION):
-        options = change.shift.move(options)
-        self.options, self.change = options, change
-        worth = advantages(rows, options)
-        if change.advantages is not None:
-            worth = change.advantages(rows, options, worth)
+    Raises:
+        OutOfMemory: one row alone does not fit.
+    """
+    size, start = step.rows_that_fit(model), 0
+    while start < len(step.rows):
+        part = range(start, min(start + size, len(step.rows)))
+        try:
+            result = work(part)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            if size == 1:
+                raise OutOfMemory(f"{len(step.rows[start].completion)} tokens of one completion") from error
+            size, result = max(1, size // 2), None
+        if result is None:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            continue
+        yield part, result
+        start = part.stop
+
+
+class Step:
+    """The rows that the step trains on, with what depends on all: advantages, weights, tokens of high entropy."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        options: Options,
+        definition: Definition = GRPO,
+        shift: Shift = Shift(),
+        pad: int = 0,
+    ):
+        self.options, self.definition, self.shift = shift.move(options), definition, shift
         chosen = [number for number, row in enumerate(rows) if row.micro is not None]
         if not chosen:
             raise ValueError("no completion is trained on in this step")
         self.rows = [rows[number] for number in chosen]
-        self.advantages = worth[torch.tensor(chosen)]  # (rows,)
-        self.weights = row_weights(self.rows, options, change.lengths)  # (rows,)
-        if options.generation_tokens:
-            self.weights = self.weights * _share_of_tokens(rows, options)
-        if change.weights is not None:
-            self.weights = change.weights(self.rows, self.weights)
-        self.scoring = change.scoring or Scoring(options.temperature)
+        self.advantages = advantages(rows, self.options, definition)[torch.tensor(chosen)]  # (rows,)
+        self.weights = row_weights(rows, self.options, definition)  # (rows,)
+        self.scoring = definition.scoring(self.options, pad)
         self.chosen: dict[int, torch.Tensor] = {}  # of each row, whether each token (tokens,) is of high entropy
         self.kept = dict.fromkeys((row.micro for row in self.rows), 0)  # tokens that the entropy term is the mean of
         for row in self.rows:
-            self.kept[row.micro] += 0 if left_out(row, options) else row.length()
+            self.kept[row.micro] += 0 if left_out(row, self.options) else row.length()
 
     def score_rows(self, forward: Callable[..., torch.Tensor], part: range, *, entropy: bool = False) -> Scores:
         """Score some of the rows."""
@@ -310,98 +309,41 @@ class Step:
         """Return the entropy from which on tokens are trained on."""
         if not len(values):
             return 0.0
-        above = values >= torch.quantile(values, 1 - self.options.top_entropy_quantile)
-        least, shift = float(values[above].min()), self.change.shift.entropy
+        above = values >= torch.quantile(values, 1 - self.definition.quantile(self.options))
+        least, shift = float(values[above].min()), self.shift.entropy
         if shift < 0 and not above.all():  # inwards: without those that another rounding would put below
             return max(least, float(values[~above].max()) - shift)
         return least - shift
 
-    def loss(
-        self,
-        forward: Callable[..., torch.Tensor],
-        part: range,
-        reference: Reference | None,
-        precision: Precision,
-        tally: Tally,
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Return the loss of some rows, those of all rows add up to the step's; and the scores that it depends on."""
-        options, change = self.options, self.change
+    def part(
+        self, forward: Callable[..., torch.Tensor], part: range, reference: Reference | None, precision: Precision
+    ) -> tuple[types.SimpleNamespace, list[torch.Tensor]]:
+        """Return what the loss of some rows is made of, and the scores that it depends on."""
+        options = self.options
         entropy = bool(options.entropy_coef) or options.top_entropy_quantile < 1
         now = self.score_rows(forward, part, entropy=entropy)
-        logps, mask = now.logps, now.mask  # (rows, tokens)
-        worth = self.advantages[list(part)].to(logps)[:, None]  # (rows, 1)
-        old = self._old_logps(part, logps.detach(), precision)
-        log_ratio = logps - old
-        if change.ratio == "one":
-            log_ratio = logps - logps.detach()
-        if change.ratio == "inverted":
-            log_ratio = -log_ratio
-        if options.importance_sampling_level == "sequence":
-            lengths = 1 if change.ratio == "summed" else mask.sum(1).clamp(min=1)
-            log_ratio = ((log_ratio * mask).sum(1) / lengths)[:, None]
-        ratio = log_ratio.exp()  # (rows, tokens) or (rows, 1)
-        policy, clipped = self._policy_term(ratio, worth, logps)
-        keep = mask
-        if options.off_policy_mask_threshold is not None:
-            drift = -((logps.detach() - old) * mask).sum(1) / mask.sum(1).clamp(min=1)
-            fresh = (worth[:, 0] >= 0) | (drift <= options.off_policy_mask_threshold)
-            policy = policy * fresh[:, None]
-        if options.top_entropy_quantile < 1:
-            keep = mask * torch.stack([self._chosen(number, mask) for number in part])
-            policy = policy * keep
-        token_loss = policy.expand_as(logps)
-        kl = apart = None
-        if options.beta:
-            reference_logps = self._reference_logps(reference, part, precision).to(logps)
-            kl, apart = self._kl(logps, reference_logps), (reference_logps - logps.detach()).abs()
-            weighted = kl * ratio if options.use_bias_correction_kl else kl
-            token_loss = token_loss + options.beta * weighted
-        weights = self.weights[list(part)].to(logps)[:, None]
-        loss = (token_loss * mask * weights).sum()
-        if options.entropy_coef:
-            counts = torch.tensor([max(self.kept[self.rows[number].micro], 1) for number in part]).to(keep)
-            mean = (now.entropies * keep * (weights > 0) / counts[:, None]).sum() / len(self.kept)
-            loss = loss - options.entropy_coef * mean
-        self._count(tally, mask, weights, clipped, kl, apart, log_ratio.detach())
-        return loss, (logps, *([now.entropies] if entropy else []))
+        logps, mask, places = now.logps, now.mask, list(part)  # (rows, tokens)
+        chosen = torch.stack([self._chosen(number, mask) for number in part]) if self.chosen else torch.ones_like(mask)
+        counts = [max(self.kept[self.rows[number].micro], 1) * len(self.kept) for number in part]
+        made = types.SimpleNamespace(
+            logps=logps,
+            entropies=now.entropies if entropy else torch.zeros_like(mask),
+            mask=mask,
+            chosen=chosen,
+            old_logps=self._old_logps(part, logps.detach(), precision),
+            reference_logps=self._reference_logps(reference, part, precision).to(logps)
+            if options.beta
+            else logps.detach(),
+            worth=self.advantages[places].to(logps)[:, None],
+            weights=self.weights[places].to(logps)[:, None],
+            counts=torch.tensor(counts).to(logps)[:, None],
+        )
+        return made, [logps, *([now.entropies] if entropy else [])]
 
     def _chosen(self, number: int, mask: torch.Tensor) -> torch.Tensor:
         """Return 1 for the tokens (tokens,) of a row that are of high entropy; none are of one that is left out."""
         chosen = self.chosen.get(number, mask.new_zeros(0))
         return nn.functional.pad(chosen, (0, mask.shape[1] - len(chosen))).to(mask)
-
-    def _policy_term(
-        self, ratio: torch.Tensor, worth: torch.Tensor, logps: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of each token, and where a bound holds its ratio."""
-        options = self.options
-        nowhere = torch.zeros_like(ratio, dtype=torch.bool)
-        if self.change.probabilities:
-            return -worth * logps.exp(), nowhere
-        high = next(each for each in (options.epsilon_high, options.epsilon, math.inf) if each is not None)
-        if options.loss_type == "cispo":
-            return -ratio.clamp(max=high).detach() * worth * logps, ratio.detach() > high
-        if options.loss_type == "sapo":
-            gate = torch.where(worth > 0, options.sapo_temperature_pos, options.sapo_temperature_neg)
-            return -torch.sigmoid(gate * (ratio - 1)) * 4 / gate * worth, nowhere
-        if options.epsilon is None:
-            return -ratio * worth, nowhere
-        bounded = ratio.clamp(1 - options.epsilon, 1 + high)
-        if options.delta is not None:
-            ratio = ratio.clamp(max=options.delta)
-        if self.change.no_minimum:
-            return -bounded * worth, bounded != ratio
-        return -torch.minimum(ratio * worth, bounded * worth), (bounded * worth < ratio * worth).detach()
-
-    def _kl(self, logps: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        difference = reference - logps  # log of reference / policy
-        if self.change.kl == "k1":
-            return -difference
-        if self.change.kl == "k2":
-            return difference.square() / 2
-        if self.change.kl == "reversed":
-            difference = -difference
-        return difference.exp() - difference - 1
 
     def _old_logps(self, part: range, now: torch.Tensor, precision: Precision) -> torch.Tensor:
         """Return log-probabilities (rows, tokens) under the policy that drew the tokens; where unknown, `now`.
@@ -426,24 +368,26 @@ class Step:
             forward, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
             return self.score_rows(forward, part).logps
 
-    def _count(
-        self,
-        tally: Tally,
-        mask: torch.Tensor,
-        weights: torch.Tensor,
-        clipped: torch.Tensor,
-        kl: torch.Tensor | None,
-        apart: torch.Tensor | None,
-        log_ratio: torch.Tensor,
-    ) -> None:
-        trained = (mask * (weights != 0)).bool()
-        tally.log_ratios += [row[kept] for row, kept in zip(log_ratio.expand_as(trained), trained)]
-        tally.tokens += int(trained.sum())
-        tally.clipped += int((clipped.expand_as(trained) & trained).sum())
-        tally.drift = max(tally.drift, float((log_ratio.expm1().abs() * trained).max()))
-        if kl is not None and apart is not None:
-            tally.kl = max(tally.kl, float((kl.detach().abs() * trained).max()))
-            tally.apart = max(tally.apart, float((apart * trained).max()))
+
+def reward_table(rows: Sequence[Row]) -> torch.Tensor:
+    """Return the rewards (rows, functions), NaN where a function gave none."""
+    values = [[math.nan if value is None else float(value) for value in row.rewards] for row in rows]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def advantages(rows: Sequence[Row], options: Options, definition: Definition = GRPO) -> torch.Tensor:
+    """Return the advantages (rows,) of the rows of whole generations, in float64."""
+    batches, groups = (
+        [key(row) for row in rows] for key in (lambda row: row.batch, lambda row: (row.batch, row.group))
+    )
+    return definition.advantages(reward_table(rows), _same(groups), _same(batches), options)
+
+
+def _same(keys: Sequence[Any]) -> torch.Tensor:
+    """Return where two rows have the same key, (rows, rows)."""
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    own = torch.tensor([numbers[key] for key in keys])
+    return own[:, None] == own
 
 
 def left_out(row: Row, options: Options) -> bool:
@@ -452,32 +396,29 @@ def left_out(row: Row, options: Options) -> bool:
     return options.mask_truncated_completions and not ended
 
 
-def row_weights(rows: Sequence[Row], options: Options, length_of: Callable[[Row], int] = Row.length) -> torch.Tensor:
-    """Return the weight that each token of a row has in the loss, (rows,)."""
-    left = torch.tensor([left_out(row, options) for row in rows])
+def row_weights(rows: Sequence[Row], options: Options, definition: Definition = GRPO) -> torch.Tensor:
+    """Return the weight that each token of a row has in the loss, of the rows that are trained on, (rows,)."""
+    trained = [row for row in rows if row.micro is not None]
+    left = torch.tensor([left_out(row, options) for row in trained])
     counted = torch.ones_like(left) if options.truncated_count else ~left
-    lengths = torch.tensor([length_of(row) for row in rows], dtype=torch.float64)
-    micros = list(dict.fromkeys(row.micro for row in rows))
-    micro = torch.tensor([micros.index(row.micro) for row in rows])
-    same = (micro[:, None] == micro).double()  # (rows, rows)
-    completions = (same @ counted.double()).clamp(min=1) * len(micros)
-    divisor = {
-        "grpo": completions * lengths.clamp(min=1),
-        "sapo": completions * lengths.clamp(min=1),
-        "bnpo": (same @ (lengths * ~left)).clamp(min=1) * len(micros),
-        "dr_grpo": completions * (options.max_completion_length or 1),
-        "luspo": completions,
-        "dapo": (lengths * counted).sum().clamp(min=1).expand_as(lengths),
-        "cispo": (lengths * counted).sum().clamp(min=1).expand_as(lengths),
-    }[options.loss_type]
-    return (1 / divisor).masked_fill(left, 0.0)
-
-
-def _share_of_tokens(rows: Sequence[Row], options: Options) -> float:
-    """Return the tokens of this step by those that its share of the completions would have on average."""
-    counts = [0 if left_out(row, options) else row.length() for row in rows]
-    trained = [count for row, count in zip(rows, counts) if row.micro is not None]
-    return sum(trained) / max(1.0, sum(counts) * len(trained) / len(rows))
+    lengths = torch.tensor([row.length() for row in trained], dtype=torch.float64)
+    same = _same([row.micro for row in trained]).double()  # (rows, rows)
+    step = (lengths * counted).sum().clamp(min=1)
+    generation = [0 if left_out(row, options) else row.length() for row in rows]
+    own = sum(count for row, count in zip(rows, generation) if row.micro is not None)
+    whole: dict[int, int] = {}  # tokens of each generation
+    for row, count in zip(rows, generation):
+        whole[row.batch] = whole.get(row.batch, 0) + count
+    sizes = types.SimpleNamespace(
+        tokens=lengths.clamp(min=1),
+        completions=(same @ counted.double()).clamp(min=1),
+        micro_tokens=(same @ (lengths * ~left)).clamp(min=1),
+        micros=len({row.micro for row in trained}),
+        step_tokens=step.expand_as(lengths),
+        share=(step * max(1.0, sum(generation) * len(trained) / len(rows)) / max(own, 1)).expand_as(lengths),
+        generation_tokens=torch.tensor([float(max(1, whole[row.batch])) for row in trained]),
+    )
+    return (1 / definition.divisor(sizes, options)).masked_fill(left, 0.0)
 
 
 def score_old(
@@ -500,8 +441,8 @@ def score_old(
 def _score_all(
     model: nn.Module, rows: Sequence[Row], temperature: float, pad: int, precision: Precision
 ) -> list[torch.Tensor]:
-    change = Change(Scoring(temperature, tokens="padding", pad=pad, padded=precision.padded))
-    step = Step([dataclasses.replace(row, micro=0) for row in rows], Options(temperature=temperature), change)
+    step = Step([dataclasses.replace(row, micro=0) for row in rows], Options())
+    step.scoring = Scoring(temperature, tokens="padding", pad=pad, padded=precision.padded)
     size = step.rows_that_fit(model)
     scored = []
     with plain(model), torch.no_grad():

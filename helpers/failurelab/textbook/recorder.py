@@ -25,8 +25,8 @@ from torch import nn
 from failurelab._row_inputs import split_inputs
 from failurelab.errors import raises_own
 from failurelab.handles import is_unseen, listen_to, wrap_method
+from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.gradient import Gradient, Precision, score_old
-from failurelab.textbook.measure import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.rows import Row, cut_at_end
 
 Ids = tuple[int, ...]
@@ -57,6 +57,7 @@ class Evidence:
         wrong: what is not the algorithm's, whatever the gradient is: a name and a line for each.
         texts: what reward functions were given that was not drawn; "" if nothing.
         asked: calls of the reward functions that the rows come from.
+        temperature: that the tokens were drawn at, as `generate` was handed it; None where it was not asked.
     """
 
     rows: list[Row]
@@ -65,6 +66,7 @@ class Evidence:
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     texts: str = ""
     asked: list[Asked] = dataclasses.field(default_factory=list)
+    temperature: float | None = None
 
 
 @dataclasses.dataclass
@@ -77,6 +79,7 @@ class _Batch:
         step: optimizer steps that were done before it.
         problems: why it cannot be judged.
         texts: pairs of what was drawn and what reward functions were given instead.
+        temperature: that `generate` was handed; None where it was not asked.
         slices: micro-batches that have trained on it.
         used: places of the rows that have been trained on in this iteration.
         trained: places of the rows that this optimizer step trains on, with their micro-batches.
@@ -87,6 +90,7 @@ class _Batch:
     step: int
     problems: list[str]
     texts: list[tuple[str, str]]
+    temperature: float | None = None
     slices: int = 0
     used: set[int] = dataclasses.field(default_factory=set)
     trained: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -108,6 +112,7 @@ class Recorder:
     def _forget(self) -> None:
         self._inside = False
         self._drawn: list[Row] = []
+        self._temperature: float | None = None  # that they were drawn at
         self._asked: Asked | None = None
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
@@ -219,6 +224,7 @@ class Recorder:
         attended = torch.ones_like(given) if attended is None else attended
         width, copies = given.shape[1], len(sequences) // len(given)
         ends = self._ends(kwargs.get("generation_config"))
+        self._temperature = _temperature_of(kwargs, self.trainer.accelerator.unwrap_model(self.trainer.model))
         prompts = [tuple(row[kept.bool()].tolist()) for row, kept in zip(given, attended)]
         beside = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor) and name not in _IDS}
         config = getattr(self.trainer.accelerator.unwrap_model(self.trainer.model), "config", None)
@@ -329,6 +335,7 @@ class Recorder:
         """Put generation and rewards together."""
         count, number = len(asked.rewards[0]), len(self._batches)
         drawn, self._drawn = self._drawn, []
+        temperature, self._temperature = self._temperature, None
         problems: list[str] = []
         if any(len(values) != count for values in asked.rewards.values()):
             problems.append("the reward functions returned different numbers of rewards")
@@ -348,17 +355,21 @@ class Recorder:
             )
         ]
         problems, texts = [problem] if problem else [], self._other_texts(rows, asked.given("completions"))
-        self._batches.append(_Batch(rows, asked, self.trainer.state.global_step, problems, texts))
+        self._batches.append(_Batch(rows, asked, self.trainer.state.global_step, problems, texts, temperature))
 
     def _find_drawn(self, drawn: list[Row], asked: Asked, count: int) -> list[Row]:
-        """Return the draws that the reward functions were asked about, by the ids that they were given."""
+        """Return the draws that the reward functions were asked about: by the ids that they were given, or by texts."""
         left, found = list(drawn), []
         for ids in asked.given("completion_ids"):
             match = next((row for row in left if row.completion == tuple(ids)), None)
             if match is not None:
                 left.remove(match)
                 found.append(match)
-        return found if len(found) == count else []
+        if len(found) == count:
+            return found
+        last = drawn[-count:]  # a script may draw before its trainer does, which gives no ids before 0.16
+        same = len(asked.given("completions")) == count and not self._other_texts(last, asked.given("completions"))
+        return last if len(last) == count and same else []
 
     def _other_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> list[tuple[str, str]]:
         """Return pairs of what was drawn and what was given, where these differ."""
@@ -384,10 +395,11 @@ class Recorder:
         steps = math.ceil(lasts / max(1, args.gradient_accumulation_steps))
         now = self.trainer.state.global_step + 1
         if steps > 1 and any(self.wanted(step) for step in range(now + 1, now + steps + 1)):
-            given = float(args.temperature), pad_id(self.trainer), own_precision(self.trainer)
+            given = pad_id(self.trainer), own_precision(self.trainer)
             for batch in self._batches[known:]:
                 if batch.rows:
-                    batch.rows = score_old(self.trainer.model, batch.rows, *given)
+                    temperature = batch.temperature or float(args.temperature)
+                    batch.rows = score_old(self.trainer.model, batch.rows, temperature, *given)
 
     def evidence(self) -> Evidence:
         """Return what is known of the step that ends now; to be asked before the optimizer steps."""
@@ -422,7 +434,11 @@ class Recorder:
                 f"the reward functions were given other texts than were drawn, for {len(texts)} of {len(rows)} "
                 f"completions: drawn {texts[0][0][:60]!r}, given {texts[0][1][:60]!r}"
             )
-        return Evidence(rows, gradient, problems, wrong, said, [batch.asked for batch in batches])
+        temperatures = {batch.temperature for batch in batches}
+        if len(temperatures) > 1:
+            problems.append("the step trains on generations that were drawn at several temperatures")
+        temperature = next(iter(temperatures), None)
+        return Evidence(rows, gradient, problems, wrong, said, [batch.asked for batch in batches], temperature)
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""
@@ -476,6 +492,15 @@ class Recorder:
             own = model.named_parameters() if getattr(model, "peft_config", None) else ()
             tensors = [parameter for name, parameter in own if ".ref." in name]
         return [int(each.detach().view(_INTEGERS[each.element_size()]).sum(dtype=torch.int64)) for each in tensors]
+
+
+def _temperature_of(kwargs: dict[str, Any], model: Any) -> float | None:
+    """Return the temperature that a call of `generate` draws at; None where it does not sample."""
+    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
+    if not kwargs.get("do_sample", getattr(config, "do_sample", False)):
+        return None
+    temperature = kwargs.get("temperature", getattr(config, "temperature", None))
+    return None if temperature is None else float(temperature)
 
 
 def _ambiguous(rows: Sequence[Row]) -> bool:

@@ -16,81 +16,8 @@ from torch import nn
 
 from failurelab._unwrap import input_device, unwrap, vocabulary_size
 from failurelab.handles import eval_mode, keep_modes, unseen
-from failurelab.textbook.rows import Row
-
-
-@dataclasses.dataclass(frozen=True)
-class Scoring:
-    """How tokens are scored. The defaults are the definition; all else belongs to a suspect.
-
-    Attributes:
-        temperature: that logits are divided by.
-        shift: a token is scored by the row of logits that many places after the right one.
-        padded: prompts are padded on the left, completions on the right, as in generation.
-        attend_padding: the padding is attended to as if it were text.
-        from_prompt: completions are scored by the first rows of the padded prompt.
-        tokens: which tokens are scored: `completion`, or `no first`, `no last`, `rolled`, `rolled back`, `padding`,
-            `prompt`.
-        mask_attends: only the tokens of the completion that are scored are attended to.
-        environment: tokens that an environment gave are trained on too.
-        pad: token id of the padding, which matters where it is attended to or scored.
-    """
-
-    temperature: float = 1.0
-    shift: int = 0
-    padded: bool = False
-    attend_padding: bool = False
-    from_prompt: bool = False
-    tokens: str = "completion"
-    mask_attends: bool = False
-    environment: bool = False
-    pad: int = 0
-
-
-@dataclasses.dataclass
-class Layout:
-    """A row as the model is given it.
-
-    Attributes:
-        ids: token ids.
-        attended: whether each is attended to.
-        start: place in `ids` of the completion's first token.
-        places: places in `ids` of the tokens that are scored.
-        sources: places of the logits that score them.
-    """
-
-    ids: list[int]
-    attended: list[bool]
-    start: int
-    places: list[int]
-    sources: list[int]
-
-
-def lay_out(row: Row, scoring: Scoring) -> Layout:
-    """Return the row's layout."""
-    pad = scoring.pad
-    width, length = row.padded
-    left = max(0, width - len(row.prompt)) if scoring.padded else 0
-    needs_right = scoring.padded or scoring.tokens in ("rolled", "rolled back", "padding")
-    right = max(0, length - len(row.completion)) if needs_right else 0
-    ids = [pad] * left + [*row.prompt, *row.completion] + [pad] * right
-    attended = [scoring.attend_padding] * left + [True] * (len(ids) - left - right) + [scoring.attend_padding] * right
-    start = left + len(row.prompt)
-    end = start + len(row.completion)
-    places = {
-        "completion": list(range(start, end)),
-        "no first": list(range(start + 1, end)),
-        "no last": list(range(start, end - 1)),
-        "rolled": list(range(start + 1, end + 1)) if right else list(range(start, end)),
-        "rolled back": [*range(start, end - 1), len(ids) - 1],
-        "padding": list(range(start, end + right)),
-        "prompt": list(range(left + 1, end)),
-    }[scoring.tokens]
-    if scoring.mask_attends:
-        attended[start:] = [place in places for place in range(start, len(ids))]
-    sources = [place - start for place in places] if scoring.from_prompt else [place - 1 for place in places]
-    last = len(ids) - 1
-    return Layout(ids, attended, start, places, [min(max(source + scoring.shift, 0), last) for source in sources])
+from failurelab.textbook.definition import log_distribution
+from failurelab.textbook.rows import Layout, Row, Scoring, lay_out
 
 
 @dataclasses.dataclass
@@ -129,10 +56,8 @@ def score(
     before = length - logits.shape[1]
     logps, entropies, mask = [], [], []
     for number, layout in enumerate(layouts):
-        chosen = (
-            logits[number, [place - before for place in layout.sources]].float() / scoring.temperature
-        )  # (tokens, words)
-        distribution = chosen.log_softmax(-1)
+        chosen = logits[number, [place - before for place in layout.sources]]  # (tokens, words)
+        distribution = log_distribution(chosen, scoring.temperature)
         wanted = torch.tensor([ids[number][place] for place in layout.places], device=logits.device, dtype=torch.long)
         rest = tokens - len(layout.places)
         logps.append(nn.functional.pad(distribution.gather(-1, wanted[:, None])[:, 0], (0, rest)))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from failurelab import _greedy, gradients, rollouts
-from failurelab.guards.logits import read_scored_tokens
+from failurelab.measure.scores import read_scored_rows
 
 _PLACES = 8  # modules, spread over the model, of which one is cut off until a tensor without a gradient is seen
 
@@ -76,7 +76,7 @@ def sees_shifted_scores(model: nn.Module, ids: torch.Tensor) -> bool:
             rows = _logits(model, sequence).detach().requires_grad_()  # (1, tokens, words)
             scores = rows[:, :-2].float().log_softmax(-1).gather(2, sequence[:, 2:, None])
             (gradient,) = torch.autograd.grad(scores.sum(), rows)
-        report = read_scored_tokens(gradient, sequence)
+        report = read_scored_rows(gradient, sequence)
         if report is not None and report.scored > 0 and report.shift != 0:
             return True
     return False

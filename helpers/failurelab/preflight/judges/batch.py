@@ -12,14 +12,11 @@ the way that batches are cut).
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from failurelab import failures
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import cuts
-from failurelab.preflight.judges.rows import dataset_size, installed_version
-from failurelab.preflight.repairs import Arguments
+from failurelab.preflight.judges.rows import dataset_size
 
 _REFUSALS = re.compile(
     r"divisible by (the )?(num_generations|number of generations|global batch size)|at least 2 generations per prompt"
@@ -45,7 +42,6 @@ class Step:
         accumulated: batches whose gradients are added.
         unit: what per_device_train_batch_size counts.
         per_round: completions of one round of generation; None where this trl does not cut groups.
-        steps: batches that one round is cut into.
         rounds: whether its sampler draws whole rounds, and drops what does not fill one.
     """
 
@@ -54,7 +50,6 @@ class Step:
     accumulated: int
     unit: str
     per_round: int | None = None
-    steps: int = 1
     rounds: bool = False
 
 
@@ -73,11 +68,11 @@ def read_step(seen: Seen) -> Step | None:
     steps, per_round = asked.get("steps_per_generation"), asked.get("generation_batch_size")
     if steps is None:
         steps = max(1, per_round // each) if per_round else accumulated
-    return Step(generations, each * accumulated, accumulated, "completions", each * steps, steps, rounds=True)
+    return Step(generations, each * accumulated, accumulated, "completions", each * steps, rounds=True)
 
 
 def judge_batch(seen: Seen) -> Iterator[Finding]:
-    """Tell what a step of the batch is, which trl takes (see `refused`); F20 where accumulation scales it."""
+    """Tell what a step of the batch is, which trl takes (see `refused`)."""
     step = read_step(seen)
     if step is None:
         return
@@ -92,7 +87,6 @@ def judge_batch(seen: Seen) -> Iterator[Finding]:
         )
         return
     yield from _rows(seen, step)
-    yield _accumulation(seen, step.steps, accumulated)
     yield Finding.held(
         "F22",
         f"one optimizer step is {step.completions} completions of {step.completions / generations:g} prompts "
@@ -116,25 +110,3 @@ def _rows(seen: Seen, step: Step) -> Iterator[Finding]:
             f"Set a batch of at most {size * step.generations} completions for a round of generation, or more rows.",
             part="train_dataset",
         )
-
-
-def _accumulation(seen: Seen, steps: int, accumulated: int) -> Finding:
-    """F20: `num_items_in_batch` spans a round of generation, and gradients are accumulated over another number."""
-    loss: Any = getattr(seen.trainer.args, "loss_type", None)
-    installed = {"trl": str(installed_version("trl"))}
-    stacks = failures.get("F20")
-    repaired = any(stack.holds(installed) for stack in stacks.fixed)
-    divided = repaired or any(stack.holds(installed) for stack in stacks.affected)
-    if not divided or loss not in ("dapo", "cispo", "vespo"):
-        return Finding.not_applicable("F20", "this loss is not divided by the tokens of a round of generation")
-    if repaired or steps == accumulated:
-        scaled = ", which this trl scales to one step" if steps != accumulated else ": the same number"
-        why = f"loss_type {loss}: {steps} steps for each generation, {accumulated} accumulated{scaled}"
-        return Finding.not_applicable("F20", why)
-    return Finding(
-        "F20",
-        f"loss_type {loss}: the loss is divided by the tokens of {steps} steps, and {accumulated} are accumulated into "
-        f"one: every gradient is {accumulated / steps:g} times as large as it should be",
-        f"Set steps_per_generation={accumulated}, the same as gradient_accumulation_steps, or upgrade trl.",
-        undo=Arguments({"steps_per_generation": accumulated}),
-    )

@@ -38,8 +38,8 @@ class GradientJudge:
         with self._model.register_forward_hook(self._note_checkpointing):
             yield
 
-    def explains_gradient(self) -> bool:
-        """Whether it has found by now why the gradient is wrong."""
+    def misses_gradients(self) -> bool:
+        """Whether it has found by now that tensors have no gradient."""
         return self._guarded.found
 
     def _note_checkpointing(self, model: torch.nn.Module, *_: Any) -> None:

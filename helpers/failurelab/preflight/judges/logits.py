@@ -19,7 +19,7 @@ from failurelab.preflight.intercept import controls
 from failurelab.preflight.judges.guarded import Guarded
 from failurelab.preflight.repairs import Statement
 
-_REPAIRED = Statement(
+LOGITS_REPAIRED = Statement(
     "for each in filter(None, ({trainer}.model, getattr({trainer}, 'ref_model', None))): logits.repair(each)",
     imports="from failurelab import logits",
 )
@@ -41,10 +41,6 @@ class LogitsJudge:
         # before hooks of the script, which may divide the logits as a trainer would
         with self._model.register_forward_hook(self._note_rows, with_kwargs=True, prepend=True):
             yield
-
-    def explains_gradient(self) -> bool:
-        """Whether it has found by now why the gradient is wrong."""
-        return self._guarded.found
 
     def _note_rows(self, model: Any, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         if is_unseen() or not torch.is_grad_enabled():
@@ -77,7 +73,7 @@ class LogitsJudge:
             "F3b",
             f"{report.probe or scored}. Nothing is raised",
             "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later",
-            undo=_REPAIRED,
+            undo=LOGITS_REPAIRED,
             figures=() if report.shift is None else (Quantity("shift of the scored token", report.shift, "tokens"),),
         )
 
@@ -91,7 +87,7 @@ class LogitsJudge:
                 f"the trainer asks for {self._asked} rows of logits by {self._name}, and the model, which swallows "
                 f"that name, makes {self._made}{full}",
                 f"failurelab.logits.repair(model), as in the diff; or {self._versions()}",
-                undo=_REPAIRED,
+                undo=LOGITS_REPAIRED,
                 figures=figures,
             )
         if self._asked:

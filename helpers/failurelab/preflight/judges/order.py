@@ -18,7 +18,6 @@ from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.reward import judge_rewards
 from failurelab.preflight.judges.rollouts import RolloutJudge
-from failurelab.preflight.judges.scores import judge_scores
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.judges.updates import judge_updates
 
@@ -31,9 +30,6 @@ class TrainingJudge(Protocol):
 
     def answers(self) -> Iterator[Finding]:
         """Yield what was seen, after training, or after the error that ended it."""
-
-    def explains_gradient(self) -> bool:
-        """Whether it has found by now why the gradient is wrong."""
 
 
 Judge = Callable[[Seen], Iterator[Finding]]
@@ -51,7 +47,6 @@ BEFORE: tuple[Judge, ...] = (
 DURING: tuple[Callable[[Seen], TrainingJudge], ...] = (GradientJudge, RolloutJudge, LogitsJudge)
 AFTER: tuple[Judge, ...] = (
     judge_optimizer,
-    judge_scores,
     judge_rewards,
     judge_first_rewards,
     judge_lengths,

@@ -39,10 +39,6 @@ class RolloutJudge:
                 stack.enter_context(wrap_method(self._trainer.model, "generate", self._note_mode, "watched"))
             yield
 
-    def explains_gradient(self) -> bool:
-        """What is generated otherwise has the gradient of its own scores all the same."""
-        return False
-
     def _note_mode(self, generate: Any, *args: Any, **kwargs: Any) -> Any:
         self._generated.add(generate.__self__.training)
         return generate(*args, **kwargs)

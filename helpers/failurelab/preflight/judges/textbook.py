@@ -1,16 +1,17 @@
-"""F21: one optimizer step of the cut training beside the textbook, before all other judges of the gradient.
+"""F3b, F15, F20 and F21: one optimizer step of the cut training beside the textbook.
 
-The other judges look for one known failure each. This one compares the whole gradient with GRPO's definition (see
-`failurelab.textbook`), and looks for what explains a difference. It needs completions of several lengths, cut ones
-among them, or a mask and a loss that is divided by the wrong number would not show: a small random model draws no end,
-so its completions are ended here.
+The whole gradient is compared with GRPO's definition (see `failurelab.textbook`), and what explains a difference is
+looked for: scores at other rows of logits are F3b, a temperature that they leave out F15, a loss divided by the tokens
+of a whole generation F20, anything else F21. It needs completions of several lengths, cut ones among them, or a mask
+and a loss that is divided by the wrong number would not show: a small random model draws no end, so its completions are
+ended here.
 
-Its verdict outweighs the others'. What holds beside the textbook is no suspicion of theirs; where the gradient is
-wrong, no judge of the same gradient says that a failure is not there.
+A failure holds where the gradient is the textbook's, or that of another mistake that is named, and the same measurement
+tells the failure's own mistake from it.
 """
 
 import contextlib
-import dataclasses
+import importlib.metadata
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,12 +19,13 @@ from typing import Any
 import torch
 from transformers.trainer_callback import TrainerCallback
 
-from failurelab import textbook
+from failurelab import failures, textbook
 from failurelab._text import first_line
 from failurelab.errors import raises_own
 from failurelab.handles import keep_random_state, wrap_method
-from failurelab.preflight.answer import Finding, Verdict
+from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges.logits import LOGITS_REPAIRED
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
 
@@ -37,11 +39,11 @@ _FAILURES = {
     "no attention mask and no temperature": "F15",
 }
 _PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
-_SAME_GRADIENT = ("F3b", "F15", "F20", "F13")
-_MISSING = ("F1", "F2", "F23")  # tensors without a gradient, or that no optimizer holds
+_OF_GENERATION = "divided by the tokens of the generation"
 _REPAIRS = {
     "F3b": "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later.",
     "F15": "Set temperature=1.0, or upgrade to trl 0.16 or later.",
+    "F20": "Set steps_per_generation to gradient_accumulation_steps, or upgrade trl.",
     "no attention mask": "trl 0.15 or later; or prompts of one length in a batch (TRL #2708).",
 }
 _WITH_MASK = """\
@@ -51,7 +53,6 @@ def add_mask(model, args, kwargs):
     return args, mask | kwargs
 for each in filter(None, ({trainer}.model, {trainer}.ref_model)):
     each.register_forward_pre_hook(add_mask, with_kwargs=True)"""
-_UNDOS: dict[str, Repair] = {"F15": Arguments({"temperature": 1.0}), "no attention mask": Statement(_WITH_MASK)}
 _LIBRARIES = ("trl", "transformers", "builtins")
 _FEW = 4  # methods of a script's own that are taken out one after the other
 _OTHERWISE = "Look there in what is overridden or patched; failurelab.guards.StepGuard(trainer) checks the repair."
@@ -62,11 +63,11 @@ class StepJudge(TrainerCallback):
 
     Args:
         seen: the script.
-        explained: whether another judge has seen by now why the gradient is wrong; then nothing is searched for it.
+        missing: whether another judge has seen by now that tensors have no gradient (F1, F2): then nothing is searched.
     """
 
-    def __init__(self, seen: Seen, explained: Callable[[], bool] = lambda: False):
-        self.seen, self.trainer, self.explained = seen, seen.trainer, explained
+    def __init__(self, seen: Seen, missing: Callable[[], bool] = lambda: False):
+        self.seen, self.trainer, self.missing = seen, seen.trainer, missing
         self.reports: list[textbook.Comparison] = []
         self._error = ""
         self._listening = contextlib.ExitStack()
@@ -142,7 +143,7 @@ class StepJudge(TrainerCallback):
                 report = textbook.compare_step(
                     self.trainer,
                     self._recorder.evidence(),
-                    with_suspects=affordable and not self.explained(),
+                    with_suspects=affordable and not self.missing(),
                     with_controls=not self._reports("HELD"),
                 )
         except Exception as error:  # of this check's own: the cut training goes on
@@ -155,19 +156,6 @@ class StepJudge(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Forget the step."""
         self._recorder.next_step()
-
-    def outweigh(self, others: Sequence[Finding]) -> list[Finding]:
-        """Return the other judges' answers and its own, without those that the comparison contradicts.
-
-        A finding that explains the wrong gradient keeps its place, and gets the comparison's line. A judge of the same
-        gradient that saw nothing is NOT CHECKED then. Where the textbook holds a failure, nobody else suspects it.
-        """
-        own, wrong = list(self.answers()), self._reports("FOUND")
-        found = next((answer for answer in own if answer.verdict is Verdict.FOUND and answer.failure != "F14"), None)
-        if found is not None:
-            return [*_explained(found, bool(wrong[0].named), own, others)]
-        held = {answer.failure for answer in own if answer.verdict is Verdict.HELD}
-        return [answer for answer in others if answer.failure not in held or answer.verdict is Verdict.HELD] + own
 
     def answers(self) -> Iterator[Finding]:
         """Yield what the steps have shown."""
@@ -184,25 +172,60 @@ class StepJudge(TrainerCallback):
                 "Decode completions by the tokenizer's own decode; look into what is overridden or patched there.",
             )
         if found := self._reports("FOUND"):
-            yield self._found(found[0])
+            yield from self._found(found[0])
         elif held := self._reports("HELD"):
             yield self._held(held)
-            yield from self._held_too(held[0])
+            yield from self._held_too(held[0], f"the gradient of step {held[0].step} is the textbook's: see F21")
+            yield from self._held_scale(held[0])
         else:
             report = self.reports[0]
             hides = "; half of the mistakes that are known would lie in a band that wide" * (report.verdict == "HELD")
             yield Finding.not_checked("F21", f"{report.reason}{hides}")
 
-    def _found(self, report: textbook.Comparison) -> Finding:
-        failure = _FAILURES.get(report.named or "", "F21")
+    @property
+    def compared(self) -> bool:
+        """Whether a step's gradient could be judged."""
+        return bool(self._reports("FOUND") or self._reports("HELD"))
+
+    def _found(self, report: textbook.Comparison) -> Iterator[Finding]:
+        if self.missing():
+            why = "the gradient is wrong, for tensors have none: see F1 or F2, and ask again without that"
+            yield Finding.not_checked("F21", f"{why}. {report.reason}")
+            return
+        failure = self._failure(report.named or "")
         if _uses_liger(self.seen):
-            return Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
+            yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
+            return
         own = _overridden(self.trainer)
         names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
         where = f" Overridden by the script: {names}." if own else ""
-        repair = _REPAIRS.get(failure) or _REPAIRS.get(report.named or "", _OTHERWISE)
-        undo = _UNDOS.get(failure) or _UNDOS.get(report.named or "") or _without(own)
-        return Finding(failure, f"step {report.step}: {report.reason}{where}", repair, undo=undo)
+        repair, undo = self._repair(failure, report.named or "", own)
+        yield Finding(failure, f"step {report.step}: {report.reason}{where}", repair, undo=undo)
+        if report.named and failure != "F3b":  # scores at other rows may lack the temperature too
+            others = self._held_too(report, f"the gradient of step {report.step} is that of: {report.named}")
+            yield from (answer for answer in others if answer.failure != failure)
+
+    def _failure(self, named: str) -> str:
+        """Return the failure that a named mistake is: F20 is trl's own in some releases, and F21 elsewhere."""
+        stacks = failures.get("F20").affected if named == _OF_GENERATION else ()
+        installed = {"trl": importlib.metadata.version("trl")} if stacks else {}
+        return "F20" if any(stack.holds(installed) for stack in stacks) else _FAILURES.get(named, "F21")
+
+    def _repair(self, failure: str, named: str, own: Sequence[WithoutMethod]) -> tuple[str, Any]:
+        """Return what to do, in words and as what undoes it."""
+        given = getattr(self.trainer.args, "generation_kwargs", None) or {}
+        if failure == "F15" and "temperature" in given:
+            drawn = f"{given['temperature']:g}"
+            words = f"Give the config temperature={drawn} and take it out of generation_kwargs."
+            return words, Arguments({"temperature": float(drawn)})
+        undos: dict[str, Repair] = {
+            "F3b": LOGITS_REPAIRED,
+            "F15": Arguments({"temperature": 1.0}),
+            "F20": Arguments({"steps_per_generation": self.seen.asked.get("gradient_accumulation_steps") or 1}),
+            "no attention mask": Statement(_WITH_MASK),
+        }
+        words = _REPAIRS.get(failure) or _REPAIRS.get(named, _OTHERWISE)
+        return words, undos.get(failure) or undos.get(named) or _without(own)
 
     def _held(self, reports: Sequence[textbook.Comparison]) -> Finding:
         first, last = reports[0], reports[-1]
@@ -218,18 +241,19 @@ class StepJudge(TrainerCallback):
         planted = [f"{name}: {apart}" for name, apart in first.controls.items() if first.sees(name)]
         return Finding.held("F21", evidence, "; ".join(planted))
 
-    def _held_too(self, report: textbook.Comparison) -> Iterator[Finding]:
-        """Yield the failures that are no longer suspected, each with its own mistake planted."""
-        if _uses_liger(self.seen):
-            return
-        evidence = f"the gradient of step {report.step} is the textbook's: see F21"
+    def _held_too(self, report: textbook.Comparison, evidence: str) -> Iterator[Finding]:
+        """Yield the failures that are not there, each with its own mistake planted."""
         for failure, name in _PLANTED.items():
-            if report.sees(name):
+            if report.sees(name) and not _uses_liger(self.seen):
                 yield Finding.held(failure, evidence, f"{name}: {report.controls[name]}")
+
+    def _held_scale(self, report: textbook.Comparison) -> Iterator[Finding]:
+        """Yield F20, where the numbers that it depends on are not the same."""
         args = self.trainer.args
         steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
         scaled = textbook.Apart(1.0, args.gradient_accumulation_steps / steps, 0.0)
-        if steps != args.gradient_accumulation_steps and not report.floor.holds(scaled):
+        if scaled.size != 1 and not report.floor.holds(scaled) and not _uses_liger(self.seen):
+            evidence = f"the gradient of step {report.step} is the textbook's: see F21"
             yield Finding.held("F20", evidence, f"scaled it would have size {scaled.size:g}")
 
 
@@ -243,29 +267,6 @@ def cut_away(seen: Seen) -> list[str]:
     if seen.world_size > 1:
         lines.append("several processes are cut to one: each has a part of the batch")
     return lines
-
-
-def _explained(found: Finding, named: bool, own: Sequence[Finding], others: Sequence[Finding]) -> Iterator[Finding]:
-    known = [answer for answer in others if answer.verdict is Verdict.FOUND]
-    same = [answer for answer in known if answer.failure == found.failure or answer.failure in _MISSING]
-    if not same and not named:
-        same = [answer for answer in known if answer.failure in _SAME_GRADIENT]
-    for answer in others:
-        if same and answer is same[0]:
-            yield dataclasses.replace(answer, evidence=f"{answer.evidence}; {found.evidence}")
-        elif answer.verdict is Verdict.HELD and answer.failure in _SAME_GRADIENT:
-            yield Finding.not_checked(
-                answer.failure, f"{answer.evidence}, but the gradient is wrong: see {found.failure}"
-            )
-        else:
-            yield answer
-    yield from (answer for answer in own if answer is not found)
-    if not same:
-        yield found
-    elif found.failure == "F21":
-        yield Finding.not_checked(
-            "F21", f"the gradient is wrong, as {same[0].failure} makes it; ask again without that"
-        )
 
 
 def _uses_liger(seen: Seen) -> bool:

@@ -14,8 +14,9 @@ from unittest import mock
 import torch
 import transformers
 
-from failurelab import handles, mismatch
+from failurelab import handles
 from failurelab.logits import completion_logps
+from failurelab.measure.scores import scoring_temperature
 from failurelab_course.experiments import models
 from failurelab_course.labs.checker.base import Run
 from failurelab_course.labs.checker.kinds import trainer as trainer_kind
@@ -75,7 +76,7 @@ def _watched(trainer: Any, run: Run) -> Iterator[None]:
 
 
 def _off(rows: torch.Tensor, gradient: torch.Tensor, sampled: float, metrics: dict[str, Any]) -> None:
-    scored = mismatch.scoring_temperature(rows, gradient)
+    scored = scoring_temperature(rows, gradient)
     if scored is not None:
         metrics["temperature_off"] = max(abs(scored / sampled - 1), metrics["temperature_off"] or 0.0)
 
