@@ -46,9 +46,7 @@ OWN = {
     # torch's alone, which is one version in all stacks.
     "logits": "test_two_processes_average_their_gradients_as_with_full_logits",
     # What is said of a wrong step, whose gradient other tests of these files compare in each stack.
-    "preflight_step": (
-        "test_tensors_without_a_gradient_are_another_judge_s_finding test_a_wrong_gradient_is_found"
-    ),
+    "preflight_step": ("test_tensors_without_a_gradient_are_another_judge_s_finding test_a_wrong_gradient_is_found"),
     # The script's function is called with texts.
     "preflight_reward": "test_what_a_function_can_never_reward",
     "step_guard": "test_a_wrong_gradient_stops_the_run",
