@@ -306,14 +306,19 @@ class Search:
         trained = [row for row in self.rows if row.micro is not None]
         count, every = len({row.micro for row in trained}), sum(row.length() for row in self.rows)
         share = sum(row.length() for row in trained) / max(1, every)
-        of_generation = share < 1 and self.options.loss_type in ("dapo", "cispo")
+        generations = len({row.batch for row in trained})
+        by_tokens = self.options.loss_type in ("dapo", "cispo")
+        of_generation = share < 1 and by_tokens
+        if generations > 1 and by_tokens:  # each divided by its own, as trl 0.22 to 1.9 do
+            yield "divided by the tokens of the generation", "each by its own", float(generations)
         if of_generation:
             yield "divided by the tokens of the generation", "", share
         if count < self.accumulated:
             line = f"{count} micro-batches, the rest of an epoch, are divided by {self.accumulated}"
             yield "accumulation", line, count / self.accumulated
         if count > 1:
-            yield "accumulation", "micro-batches are added", float(count)
+            if count != generations or not by_tokens:  # else it is the same as each by its own
+                yield "accumulation", "micro-batches are added", float(count)
             if not of_generation:  # it divides by as much, where each step of the generation is alike
                 yield "accumulation", "divided twice", 1 / count
 
