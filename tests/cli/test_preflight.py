@@ -134,7 +134,7 @@ def test_a_fresh_process_answers_as_a_fork_does(stack, failures, folder):
     """Runs are forked from a process that has the script's libraries: each answer is that of a process of its own."""
     script, python = launcher_line.Launch("first/lora_hub_name.py"), str(eras.find(stack).python)
     forked, fresh = (
-        answer.to_json(command.ask(script, python=python, again=False, fork=fork)) for fork in (True, False)
+        answer.to_json(command.ask(script, python=python, again=False, preload=preload)) for preload in (True, False)
     )
     assert forked == fresh and failures_of(forked["suspected"]) == failures and not forked["findings"]
     assert all("--no-try" in suspected["why"] for suspected in forked["suspected"])

@@ -222,9 +222,10 @@ class Run:
         report.script = repairs.Script(files.text, self.places, files.change)
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
-        self.launched = ranks.Launched(spec["world_size"])
-        other, size = files.change.arguments, spec["world_size"]
-        self.arguments = cuts.Arguments(spec["steps"], spec["output"], other, self._note_arguments, size, files.own)
+        self.launched = ranks.Launched(*(spec[name] for name in ("rank", "ranks", "together", "visible", "patience")))
+        sizes = cuts.Processes(spec["world_size"], spec["ranks"])
+        other = files.change.arguments
+        self.arguments = cuts.Arguments(spec["steps"], spec["output"], other, self._note_arguments, sizes, files.own)
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
@@ -292,6 +293,7 @@ class Run:
         """
         from failurelab.preflight.intercept import cuts, watched
         from failurelab.preflight.judges import order
+        from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
         from failurelab.preflight.judges.textbook import StepJudge
 
         line = _line(self.source.path)
@@ -319,8 +321,13 @@ class Run:
             real=self.real,
         )
         self._note_other_trainings(source)
-        self.report.say("judging lengths, rewards and arguments")
-        self._ask(order.BEFORE, seen)
+        if self.launched.rank.launched:
+            self.report.say("waiting for the other ranks")
+        self.launched.meet()
+        leads = self.launched.rank.number == 0  # another rank judges its devices alone, and waits
+        self.report.say("judging lengths, rewards and arguments" if leads else "waiting for rank 0, which judges")
+        self._ask(order.BEFORE if leads else (judge_four_bit_placement,), seen)
+        self.launched.follow()
         trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
         watch = watched.Watch(seen, self.adapters)
         step = StepJudge(seen, watch.explains_gradient)
@@ -330,11 +337,14 @@ class Run:
         with watch.listening(), step.listening():
             try:
                 original(trainer)
+                self.launched.meet()
                 watch.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
                 error = describe_error(problem, self.source.path, line=source.line)
         seen.log = list(trainer.state.log_history)
+        if not leads:
+            self.report.end(error, self.launched.mapped.texts)
         self._ask((lambda _: watch.answers(), *order.AFTER), seen)
         self.report.measured = [answer for answer in self.report.answers if isinstance(answer, Held)]
         self.report.answers = step.outweigh(self.report.answers)
@@ -406,7 +416,7 @@ class Run:
         rows = len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
         short = [f"{picked} short ones of {rows} rows"] if picked < rows else []
-        engine = ["DeepSpeed's engine: none, one process trains the whole model"] * bool(seen.zero_stage)
+        engine = ["DeepSpeed's engine: none, each process trains the whole model"] * bool(seen.zero_stage)
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short]
 
     def _note_other_trainings(self, source: Source) -> None:

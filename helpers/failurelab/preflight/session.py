@@ -1,24 +1,35 @@
-"""The runs of one script, in the Python that trains: a process that has the libraries, and a run for each order.
+"""The runs of one script, in the Python that trains. This is where processes are started, and where they are ended.
 
-The process and its runs are groups of their own, in a temporary folder for all that they save; at the end, however that
-comes, all of them are ended and the folder removed. One deadline holds for all runs.
+One process has the libraries (`child`), and each run of the script is forked from it: one process, or, where the launch
+has several, `PROCESSES` real ones with a rank each, which talk by gloo on the CPU. Rank 0's answers are the run's; what
+another rank alone can tell, its devices and its error, is told with its number.
+
+All of them are groups of their own, in a temporary folder for all that they save; at the end, however that comes, they
+are ended and the folder is removed. One deadline holds for all runs.
 """
 
 import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from failurelab.preflight import repairs
 
 CHILD = pathlib.Path(__file__).with_name("child.py")
-_PAUSE = 0.1  # seconds between two looks at the script's process
+PROCESSES = 2  # of a launch that has more: two show what a group of processes does
+_BY_RANK = ("F5",)  # failures that each rank judges for itself: its last one tells
+_ANSWERS = ("findings", "suspected", "held", "not_applicable", "not_checked")
+_PAUSE = 0.1  # seconds between two looks at the script's processes
+_GRACE = 10.0  # seconds that other ranks have to end, once one of them ended in an error
 _SILENT = {  # services that a script may report to; nothing of a preflight goes there
     "WANDB_MODE": "disabled",
     "WANDB_DISABLED": "true",
@@ -39,6 +50,9 @@ _OF_A_LAUNCH = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED",
     "ACCELERATE_USE_FSDP",
 )  # fmt: skip
+_PATIENCE = 0.2  # of the time limit: how long a rank waits for the others in one call
+# What gloo says to a rank whose peer has gone, or does not come.
+_LOST = re.compile(r"gloo|Timed? ?out|Connection (closed|reset|refused)|Broken pipe|wait timeout", re.IGNORECASE)
 
 
 class TimeIsOver(Exception):
@@ -52,10 +66,10 @@ class Session:
         folder: a temporary one, for all that the runs save.
         python: the interpreter.
         variables: of the environment, set by the launch.
-        spec: what the script's process is told: the script, its arguments, what is cut.
+        spec: what the script's processes are told: the script, its arguments, the launch. With `preload` libraries are
+            imported once for all runs; else by each.
         limit: seconds for all runs.
         say: called with each stage.
-        fork: whether runs are forked from a process that has the libraries; each has a process of its own otherwise.
     """
 
     def __init__(
@@ -66,10 +80,10 @@ class Session:
         spec: dict[str, Any],
         limit: float,
         say: Callable[[str], None],
-        fork: bool,
     ):
         self.folder, self.python, self.variables, self.say, self.limit = folder, python, variables, say, limit
-        self.spec = spec | {"session": str(folder), "fork": fork}
+        self.spec = spec | {"session": str(folder), "patience": _PATIENCE * limit}
+        self.count = min(spec["world_size"], PROCESSES)
         self.runs = 0
         self._deadline = time.monotonic() + limit
         self._process: subprocess.Popen | None = None
@@ -101,30 +115,46 @@ class Session:
         """
         self.runs += 1
         folder = self.folder / f"run-{self.runs}"
-        names = ("report", "progress", "log", "status", "pid", "effects", "output", "tmp")
-        paths = {name: folder / name for name in names}
-        for name in ("output", "tmp"):
-            paths[name].mkdir(parents=True)
-        for name in ("progress", "log", "effects"):
-            paths[name].touch()
-        order = {name: str(path) for name, path in paths.items()} | {"change": repairs.to_json(change)}
+        ranks = [Process(folder, number, self.count, self.spec["script"]) for number in range(self.count)]
+        shared = {name: str(folder / name) for name in ("output", "tmp", "together")}
+        for path in shared.values():
+            pathlib.Path(path).mkdir()
+        shared |= {"change": repairs.to_json(change)}
+        variables = self._variables()
+        orders = [rank.order | shared | {"variables": rank.variables(variables)} for rank in ranks]
         if self._process is not None and self._process.poll() is not None:
             self._end()
         process = self._process = self._process or self._start()
         assert process.stdin is not None  # a pipe
         try:
-            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.write(json.dumps(orders).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
             process.wait()
         try:
-            result = self._wait(process, paths)
+            self._wait(process, ranks)
+            results = [rank.result(self.folder, process.returncode) for rank in ranks]
         finally:
-            self._end_run(paths["pid"], folder)
-            if not self.spec["fork"]:
-                self._end()
-        effects = [json.loads(line) for line in paths["effects"].read_text().splitlines()]
-        return {"findings": [], "suspected": [], "held": [], "effects": effects} | result
+            for rank in ranks:
+                rank.end()
+            _kill_below(folder)
+        return together(results, self._cut())
+
+    def _cut(self) -> list[str]:
+        """Return what the launch asks for beside what is run, a text each."""
+        asked = self.spec["world_size"]
+        how = f"{asked} processes -> {self.count}" if asked > self.count else f"{asked} real processes"
+        return [*[f"{how}, by gloo on the CPU"] * (asked > 1), *self.spec["left_out"]]
+
+    def _variables(self) -> dict[str, str]:
+        """Return the variables that all ranks of a launch have: where they meet, and that no GPU is used."""
+        if self.count < 2:
+            return {}
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""} | loopback
 
     def _start(self) -> subprocess.Popen:
         (self.folder / "tmp").mkdir(exist_ok=True)
@@ -141,41 +171,27 @@ class Session:
                 start_new_session=True,
             )
 
-    def _wait(self, process: subprocess.Popen, paths: dict[str, pathlib.Path]) -> dict[str, Any]:
-        stage = "starting Python"
-        with paths["progress"].open() as stages:
-            while process.poll() is None and not (paths["report"].exists() or paths["status"].exists()):
-                for line in stages:
-                    stage = line.strip()
-                    self.say(stage)
-                if time.monotonic() > self._deadline:
-                    raise TimeIsOver(
-                        f"{self.spec['script']} was ended after {self.limit:g} seconds, while {stage}. Next: a longer "
-                        "--time-limit, or look whether the script waits for something or prepares much data"
-                    )
-                time.sleep(_PAUSE)
-        if paths["report"].exists():
-            return json.loads(paths["report"].read_text())
-        status = int(paths["status"].read_text()) if paths["status"].exists() else process.returncode
-        return {"error": self._died(status, stage, paths["log"])}
-
-    def _died(self, status: int, stage: str, log: pathlib.Path) -> str:
-        text = log.read_text(errors="replace") if log.is_file() else "it deleted the folder that its messages went to"
-        if not text.strip() and (self.folder / "log").is_file():
-            text = (self.folder / "log").read_text(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        if not lines and shutil.disk_usage(self.folder).free < 2**16:
-            lines = [f"no space is left on the disk of {self.folder}"]
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        more = " (often too little memory)" if status == -signal.SIGKILL else ""
-        last = (lines or ["none"])[-1][:200]
-        return f"{self.spec['script']}: its process ended with {how}{more} while {stage}; its last line: {last}"
-
-    def _end_run(self, pid: pathlib.Path, folder: pathlib.Path) -> None:
-        """End a run and all that it started."""
-        if pid.exists() and (number := pid.read_text()):  # empty, where the disk was full as it was written
-            _kill(os.killpg, int(number))
-        _kill_below(folder)
+    def _wait(self, process: subprocess.Popen, ranks: Sequence["Process"]) -> None:
+        """Wait until all ranks have ended; where one ended in an error, the others have little time left."""
+        deadline = self._deadline
+        while [rank for rank in ranks if not rank.look()] and process.poll() is None:
+            for stage in ranks[0].new_stages():
+                self.say(stage)
+            if any(rank.failed for rank in ranks):
+                deadline = min(deadline, time.monotonic() + _GRACE)
+            if time.monotonic() > deadline:
+                if deadline < self._deadline:
+                    for rank in ranks:
+                        rank.hangs = "" if rank.look() else rank.where()
+                    return
+                where = " and ".join(rank.where() for rank in ranks)
+                raise TimeIsOver(
+                    f"{self.spec['script']} was ended after {self.limit:g} seconds, while {where}. Next: a longer "
+                    "--time-limit, or look whether the script waits for something or prepares much data"
+                )
+            time.sleep(_PAUSE)
+        for stage in ranks[0].new_stages():
+            self.say(stage)
 
     def _end(self) -> None:
         """End the process that has the libraries, and all that was started."""
@@ -187,6 +203,127 @@ class Session:
             self._process.wait()
             self._process = None
         _kill_below(self.folder)
+
+
+class Process:
+    """One process of a run; its rank is 0 where it is the only one.
+
+    Attributes:
+        order: what `child` is told of it.
+        failed: whether it has ended in an error, or died.
+        hangs: where it still was as it was ended after another one's error; else empty.
+    """
+
+    def __init__(self, folder: pathlib.Path, rank: int, count: int, script: str):
+        self.rank, self.count, self.script = rank, count, script
+        self._folder = folder / f"rank-{rank}"
+        self._folder.mkdir(parents=True)
+        names = ("report", "progress", "log", "status", "pid", "effects", "stack")
+        self._paths = {name: self._folder / name for name in names}
+        for name in ("progress", "log", "effects", "stack"):
+            self._paths[name].touch()
+        self.order = {name: str(path) for name, path in self._paths.items()} | {"rank": rank, "ranks": count}
+        self.stage, self.failed, self.hangs, self._told = "starting Python", False, "", 0
+
+    def variables(self, of_all: dict[str, str]) -> dict[str, str]:
+        """Return what its launcher sets for it."""
+        if self.count < 2:
+            return {}
+        own, all_ = dict.fromkeys(("RANK", "LOCAL_RANK"), self.rank), ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        return of_all | {name: str(value) for name, value in (own | dict.fromkeys(all_, self.count)).items()}
+
+    def new_stages(self) -> list[str]:
+        """Return the stages that it has come to since this was last asked for."""
+        lines = self._paths["progress"].read_text().splitlines()
+        new, self._told = lines[self._told :], len(lines)
+        self.stage = (lines or [self.stage])[-1]
+        return new
+
+    def look(self) -> bool:
+        """Return whether it has ended."""
+        report, status = self._paths["report"], self._paths["status"]
+        if report.exists():
+            self.failed = self.failed or bool(json.loads(report.read_text())["error"])
+        elif status.exists():
+            self.failed = not report.exists()
+        return report.exists() or status.exists()
+
+    def where(self) -> str:
+        """Return what it is doing, and in which line of the script; of several processes with its number."""
+        self.new_stages()
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(self._paths["pid"].read_text()), signal.SIGUSR1)  # on which it writes where it is
+            time.sleep(_PAUSE)
+        name = re.escape(pathlib.Path(self.script).name)
+        line = re.search(rf'File ".*{name}", line (\d+)', self._paths["stack"].read_text())
+        rank = f"rank {self.rank} was " if self.count > 1 else ""
+        return f"{rank}{self.stage}{f' (line {line[1]})' if line else ''}"
+
+    def result(self, session: pathlib.Path, status: int | None) -> dict[str, Any]:
+        """Return what it has reported, or how it died; of one that is still there, nothing."""
+        report = self._paths["report"]
+        found: dict[str, Any] = {kind: [] for kind in _ANSWERS} | {"error": "", "cut": [], "notes": []}
+        found |= {"ended": report.stat().st_mtime_ns if report.exists() else 0, "hangs": self.hangs}
+        if report.exists():
+            found |= json.loads(report.read_text())
+        elif self._paths["status"].exists() or status is not None:
+            code = int(self._paths["status"].read_text()) if self._paths["status"].exists() else status or 0
+            found["error"] = self._died(code, session)
+        found["effects"] = [json.loads(line) for line in self._paths["effects"].read_text().splitlines()]
+        return found
+
+    def _died(self, status: int, session: pathlib.Path) -> str:
+        log = self._paths["log"]
+        text = log.read_text(errors="replace") if log.is_file() else "it deleted the folder that its messages went to"
+        if not text.strip() and (session / "log").is_file():
+            text = (session / "log").read_text(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if not lines and shutil.disk_usage(session).free < 2**16:
+            lines = [f"no space is left on the disk of {session}"]
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        more = " (often too little memory)" if status == -signal.SIGKILL else ""
+        last = (lines or ["none"])[-1][:200]
+        return f"{self.script}: its process ended with {how}{more} while {self.stage}; its last line: {last}"
+
+    def end(self) -> None:
+        """End it and all that it started."""
+        pid = self._paths["pid"]
+        if pid.exists() and (number := pid.read_text()):  # empty, where the disk was full as it was written
+            _kill(os.killpg, int(number))
+
+
+def together(results: Sequence[dict[str, Any]], left_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what the ranks of a run say together: rank 0's answers, and of the last one what each judges for itself.
+
+    Args:
+        results: of the ranks, in their order.
+        left_out: of the launch, which stands under what was cut.
+    """
+    first, last = results[0], results[-1]
+    cut = [text for result in results for text in result["cut"]]
+    effects = [effect for result in results for effect in result["effects"]]
+    whole = first | {"cut": list(dict.fromkeys([*left_out, *cut])), "error": _error(results)}
+    whole["effects"] = [effect for place, effect in enumerate(effects) if effect not in effects[:place]]
+    for kind in _ANSWERS:
+        own = [answer for answer in first[kind] if answer["failure"] not in _BY_RANK]
+        whole[kind] = own + [answer for answer in last[kind] if answer["failure"] in _BY_RANK]
+    return whole
+
+
+def _error(results: Sequence[dict[str, Any]]) -> str:
+    """Return the error that ended a run, with the rank that had it first: the others lose their connection by it."""
+    errors = {rank: result["error"] for rank, result in enumerate(results) if result["error"]}
+    texts = list(errors.values())
+    if len(set(texts)) < 2 and len(errors) in (0, len(results)):
+        return (texts or [""])[0]
+    own = [rank for rank, text in errors.items() if not results[rank]["ended"] or not _LOST.search(text)]
+    if own:
+        rank = min(own, key=lambda number: results[number]["ended"])
+        return f"rank {rank} of {len(results)}: {errors[rank]}"
+    waits = {rank: text.partition(" ended in ")[0] for rank, text in errors.items()}
+    places = [f"rank {rank} waited for the others in {place}" for rank, place in waits.items()]
+    places += [result["hangs"] for result in results if result["hangs"]]
+    return f"the ranks do not come to the same calls, and would wait for ever: {'; '.join(places)} ({texts[0][-120:]})"
 
 
 def _kill(end: Callable[[int, int], None], pid: int) -> None:
