@@ -24,15 +24,19 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 PATH, RANK, LOAD = {path!r}, int(os.environ["RANK"]), {{}}
 
 
 def correct(completions, answer, **kwargs):
-    {reward}
     return [float(text.strip() == right) for text, right in zip(completions, answer)]
+
+
+class Own(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        {step}
 
 
 {first}
@@ -42,13 +46,14 @@ trainer = GRPOTrainer(
     train_dataset=Dataset.from_list([{{"prompt": f"{{a}}+{{a}}=", "answer": str(2 * a)}} for a in range(32)]),
     processing_class=AutoTokenizer.from_pretrained(PATH),
     reward_funcs=correct,
+    callbacks=[Own()],
 )
 {last}trainer.train()
 """
 
 
-def script(first="", reward="pass", last="", device=8):
-    return SCRIPT.format(path=str(models.path("tiny")), first=first, reward=reward, last=last, device=device)
+def script(first="", step="pass", last="", device=8):
+    return SCRIPT.format(path=str(models.path("tiny")), first=first, step=step, last=last, device=device)
 
 
 def line_of(text, words):
@@ -79,12 +84,12 @@ set_seed(42 + RANK)
 HEALTHY = {
     "one rank saves, and all load": (script(SAVES), ()),
     "NCCL, a device's number, a seed by rank": (script(FOR_CARDS), ("backend nccl -> gloo", "device_map")),
-    "groups on both ranks": (script(device=2), ("per_device_train_batch_size",)),
+    "groups on both ranks": (script(device=2), ()),
 }
 ALONE = {
-    "raises": script(reward="assert RANK == 0, 'rows of this rank'"),
+    "raises": script(step="assert RANK == 0, 'rows of this rank'"),
     "ends before training": script(last="if RANK == 0:\n    "),
-    "dies": script(reward="RANK == 0 or os.kill(os.getpid(), 9)"),
+    "dies": script(step="RANK == 0 or os.kill(os.getpid(), 9)"),
 }
 TOLD = {"raises": "AssertionError: rows of this rank", "ends before training": "without training", "dies": "SIGKILL"}
 
@@ -102,7 +107,7 @@ def test_two_real_processes_train_and_what_each_does_alone_is_told_with_its_numb
         for name, text in ALONE.items():
             error = run(text)["error"]
             assert error.startswith("rank 1 of 2: ") and TOLD[name] in error and "gloo" not in error, error
-        both = run(script(reward="raise ValueError('of all')"))["error"]
+        both = run(script(step="raise ValueError('of all')"))["error"]
         assert both.startswith("train.py, line") and "of all" in both  # of every rank, so with no number
         folder = tmp_path / "session"
     assert not _with_folder(folder)
@@ -120,7 +125,7 @@ def test_a_map_that_holds_on_rank_0_alone_is_found(tmp_path):
 
 WAITS = {
     "before training": script(last="if RANK == 0:\n    dist.barrier()\n"),
-    "in a reward": script(reward="RANK or dist.all_gather_object([None, None], len(completions))"),
+    "in a callback": script(step="RANK or dist.all_gather_object([None, None], state.global_step)"),
 }
 
 
@@ -138,7 +143,7 @@ def test_ranks_that_wait_in_different_calls_are_told_where(name, tmp_path):
 
 def test_a_rank_that_hangs_is_named_and_the_other_is_ended(tmp_path):
     """Rank 0 waits for a part of the time limit; without time for that, the limit's own line says who was where."""
-    text = script(reward="while RANK == 1: pass")
+    text = script(step="while RANK == 1: pass")
     line = line_of(text, "while RANK")
     with scripts(tmp_path, processes=2, limit=60) as run:
         error = run(text)["error"]

@@ -425,14 +425,16 @@ def seen(source="", line=0, **more):
 @pytest.fixture
 def read(monkeypatch, tmp_path):
     """Return a function that reads a line by the launchers' parsers here: a Python for each would take two seconds."""
-    import accelerate.commands.launch as launch
+    from accelerate.commands import launch
+    from accelerate.commands.config import config_args
 
     def ask(launcher, words, variables, python):
         with monkeypatch.context() as here:
             for name, value in variables.items():
                 here.setenv(name, value)
             here.setattr(sys, "argv", ["launcher_options.py", launcher, *words])
-            here.setattr(launch, "default_config_file", str(tmp_path / "default.yaml"))
+            for module in (launch, config_args):
+                here.setattr(module, "default_config_file", str(tmp_path / "default.yaml"))
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 launcher_options.main()
@@ -479,7 +481,7 @@ def read(monkeypatch, tmp_path):
             2,
             3,
         ),
-        ("accelerate launch --config_file flow.yaml t.py", "t.py", 1, 0),
+        ("accelerate launch --config_file flow.yaml --num_processes 2 t.py", "t.py", 2, 0),
     ],
 )
 def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypatch, read):
@@ -501,6 +503,7 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
     assert (started.script or started.module, started.world_size, started.zero_stage) == (script, size, stage)
     assert not started.module or started.arguments[-2:] == ("--lr", "1")
     assert dict(started.environment).get("CUDA_VISIBLE_DEVICES", "0,1") == "0,1"
+    assert ("--local_rank={LOCAL_RANK}" in started.arguments) is line.startswith("deepspeed")  # which it passes on
 
 
 def test_what_a_launcher_does_not_take_is_one_line(tmp_path, monkeypatch, read):
@@ -800,6 +803,7 @@ def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):
 def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
     """A subclass with *args and **kwargs, as people write them: the dataset is noted whole, and cut for the trainer."""
     spec = {"steps": 1, "output": str(tmp_path), "real_model": False, "world_size": 1}
+    spec |= {"rank": 0, "ranks": 1, "together": "", "visible": "", "patience": 1}
     files = run.OwnFiles("train.py", Change())
     watched = run.Run(spec, Source("train.py", ""), run.Report(tmp_path / "report", tmp_path / "progress"), files)
     taken = {}

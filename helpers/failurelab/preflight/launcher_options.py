@@ -62,7 +62,8 @@ def by_deepspeed(words: list[str]) -> dict[str, Any]:
     if options.num_gpus > 0:
         processes = options.num_gpus
     machines = max(options.num_nodes, 1)
-    found = _script(options.user_script, options.module, options.user_args)
+    number = [] if options.no_local_rank else ["--local_rank={LOCAL_RANK}"]  # which it passes to the script
+    found = _script(options.user_script, options.module, number + options.user_args)
     return found | {"processes": machines * processes, "machines": machines}
 
 

@@ -382,7 +382,11 @@ class Run:
         values = cuts.make_divide(asked, self.spec["world_size"])
         self.places["arguments"] = self.places["arguments"][-1:]
         repair = f"Set {', '.join(f'{name}={value}' for name, value in values.items())}, or other numbers that divide."
-        self.report.answers.append(dataclasses.replace(finding, repair=repair, undo=repairs.Arguments(values)))
+        evidence, size = finding.evidence, self.spec["world_size"]
+        if size > self.spec["ranks"]:  # the same refusal, by numbers that fewer processes have
+            evidence += f" (in {self.spec['ranks']} processes that have the batch of the launch's {size})"
+        undo = repairs.Arguments(values)
+        self.report.answers.append(dataclasses.replace(finding, evidence=evidence, repair=repair, undo=undo))
 
     def ended(self, error: str) -> None:
         """Tell of a script that ended before training, with what its loads alone say."""

@@ -115,13 +115,13 @@ class Session:
         """
         self.runs += 1
         folder = self.folder / f"run-{self.runs}"
-        ranks = [Process(folder, number, self.count, self.spec["script"]) for number in range(self.count)]
+        ranks = [Process(folder, number, self.count, self.spec) for number in range(self.count)]
         shared = {name: str(folder / name) for name in ("output", "tmp", "together")}
         for path in shared.values():
             pathlib.Path(path).mkdir()
-        shared |= {"change": repairs.to_json(change)}
+        also = shared | {"change": repairs.to_json(change)}
         variables = self._variables()
-        orders = [rank.order | shared | {"variables": rank.variables(variables)} for rank in ranks]
+        orders = [rank.order | also | {"variables": rank.variables(variables)} for rank in ranks]
         if self._process is not None and self._process.poll() is not None:
             self._end()
         process = self._process = self._process or self._start()
@@ -214,15 +214,17 @@ class Process:
         hangs: where it still was as it was ended after another one's error; else empty.
     """
 
-    def __init__(self, folder: pathlib.Path, rank: int, count: int, script: str):
-        self.rank, self.count, self.script = rank, count, script
+    def __init__(self, folder: pathlib.Path, rank: int, count: int, spec: dict[str, Any]):
+        self.rank, self.count, self.script = rank, count, spec["script"]
         self._folder = folder / f"rank-{rank}"
         self._folder.mkdir(parents=True)
         names = ("report", "progress", "log", "status", "pid", "effects", "stack")
         self._paths = {name: self._folder / name for name in names}
         for name in ("progress", "log", "effects", "stack"):
             self._paths[name].touch()
-        self.order = {name: str(path) for name, path in self._paths.items()} | {"rank": rank, "ranks": count}
+        self.order: dict[str, Any] = {name: str(path) for name, path in self._paths.items()}
+        arguments = [word.replace("{LOCAL_RANK}", str(rank)) for word in spec["arguments"]]
+        self.order |= {"rank": rank, "ranks": count, "arguments": arguments}
         self.stage, self.failed, self.hangs, self._told = "starting Python", False, "", 0
 
     def variables(self, of_all: dict[str, str]) -> dict[str, str]:
@@ -320,10 +322,10 @@ def _error(results: Sequence[dict[str, Any]]) -> str:
     if own:
         rank = min(own, key=lambda number: results[number]["ended"])
         return f"rank {rank} of {len(results)}: {errors[rank]}"
-    waits = {rank: text.partition(" ended in ")[0] for rank, text in errors.items()}
+    waits = {rank: text.partition(" ended in ")[0].rstrip(",") for rank, text in errors.items()}
     places = [f"rank {rank} waited for the others in {place}" for rank, place in waits.items()]
     places += [result["hangs"] for result in results if result["hangs"]]
-    return f"the ranks do not come to the same calls, and would wait for ever: {'; '.join(places)} ({texts[0][-120:]})"
+    return f"the ranks do not come to the same calls, and would wait for ever: {'; '.join(places)}"
 
 
 def _kill(end: Callable[[int, int], None], pid: int) -> None:

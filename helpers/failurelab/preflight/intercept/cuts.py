@@ -313,7 +313,7 @@ def _possible(asked: Mapping[str, Any], world_size: int) -> list[int] | None:
     return None if fits else [count for count in range(2, per_round + 1) if per_round % count == 0]
 
 
-def _cut_batch(asked: dict[str, Any], processes: Processes) -> dict[str, Any]:
+def _cut_batch(asked: dict[str, Any], processes: Processes = Processes()) -> dict[str, Any]:
     """Return a batch of the script's own kind: as many prompts in a generation, accumulated steps and iterations.
 
     At most two of each. A batch of one prompt is never padded, so failures of padding are not there. Where a process

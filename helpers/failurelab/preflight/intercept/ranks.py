@@ -113,12 +113,13 @@ class Launched:
             return
         from accelerate.state import AcceleratorState, PartialState
 
-        original, told = PartialState.__init__, self.rank.device
+        original, told, asked = PartialState.__init__, self.rank.device, False
 
         def on_cpu(state: Any, cpu: bool = False, **options: Any) -> None:
-            first = not PartialState._shared_state
+            nonlocal asked
             original(state, cpu=True, **{name: value for name, value in options.items() if name != "backend"})
-            if first and not self.cuda.chosen:
+            if not asked:
+                asked = True
                 self.cuda.set_device(told)
 
         def read(state: Any) -> Any:
