@@ -133,7 +133,7 @@ WAITS = {
 def test_ranks_that_wait_in_different_calls_are_told_where(name, tmp_path):
     """On GPUs this hangs until NCCL's own limit. Rank 0 is told with its line, and rank 1 with where it was."""
     text = WAITS[name]
-    with scripts(tmp_path, processes=2, limit=60) as run:
+    with scripts(tmp_path, processes=2, limit=40) as run:
         error = run(text)["error"]
     assert "the ranks do not come to the same calls" in error and "rank 1" in error, error
     words = "dist.barrier" if name == "before training" else "all_gather_object"
@@ -145,7 +145,7 @@ def test_a_rank_that_hangs_is_named_and_the_other_is_ended(tmp_path):
     """Rank 0 waits for a part of the time limit; without time for that, the limit's own line says who was where."""
     text = script(step="while RANK == 1: pass")
     line = line_of(text, "while RANK")
-    with scripts(tmp_path, processes=2, limit=60) as run:
+    with scripts(tmp_path, processes=2, limit=40) as run:
         error = run(text)["error"]
     assert "rank 0 waited" in error and f"rank 1 was training 3 steps (line {line})" in error, error
     (tmp_path / "session").rename(tmp_path / "before")

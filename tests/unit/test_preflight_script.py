@@ -454,6 +454,8 @@ def read(monkeypatch, tmp_path):
         ("python -m torch.distributed.run --nproc-per-node 2 train.py", "train.py", 2, 0),
         ("CUDA_VISIBLE_DEVICES=0,1 python3 -u train.py x", "train.py", 1, 0),
         ("deepspeed --num_gpus 2 train.py --deepspeed ds.json", "train.py", 2, 0),
+        ("deepspeed --include localhost:0,2,3 train.py", "train.py", 3, 0),
+        ("deepspeed --num_nodes 2 --num_gpus 4 --master_port 1 train.py", "train.py", 8, 0),
         ("python -u -m pkg.train --lr 1", "pkg.train", 1, 0),
         ("torchrun --nproc_per_node 2 -m pkg.train --lr 1", "pkg.train", 2, 0),
         ("accelerate launch --num_processes 4 --module pkg.train --lr 1", "pkg.train", 4, 0),

@@ -100,7 +100,9 @@ def _run(spec: dict, order: dict) -> None:
         os.dup2(descriptor, target)
         os.close(descriptor)
     os.dup2(1, 2)
-    faulthandler.register(signal.SIGUSR1, os.open(order["stack"], os.O_WRONLY), all_threads=False)  # where it hangs
+    stack = os.open(order["stack"], os.O_WRONLY)
+    faulthandler.enable(stack)  # where it died
+    faulthandler.register(signal.SIGUSR1, stack, all_threads=False)  # where it hangs
     os.environ |= order["variables"]
     os.environ["TMPDIR"] = tempfile.tempdir = order["tmp"]
     os.environ["MLFLOW_TRACKING_URI"] = f"file:{order['tmp']}"

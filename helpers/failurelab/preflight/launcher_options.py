@@ -6,6 +6,7 @@ and only the standard library and that launcher are imported. `launcher_line` is
 Sources: accelerate `commands.launch`; torch `distributed.run`; DeepSpeed `launcher.runner`.
 """
 
+import argparse
 import contextlib
 import json
 import sys
@@ -35,7 +36,10 @@ def by_accelerate(words: list[str]) -> dict[str, Any]:
     if str(options.mixed_precision).lower() == "bf16":
         found["environment"] = {"ACCELERATE_MIXED_PRECISION": "bf16"}
     if options.use_deepspeed and not options.cpu:
-        found |= {"zero_stage": options.zero_stage or 2, "deepspeed_config": options.deepspeed_config_file}
+        found |= {
+            "zero_stage": 2 if options.zero_stage is None else options.zero_stage,
+            "deepspeed_config": options.deepspeed_config_file,
+        }
     return found
 
 
@@ -51,20 +55,30 @@ def by_torchrun(words: list[str]) -> dict[str, Any]:
 
 def by_deepspeed(words: list[str]) -> dict[str, Any]:
     """Return what `deepspeed` starts; without a number of GPUs, on the one that every machine has."""
-    from deepspeed.launcher.runner import parse_args, parse_inclusion_exclusion
-
+    try:
+        from deepspeed.launcher.runner import parse_args
+    except ImportError:  # its engine is not needed here, so a line of it may be read without it
+        parse_args = _deepspeed_options
     options = parse_args(words)
-    hosts: dict[str, Any] = {"localhost": 1}
-    if options.include:
-        names = [host.partition(":")[0] for host in options.include.split("@")]
-        hosts = parse_inclusion_exclusion(dict.fromkeys(names, 1024), options.include, "")
-    processes = sum(len(slots) if isinstance(slots, list) else slots for slots in hosts.values())
-    if options.num_gpus > 0:
-        processes = options.num_gpus
-    machines = max(options.num_nodes, 1)
+    named = [host.partition(":")[2].split(",") for host in options.include.split("@")]  # "a:0,1@b:0"
+    machines = max(options.num_nodes, len(named))
+    processes = machines * options.num_gpus if options.num_gpus > 0 else max(machines, sum(map(len, named)))
     number = [] if options.no_local_rank else ["--local_rank={LOCAL_RANK}"]  # which it passes to the script
     found = _script(options.user_script, options.module, number + options.user_args)
-    return found | {"processes": machines * processes, "machines": machines}
+    return found | {"processes": processes, "machines": machines}
+
+
+def _deepspeed_options(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("deepspeed")
+    for name in ("--num_nodes", "--num_gpus"):
+        parser.add_argument(name, type=int, default=-1)
+    for name in ("--include", "--exclude", "--hostfile", "--master_port", "--master_addr", "--launcher"):
+        parser.add_argument(name, default="")
+    for name in ("--module", "--no_local_rank", "--no_python", "--force_multi"):
+        parser.add_argument(name, action="store_true")
+    parser.add_argument("user_script")
+    parser.add_argument("user_args", nargs=argparse.REMAINDER)
+    return parser.parse_args(words)
 
 
 def _script(script: str, module: bool, arguments: list[str]) -> dict[str, Any]:

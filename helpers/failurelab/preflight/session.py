@@ -29,7 +29,7 @@ PROCESSES = 2  # of a launch that has more: two show what a group of processes d
 _BY_RANK = ("F5",)  # failures that each rank judges for itself: its last one tells
 _ANSWERS = ("findings", "suspected", "held", "not_applicable", "not_checked")
 _PAUSE = 0.1  # seconds between two looks at the script's processes
-_GRACE = 10.0  # seconds that other ranks have to end, once one of them ended in an error
+_GRACE = 5.0  # seconds that other ranks have to end, once one of them ended in an error
 _SILENT = {  # services that a script may report to; nothing of a preflight goes there
     "WANDB_MODE": "disabled",
     "WANDB_DISABLED": "true",
@@ -256,10 +256,14 @@ class Process:
         with contextlib.suppress(OSError, ValueError):
             os.kill(int(self._paths["pid"].read_text()), signal.SIGUSR1)  # on which it writes where it is
             time.sleep(_PAUSE)
+        rank, line = f"rank {self.rank} was " if self.count > 1 else "", self._line()
+        return f"{rank}{self.stage}{f' ({line})' if line else ''}"
+
+    def _line(self) -> str:
+        """Return the line of the script in which it last wrote where it is; empty if it is not in the script."""
         name = re.escape(pathlib.Path(self.script).name)
-        line = re.search(rf'File ".*{name}", line (\d+)', self._paths["stack"].read_text())
-        rank = f"rank {self.rank} was " if self.count > 1 else ""
-        return f"{rank}{self.stage}{f' (line {line[1]})' if line else ''}"
+        found = re.search(rf'File ".*{name}", line (\d+)', self._paths["stack"].read_text())
+        return f"line {found[1]}" if found else ""
 
     def result(self, session: pathlib.Path, status: int | None) -> dict[str, Any]:
         """Return what it has reported, or how it died; of one that is still there, nothing."""
@@ -271,6 +275,9 @@ class Process:
         elif self._paths["status"].exists() or status is not None:
             code = int(self._paths["status"].read_text()) if self._paths["status"].exists() else status or 0
             found["error"] = self._died(code, session)
+            if code == -signal.SIGABRT and _LOST.search(found["error"]):  # as gloo ends one whose call does not match
+                found["ended"] = self._paths["status"].stat().st_mtime_ns
+                found["error"] = f"{pathlib.Path(self.script).name}, {self._line()}, ended in {found['error']}"
         found["effects"] = [json.loads(line) for line in self._paths["effects"].read_text().splitlines()]
         return found
 
