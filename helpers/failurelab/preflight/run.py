@@ -320,6 +320,7 @@ class Run:
             source=source,
             real=self.real,
         )
+        self.launched.has_engine = bool(seen.zero_stage)
         self._note_other_trainings(source)
         if self.launched.rank.launched:
             self.report.say("waiting for the other ranks")
@@ -345,6 +346,7 @@ class Run:
         seen.log = list(trainer.state.log_history)
         if not leads:
             self.report.end(error, self.launched.mapped.texts)
+        self.report.say("judging what was seen")
         self._ask((lambda _: watch.answers(), *order.AFTER), seen)
         self.report.measured = [answer for answer in self.report.answers if isinstance(answer, Held)]
         self.report.answers = step.outweigh(self.report.answers)

@@ -119,9 +119,11 @@ class Session:
         shared = {name: str(folder / name) for name in ("output", "tmp", "together")}
         for path in shared.values():
             pathlib.Path(path).mkdir()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
         also = shared | {"change": repairs.to_json(change)}
-        variables = self._variables()
-        orders = [rank.order | also | {"variables": rank.variables(variables)} for rank in ranks]
+        orders = [rank.order | also | {"variables": self._variables(rank.rank, port)} for rank in ranks]
         if self._process is not None and self._process.poll() is not None:
             self._end()
         process = self._process = self._process or self._start()
@@ -146,15 +148,15 @@ class Session:
         how = f"{asked} processes -> {self.count}" if asked > self.count else f"{asked} real processes"
         return [*[f"{how}, by gloo on the CPU"] * (asked > 1), *self.spec["left_out"]]
 
-    def _variables(self) -> dict[str, str]:
-        """Return the variables that all ranks of a launch have: where they meet, and that no GPU is used."""
+    def _variables(self, rank: int, port: int) -> dict[str, str]:
+        """Return what a launcher sets for one of several processes, and that no GPU is used."""
         if self.count < 2:
             return {}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CUDA_VISIBLE_DEVICES": ""} | loopback
+        own, all_ = ("RANK", "LOCAL_RANK"), ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        numbers = dict.fromkeys(own, rank) | dict.fromkeys(all_, self.count) | {"MASTER_PORT": port}
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        where = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": loopback, "CUDA_VISIBLE_DEVICES": ""}
+        return where | {name: str(number) for name, number in numbers.items()}
 
     def _start(self) -> subprocess.Popen:
         (self.folder / "tmp").mkdir(exist_ok=True)
@@ -172,25 +174,29 @@ class Session:
             )
 
     def _wait(self, process: subprocess.Popen, ranks: Sequence["Process"]) -> None:
-        """Wait until all ranks have ended; where one ended in an error, the others have little time left."""
-        deadline = self._deadline
-        while [rank for rank in ranks if not rank.look()] and process.poll() is None:
-            for stage in ranks[0].new_stages():
-                self.say(stage)
-            if any(rank.failed for rank in ranks):
-                deadline = min(deadline, time.monotonic() + _GRACE)
-            if time.monotonic() > deadline:
-                if deadline < self._deadline:
-                    for rank in ranks:
-                        rank.hangs = "" if rank.look() else rank.where()
-                    return
+        """Wait until all ranks have ended; after an error of one, those that judge nothing have little time left."""
+        grace: float | None = None
+        while (left := [rank for rank in ranks if not rank.look()]) and process.poll() is None:
+            self._say(ranks)
+            if len(left) < len(ranks) and any(rank.failed for rank in ranks):
+                idle = not any(rank.judges() for rank in left)
+                grace = (grace or time.monotonic() + _GRACE) if idle else None
+            if time.monotonic() > self._deadline:
                 where = " and ".join(rank.where() for rank in ranks)
                 raise TimeIsOver(
                     f"{self.spec['script']} was ended after {self.limit:g} seconds, while {where}. Next: a longer "
                     "--time-limit, or look whether the script waits for something or prepares much data"
                 )
+            if grace is not None and time.monotonic() > grace:
+                for rank in left:
+                    rank.hangs = rank.where()
+                return
             time.sleep(_PAUSE)
-        for stage in ranks[0].new_stages():
+        self._say(ranks)
+
+    def _say(self, ranks: Sequence["Process"]) -> None:
+        first, *_ = [rank.new_stages() for rank in ranks]
+        for stage in first:
             self.say(stage)
 
     def _end(self) -> None:
@@ -227,19 +233,16 @@ class Process:
         self.order |= {"rank": rank, "ranks": count, "arguments": arguments}
         self.stage, self.failed, self.hangs, self._told = "starting Python", False, "", 0
 
-    def variables(self, of_all: dict[str, str]) -> dict[str, str]:
-        """Return what its launcher sets for it."""
-        if self.count < 2:
-            return {}
-        own, all_ = dict.fromkeys(("RANK", "LOCAL_RANK"), self.rank), ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        return of_all | {name: str(value) for name, value in (own | dict.fromkeys(all_, self.count)).items()}
-
     def new_stages(self) -> list[str]:
         """Return the stages that it has come to since this was last asked for."""
         lines = self._paths["progress"].read_text().splitlines()
         new, self._told = lines[self._told :], len(lines)
         self.stage = (lines or [self.stage])[-1]
         return new
+
+    def judges(self) -> bool:
+        """Return whether it is judging, which takes its time and waits for nobody."""
+        return self.stage.startswith("judging")
 
     def look(self) -> bool:
         """Return whether it has ended."""

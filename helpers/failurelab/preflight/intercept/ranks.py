@@ -49,6 +49,7 @@ class Launched:
         self.rank = Rank(number, count, 1 if len(named) == 1 else count, launched=count > 1)
         self.cuda = Cuda(_MANY, seen=_MANY)
         self.mapped = Mapped()
+        self.has_engine = False  # of DeepSpeed, as the script or its launch asks for it
         self._folder, self._groups, self._met = pathlib.Path(folder), 0, 0
         self._patience = datetime.timedelta(seconds=patience)
 
@@ -102,7 +103,21 @@ class Launched:
         def all_arrive(*args: Any, device_ids: Any = None, **options: Any) -> Any:
             return barrier(*args, **options)  # gloo takes no device's number
 
-        with mock.patch.multiple(dist, init_process_group=init_process_group, barrier=all_arrive):
+        kind = torch.nn.parallel.DistributedDataParallel
+        read = kind.__getattr__
+
+        def read_through(model: Any, name: str) -> Any:  # as DeepSpeed's engine does, in whose place it is
+            try:
+                return read(model, name)
+            except AttributeError:
+                if not self.has_engine or name == "module":
+                    raise
+                return getattr(model.module, name)
+
+        with (
+            mock.patch.multiple(dist, init_process_group=init_process_group, barrier=all_arrive),
+            mock.patch.object(kind, "__getattr__", read_through),
+        ):
             yield
 
     @contextlib.contextmanager
