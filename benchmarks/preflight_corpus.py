@@ -247,7 +247,7 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
     with prepared(case) as (folder, python, words):
         left = {path.name for path in folder.iterdir()}
         asked = len(case.launch.split())
-        line = launcher_line.read_line(words) if asked else launcher_line.Launch(words[0], case.arguments)
+        line = launcher_line.read_line(words, python) if asked else launcher_line.Launch(words[0], case.arguments)
         answered = command.ask(line, python=python, time_limit=300, again=tries)
         seconds = time.perf_counter() - started
         new = sorted({path.name for path in folder.iterdir()} - left - {"cache"})

@@ -9,16 +9,17 @@ from failurelab.preflight.answer import Change
 from failurelab.preflight.session import Session
 
 
-def session_of(script, saved, python, variables, limit=600, fork=True):
+def session_of(script, saved, python, variables, limit=600, preload=True, processes=1):
     """Return a session of a script; what it saves goes to the new folder `saved`."""
     spec = {"script": str(script), "folder": str(script.parent), "module": "", "arguments": [], "steps": 3}
-    spec |= {"real_model": False, "world_size": 1, "zero_stage": 0}
+    spec |= {"real_model": False, "world_size": processes, "zero_stage": 0, "left_out": [], "visible": ""}
+    spec |= {"preload": preload}
     saved.mkdir()
-    return Session(saved, str(python), variables, spec, limit, lambda stage: None, fork)
+    return Session(saved, str(python), variables, spec, limit, lambda stage: None)
 
 
 @contextlib.contextmanager
-def scripts(folder, begin="", python=sys.executable, variables=None):
+def scripts(folder, begin="", python=sys.executable, variables=None, processes=1, limit=600):
     """Inside, a function runs a text as FOLDER/train.py, with a change too, and returns what the run reports.
 
     Args:
@@ -26,10 +27,12 @@ def scripts(folder, begin="", python=sys.executable, variables=None):
         begin: the imports that all of the scripts begin with.
         python: to run them in.
         variables: of the environment.
+        processes: of the launch.
+        limit: seconds for all of them.
     """
     path = folder / "train.py"
     path.write_text(begin)
-    session = session_of(path, folder / "session", python, variables or {})
+    session = session_of(path, folder / "session", python, variables or {}, limit, processes=processes)
     with session.open():
 
         def run(text, change=None):

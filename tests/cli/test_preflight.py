@@ -133,7 +133,9 @@ def test_three_failures_behind_each_other_in_two_files(folder):
 def test_a_fresh_process_answers_as_a_fork_does(stack, failures, folder):
     """Runs are forked from a process that has the script's libraries: each answer is that of a process of its own."""
     script, python = launcher_line.Launch("first/lora_hub_name.py"), str(eras.find(stack).python)
-    forked, fresh = (command.ask(script, python=python, again=False, fork=fork).to_json() for fork in (True, False))
+    forked, fresh = (
+        command.ask(script, python=python, again=False, preload=preload).to_json() for preload in (True, False)
+    )
     assert forked == fresh and failures_of(forked["suspected"]) == failures and not forked["findings"]
     assert all("--no-try" in suspected["why"] for suspected in forked["suspected"])
 

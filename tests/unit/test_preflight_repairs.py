@@ -336,20 +336,21 @@ def session(tmp_path):
     """Return a function that opens a session of a script in a Python without torch: its runs end in one line."""
     script = tmp_path / "train.py"
     script.write_text("")
-    return lambda fork, limit=60: session_of(script, tmp_path / "session", sys._base_executable, {}, limit, fork)
+    saved = tmp_path / "session"
+    return lambda limit=60, **more: session_of(script, saved, sys._base_executable, {}, limit, **more)
 
 
-@pytest.mark.parametrize("fork", [True, False])
-def test_orders_that_follow_at_once_are_all_run(fork, session):
+@pytest.mark.parametrize("more", [{}, {"preload": False}, {"processes": 4}])
+def test_orders_that_follow_at_once_are_all_run(more, session):
     """The next order is there before the last run is buried; nothing of it may be lost, and no process is left."""
-    with session(fork).open() as runs:
+    with session(**more).open() as runs:
         results = [runs.run(Change()) for _ in range(8)]
     assert len({result.error for result in results}) == 1 and results[0].error.startswith("train.py")
     assert not _with_folder(runs.folder)
 
 
 def test_one_limit_holds_for_all_runs(session):
-    with pytest.raises(TimeIsOver, match="after 1 seconds"), session(True, limit=1).open() as runs:
+    with pytest.raises(TimeIsOver, match="after 1 seconds"), session(limit=1).open() as runs:
         for _ in range(50):
             runs.run(Change())
     assert not _with_folder(runs.folder)
@@ -555,7 +556,7 @@ def test_an_answer_is_the_same_behind_a_pipe():
         Finding.not_checked("F21", "w", part="loss", cut=("use_liger_kernel",)),
     ]
     effects = [Effect("writes", "/a")]
-    answer = Answer("train.py", {"trl": "1"}, [EVERY_FIELD, *others], "e", "0" * 64, ["c"], ["n"], effects, [others[1]])
+    answer = Answer("train.py", {"trl": "1"}, [EVERY_FIELD, *others], "e", "0" * 64, ["c"], ["n"], effects=effects)
     told = json.loads(json.dumps(answer.to_json()))
     assert Answer.from_json(told) == answer
     assert told["findings"][0]["key"] == "F11:max_prompt_length:begin"

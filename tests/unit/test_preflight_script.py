@@ -1,6 +1,8 @@
 """Preflight beside its judges: what is cut and what is kept as asked, whose rank is seen, repairs as diffs, answers."""
 
+import contextlib
 import importlib
+import io
 import json
 import os
 import pathlib
@@ -16,7 +18,7 @@ import trl
 from small import qwen2
 
 from failurelab import updates
-from failurelab.preflight import launcher_line, notebook, preload, run, script_text
+from failurelab.preflight import launcher_line, launcher_options, notebook, run, script_text
 from failurelab.preflight.answer import Answer, Change, Finding, Verdict
 from failurelab.preflight.inputs import Load, Seen, Source
 from failurelab.preflight.intercept import cuts, own_code, processes, ranks, saved, small
@@ -320,44 +322,41 @@ def test_rows_that_are_trained_on_differ_in_length():
 
 
 SCRIPT_OF_RANKS = """
-import os
 import torch
 from accelerate import Accelerator, PartialState
 early = torch.cuda.current_device()
-state, accelerator = PartialState(), Accelerator(cpu=True)
-assert accelerator.local_process_index == 3
-ranks = (state.local_process_index, int(os.environ["LOCAL_RANK"]), os.environ.get("WORLD_SIZE"))
-device, own = torch.cuda.current_device(), str(state.device)
+state, accelerator = PartialState(), Accelerator()
+device, own = torch.cuda.current_device(), (str(state.device), str(accelerator.device))
 """
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers for itself")
-def test_a_script_sees_itself_as_the_last_rank_and_libraries_do_not(monkeypatch, tmp_path):
-    """`{"": LOCAL_RANK}` and `{"": 0}` are one map on rank 0; on the last rank they differ."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES"):
-        monkeypatch.delenv(name, raising=False)
+def test_a_script_sees_the_device_of_its_rank_and_libraries_the_one_that_is_here(monkeypatch, tmp_path):
+    """`{"": PartialState().device}` and `{"": 0}` are one map on rank 0; on another rank they differ."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)  # where a relative path such as `<frozen os>` would be the project's own
     script = tmp_path / "train.py"
     script.write_text(SCRIPT_OF_RANKS)
     seen = {}
-    with ranks.Launched(4).seen(own_code.OwnCode(script)):
+    launched = ranks.Launched(1, 2, str(tmp_path))
+    assert launched.too_early()
+    with launched.seen(own_code.OwnCode(script)):
         exec(compile(script.read_text(), str(script), "exec"), seen)
         from accelerate.state import PartialState
 
-        assert not PartialState().distributed_type.value.startswith("MULTI")
-        assert PartialState().device.type == "cpu"
-    assert seen["ranks"] == (3, 3, "4") and (seen["early"], seen["device"], seen["own"]) == (0, 3, "cuda:3")
-    assert "LOCAL_RANK" not in os.environ and PartialState().local_process_index == 0
+        assert PartialState().device.type == "cpu" and not launched.too_early()
+    assert (seen["early"], seen["device"], seen["own"]) == (0, 1, ("cuda:1", "cuda:1"))
+    assert str(PartialState().device) == "cpu"
 
 
 LIBRARY = """
-import os
 import subprocess
 import sys
+from accelerate import PartialState
 
 def ask():
-    return os.environ.get("LOCAL_RANK")
+    return str(PartialState().device)
 
 def start():
     return subprocess.run([sys.executable, "-c", "pass"]).returncode
@@ -384,12 +383,12 @@ def project(tmp_path, monkeypatch):
 
 
 def test_a_library_in_an_editable_clone_is_not_the_script(project):
-    """It was told LOCAL_RANK=3 of 4, and its own processes were stopped; what lies beside the script is its own."""
+    """It was told of cuda:1, and its own processes were stopped; what lies beside the script is its own."""
     project.write_text("import beside, cloned\n")
     own, modules = own_code.OwnCode(project), {}
-    with ranks.Launched(4).seen(own), processes.no_other_processes(own):
+    with ranks.Launched(1, 2).seen(own), processes.no_other_processes(own):
         exec(compile(project.read_text(), str(project), "exec"), modules)
-        assert (modules["beside"].ask(), modules["cloned"].ask()) == ("3", None)
+        assert (modules["beside"].ask(), modules["cloned"].ask()) == ("cuda:1", "cpu")
         with pytest.raises(processes.Stopped, match="starts another process"):
             modules["beside"].start()
         assert modules["cloned"].start() == 0
@@ -423,6 +422,28 @@ def seen(source="", line=0, **more):
     return Seen(None, {}, source=Source("train.py", source, line), **more)
 
 
+@pytest.fixture
+def read(monkeypatch, tmp_path):
+    """Return a function that reads a line by the launchers' parsers here: a Python for each would take two seconds."""
+    from accelerate.commands import launch
+    from accelerate.commands.config import config_args
+
+    def ask(launcher, words, variables, python):
+        with monkeypatch.context() as here:
+            for name, value in variables.items():
+                here.setenv(name, value)
+            here.setattr(sys, "argv", ["launcher_options.py", launcher, *words])
+            for module in (launch, config_args):
+                here.setattr(module, "default_config_file", str(tmp_path / "default.yaml"))
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                launcher_options.main()
+            return launcher_line.answered(launcher, printed.getvalue(), "")
+
+    monkeypatch.setattr(launcher_line, "_ask_launcher", ask)
+    return lambda line: launcher_line.read_line(line.split(), sys.executable)
+
+
 @pytest.mark.parametrize(
     "line, script, size, stage",
     [
@@ -433,6 +454,8 @@ def seen(source="", line=0, **more):
         ("python -m torch.distributed.run --nproc-per-node 2 train.py", "train.py", 2, 0),
         ("CUDA_VISIBLE_DEVICES=0,1 python3 -u train.py x", "train.py", 1, 0),
         ("deepspeed --num_gpus 2 train.py --deepspeed ds.json", "train.py", 2, 0),
+        ("deepspeed --include localhost:0,2,3 train.py", "train.py", 3, 0),
+        ("deepspeed --num_nodes 2 --num_gpus 4 --master_port 1 train.py", "train.py", 8, 0),
         ("python -u -m pkg.train --lr 1", "pkg.train", 1, 0),
         ("torchrun --nproc_per_node 2 -m pkg.train --lr 1", "pkg.train", 2, 0),
         ("accelerate launch --num_processes 4 --module pkg.train --lr 1", "pkg.train", 4, 0),
@@ -460,10 +483,10 @@ def seen(source="", line=0, **more):
             2,
             3,
         ),
-        ("accelerate launch --config_file flow.yaml t.py", "t.py", 1, 0),
+        ("accelerate launch --config_file flow.yaml --num_processes 2 t.py", "t.py", 2, 0),
     ],
 )
-def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypatch):
+def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypatch, read):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("zero3.yaml").write_text(
         "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\nnum_processes: 4\n"
@@ -473,28 +496,83 @@ def test_launchers_lines_are_read(line, script, size, stage, tmp_path, monkeypat
     pathlib.Path("two.yaml").write_text("num_processes: 2\nlearning_rate: 1.0e-6\n")
     pathlib.Path("x.yaml").write_text("learning_rate: 1.0e-6\n")
     pathlib.Path("sharded.yaml").write_text("accelerate_config: zero3.yaml\n")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))  # where accelerate has written no default
     named = re.search(r"--accelerate_config (zero3|single_gpu) ", line)
     if named and not (pathlib.Path(trl.__file__).parent / "accelerate_configs").is_dir():  # trl 0.14 brings none
         with pytest.raises(launcher_line.LaunchError, match=named[1]):
-            launcher_line.read_line(line.split())
+            read(line)
         return
-    started = launcher_line.read_line(line.split())
+    started = read(line)
     assert (started.script or started.module, started.world_size, started.zero_stage) == (script, size, stage)
     assert not started.module or started.arguments[-2:] == ("--lr", "1")
     assert dict(started.environment).get("CUDA_VISIBLE_DEVICES", "0,1") == "0,1"
+    assert ("--local_rank={LOCAL_RANK}" in started.arguments) is line.startswith("deepspeed")  # which it passes on
+
+
+def test_what_a_launcher_does_not_take_is_one_line(tmp_path, monkeypatch, read):
+    """A launcher's own parser says why, also of a file that it reads; another launcher gets what can be done."""
+    monkeypatch.chdir(tmp_path)
+    texts = {"broken.yaml": "{", "list.yaml": "- 1", "below.yaml": "distributed_type: 'MULTI_CPU'\nnum_processes: -1"}
+    for name, text in texts.items():
+        pathlib.Path(name).write_text(text)
+    lines = {
+        "accelerate launch --config_file broken.yaml t.py": "broken.yaml",
+        "accelerate launch --config_file list.yaml t.py": "list",
+        "accelerate launch --config_file below.yaml t.py": "num_processes",
+        "accelerate launch --multi_gpu --num_processes 1 t.py": "at least 2 processes",
+        "trl grpo --config broken.yaml": r"broken.yaml cannot be read \(it is no YAML",
+        "torchrun --nnodes x t.py": "'x' is no number",
+        "WORLD_SIZE=0 python t.py": "WORLD_SIZE=0",
+        "trl": "trains nothing",
+        "trl chat": "trains nothing",
+        "python -u": "no script",
+        "bash run.sh": "bash is no launcher",
+        "swift rlhf --rlhf_type grpo": "python -m swift.cli.rlhf",
+        "llamafactory-cli train x.yaml": "python -m llamafactory.launcher",
+    }
+    for line, said in lines.items():
+        with pytest.raises(launcher_line.LaunchError, match=said) as error:
+            read(line)
+        assert "\n" not in str(error.value)
+    for line in ("accelerate launch", "torchrun -m"):  # argparse ends the Python that it runs in
+        with pytest.raises(SystemExit):
+            read(line)
+
+
+def test_a_launcher_is_asked_in_the_python_that_trains(tmp_path, monkeypatch):
+    """Its own words where it does not take a line, and which is missing where none is installed."""
+    monkeypatch.chdir(tmp_path)
+    started = launcher_line.read_line(["torchrun", "--nproc_per_node", "2", "t.py", "--lr", "1"], sys.executable)
+    assert (started.script, started.arguments, started.world_size) == ("t.py", ("--lr", "1"), 2)
+    for python, said in ((sys.executable, "unrecognized arguments: --nproc"), (sys._base_executable, "not installed")):
+        with pytest.raises(launcher_line.LaunchError, match=f"torchrun does not take this line: .*{said}"):
+            launcher_line.read_line(["torchrun", "--nprocs", "2", "t.py"], python)
+
+
+SHARDED = """\
+distributed_type: FSDP
+mixed_precision: fp8
+num_processes: 8
+num_machines: 2
+fsdp_config: {fsdp_version: 2}
+"""
+
+
+def test_what_a_launch_asks_for_beside_processes_is_kept_or_told(tmp_path, monkeypatch, read):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("sharded.yaml").write_text(SHARDED)
+    started = read("accelerate launch --config_file sharded.yaml t.py")
+    assert started.world_size == 8
+    assert all(any(word in text for text in started.left_out) for word in ("FSDP", "fp8", "2 machines"))
+    started = read("trl grpo --config sharded.yaml --mixed_precision bf16 --num_processes 2 --use_fsdp")
+    assert dict(started.environment) == {"ACCELERATE_MIXED_PRECISION": "bf16"} and "FSDP" in " ".join(started.left_out)
+
+
+def test_the_stage_of_a_deepspeed_configuration(tmp_path):
+    """As a dict, as the path of a file, as text; what cannot be read asks for none."""
     config, path = {"zero_optimization": {"stage": 3}}, tmp_path / "ds.json"
     path.write_text(json.dumps(config))
     stages = [launcher_line.zero_stage(each) for each in (config, path, str(path), json.dumps(config), None, "nowhere")]
-    assert stages == [3, 3, 3, 3, 0, 0]  # as a dict, as the path of a file, as text; what cannot be read asks for none
-    unread = "accelerate launch --config_file broken.yaml t.py"
-    with pytest.raises(launcher_line.LaunchError, match=r"broken.yaml cannot be read \(it is no YAML"):
-        launcher_line.read_line(unread.split())
-    pathlib.Path("tabs.json").write_text('{\n\t"num_processes": 3\n}')
-    assert launcher_line.read_line(["accelerate", "launch", "--config_file", "tabs.json", "t.py"]).world_size == 3
-    for without in ("accelerate launch", "torchrun -m", "bash run.sh", "torchrun --nnodes x t.py", "trl", "trl chat"):
-        with pytest.raises(launcher_line.LaunchError, match="Next"):
-            launcher_line.read_line(without.split())
+    assert stages == [3, 3, 3, 3, 0, 0]
 
 
 DEFAULT = """\
@@ -513,7 +591,6 @@ DEFAULTS = [
     ("DEEPSPEED", "trl grpo --lr 1", 8, 3),
     ("DEEPSPEED", "accelerate launch --config_file one.yaml train.py", 1, 0),
     ("DEEPSPEED", "accelerate launch --cpu train.py", 1, 0),
-    ("DEEPSPEED", "HF_HOME=elsewhere accelerate launch train.py", 1, 0),
     ("DEEPSPEED", "torchrun train.py", 1, 0),
     ("DEEPSPEED", "train.py", 1, 0),
     ("'NO'", "accelerate launch train.py", 1, 0),
@@ -522,30 +599,15 @@ DEFAULTS = [
 
 
 @pytest.mark.parametrize(("kind", "line", "size", "stage"), DEFAULTS)
-@pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME"])
 def test_accelerate_reads_the_file_that_accelerate_config_has_written(
-    kind, line, size, stage, variable, tmp_path, monkeypatch
+    kind, line, size, stage, tmp_path, monkeypatch, read
 ):
     """It was left out: a training by eight processes was judged as one of one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HF_HOME", raising=False)
-    monkeypatch.setenv(variable, str(tmp_path))
-    file = tmp_path / ("" if variable == "HF_HOME" else "huggingface") / "accelerate" / "default_config.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text(DEFAULT.format(kind))
+    (tmp_path / "default.yaml").write_text(DEFAULT.format(kind))
     pathlib.Path("one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\n")
-    started = launcher_line.read_line(line.split())
+    started = read(line)
     assert (started.world_size, started.zero_stage) == (size, stage)
-
-
-@pytest.mark.parametrize("text", [b"a: [", b"- 1\n", b"", b"a: \xff\n", b"num_processes: -1\n"])
-def test_a_default_file_that_accelerate_cannot_use_is_one_line(text, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    (tmp_path / "accelerate").mkdir()
-    (tmp_path / "accelerate" / "default_config.yaml").write_bytes(text)
-    with pytest.raises(launcher_line.LaunchError, match="Next") as error:
-        launcher_line.read_line(["accelerate", "launch", "train.py"])
-    assert "\n" not in str(error.value)
 
 
 def test_the_repair_of_unused_logits_names_versions(monkeypatch):
@@ -661,15 +723,12 @@ def test_a_load_is_placed_as_the_last_rank_places_it(given, world_size, found):
     assert (judged(seen(loads=[given], world_size=world_size)).verdict is Verdict.FOUND) is found
 
 
-@pytest.mark.parametrize(("visible", "device", "index"), [("0,1,2,3", 3, 3), ("7", 0, 3), (None, 3, 3)])
-def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index, monkeypatch):
+@pytest.mark.parametrize(("visible", "device", "index"), [("0,1,2,3", 1, 1), ("7", 0, 1), ("", 1, 1)])
+def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index):
     """`PartialState().device` holds in both; where a rank sees one GPU, its index names one that is not there."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    rank = ranks.Launched(4).rank
+    rank = ranks.Launched(1, 2, visible=visible).rank
     assert rank.device == torch.device("cuda", device)
-    for place, found in ((rank.device, False), (index, device != index), (1, True)):
+    for place, found in ((rank.device, False), (index, device != index), (2, True)):
         answer = judged(seen(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index))
         assert (answer.verdict is Verdict.FOUND) is found
         assert found or "it would be GPU" in answer.control
@@ -752,6 +811,7 @@ def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):
 def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
     """A subclass with *args and **kwargs, as people write them: the dataset is noted whole, and cut for the trainer."""
     spec = {"steps": 1, "output": str(tmp_path), "real_model": False, "world_size": 1}
+    spec |= {"rank": 0, "ranks": 1, "together": "", "visible": "", "patience": 1}
     files = run.OwnFiles("train.py", Change())
     watched = run.Run(spec, Source("train.py", ""), run.Report(tmp_path / "report", tmp_path / "progress"), files)
     taken = {}
@@ -774,34 +834,3 @@ def test_what_a_trainer_of_ones_own_calls_args_may_be_anything(tmp_path):
     for other in (types.SimpleNamespace(lr=1), {"lr": 1}, "train.yaml", None):
         made.settle(other)
         assert made.asked(other) == {}
-
-
-def test_libraries_that_a_script_s_own_modules_begin_with_are_imported_once(tmp_path):
-    """Up to its first statement that may change what an import does, in whatever file; a cycle ends."""
-    files = {
-        "train.py": "import os\nfrom src import build\nimport src.late\nfrom transformers import Trainer\n",
-        "src/__init__.py": "import datasets\n",
-        "src/build.py": (
-            "from trl import GRPOTrainer\nimport src.build\n\n\ndef make():\n    import accelerate\n"
-            "\n\nclass Mine(GRPOTrainer):\n    size: int = 1\n"
-        ),
-        "src/late.py": "import peft\nos.environ['A'] = '1'\nimport torch\n",
-    }
-    (tmp_path / "src").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    found = list(preload.leading_imports(tmp_path / "train.py", tmp_path, set()))
-    assert found == [("datasets", []), ("trl", ["GRPOTrainer"]), ("peft", [])]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "class Settings:\n    os.environ['HF_HOME'] = 'here'\n",
-        "def setup(name=os.environ.setdefault('HF_HOME', 'here')):\n    pass\n",
-        "@functools.cache\ndef setup():\n    pass\n",
-    ],
-)
-def test_a_definition_that_does_something_comes_before_imports(text, tmp_path):
-    (tmp_path / "train.py").write_text(f"import os\n\n{text}\nimport trl\n")
-    assert list(preload.leading_imports(tmp_path / "train.py", tmp_path, set())) == []

@@ -1,7 +1,5 @@
 """Preflight's judge of the gradient: a step beside the textbook, its controls, and what is cut for it."""
 
-import types
-
 import pytest
 import torch
 import transformers
@@ -15,7 +13,7 @@ from failurelab.preflight.answer import Verdict
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import cuts
 from failurelab.preflight.intercept.rewards import substitute_rewards
-from failurelab.preflight.judges.textbook import StepJudge, cut_away
+from failurelab.preflight.judges.textbook import StepJudge
 
 
 def judge(made, small=True, missing=False, **asked):
@@ -127,8 +125,6 @@ def test_what_cannot_be_compared_is_not_checked(model, tokenizer, tmp_path):
     answer = judge(trainer(model, tokenizer, tmp_path), use_vllm=True)["F21"]
     assert answer.verdict is Verdict.NOT_CHECKED and "use_vllm is cut away" in answer.why and "cosine +1" in answer.why
     assert "no textbook here for LateScores" in judge(late_scores(model, tokenizer))["F21"].why
-    made = types.SimpleNamespace(args=types.SimpleNamespace())
-    assert "several processes" in cut_away(Seen(made, {}, world_size=2))[0]
 
 
 SEEN = {"opposite sign": textbook.Apart(-1.0, 1.0, 2.0), "scores shifted by one": textbook.Apart(0.0, 1.0, 1.0)}
@@ -198,3 +194,14 @@ def test_iterations_and_steps_of_a_generation_are_kept(monkeypatch):
     monkeypatch.setattr(cuts, "counts_prompts", lambda: True)
     cut = cuts._cut_batch(ONE | {"per_device_train_batch_size": 1})
     assert cut["per_device_train_batch_size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "generations", "launch", "rows"), [(2, 8, 4, 2), (8, 8, 4, 4), (3, 6, 3, 2), (1, 16, 8, 2)]
+)
+def test_a_group_that_lies_on_several_processes_does_so_when_cut(device, generations, launch, rows, monkeypatch):
+    """Two processes have half a group each where those of the launch have a part; a whole group stays on one."""
+    monkeypatch.setattr(cuts, "counts_prompts", lambda: False)
+    asked = ONE | {"per_device_train_batch_size": device, "num_generations": generations}
+    cut = cuts._cut_batch(asked | {"steps_per_generation": None}, cuts.Processes(launch, 2))
+    assert cut["per_device_train_batch_size"] == rows and 2 * rows % cut["num_generations"] == 0

@@ -1,17 +1,21 @@
 """Runs in the Python that trains: `PYTHON child.py SPEC`. It takes this package along, and nothing else from beside it.
 
-It reads one order a line on its input, and for each runs the script once: in a fork of itself, which has the script's
-libraries imported already, or, where the specification says so, in this process.
+It imports what scripts import, and then reads one order a line on its input: the processes of one run of the script.
+Each is forked from it, so that libraries are imported once for all runs, and answers as a process of its own does.
+`session` is what starts it and gives the orders.
 
 That Python may have another failurelab, or none; what else stands in this package's folder must not be found there.
 """
 
 import contextlib
+import faulthandler
 import gc
+import importlib
 import importlib.util
 import json
 import os
 import pathlib
+import re
 import select
 import signal
 import sys
@@ -21,10 +25,35 @@ import time
 
 PACKAGE = pathlib.Path(__file__).parent.parent
 _PAUSE = 50  # milliseconds between two looks at a run
+_BEFORE_ANY_SCRIPT = {  # what is imported once, and names in it: libraries' own are lazy
+    "torch": (),
+    "transformers": ("AutoTokenizer", "BitsAndBytesConfig", "PreTrainedTokenizerBase", "Trainer"),
+    "datasets": ("Dataset",),
+    "peft": ("PeftModel", "LoraConfig"),
+    "trl": (),  # those that stand in the script
+    **{f"failurelab.preflight.{name}": () for name in ("run", "intercept.saved", "intercept.rewards", "judges.order")},
+}
+# A script that sets one of these before it imports a library: what that import does is its own then.
+_SETS_VARIABLES = re.compile(r"environ\s*(\[[^\]]+\]\s*=(?!=)|\.\s*(update|setdefault))|putenv|load_dotenv")
 
 
 def main() -> None:
-    """Take the package along, then run the script that SPEC names, once for each order."""
+    """Take the package along, import, and then run the script that SPEC names, once for each order."""
+    _take_package()
+    spec = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    sys.path[0] = spec["folder"]
+    if spec["preload"]:
+        gc.disable()  # a quarter of the time of large imports, which leave little garbage
+        preload(pathlib.Path(spec["script"]))
+        gc.freeze()  # or the collector of each run would write into all pages that it shares with this process
+        gc.enable()
+    for line in iter(sys.stdin.readline, ""):
+        orders = json.loads(line)
+        left = {_fork(spec, order): pathlib.Path(order["status"]) for order in orders}
+        _wait(left)
+
+
+def _take_package() -> None:
     loader = importlib.util.spec_from_file_location(
         "failurelab", PACKAGE / "__init__.py", submodule_search_locations=[str(PACKAGE)]
     )
@@ -34,25 +63,32 @@ def main() -> None:
         del sys.modules[name]
     sys.modules["failurelab"] = package
     loader.loader.exec_module(package)
-    spec = json.loads(pathlib.Path(sys.argv[1]).read_text())
-    sys.path[0] = spec["folder"]
-    if spec["fork"]:
-        from failurelab.preflight import preload
 
-        gc.disable()  # a quarter of the time of large imports, which leave little garbage
-        preload.preload(spec["script"], spec["folder"])
-        gc.freeze()  # or the collector of each run would write into all pages that it shares with this process
-        gc.enable()
-    for line in iter(sys.stdin.readline, ""):
-        order = json.loads(line)
-        if not spec["fork"]:
-            _run(spec, order)
-        pid = os.fork()
-        if not pid:
-            os.setsid()
-            _run(spec, order)
-        pathlib.Path(order["pid"]).write_text(str(pid))
-        _wait(pid, pathlib.Path(order["status"]))
+
+def preload(script: pathlib.Path) -> None:
+    """Import what most scripts and every run import; an error is left to the script."""
+    text = ""
+    with contextlib.suppress(OSError):
+        text = script.read_text(encoding="utf-8", errors="replace")
+    for module, names in _BEFORE_ANY_SCRIPT.items():
+        if module in ("datasets", "peft", "trl") and _SETS_VARIABLES.search(text):
+            continue
+        if module == "trl":
+            names = ("GRPOConfig", "GRPOTrainer", *re.findall(r"\b[A-Z]\w+(?:Config|Trainer)\b", text))
+        with contextlib.suppress(Exception):
+            loaded = importlib.import_module(module)
+            for name in dict.fromkeys(names):
+                getattr(loaded, name, None)
+    sys.stdout.flush()
+
+
+def _fork(spec: dict, order: dict) -> int:
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        _run(spec, order)
+    pathlib.Path(order["pid"]).write_text(str(pid))
+    return pid
 
 
 def _run(spec: dict, order: dict) -> None:
@@ -64,6 +100,10 @@ def _run(spec: dict, order: dict) -> None:
         os.dup2(descriptor, target)
         os.close(descriptor)
     os.dup2(1, 2)
+    stack = os.open(order["stack"], os.O_WRONLY)
+    faulthandler.enable(stack)  # where it died
+    faulthandler.register(signal.SIGUSR1, stack, all_threads=False)  # where it hangs
+    os.environ |= order["variables"]
     os.environ["TMPDIR"] = tempfile.tempdir = order["tmp"]
     os.environ["MLFLOW_TRACKING_URI"] = f"file:{order['tmp']}"
     from failurelab.preflight import run
@@ -71,23 +111,25 @@ def _run(spec: dict, order: dict) -> None:
     run.main(spec | order)
 
 
-def _wait(pid: int, status: pathlib.Path) -> None:
-    """Wait until a run has ended and tell how; end it where nobody is there any more who asked for it.
+def _wait(left: dict[int, pathlib.Path]) -> None:
+    """Wait until all processes of a run have ended and tell how; end them where nobody is there any more who asked.
 
     The input is not read meanwhile: the next order may have come.
     """
     orders = select.poll()
     orders.register(sys.stdin, 0)  # which tells of its end alone
-    while True:
-        done, code = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
-        if orders.poll(_PAUSE):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-    part = status.with_suffix(".part")
-    part.write_text(str(os.waitstatus_to_exitcode(code)))
-    part.rename(status)
+    while left:
+        for pid, status in list(left.items()):
+            done, code = os.waitpid(pid, os.WNOHANG)
+            if done:
+                del left[pid]
+                part = status.with_suffix(".part")
+                part.write_text(str(os.waitstatus_to_exitcode(code)))
+                part.rename(status)
+        if left and orders.poll(_PAUSE):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
     try:
         names = ("python", "steps", "real_model", "world_size", "time_limit", "again")
         told = ask(
-            launcher_line.read_line(line),
+            launcher_line.read_line(line, options.python),
             **{name: getattr(options, name) for name in names},
             say=lambda stage: print(f"preflight: {stage} …", file=sys.stderr, flush=True),
         )
@@ -141,7 +141,7 @@ def ask(
     world_size: int | None = None,
     time_limit: float = 600,
     again: bool | None = None,
-    fork: bool = True,
+    preload: bool = True,
     say: Any = lambda stage: None,
 ) -> Answer:
     """Run a script in its Python and return what was found.
@@ -155,7 +155,7 @@ def ask(
         time_limit: seconds, for all runs of the script.
         again: whether the script may be run more than once, to try repairs; None: if its first run has done nothing
             beside its training (see `intercept.effects`).
-        fork: whether its runs are forked from one process that has the libraries; else each is a process of its own.
+        preload: whether the libraries are imported once for all runs of the script; else by each of them.
         say: called with each stage.
 
     Raises:
@@ -187,10 +187,13 @@ def ask(
         "real_model": real_model,
         "world_size": world_size or started.world_size,
         "zero_stage": started.zero_stage,
+        "left_out": started.left_out,
+        "visible": (os.environ | dict(started.environment)).get("CUDA_VISIBLE_DEVICES", ""),
+        "preload": preload,
     }
     with tempfile.TemporaryDirectory(prefix="failurelab-preflight-", ignore_cleanup_errors=True) as folder:
         variables = dict(started.environment)
-        with Session(pathlib.Path(folder), python, variables, spec, time_limit, say, fork).open() as session:
+        with Session(pathlib.Path(folder), python, variables, spec, time_limit, say).open() as session:
             _judge(told, session, script, again)
     return told
 

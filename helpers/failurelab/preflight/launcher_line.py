@@ -1,11 +1,11 @@
 """A launcher's line as users have it: `accelerate launch train.py`, `torchrun`, `deepspeed`, `python -m`, `trl grpo`.
 
-The line is read, not run: what counts is the script, its arguments, how many processes there will be, and whether the
-launch asks for ZeRO. What a line leaves open is read where its launcher reads it: accelerate in the file that
-`accelerate config` has written, trl in the file of `--config` too, torchrun in variables such as PET_NPROC_PER_NODE.
+This is where the launch is read: the script, its arguments, how many processes there will be, and whether the launch
+asks for ZeRO. A launcher's options are read by the launcher's own parser, in the Python that trains
+(`launcher_options`), and so are the files that it reads: that of `accelerate config`, say. `trl` is accelerate with
+options that may stand in the file of `--config` too. Where the processes are started is `session`.
 
-Sources: accelerate `commands.launch._validate_launch_command` and `commands.config.config_args`; torch
-`distributed.argparse_util`; trl `cli`.
+Sources: trl `cli`; ms-swift `cli.main`; LLaMA-Factory `launcher`.
 """
 
 import dataclasses
@@ -16,25 +16,34 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from failurelab.errors import FailureLabError
 
-# Options of the launchers that take no value; every other one does, unless it is written with "=".
-_FLAGS = frozenset((
-    "--cpu", "--multi_gpu", "--tpu", "--ipex", "--quiet", "--debug", "--no_python", "--use_deepspeed", "--use_fsdp",
-    "--use_megatron_lm", "--standalone", "--multi-gpu", "--use-deepspeed", "--use-fsdp", "--same_network",
-    "--dynamo_use_dynamic", "--no-python", "--run-path", "--run_path", "--no_local_rank", "--force_multi",
-))  # fmt: skip
-_SHORT_FLAGS = ("-u", "-q", "-O", "-I", "-B")
-_WITH_VALUE = ("-W", "-X")  # of Python's own
 SCRIPTS = (".py", ".ipynb")
-_KINDS = {"multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"}  # of a launch, on accelerate's line
+OPTIONS = pathlib.Path(__file__).with_name("launcher_options.py")
+_WITH_VALUE = ("-W", "-X")  # options of Python's own that take one
+_MODULES = {  # that `python -m` may run, and what they are
+    "accelerate.commands.launch": "accelerate",
+    "accelerate.commands.accelerate_cli": "accelerate",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "deepspeed.launcher.runner": "deepspeed",
+}
 _OF_ACCELERATE = (  # options that trl passes on
-    "num_processes", "accelerate_config", "config_file", "use_deepspeed", "zero_stage", "deepspeed_config_file",
+    "num_processes", "num_machines", "config_file", "accelerate_config", "zero_stage", "deepspeed_config_file",
+    "mixed_precision", "gpu_ids", "main_process_ip", "main_process_port", "machine_rank",
 )  # fmt: skip
+_FLAGS = ("use_deepspeed", "use_fsdp", "multi_gpu", "cpu")
 _NO_TRAINING = ("chat", "env", "skills", "vllm-serve", "vllm_serve", "--help", "-h")  # of the command trl
+_OTHER_LAUNCHERS = {
+    "swift": "ms-swift starts a script of its own, which preflight can run where ms-swift is installed: failurelab "
+    "preflight -- python -m swift.cli.rlhf ARGS. Its reward functions are judged by a script with trl's GRPOTrainer",
+    "megatron": "Megatron's trainers are none of transformers', which preflight watches. Its reward functions are "
+    "judged by a script with trl's GRPOTrainer",
+    "llamafactory-cli": "LLaMA-Factory starts a script of its own, which preflight can run where it is installed: "
+    "failurelab preflight -- python -m llamafactory.launcher CONFIG.yaml",
+}
 
 
 class LaunchError(FailureLabError):
@@ -53,8 +62,9 @@ class Launch:
         arguments: of the script.
         world_size: processes in all.
         zero_stage: of DeepSpeed, as the launch asks for it.
-        environment: variables set in front of the command.
+        environment: variables set in front of the command, and by the launcher.
         python: the interpreter that the line names, or that of its launcher; None where none is found.
+        left_out: what the launch asks for and a judgement does without, a text each.
     """
 
     script: str = ""
@@ -64,56 +74,126 @@ class Launch:
     environment: tuple[tuple[str, str], ...] = ()
     python: str | None = None
     module: str = ""
+    left_out: tuple[str, ...] = ()
 
 
-def read_line(words: list[str]) -> Launch:
+def read_line(words: list[str], python: str | None = None) -> Launch:
     """Return what a line would start, by its words, as a shell splits it.
 
+    Args:
+        words: of the line.
+        python: the Python that trains; by default the line's own, or this one.
+
     Raises:
-        LaunchError: no script in it, or a configuration that cannot be read.
+        LaunchError: no script in it, a launcher that does not take it, or a configuration that cannot be read.
     """
-    words, variables = list(words), []
+    words, variables = list(words), {}
     while words and re.fullmatch(r"[A-Za-z_]\w*=.*", words[0]):
-        name, _, value = words.pop(0).partition("=")
-        variables.append((name, value))
+        name, _, variables[name] = words.pop(0).partition("=")
     command = pathlib.Path(words[0]).name if words else ""
-    python = None
+    if command.endswith(SCRIPTS):
+        return Launch(words[0], tuple(words[1:]), _world_size(variables), *_of_variables(variables))
+    named = None
     if re.fullmatch(r"python[\d.]*", command):
-        python = words.pop(0)
-        command = "python"
-        if words[:1] == ["-m"] and words[1:2] and words[1].split(".")[0] in ("accelerate", "torch"):
-            command = "accelerate" if words[1].startswith("accelerate") else "torchrun"
-            words = words[2:]
-    elif command in ("accelerate", "torchrun", "deepspeed"):
-        python = _interpreter(words.pop(0))
-    elif command == "trl":
-        python = _interpreter(words.pop(0))
-        return dataclasses.replace(_read_trl(words, variables, python), environment=tuple(variables), python=python)
-    elif command.endswith(SCRIPTS):
-        command = "python"
+        named, *words = words
+        if words[:1] != ["-m"] or words[1:2] == [] or words[1] not in _MODULES:
+            return _read_python(words, variables, named)
+        command, words = _MODULES[words[1]], words[2:]
+    elif command in ("accelerate", "torchrun", "deepspeed", "trl"):
+        named = _interpreter(words.pop(0))
     else:
-        raise LaunchError(
-            f"{command or 'nothing'} is no launcher that preflight reads (accelerate launch, torchrun, deepspeed, trl, "
-            "python). Next: failurelab preflight SCRIPT, with --world-size for the number of processes"
-        )
-    if command == "accelerate" and words[:1] == ["launch"]:
-        words.pop(0)
-    options, words = _options(words, command)
-    module = words[0] if "module" in options and words else ""
+        other = _OTHER_LAUNCHERS.get(command, "Next: failurelab preflight SCRIPT, with --world-size N")
+        known = "accelerate launch, torchrun, deepspeed, trl, python"
+        raise LaunchError(f"{command or 'nothing'} is no launcher that preflight reads ({known}). {other}")
+    asked = python or named or sys.executable
+    if command == "trl":
+        command, words = "accelerate", _as_accelerate(words, asked)
+    elif command == "accelerate" and words[:1] == ["launch"]:
+        words = words[1:]
+    found = _ask_launcher(command, words, variables, asked)
+    if not found["module"] and not found["script"].endswith(SCRIPTS):
+        raise _no_script([found["script"]])
+    size, machines = int(found["processes"]), int(found["machines"])
+    if size < 1:
+        raise LaunchError(f"{size} is no number of processes. Next: the number itself, such as --num_processes 4")
+    stage, environment = _of_variables(variables | found.get("environment", {}))
+    if "zero_stage" in found:
+        stage = zero_stage(found["deepspeed_config"]) or int(found["zero_stage"])
+    left_out = (*found.get("left_out", ()), *[f"{machines} machines -> 1"] * (machines > 1))
+    arguments = tuple(found["arguments"])
+    return Launch(found["script"], arguments, size, stage, environment, named, found["module"], left_out)
+
+
+def _world_size(variables: dict[str, str]) -> int:
+    """Return how many processes the variables in front of a plain Python tell of."""
+    size = variables.get("WORLD_SIZE", "1")
+    if not size.isdigit() or not int(size):
+        raise LaunchError(f"WORLD_SIZE={size} is no number of processes. Next: the number itself")
+    return int(size)
+
+
+def _of_variables(variables: dict[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
+    """Return the ZeRO stage that the environment asks for, as accelerate tells it its processes; and the variables."""
+    environment, stage = os.environ | variables, 0
+    if environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":
+        stage = zero_stage(environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"))
+        stage = stage or int(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
+    return stage, tuple(variables.items())
+
+
+def _read_python(words: list[str], variables: dict[str, str], python: str) -> Launch:
+    """Return what `python [options] SCRIPT` or `python [options] -m MODULE` starts."""
+    words = list(words)
+    while words and words[0].startswith("-") and words[0] != "-m":
+        del words[: 2 if words[0] in _WITH_VALUE else 1]
+    module = words[1] if words[:1] == ["-m"] and words[1:] else ""
     if not module and not (words and words[0].endswith(SCRIPTS)):
+        raise _no_script(words)
+    script, arguments = ("", words[2:]) if module else (words[0], words[1:])
+    return Launch(
+        script, tuple(arguments), _world_size(variables), *_of_variables(variables), python=python, module=module
+    )
+
+
+def _no_script(words: list[str]) -> LaunchError:
+    return LaunchError(
+        f"no script was found in this line ({' '.join(words[:3]) or 'it ends before one'}). "
+        "Next: a line that names the file, such as accelerate launch train.py"
+    )
+
+
+def _ask_launcher(launcher: str, words: list[str], variables: dict[str, str], python: str) -> dict[str, Any]:
+    """Return what a launcher's own parser reads in its options, in the Python that trains."""
+    command = [python, "-P" if sys.version_info >= (3, 11) else "-u", str(OPTIONS), launcher, *words]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | variables)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{python} cannot be asked for its launcher ({error}). Next: --python") from error
+    return answered(launcher, asked.stdout, asked.stderr)
+
+
+def answered(launcher: str, printed: str, errors: str) -> dict[str, Any]:
+    """Return what `launcher_options` has printed.
+
+    Raises:
+        LaunchError: its launcher does not take the line.
+    """
+    last = (printed.strip() or "{}").splitlines()[-1]
+    found = json.loads(last) if last.startswith("{") else {}
+    if "processes" not in found:
+        said = (errors.strip().splitlines() or ["it said nothing"])[-1]  # argparse's own line, or the last
+        why = found.get("error") or said.partition(" error: ")[2] or said
         raise LaunchError(
-            f"no script was found in this line ({' '.join(words[:3]) or 'it ends before one'}). "
-            "Next: a line that names the file, such as accelerate launch train.py"
+            f"{launcher} does not take this line: {why[:300].rstrip('.')}. "
+            "Next: a line that it takes, which names the file, such as accelerate launch train.py"
         )
-    size, stage = _size(options, command, variables)
-    script = "" if module else words[0]
-    return Launch(script, tuple(words[1:]), size, stage, tuple(variables), python, module)
+    return dict(found)
 
 
-def _read_trl(words: list[str], variables: list[tuple[str, str]], python: str | None) -> Launch:
-    """Return what `trl grpo --config x.yaml` starts: a script of trl's own, by accelerate, which takes some options.
+def _as_accelerate(words: list[str], python: str) -> list[str]:
+    """Return accelerate's line for `trl grpo --config x.yaml`, which runs a script of trl's own by accelerate.
 
-    They may stand in that file too; the line comes first.
+    The launch's options may stand in that file too; those in the line come first.
     """
     verb, rest = (words[0], words[1:]) if words else ("", [])
     if not verb or verb in _NO_TRAINING:
@@ -125,23 +205,38 @@ def _read_trl(words: list[str], variables: list[tuple[str, str]], python: str | 
         word = rest.pop(0)
         name, equals, value = word.partition("=")
         key = name.removeprefix("--").replace("-", "_")
-        if not name.startswith("--") or key not in _OF_ACCELERATE:
+        if not name.startswith("--") or key not in (*_OF_ACCELERATE, *_FLAGS):
             arguments.append(word)
             if word == "--config" and rest:
-                given = _read_config(rest[0])
-                options = {each: str(given[each]) for each in _OF_ACCELERATE if each in given} | options
+                options = _launch_of(rest[0]) | options
             continue
-        if not equals and key != "use_deepspeed":
+        if not equals and key not in _FLAGS:
             value = rest.pop(0) if rest else ""
         options[key] = value
     if named := options.pop("accelerate_config", ""):
         options["config_file"] = named if os.path.isfile(named) else _config_of_trl(named, python)
-    return Launch("", tuple(arguments), *_size(options, "accelerate", variables), module=f"trl.scripts.{verb}")
+    launch = [word for key, value in options.items() for word in (f"--{key}", *[value] * (key not in _FLAGS))]
+    return [*launch, "-m", f"trl.scripts.{verb}", *arguments]
 
 
-def _config_of_trl(name: str, python: str | None) -> str:
+def _launch_of(path: str) -> dict[str, str]:
+    """Return the launch's options in a file that trl reads."""
+    import yaml
+
+    try:
+        config = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError(config)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = getattr(error, "strerror", None) or "it is no YAML of names and values"
+        raise LaunchError(f"the configuration {path} cannot be read ({why}). Next: mend it, or name another") from error
+    flags = {key: "" for key in _FLAGS if config.get(key) is True}
+    return flags | {key: str(config[key]) for key in _OF_ACCELERATE if key in config}
+
+
+def _config_of_trl(name: str, python: str) -> str:
     """Return the path of one of the configurations that trl brings for accelerate, such as `zero3`."""
-    for place in _find_places("trl", python or sys.executable):
+    for place in _find_places("trl", python):
         if (file := place / "accelerate_configs" / f"{name}.yaml").is_file():
             return str(file)
     raise LaunchError(
@@ -190,95 +285,6 @@ def _interpreter(command: str) -> str | None:
         return str(beside) if beside.exists() else None
     named = first.removeprefix("#!").split(" ")[0]
     return named if first.startswith("#!/") and pathlib.Path(named).name.startswith("python") else None
-
-
-def _options(words: list[str], command: str) -> tuple[dict[str, str], list[str]]:
-    """Return the launcher's options, by name without dashes, and what follows them: the script and its arguments."""
-    options: dict[str, str] = {}
-    words = list(words)
-    while words and words[0].startswith("-"):
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if word in ("-m", "--module"):
-            options["module"] = ""
-            if command == "python":  # what follows is the module's
-                break
-            continue
-        takes_one = name in _WITH_VALUE if command == "python" else name not in (*_FLAGS, *_SHORT_FLAGS)
-        if not equals and takes_one:
-            value = words.pop(0) if words else ""
-        options[name.lstrip("-").replace("-", "_")] = value
-    return options, words
-
-
-def _size(options: dict[str, str], command: str, variables: list[tuple[str, str]]) -> tuple[int, int]:
-    """Return how many processes a launch starts, and its ZeRO stage."""
-    environment = os.environ | dict(variables)
-    config: dict[str, Any] = {}
-    if path := options.get("config_file") or (command == "accelerate" and _default_config(options, environment)):
-        config = _read_config(path)
-    kind = "" if _KINDS & options.keys() else str(config.get("distributed_type", "")).upper()
-    stage = 0
-    if "use_deepspeed" in options or (kind == "DEEPSPEED" and "cpu" not in options):
-        inside = config.get("deepspeed_config") or {}
-        file = options.get("deepspeed_config_file") or inside.get("deepspeed_config_file")
-        asked = (options.get("zero_stage"), inside.get("zero_stage"), 2)
-        stage = _number(next(each for each in asked if each not in (None, "")))
-        if file:
-            stage = zero_stage(file) or stage
-    elif environment.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true":  # as accelerate tells its processes
-        stage = zero_stage(environment.get("ACCELERATE_DEEPSPEED_CONFIG_FILE"))
-        stage = stage or _number(environment.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))
-    if kind in ("NO", "FALSE"):  # accelerate starts one process then, whatever the number; a NO without quotes is false
-        size = 1
-    elif command == "accelerate":
-        size = _number(options.get("num_processes") or config.get("num_processes") or 1)
-    elif command == "python":
-        size = _number(dict(variables).get("WORLD_SIZE", 1))
-    else:
-        pet = environment if command == "torchrun" else {}
-        nodes = options.get("nnodes") or options.get("num_nodes") or pet.get("PET_NNODES") or "1"
-        each = options.get("nproc_per_node") or options.get("num_gpus") or pet.get("PET_NPROC_PER_NODE") or "1"
-        size = _number(nodes.split(":")[-1]) * _number(each)
-    if size < 1:
-        raise LaunchError(f"{size} is no number of processes. Next: the number itself, such as --num_processes 4")
-    return size, stage
-
-
-def _default_config(options: dict[str, str], environment: Mapping[str, str]) -> str:
-    """Return the path of the file that `accelerate config` has written, where accelerate reads it; else nothing."""
-    cache = environment.get("HF_HOME") or os.path.join(environment.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    path = os.path.join(os.path.expanduser(cache), "accelerate", "default_config.yaml")
-    return path if "cpu" not in options and os.path.isfile(path) else ""
-
-
-def _number(text: object) -> int:
-    try:
-        return int(str(text))
-    except ValueError:
-        raise LaunchError(
-            f"{text!r} is no number of processes that this machine can tell. Next: the number itself"
-        ) from None
-
-
-def _read_config(path: str) -> dict[str, Any]:
-    """Read a launcher's configuration: YAML, or JSON in a file of that name.
-
-    Raises:
-        LaunchError: it cannot be read, or holds no settings.
-    """
-    import yaml
-
-    kind = "JSON" if path.endswith(".json") else "YAML"
-    try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
-        config = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
-        if not isinstance(config, dict):
-            raise ValueError(config)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        why = getattr(error, "strerror", None) or f"it is no {kind} of names and values"
-        raise LaunchError(f"the configuration {path} cannot be read ({why}). Next: mend it, or name another") from error
-    return config
 
 
 def zero_stage(config: Any) -> int:

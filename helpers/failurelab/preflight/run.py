@@ -235,10 +235,9 @@ class Run:
         report.script = repairs.Script(files.text, self.places, files.change)
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
-        self.launched = ranks.Launched(spec["world_size"])
-        self.arguments = cuts.CutArguments(
-            spec["steps"], spec["output"], self._note_arguments, spec["world_size"], files.own
-        )
+        self.launched = ranks.Launched(*(spec[name] for name in ("rank", "ranks", "together", "visible", "patience")))
+        sizes = cuts.Processes(spec["world_size"], spec["ranks"])
+        self.arguments = cuts.CutArguments(spec["steps"], spec["output"], self._note_arguments, sizes, files.own)
         self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
@@ -306,6 +305,7 @@ class Run:
         """
         from failurelab.preflight.intercept import cuts, rewards
         from failurelab.preflight.judges import order
+        from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
         from failurelab.preflight.judges.gradients import GradientJudge
         from failurelab.preflight.judges.textbook import StepJudge
 
@@ -331,9 +331,15 @@ class Run:
             source=source,
             real=self.real,
         )
+        self.launched.has_engine = bool(seen.zero_stage)
         self._note_other_trainings(source)
-        self.report.say("judging lengths, rewards and arguments")
-        self._ask(order.BEFORE, seen)
+        if self.launched.rank.launched:
+            self.report.say("waiting for the other ranks")
+        self.launched.meet()
+        leads = self.launched.rank.number == 0  # another rank judges its devices alone, and waits
+        self.report.say("judging lengths, rewards and arguments" if leads else "waiting for rank 0, which judges")
+        self._ask(order.BEFORE if leads else (judge_four_bit_placement,), seen)
+        self.launched.follow()
         trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
         listening = [judge(seen) for judge in order.DURING]
         gradients = next(judge for judge in listening if isinstance(judge, GradientJudge))
@@ -348,11 +354,15 @@ class Run:
             stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
             try:
                 original(trainer)
+                self.launched.meet()
                 seen.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
                 error = describe_error(problem, self.source.path, line=source.line)
         seen.log = list(trainer.state.log_history)
+        if not leads:
+            self.report.end(error, self.launched.mapped.texts)
+        self.report.say("judging what was seen")
         self._ask(listening, seen)
         if step.compared:  # the whole gradient tells for which tokens the scores are
             self.report.answers = [answer for answer in self.report.answers if answer.failure != "F3b"]
@@ -391,7 +401,11 @@ class Run:
         values = cuts.make_divide(asked, self.spec["world_size"])
         self.places["arguments"] = self.places["arguments"][-1:]
         repair = f"Set {', '.join(f'{name}={value}' for name, value in values.items())}, or other numbers that divide."
-        self.report.answers.append(dataclasses.replace(finding, repair=repair, undo=repairs.Arguments(values)))
+        evidence, size = finding.evidence, self.spec["world_size"]
+        if size > self.spec["ranks"]:  # the same refusal, by numbers that fewer processes have
+            evidence += f" (in {self.spec['ranks']} processes that have the batch of the launch's {size})"
+        undo = repairs.Arguments(values)
+        self.report.answers.append(dataclasses.replace(finding, evidence=evidence, repair=repair, undo=undo))
 
     def ended(self, error: str) -> None:
         """Tell of a script that ended before training, with what its loads alone say."""
@@ -425,7 +439,7 @@ class Run:
         rows = len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
         short = [f"{picked} short ones of {rows} rows"] if picked < rows else []
-        engine = ["DeepSpeed's engine: none, one process trains the whole model"] * bool(seen.zero_stage)
+        engine = ["DeepSpeed's engine: none, each process trains the whole model"] * bool(seen.zero_stage)
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short]
 
     def _note_other_trainings(self, source: Source) -> None:

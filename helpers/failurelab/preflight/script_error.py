@@ -71,6 +71,12 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
         return f"{where} reads {error.filename}, which is not there (from {os.getcwd()})"
     if isinstance(error, KeyboardInterrupt):
         return f"{where} was interrupted"
+    if "mark a variable ready only once" in text:  # in several processes, on any device
+        return (
+            f"{where} ended in DistributedDataParallel: reentrant gradient checkpointing runs a layer again while "
+            "parameters without a gradient are looked for (as transformers does for PEFT models). Next: "
+            "ddp_find_unused_parameters=False, or gradient_checkpointing_kwargs={'use_reentrant': False}"
+        )
     return f"{where} ended in {type(error).__name__}: {text}" if text else f"{where} ended in {type(error).__name__}"
 
 

@@ -1,24 +1,35 @@
-"""The runs of one script, in the Python that trains: a process that has the libraries, and a run for each order.
+"""The runs of one script, in the Python that trains. This is where processes are started, and where they are ended.
 
-The process and its runs are groups of their own, in a temporary folder for all that they save; at the end, however that
-comes, all of them are ended and the folder removed. One deadline holds for all runs.
+One process has the libraries (`child`), and each run of the script is forked from it: one process, or, where the launch
+has several, `PROCESSES` real ones with a rank each, which talk by gloo on the CPU. Rank 0's answers are the run's; what
+another rank alone can tell, its devices and its error, is told with its number.
+
+All of them are groups of their own, in a temporary folder for all that they save; at the end, however that comes, they
+are ended and the folder is removed. One deadline holds for all runs.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from failurelab.preflight.answer import Answer, Change, Effect
 
 CHILD = pathlib.Path(__file__).with_name("child.py")
-_PAUSE = 0.1  # seconds between two looks at the script's process
+PROCESSES = 2  # of a launch that has more: two show what a group of processes does
+_BY_RANK = ("F5",)  # failures that each rank judges for itself: its last one tells
+_PAUSE = 0.1  # seconds between two looks at the script's processes
+_GRACE = 5.0  # seconds that other ranks have to end, once one of them ended in an error
 _SILENT = {  # services that a script may report to; nothing of a preflight goes there
     "WANDB_MODE": "disabled",
     "WANDB_DISABLED": "true",
@@ -39,6 +50,9 @@ _OF_A_LAUNCH = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED",
     "ACCELERATE_USE_FSDP",
 )  # fmt: skip
+_PATIENCE = 0.2  # of the time limit: how long a rank waits for the others in one call
+# What gloo says to a rank whose peer has gone, or does not come.
+_LOST = re.compile(r"gloo|Timed? ?out|Connection (closed|reset|refused)|Broken pipe|wait timeout", re.IGNORECASE)
 
 
 class TimeIsOver(Exception):
@@ -52,10 +66,10 @@ class Session:
         folder: a temporary one, for all that the runs save.
         python: the interpreter.
         variables: of the environment, set by the launch.
-        spec: what the script's process is told: the script, its arguments, what is cut.
+        spec: what the script's processes are told: the script, its arguments, the launch. With `preload` libraries are
+            imported once for all runs; else by each.
         limit: seconds for all runs.
         say: called with each stage.
-        fork: whether runs are forked from a process that has the libraries; each has a process of its own otherwise.
     """
 
     def __init__(
@@ -66,10 +80,10 @@ class Session:
         spec: dict[str, Any],
         limit: float,
         say: Callable[[str], None],
-        fork: bool,
     ):
         self.folder, self.python, self.variables, self.say, self.limit = folder, python, variables, say, limit
-        self.spec = spec | {"session": str(folder), "fork": fork}
+        self.spec = spec | {"session": str(folder), "patience": _PATIENCE * limit}
+        self.count = min(spec["world_size"], PROCESSES)
         self.runs = 0
         self._deadline = time.monotonic() + limit
         self._process: subprocess.Popen | None = None
@@ -101,30 +115,48 @@ class Session:
         """
         self.runs += 1
         folder = self.folder / f"run-{self.runs}"
-        names = ("report", "progress", "log", "status", "pid", "effects", "output", "tmp")
-        paths = {name: folder / name for name in names}
-        for name in ("output", "tmp"):
-            paths[name].mkdir(parents=True)
-        for name in ("progress", "log", "effects"):
-            paths[name].touch()
-        order = {name: str(path) for name, path in paths.items()} | {"files": change.files}
+        ranks = [Process(folder, number, self.count, self.spec) for number in range(self.count)]
+        shared = {name: str(folder / name) for name in ("output", "tmp", "together")}
+        for path in shared.values():
+            pathlib.Path(path).mkdir()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        also = shared | {"files": change.files}
+        orders = [rank.order | also | {"variables": self._variables(rank.rank, port)} for rank in ranks]
         if self._process is not None and self._process.poll() is not None:
             self._end()
         process = self._process = self._process or self._start()
         assert process.stdin is not None  # a pipe
         try:
-            process.stdin.write(json.dumps(order).encode() + b"\n")
+            process.stdin.write(json.dumps(orders).encode() + b"\n")
             process.stdin.flush()
         except BrokenPipeError:
             process.wait()
         try:
-            answer = self._wait(process, paths)
+            self._wait(process, ranks)
+            results = [rank.result(self.folder, process.returncode) for rank in ranks]
         finally:
-            self._end_run(paths["pid"], folder)
-            if not self.spec["fork"]:
-                self._end()
-        answer.effects = [Effect(**json.loads(line)) for line in paths["effects"].read_text().splitlines()]
-        return answer
+            for rank in ranks:
+                rank.end()
+            _kill_below(folder)
+        return together(results, self._cut())
+
+    def _cut(self) -> list[str]:
+        """Return what the launch asks for beside what is run, a text each."""
+        asked = self.spec["world_size"]
+        how = f"{asked} processes -> {self.count}" if asked > self.count else f"{asked} real processes"
+        return [*[f"{how}, by gloo on the CPU"] * (asked > 1), *self.spec["left_out"]]
+
+    def _variables(self, rank: int, port: int) -> dict[str, str]:
+        """Return what a launcher sets for one of several processes, and that no GPU is used."""
+        if self.count < 2:
+            return {}
+        own, all_ = ("RANK", "LOCAL_RANK"), ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        numbers = dict.fromkeys(own, rank) | dict.fromkeys(all_, self.count) | {"MASTER_PORT": port}
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        where = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": loopback, "CUDA_VISIBLE_DEVICES": ""}
+        return where | {name: str(number) for name, number in numbers.items()}
 
     def _start(self) -> subprocess.Popen:
         (self.folder / "tmp").mkdir(exist_ok=True)
@@ -141,41 +173,31 @@ class Session:
                 start_new_session=True,
             )
 
-    def _wait(self, process: subprocess.Popen, paths: dict[str, pathlib.Path]) -> Answer:
-        stage = "starting Python"
-        with paths["progress"].open() as stages:
-            while process.poll() is None and not (paths["report"].exists() or paths["status"].exists()):
-                for line in stages:
-                    stage = line.strip()
-                    self.say(stage)
-                if time.monotonic() > self._deadline:
-                    raise TimeIsOver(
-                        f"{self.spec['script']} was ended after {self.limit:g} seconds, while {stage}. Next: a longer "
-                        "--time-limit, or look whether the script waits for something or prepares much data"
-                    )
-                time.sleep(_PAUSE)
-        if paths["report"].exists():
-            return Answer.from_json(json.loads(paths["report"].read_text()))
-        status = int(paths["status"].read_text()) if paths["status"].exists() else process.returncode
-        return Answer(error=self._died(status, stage, paths["log"]))
+    def _wait(self, process: subprocess.Popen, ranks: Sequence["Process"]) -> None:
+        """Wait until all ranks have ended; after an error of one, those that judge nothing have little time left."""
+        grace: float | None = None
+        while (left := [rank for rank in ranks if not rank.look()]) and process.poll() is None:
+            self._say(ranks)
+            if len(left) < len(ranks) and any(rank.failed for rank in ranks):
+                idle = not any(rank.judges() for rank in left)
+                grace = (grace or time.monotonic() + _GRACE) if idle else None
+            if time.monotonic() > self._deadline:
+                where = " and ".join(rank.where() for rank in ranks)
+                raise TimeIsOver(
+                    f"{self.spec['script']} was ended after {self.limit:g} seconds, while {where}. Next: a longer "
+                    "--time-limit, or look whether the script waits for something or prepares much data"
+                )
+            if grace is not None and time.monotonic() > grace:
+                for rank in left:
+                    rank.hangs = rank.where()
+                return
+            time.sleep(_PAUSE)
+        self._say(ranks)
 
-    def _died(self, status: int, stage: str, log: pathlib.Path) -> str:
-        text = log.read_text(errors="replace") if log.is_file() else "it deleted the folder that its messages went to"
-        if not text.strip() and (self.folder / "log").is_file():
-            text = (self.folder / "log").read_text(errors="replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        if not lines and shutil.disk_usage(self.folder).free < 2**16:
-            lines = [f"no space is left on the disk of {self.folder}"]
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        more = " (often too little memory)" if status == -signal.SIGKILL else ""
-        last = (lines or ["none"])[-1][:200]
-        return f"{self.spec['script']}: its process ended with {how}{more} while {stage}; its last line: {last}"
-
-    def _end_run(self, pid: pathlib.Path, folder: pathlib.Path) -> None:
-        """End a run and all that it started."""
-        if pid.exists() and (number := pid.read_text()):  # empty, where the disk was full as it was written
-            _kill(os.killpg, int(number))
-        _kill_below(folder)
+    def _say(self, ranks: Sequence["Process"]) -> None:
+        first, *_ = [rank.new_stages() for rank in ranks]
+        for stage in first:
+            self.say(stage)
 
     def _end(self) -> None:
         """End the process that has the libraries, and all that was started."""
@@ -187,6 +209,148 @@ class Session:
             self._process.wait()
             self._process = None
         _kill_below(self.folder)
+
+
+class Process:
+    """One process of a run; its rank is 0 where it is the only one.
+
+    Attributes:
+        order: what `child` is told of it.
+        failed: whether it has ended in an error, or died.
+        hangs: where it still was as it was ended after another one's error; else empty.
+    """
+
+    def __init__(self, folder: pathlib.Path, rank: int, count: int, spec: dict[str, Any]):
+        self.rank, self.count, self.script = rank, count, spec["script"]
+        self._folder = folder / f"rank-{rank}"
+        self._folder.mkdir(parents=True)
+        names = ("report", "progress", "log", "status", "pid", "effects", "stack")
+        self._paths = {name: self._folder / name for name in names}
+        for name in ("progress", "log", "effects", "stack"):
+            self._paths[name].touch()
+        self.order: dict[str, Any] = {name: str(path) for name, path in self._paths.items()}
+        arguments = [word.replace("{LOCAL_RANK}", str(rank)) for word in spec["arguments"]]
+        self.order |= {"rank": rank, "ranks": count, "arguments": arguments}
+        self.stage, self.failed, self.hangs, self._told = "starting Python", False, "", 0
+
+    def new_stages(self) -> list[str]:
+        """Return the stages that it has come to since this was last asked for."""
+        lines = self._paths["progress"].read_text().splitlines()
+        new, self._told = lines[self._told :], len(lines)
+        self.stage = (lines or [self.stage])[-1]
+        return new
+
+    def judges(self) -> bool:
+        """Return whether it is judging, which takes its time and waits for nobody."""
+        return self.stage.startswith("judging")
+
+    def look(self) -> bool:
+        """Return whether it has ended."""
+        report, status = self._paths["report"], self._paths["status"]
+        if report.exists():
+            self.failed = self.failed or bool(json.loads(report.read_text())["error"])
+        elif status.exists():
+            self.failed = not report.exists()
+        return report.exists() or status.exists()
+
+    def where(self) -> str:
+        """Return what it is doing, and in which line of the script; of several processes with its number."""
+        self.new_stages()
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(self._paths["pid"].read_text()), signal.SIGUSR1)  # on which it writes where it is
+            time.sleep(_PAUSE)
+        rank, line = f"rank {self.rank} was " if self.count > 1 else "", self._line()
+        return f"{rank}{self.stage}{f' ({line})' if line else ''}"
+
+    def _line(self) -> str:
+        """Return the line of the script in which it last wrote where it is; empty if it is not in the script."""
+        name = re.escape(pathlib.Path(self.script).name)
+        found = re.search(rf'File ".*{name}", line (\d+)', self._paths["stack"].read_text())
+        return f"line {found[1]}" if found else ""
+
+    def result(self, session: pathlib.Path, status: int | None) -> "Result":
+        """Return what it has reported, or how it died; of one that is still there, nothing."""
+        report = self._paths["report"]
+        ended = report.stat().st_mtime_ns if report.exists() else 0
+        answer = Answer.from_json(json.loads(report.read_text())) if report.exists() else Answer()
+        if not report.exists() and (self._paths["status"].exists() or status is not None):
+            code = int(self._paths["status"].read_text()) if self._paths["status"].exists() else status or 0
+            answer.error = self._died(code, session)
+            if code == -signal.SIGABRT and _LOST.search(answer.error):  # as gloo ends one whose call does not match
+                ended = self._paths["status"].stat().st_mtime_ns
+                answer.error = f"{pathlib.Path(self.script).name}, {self._line()}, ended in {answer.error}"
+        answer.effects = [Effect(**json.loads(line)) for line in self._paths["effects"].read_text().splitlines()]
+        return Result(answer, ended, self.hangs)
+
+    def _died(self, status: int, session: pathlib.Path) -> str:
+        log = self._paths["log"]
+        text = log.read_text(errors="replace") if log.is_file() else "it deleted the folder that its messages went to"
+        if not text.strip() and (session / "log").is_file():
+            text = (session / "log").read_text(errors="replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if not lines and shutil.disk_usage(session).free < 2**16:
+            lines = [f"no space is left on the disk of {session}"]
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        more = " (often too little memory)" if status == -signal.SIGKILL else ""
+        last = (lines or ["none"])[-1][:200]
+        return f"{self.script}: its process ended with {how}{more} while {self.stage}; its last line: {last}"
+
+    def end(self) -> None:
+        """End it and all that it started."""
+        pid = self._paths["pid"]
+        if pid.exists() and (number := pid.read_text()):  # empty, where the disk was full as it was written
+            _kill(os.killpg, int(number))
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of one process.
+
+    Attributes:
+        answer: what it has reported, or how it died.
+        ended: when, in nanoseconds; 0 where it did not report.
+        hangs: see `Process`.
+    """
+
+    answer: Answer
+    ended: int = 0
+    hangs: str = ""
+
+
+def together(results: Sequence[Result], left_out: Sequence[str] = ()) -> Answer:
+    """Return what the ranks of a run say together: rank 0's answers, and of the last one what each judges for itself.
+
+    Args:
+        results: of the ranks, in their order.
+        left_out: of the launch, which stands under what was cut.
+    """
+    first, last = results[0].answer, results[-1].answer
+    cut = [text for result in results for text in result.answer.cut]
+    effects = [effect for result in results for effect in result.answer.effects]
+    own = [finding for finding in first.findings if finding.failure not in _BY_RANK]
+    return dataclasses.replace(
+        first,
+        findings=own + [finding for finding in last.findings if finding.failure in _BY_RANK],
+        cut=list(dict.fromkeys([*left_out, *cut])),
+        error=_error(results),
+        effects=[effect for place, effect in enumerate(effects) if effect not in effects[:place]],
+    )
+
+
+def _error(results: Sequence[Result]) -> str:
+    """Return the error that ended a run, with the rank that had it first: the others lose their connection by it."""
+    errors = {rank: result.answer.error for rank, result in enumerate(results) if result.answer.error}
+    texts = list(errors.values())
+    if len(set(texts)) < 2 and len(errors) in (0, len(results)):
+        return (texts or [""])[0]
+    own = [rank for rank, text in errors.items() if not results[rank].ended or not _LOST.search(text)]
+    if own:
+        rank = min(own, key=lambda number: results[number].ended)
+        return f"rank {rank} of {len(results)}: {errors[rank]}"
+    waits = {rank: text.partition(" ended in ")[0].rstrip(",") for rank, text in errors.items()}
+    places = [f"rank {rank} waited for the others in {place}" for rank, place in waits.items()]
+    places += [result.hangs for result in results if result.hangs]
+    return f"the ranks do not come to the same calls, and would wait for ever: {'; '.join(places)}"
 
 
 def _kill(end: Callable[[int, int], None], pid: int) -> None:

@@ -4,16 +4,14 @@ What goes wrong: a launcher tells each process its number at once (`LOCAL_RANK`)
 first asks accelerate for its state, which then selects the rank's device. A device map that is made earlier names GPU 0
 in every process, and on rank 0 that looks right.
 
-Nobody else is there: there is no process group, and nothing is sent. So there are two ways to be a rank.
-`told_to_all` tells every library too, as far as accelerate's check of a model; nothing can be trained. `told_to_script`
-tells the script's own code alone, and libraries see the one process that there is, which can train.
+Nobody else is there: there is no process group, and nothing is sent. `told_to_all` tells the script and every library,
+as far as accelerate's check of a model; nothing can be trained. (`failurelab preflight` starts real processes.)
 
 Sources: accelerate `PartialState.set_device`; torch `distributed.run`.
 """
 
 import contextlib
 import dataclasses
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +20,6 @@ from unittest import mock
 import torch
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-_PASS_ON = ("local_process_index", "process_index", "local_rank", "device")  # properties that read another's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,72 +103,3 @@ def told_to_all(
         mock.patch.dict(os.environ, kept | (variables or {}) | rank().variables(), clear=True),
     ):
         yield
-
-
-@contextlib.contextmanager
-def told_to_script(
-    rank: Rank, asks: Callable[[tuple[str, ...]], bool], set_device: Callable[[torch.device], None]
-) -> Iterator[None]:
-    """Inside, what asks for its rank is told this one if it is the script's own code, and else the truth.
-
-    Args:
-        rank: one that is launched.
-        asks: whether the script's own code is what asks, through functions of these names.
-        set_device: is given the rank's device when accelerate's state is first asked for.
-    """
-    told = rank.variables()
-    environ = os.environ
-    kind: Any = type(environ)
-
-    class Environment(kind):
-        def __getitem__(self, name: str) -> str:
-            return told[name] if name in told and asks(_PASS_ON) else kind.__getitem__(self, name)
-
-        def __contains__(self, name: object) -> bool:
-            return (name in told and asks(_PASS_ON)) or kind.__contains__(self, name)
-
-    environ.__class__ = Environment
-    try:
-        with _state_told(rank, asks, set_device):
-            yield
-    finally:
-        environ.__class__ = kind
-
-
-@contextlib.contextmanager
-def _state_told(
-    rank: Rank, asks: Callable[[tuple[str, ...]], bool], set_device: Callable[[torch.device], None]
-) -> Iterator[None]:
-    if importlib.util.find_spec("accelerate") is None:
-        yield
-        return
-    from accelerate.state import AcceleratorState, PartialState
-
-    original, asked = PartialState.__init__, False
-
-    def ask(self: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal asked
-        original(self, *args, **kwargs)
-        if not asked:
-            asked = True
-            set_device(rank.device)
-
-    told = {name: rank.state()[name] for name in ("process_index", "local_process_index", "device")}
-
-    def answer(name: str) -> property:
-        def read(self: Any) -> Any:
-            if asks(_PASS_ON):
-                return told[name]
-            return self.__dict__[name] if name in self.__dict__ else self.__getattr__(name)  # accelerate's own error
-
-        return property(read, lambda self, value: self.__dict__.__setitem__(name, value))
-
-    places = [(kind, name) for kind in (PartialState, AcceleratorState) for name in told]
-    for kind, name in places:
-        setattr(kind, name, answer(name))
-    try:
-        with mock.patch.object(PartialState, "__init__", ask):
-            yield
-    finally:
-        for kind, name in places:
-            delattr(kind, name)

@@ -61,6 +61,7 @@ _SET: dict[str, Any] = {
     "fsdp": "",
     "fsdp_config": None,
     "parallelism_config": None,
+    "ddp_backend": None,
     "torch_compile_backend": None,
     "torch_compile_mode": None,
     "dataloader_num_workers": 0,
@@ -78,6 +79,16 @@ _AT_MOST = {
     "per_device_eval_batch_size": PROMPTS,
     "local_rollout_forward_batch_size": PROMPTS,
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """How many processes there are: of the launch as it was asked for, and of this run, which cuts them too."""
+
+    launch: int = 1
+    real: int = 1
+
+
 _IN_TORCH = ("adamw_torch", "adafactor", "sgd", "adagrad", "rmsprop")
 
 
@@ -135,12 +146,12 @@ class CutArguments:
         steps: int,
         output_dir: str,
         note: Callable[[Any], None] = lambda arguments: None,
-        world_size: int = 1,
+        processes: Processes = Processes(),
         own: OwnCode | None = None,
     ):
         self._own, self._with_trainer = own, set[int]()
         self.steps, self.output_dir, self._note = steps, output_dir, note
-        self._world = world_size
+        self._processes = processes
         self.made: list[Any] = []
         self._known: list[tuple[Any, Any]] = []  # these and their copies, each with the ones that were made
         self._kept: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # of each: as asked, cut, as made
@@ -231,7 +242,8 @@ class CutArguments:
         return cuts + [f"{name}: {said}" for name, said in _STAND_INS.items() if _wants(asked.get(name))]
 
     def _cut(self, asked: dict[str, Any]) -> dict[str, Any]:
-        cut = {**_SET, **_OFF, **({} if torch.cuda.is_available() else _NO_GPU)}
+        launch, real = self._processes.launch, self._processes.real
+        cut = {**_SET, **_OFF, **({} if torch.cuda.is_available() and real == 1 else _NO_GPU)}
         cut |= {"output_dir": self.output_dir, "logging_dir": None, "max_steps": self.steps}
         for name, limit in _AT_MOST.items():
             if isinstance(asked.get(name), int):
@@ -240,10 +252,15 @@ class CutArguments:
         if "rloo_k" in asked:
             cut |= {"per_device_train_batch_size": 2 * PROMPTS, "total_episodes": 2 * PROMPTS * self.steps}
         if isinstance(asked.get("num_generations"), int):
-            cut |= _cut_batch(asked)
-            if is_refused(asked, self._world):  # by trl itself then, before anything is trained
+            cut |= _cut_batch(asked, self._processes)
+            if is_refused(asked, launch):  # by trl itself then, before anything is trained
                 cut = {name: value for name, value in cut.items() if name not in _BATCH}
-                cut["per_device_train_batch_size"] = asked["per_device_train_batch_size"] * self._world
+                whole = asked["per_device_train_batch_size"] * launch
+                # fewer processes have the same batch together, or twice that, for groups of twice the size
+                twice = bool(whole % real)
+                cut["per_device_train_batch_size"] = whole if twice else whole // real
+                for name in ("num_generations", "generation_batch_size") if twice else ():
+                    cut |= {name: real * asked[name]} if asked.get(name) else {}
         optimizer = str(getattr(asked.get("optim"), "value", asked.get("optim")))
         if optimizer not in _IN_TORCH and not torch.cuda.is_available():
             cut["optim"] = "adamw_torch"
@@ -293,10 +310,11 @@ def _possible(asked: Mapping[str, Any], world_size: int) -> list[int] | None:
     return None if fits else [count for count in range(2, per_round + 1) if per_round % count == 0]
 
 
-def _cut_batch(asked: dict[str, Any]) -> dict[str, Any]:
+def _cut_batch(asked: dict[str, Any], processes: Processes = Processes()) -> dict[str, Any]:
     """Return a batch of the script's own kind: as many prompts in a generation, accumulated steps and iterations.
 
-    At most two of each. A batch of one prompt is never padded, so failures of padding are not there.
+    At most two of each. A batch of one prompt is never padded, so failures of padding are not there. Where a process
+    has too few completions for a group, groups lie across processes here too.
     """
     device, wanted = asked["per_device_train_batch_size"], asked.get("gradient_accumulation_steps") or 1
     generations, accumulated = max(2, min(asked["num_generations"], GENERATIONS)), min(wanted, TWICE)
@@ -312,6 +330,10 @@ def _cut_batch(asked: dict[str, Any]) -> dict[str, Any]:
         else:  # the loss is divided by the tokens of another number of passes than are accumulated
             accumulated = cut["gradient_accumulation_steps"] = accumulated if lasts < wanted else 1
             steps = cut["steps_per_generation"] = 1 if lasts < wanted else TWICE
+    together = device * lasts * processes.launch // asked["num_generations"]
+    share, rest = divmod(max(1, min(together, PROMPTS)) * generations, processes.real * steps)
+    if processes.real > 1 and device * lasts < asked["num_generations"] and not rest:
+        return cut | {"num_generations": generations, "per_device_train_batch_size": share}
     prompts = max(1, min(device * lasts // asked["num_generations"], PROMPTS))
     if prompts * generations % steps:
         generations = 2

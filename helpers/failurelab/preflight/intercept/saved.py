@@ -7,6 +7,7 @@ of the whole one; with `--real-model`, and of a model that is small already, its
 import contextlib
 import copy
 import functools
+import hashlib
 import importlib.util
 import inspect
 import os
@@ -67,8 +68,14 @@ class _Saved:
     """Where the things lie that were saved, by what they are and by the script's folder."""
 
     def __init__(self, output: pathlib.Path):
-        self._output = output
-        self._folders: dict[tuple[str, str], pathlib.Path] = {}
+        self._output = output  # which all ranks of a launch have: one saves, and all load
+
+    def _folder(self, path: str) -> pathlib.Path:
+        return self._output / f"saved-{hashlib.sha256(path.encode()).hexdigest()[:16]}"
+
+    def _mark(self, what: str, path: str) -> pathlib.Path:
+        """Return the file that says that a thing of this kind was saved."""
+        return self._folder(path).with_suffix(f".{what}")
 
     def writing(
         self,
@@ -82,9 +89,9 @@ class _Saved:
         @functools.wraps(original)
         def save_pretrained(thing: Any, save_directory: Any, *args: Any, **options: Any) -> Any:
             path = os.path.realpath(save_directory)
-            there = [folder for (_, other), folder in self._folders.items() if other == path]
-            new = self._output / f"saved-{len(self._folders)}"
-            return save(original, thing, self._folders.setdefault((what, path), (*there, new)[0]), *args, **options)
+            done = save(original, thing, self._folder(path), *args, **options)
+            self._mark(what, path).touch()
+            return done
 
         return mock.patch.object(kind, "save_pretrained", save_pretrained)
 
@@ -110,6 +117,6 @@ class _Saved:
             return name
         path = pathlib.Path(os.path.realpath(name))
         for above, below in ((path, ""), (path.parent, path.name)):
-            if (what, str(above)) in self._folders and (below == "" or what == "adapter"):
-                return str(self._folders[what, str(above)] / below)
+            if (below == "" or what == "adapter") and self._mark(what, str(above)).exists():
+                return str(self._folder(str(above)) / below)
         return name

@@ -1,6 +1,7 @@
 """F5: a model that is loaded on another device than it trains on, judged by the arguments of load and launch.
 
-The run itself is one process here. `failurelab.simulate` and notebook 07 show what the ranks do.
+On rank 0 a wrong map looks right, so the answer is that of the last rank that runs. `failurelab.simulate` and notebook
+07 show what the ranks do.
 """
 
 import dataclasses
@@ -37,8 +38,8 @@ def _judge_ranks(seen: Seen) -> Finding:
         own_device, imports = '{"": str(PartialState().device)}', "from accelerate import PartialState"
         return Finding(
             "F5",
-            f"{what} ({load.name}) is loaded with device_map={load.device_map!r}, and the last of "
-            f"{seen.world_size} processes (simulated) puts it on {place}, though it trains on GPU {own}; {moved}",
+            f"{what} ({load.name}) is loaded with device_map={load.device_map!r}, and the last process "
+            f"puts it on {place}, though it trains on GPU {own}; {moved}",
             f"device_map={{'': str(PartialState().device)}}, with `{imports}`",
             undo=None if load.by_trainer else Keyword("load", "device_map", own_device, index=number, imports=imports),
             part=f"from_pretrained[{number}]",
@@ -50,8 +51,7 @@ def _judge_ranks(seen: Seen) -> Finding:
     planted = [_place(dataclasses.replace(load, device_map={"": other}), own) for load in named]
     return Finding.held(
         "F5",
-        f"the last of {seen.world_size} processes (simulated) loads on its own device ({len(named)} loads name one or "
-        "quantize)",
+        f"the last process loads on its own device ({len(named)} loads name one or quantize)",
         f"with device_map={{'': {other}}} it would be {planted[0]}",
     )
 

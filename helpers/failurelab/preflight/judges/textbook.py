@@ -264,8 +264,6 @@ def cut_away(seen: Seen) -> list[str]:
         asked = seen.asked.get(name, left.neutral[0])
         if not textbook.is_neutral(name, asked) and textbook.is_neutral(name, getattr(seen.trainer.args, name, asked)):
             lines.append(f"{name} is cut away: {left.reason}")
-    if seen.world_size > 1:
-        lines.append("several processes are cut to one: each has a part of the batch")
     return lines
 
 

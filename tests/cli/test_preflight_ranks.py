@@ -1,0 +1,179 @@
+"""Scripts that a launcher starts in several processes: two real ones are run, and the answer says which one does what.
+
+What one rank does alone is told with its number, whether it raises, ends, dies, hangs, or waits in a call to which the
+others do not come; and nothing is left running.
+"""
+
+import contextlib
+import json
+import sys
+
+import pytest
+import torch
+from tests.cli.one_session import scripts
+
+from failurelab.preflight import command, launcher_line
+from failurelab.preflight.session import TimeIsOver, _with_folder
+from failurelab_course.experiments import models
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="ranks are on the CPU")]
+
+SCRIPT = """\
+import os
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
+from trl import GRPOConfig, GRPOTrainer
+
+PATH, RANK, LOAD = {path!r}, int(os.environ["RANK"]), {{}}
+
+
+def correct(completions, answer, **kwargs):
+    return [float(text.strip() == right) for text, right in zip(completions, answer)]
+
+
+class Own(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        {step}
+
+
+{first}
+trainer = GRPOTrainer(
+    model=AutoModelForCausalLM.from_pretrained(PATH, **LOAD),
+    args=GRPOConfig("out", per_device_train_batch_size={device}, num_generations=4, max_completion_length=16),
+    train_dataset=Dataset.from_list([{{"prompt": f"{{a}}+{{a}}=", "answer": str(2 * a)}} for a in range(32)]),
+    processing_class=AutoTokenizer.from_pretrained(PATH),
+    reward_funcs=correct,
+    callbacks=[Own()],
+)
+{last}trainer.train()
+"""
+
+
+def script(first="", step="pass", last="", device=8):
+    return SCRIPT.format(path=str(models.path("tiny")), first=first, step=step, last=last, device=device)
+
+
+def line_of(text, words):
+    return next(number for number, line in enumerate(text.splitlines(), 1) if words in line)
+
+
+def failures(answers):
+    return {answer.failure for answer in answers}
+
+
+SAVES = """\
+state = PartialState()
+assert (state.num_processes, state.process_index) == (2, RANK) == (int(os.environ["WORLD_SIZE"]), dist.get_rank())
+if state.is_main_process:
+    for kind in (AutoModelForCausalLM, AutoTokenizer):
+        kind.from_pretrained(PATH).save_pretrained("merged")
+state.wait_for_everyone()
+PATH = "merged"
+"""
+FOR_CARDS = """\
+torch.cuda.set_device(RANK)
+dist.init_process_group("nccl")
+dist.barrier(device_ids=[RANK])
+assert dist.get_world_size() == 2
+LOAD = {"device_map": {"": int(os.environ["LOCAL_RANK"])}}
+set_seed(42 + RANK)
+"""
+HEALTHY = {
+    "one rank saves, and all load": (script(SAVES), ()),
+    "NCCL, a device's number, a seed by rank": (script(FOR_CARDS), ("backend nccl -> gloo", "device_map")),
+    "groups on both ranks": (script(device=2), ()),
+}
+ALONE = {
+    "raises": script(step="assert RANK == 0, 'rows of this rank'"),
+    "ends before training": script(last="if RANK == 0:\n    "),
+    "dies": script(step="RANK == 0 or os.kill(os.getpid(), 9)"),
+}
+TOLD = {"raises": "AssertionError: rows of this rank", "ends before training": "without training", "dies": "SIGKILL"}
+
+
+def test_two_real_processes_train_and_what_each_does_alone_is_told_with_its_number(tmp_path):
+    """A healthy script is judged whole; of a broken one rank 1's own error stands first, not that rank 0 lost it."""
+    with scripts(tmp_path, processes=2) as run:
+        for name, (text, cuts) in HEALTHY.items():
+            result = run(text)
+            cut = "; ".join(result.cut)
+            assert not result.error and not result.found, (name, result.error, result.found)
+            assert {"F1", "F7", "F22", "F23"} <= failures(result.held), name
+            assert any(answer.failure == "F21" and "several" in answer.why for answer in result.not_checked)
+            assert "2 real processes, by gloo" in cut and all(text in cut for text in cuts), cut
+        for name, text in ALONE.items():
+            error = run(text).error
+            assert error.startswith("rank 1 of 2: ") and TOLD[name] in error and "gloo" not in error, error
+        both = run(script(step="raise ValueError('of all')")).error
+        assert both.startswith("train.py, line") and "of all" in both  # of every rank, so with no number
+        folder = tmp_path / "session"
+    assert not _with_folder(folder)
+
+
+def test_a_map_that_holds_on_rank_0_alone_is_found(tmp_path):
+    """`{"": 0}`: rank 0 would load it on its own GPU, so the answer is rank 1's."""
+    with scripts(tmp_path, processes=2) as run:
+        wrong, right = (run(script(f"LOAD = {{'device_map': {{'': {place}}}}}")) for place in ("0", "RANK"))
+        asked = run(script("LOAD = {'device_map': {'': str(PartialState().device)}}"))
+    assert "F5" in failures(wrong.found) and "GPU 1" in wrong.found[0].evidence
+    for result in (right, asked):
+        assert "F5" in failures(result.held) and not result.found
+
+
+WAITS = {
+    "before training": script(last="if RANK == 0:\n    dist.barrier()\n"),
+    "in a callback": script(step="RANK or dist.all_gather_object([None, None], state.global_step)"),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_ranks_that_wait_in_different_calls_are_told_where(name, tmp_path):
+    """On GPUs this hangs until NCCL's own limit. Rank 0 is told with its line, and rank 1 with where it was."""
+    text = WAITS[name]
+    with scripts(tmp_path, processes=2, limit=40) as run:
+        error = run(text).error
+    assert "the ranks do not come to the same calls" in error and "rank 1" in error, error
+    words = "dist.barrier" if name == "before training" else "all_gather_object"
+    assert f"rank 0 waited for the others in train.py, line {line_of(text, words)}" in error
+    assert not _with_folder(tmp_path / "session")
+
+
+def test_a_rank_that_hangs_is_named_and_the_other_is_ended(tmp_path):
+    """Rank 0 waits for a part of the time limit; without time for that, the limit's own line says who was where."""
+    text = script(step="while RANK == 1: pass")
+    line = line_of(text, "while RANK")
+    with scripts(tmp_path, processes=2, limit=40) as run:
+        error = run(text).error
+    assert "rank 0 waited" in error and f"rank 1 was training 3 steps (line {line})" in error, error
+    (tmp_path / "session").rename(tmp_path / "before")
+    with contextlib.suppress(FileNotFoundError):
+        (tmp_path / "train.py").unlink()
+    text = script(first="while RANK == 1: pass")
+    line = line_of(text, "while RANK")
+    over = pytest.raises(TimeIsOver, match=rf"rank 1 was running train.py \(line {line}\)")
+    with over, scripts(tmp_path, processes=2, limit=8) as run:
+        run(text)
+    assert not _with_folder(tmp_path / "session")
+
+
+def test_a_launch_as_it_is_typed(tmp_path, monkeypatch, capsys):
+    """The launcher's parser reads the line; its processes stand under Cut, and an error of rank 1 gives status 3."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(script(device=2, first="assert RANK == 0"))
+    words = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "4", "train.py"]
+    assert command.main(["--json", "out.json", "--", *words]) == 3
+    assert "rank 1 of 2: train.py" in " ".join(capsys.readouterr().out.split())
+    assert "4 processes -> 2, by gloo on the CPU" in json.loads((tmp_path / "out.json").read_text())["cut"]
+
+
+@pytest.mark.parametrize("device", [3, 4])
+def test_a_batch_that_trl_refuses_at_the_launch_s_own_size(device, tmp_path, monkeypatch):
+    """Three processes are cut to two: trl refuses the same batch, of an odd size as well; and takes what it takes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(script(device=device).replace("num_generations=4", "num_generations=6"))
+    told = command.ask(launcher_line.Launch("train.py", world_size=3), again=False)
+    answers = told.suspected if device == 3 else told.held
+    assert any(answer.failure == "F22" for answer in answers), told
