@@ -16,6 +16,7 @@ import linecache
 import os
 import pathlib
 import re
+import shlex
 import sys
 import traceback
 import types
@@ -25,7 +26,7 @@ from unittest import mock
 
 from failurelab.errors import raises_own
 from failurelab.preflight import notebook, repairs
-from failurelab.preflight.answer import Answer, Change, Finding, Verdict
+from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Finding, Verdict
 from failurelab.preflight.inputs import Seen, Source
 from failurelab.preflight.intercept import own_code, processes
 from failurelab.preflight.intercept.effects import Effects
@@ -147,19 +148,19 @@ class OwnFiles:
         return mock.patch.object(importlib.machinery.SourceFileLoader, "get_code", get_code)
 
     def settings(self, arguments: Sequence[str]) -> dict[str, str]:
-        """Return the YAML files among the script's command line, by path, each as this run has it."""
+        """Return the YAML files in the script's command line, and that itself, by path, each as this run has it."""
         found = {}
         for word in arguments:
             path = word.rpartition("=")[2]
             if path.endswith((".yaml", ".yml")) and os.path.isfile(path):
                 with contextlib.suppress(OSError, SyntaxError, ValueError):
                     found[os.path.realpath(path)] = self.read(path)
-        return found
+        return found | {COMMAND_LINE: self.change.files.get(COMMAND_LINE, shlex.join(arguments))}
 
     def arguments(self, arguments: Sequence[str], folder: pathlib.Path) -> list[str]:
         """Return the script's command line, with YAML files as this run has them, which are written into a folder."""
         words = []
-        for word in arguments:
+        for word in shlex.split(self.change.files.get(COMMAND_LINE, shlex.join(arguments))):
             option, equals, path = word.rpartition("=")
             if (real := os.path.realpath(path)) in self.change.files:
                 copy = folder / os.path.basename(real)
@@ -278,6 +279,7 @@ class Run:
     def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
         from failurelab.preflight.intercept import cuts
+        from failurelab.preflight.judges.given import judge_given
 
         parameters = list(inspect.signature(original).parameters.values())[1 : len(args) + 1]
         names = [each.name if each.kind is each.POSITIONAL_OR_KEYWORD else "" for each in parameters]
@@ -294,6 +296,7 @@ class Run:
             self.trainers.append(trainer)
             self._note("trainer")
             self.arguments.settle(self.given[id(trainer)].get("args"))
+            self.report.answers += judge_given(given, trainer)
         self.making += 1
         try:
             original(trainer, *args, **kwargs)

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import subprocess
@@ -70,6 +71,7 @@ class Session:
     ):
         self.folder, self.python, self.variables, self.say, self.limit = folder, python, variables, say, limit
         self.spec = spec | {"session": str(folder), "fork": fork}
+        self.line = shlex.join(spec["arguments"])  # the script's command line
         self.runs = 0
         self._deadline = time.monotonic() + limit
         self._process: subprocess.Popen | None = None
