@@ -254,19 +254,21 @@ class Run:
         """Inside, the script's models, arguments and trainers are watched."""
         from failurelab.preflight.intercept import logins, saved, small, trainers
 
-        own = self.files.own
+        own, rank = self.files.own, self.launched
+        launch = rank.too_early, rank.mapped
+        replaced = (  # in this order: what comes later is called first
+            processes.no_other_processes(own),
+            logins.no_logins(),
+            rank.seen(own),
+            self.arguments.cut(),
+            saved.elsewhere(self.spec["output"], self.loads, self.real),
+            # a load is cut here, and finds by `saved` what the script has saved: so `saved` comes before
+            small.built_small(self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note),
+            trainers.watched(self),
+        )
         with contextlib.ExitStack() as stack:
-            stack.enter_context(processes.no_other_processes(own))
-            stack.enter_context(logins.no_logins())
-            stack.enter_context(self.launched.seen(own))
-            stack.enter_context(self.arguments.cut())
-            stack.enter_context(saved.elsewhere(self.spec["output"], self.loads, self.real))
-            launch = self.launched.too_early, self.launched.mapped
-            making = small.built_small(
-                self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note
-            )
-            stack.enter_context(making)
-            stack.enter_context(trainers.watched(self))
+            for replacement in replaced:
+                stack.enter_context(replacement)
             yield
 
     def _note(self, kind: str, known: bool = True) -> None:
@@ -308,7 +310,7 @@ class Run:
 
         A training of another kind that comes before one with rewards is not run: the later one is judged.
         """
-        from failurelab.preflight.intercept import cuts, rewards
+        from failurelab.preflight.intercept import callbacks, cuts, rewards
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.textbook import StepJudge
         from failurelab.preflight.temperature import Temperatures
@@ -350,6 +352,7 @@ class Run:
             stack.enter_context(Temperatures(seen).listening())
             stack.enter_context(rewards.differing_rewards(seen))
             stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
+            raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own))
             try:
                 original(trainer)
                 seen.finished = True
@@ -357,6 +360,7 @@ class Run:
                 self.report.traceback(problem)
                 error = describe_error(problem, self.source.path, line=source.line)
         seen.log = list(trainer.state.log_history)
+        self.report.answers += raised
         self._ask((*listening, *order.AFTER), seen)
         self.report.measured = [answer for answer in self.report.answers if answer.verdict is Verdict.HELD]
         self.report.answers = step.outweigh(self.report.answers)
