@@ -11,6 +11,7 @@ from failurelab.preflight.answer import Verdict
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.intercept import cuts
 from failurelab.preflight.judges import batch
+from failurelab.preflight.judges.given import judge_given
 from failurelab_course.experiments import models
 
 SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
@@ -73,3 +74,34 @@ def test_another_error_is_not_about_batches():
 
 def test_other_trainers_have_no_such_arithmetic():
     assert list(batch.judge_batch(seen(per_device_train_batch_size=3))) == []
+
+
+class OfTrl:
+    __module__ = "trl.trainer"
+
+
+@pytest.mark.parametrize(
+    ("given", "part", "words"),
+    [
+        (
+            {"train_dataset": {"train": [1, 2], "test": [3]}},
+            "train_dataset",
+            ["dict with train, test", "dataset['train']"],
+        ),
+        ({"train_dataset": [{"prompt": "a"}]}, "train_dataset", ["a list of 1", "Dataset.from_list"]),
+        ({"reward_funcs": [len, [1.0, 0.0]]}, "reward_funcs[1]", ["cannot be called", "do not call it"]),
+        ({"reward_funcs": 0.5}, "reward_funcs[0]", ["float '0.5'"]),
+        ({"model": OfTrl}, "model", ["the class OfTrl", "a model or its name"]),
+        ({"args": {"beta": 0}}, "args", ["GRPOConfig(**args)"]),
+        ({"reward_funcs": [len, "a/reward-model"], "model": "a/model", "train_dataset": None}, "", []),
+    ],
+)
+def test_what_a_trainer_cannot_take_is_told_with_what_it_takes(given, part, words):
+    """It was an AttributeError in a library, and of a DatasetDict "one prompt to train on"."""
+    findings = list(judge_given(given, OfTrl()))
+    assert [finding.part for finding in findings] == [part] * bool(part)
+    assert all(word in f"{findings[0].evidence} {findings[0].repair}" for word in words)
+
+
+def test_a_plain_trainer_takes_a_list():
+    assert not list(judge_given({"train_dataset": [1, 2]}, object()))

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.one_session import session_of
 
 from failurelab.preflight import repairs, rounds
-from failurelab.preflight.answer import Answer, Change, Effect, Finding, Location, Quantity, Verdict
+from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Effect, Finding, Location, Quantity, Verdict
 from failurelab.preflight.repairs import (
     AnyKeywords,
     Arguments,
@@ -204,6 +204,21 @@ def test_arguments_of_a_yaml_file_are_set_there(values, wanted):
     of = [repairs.Script(lambda file: None, settings={name: text}) for name, text in texts.items()]
     change = Arguments(values).change(of[0])
     assert (change and change.files["/grpo.yaml"]) == wanted and Arguments(values).change(of[1]) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("--output_dir out --temperature 0.9", "--output_dir out --temperature 1.0"),
+        ("--output_dir=out --temperature=0.9 x", "--output_dir=out --temperature=1.0 x"),
+        ("--output_dir 'a b'", "--output_dir 'a b' --temperature 1.0"),
+        ("--verbose", None),
+    ],
+)
+def test_arguments_of_a_command_line_are_set_there(line, wanted):
+    """`trl grpo --temperature 0.9`: the script is the library's, and the line is what a reader can change."""
+    change = Arguments({"temperature": 1.0}).change(repairs.Script(lambda file: None, settings={COMMAND_LINE: line}))
+    assert (change and change.files[COMMAND_LINE]) == wanted
 
 
 def test_arguments_of_a_parser_are_set_before_the_trainer_is_made():

@@ -21,7 +21,7 @@ from failurelab import updates
 from failurelab.preflight import launcher_line, launcher_options, notebook, run, script_text
 from failurelab.preflight.answer import Answer, Change, Finding, Verdict
 from failurelab.preflight.inputs import Load, Seen, Source
-from failurelab.preflight.intercept import cuts, own_code, processes, ranks, saved, small
+from failurelab.preflight.intercept import callbacks, cuts, own_code, processes, ranks, saved, small
 from failurelab.preflight.judges import four_bit_placement, logits, rollouts
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.report import terminal
@@ -633,6 +633,35 @@ def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
     assert rollouts.prompts_of_a_batch(Seen(trainer, {}), tokenizer) == ["111", "111111"]
 
 
+CALLBACK = """
+class Own:
+    def on_step_end(self, args, state, control, **more):
+        self.called = True
+        {statement}
+    def on_log(self, args, state, control, **more):
+        return "logged"
+"""
+
+
+@pytest.mark.parametrize(
+    ("statement", "verdict"), [("[][-1]", Verdict.NOT_CHECKED), ("nme", Verdict.SUSPECTED), ("pass", None)]
+)
+def test_an_error_in_a_callback_does_not_end_the_judgement(statement, verdict, tmp_path):
+    """It ended the cut training in its first step, and the script "could not be judged"."""
+    path = tmp_path / "train.py"
+    path.write_text(CALLBACK.format(statement=statement))
+    names = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    callback, state = names["Own"](), types.SimpleNamespace(global_step=1)
+    trainer = types.SimpleNamespace(callback_handler=types.SimpleNamespace(callbacks=[callback]))
+    with callbacks.errors_noted(trainer, own_code.OwnCode(str(path))) as found:
+        for _ in range(2):
+            assert callback.on_step_end(None, state, "control", model=1) == ("control" if verdict else None)
+        assert callback.on_log(None, state, "control") == "logged"
+    assert [each.verdict for each in found] == [verdict] * bool(verdict) and vars(callback) == {"called": True}
+    assert all("line 5" in f"{each.evidence}{each.why}" for each in found)
+
+
 def test_a_large_model_made_from_a_configuration_is_cut():
     """It was built whole, random numbers for all of it; a small one is made as it is."""
     loads = []
@@ -755,6 +784,16 @@ def test_a_script_s_own_error_is_one_line():
     gated, ended = OSError("You are trying to access a gated repo.\nMake sure"), SystemExit(0)
     assert "\n" not in describe_error(gated, "train.py") and "does not give to this user" in describe_error(gated, "t")
     assert "ended by itself with status 0" in describe_error(ended, "train.py")
+
+
+def test_an_error_in_a_notebook_is_in_a_cell(tmp_path):
+    """It was told as a line of no file: "line 170"."""
+    path = tmp_path / "train.ipynb"
+    cells = [{"cell_type": "code", "source": source} for source in ("a = 1\nb = 2", "c = 3\n1 / 0")]
+    path.write_text(json.dumps({"cells": cells}))
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(compile(script_text.read_source(path), str(path), "exec"), {})
+    assert describe_error(raised.value, path).startswith("train.ipynb, cell 2, line 2, ended in ZeroDivisionError")
 
 
 def test_the_answer_in_each_form():

@@ -59,12 +59,16 @@ class Location:
         return f"{name}, cell {self.cell}, line {self.line}" if self.cell else f"{name}, line {self.line}"
 
 
+COMMAND_LINE = "command line"
+
+
 @dataclasses.dataclass(frozen=True)
 class Change:
     """What a run does otherwise than the script says; a run of the next round adds to it.
 
     Attributes:
-        files: the whole text of each file of the script's own that is edited, by its path.
+        files: the whole text of each file of the script's own that is edited, by its path; the script's command line
+            is one of them, under the name COMMAND_LINE.
     """
 
     files: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -353,7 +357,7 @@ class Answer:
 
 # Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
 ORDER = (
-    "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
+    "given", "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
     "F11", "rate", "one row", "first rewards", "F19", "F15", "F20", "F3a",
 )  # fmt: skip
 

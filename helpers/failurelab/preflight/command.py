@@ -17,7 +17,7 @@ from failurelab._outputs import OutputError, check_output, write_output
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
 from failurelab.preflight import launcher_line, rounds
-from failurelab.preflight.answer import Answer, Change, Effect, Finding
+from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Effect, Finding
 from failurelab.preflight.intercept.effects import cache_folders
 from failurelab.preflight.report import issue, terminal
 from failurelab.preflight.script_text import encode_source, make_patch, read_source
@@ -233,19 +233,30 @@ def _judge(told: Answer, session: Session, script: pathlib.Path, again: bool | N
     told.notes, told.ended_first = [*first.notes, *outcome.notes], first.error
     # the repairs as diffs, each on top of those before it, and all that healed as one patch
     trials = [*outcome.named, *outcome.suspected(left)]
-    told.settle([*map(_with_diff, trials), *(each for each in outcome.last.findings if not each.accuses)])
+    tried = [_with_diff(trial, session.line) for trial in trials]
+    told.settle([*tried, *(each for each in outcome.last.findings if not each.accuses)])
     told.patch, told.patch_folder = _patch(Change(), outcome.change, context=3)
 
 
-def _with_diff(trial: rounds.Trial) -> Finding:
-    """Return what came of a failure with its repair as a diff, and without the whole files of the runs."""
+def _with_diff(trial: rounds.Trial, line: str) -> Finding:
+    """Return what came of a failure with its repair as a diff, and without the whole files of the runs.
+
+    Args:
+        trial: what came of it.
+        line: the script's command line, as it was given.
+    """
     diff = _patch(trial.base, trial.change, context=1)[0].decode(errors="replace") if trial.change else ""
+    old, new = (
+        files.files.get(COMMAND_LINE, line) if files else line for files in (trial.base, trial.change or trial.base)
+    )
+    diff += f"--- {COMMAND_LINE}\n+++ {COMMAND_LINE}\n-{old}\n+{new}\n" if new != old else ""
     return dataclasses.replace(trial.finding, changes=(), diff=diff)
 
 
 def _patch(before: Change, after: Change, context: int) -> tuple[bytes, str]:
     """Return the patch from one change's files to another's, and the folder in which it applies."""
     changed = {path: text for path, text in after.files.items() if before.files.get(path) != text}
+    changed.pop(COMMAND_LINE, None)  # which is no file that a patch can change
     if not changed:
         return b"", ""
     here = os.path.realpath(os.getcwd())

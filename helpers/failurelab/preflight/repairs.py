@@ -2,8 +2,8 @@
 
 A judge says *what* is to be undone (`Finding.undo`), in one of the forms below. *Where* is found here: the call that it
 speaks of is looked up in the script's text, by the place where it ran, and edited there; training arguments that stand
-in a YAML file are edited in that file. What is run is the edited text and nothing else. Where a repair has no place in
-the script's own files (a library's own script, a command line) there is none, and the failure is not named.
+in a YAML file, or among the script's options, are edited there. What is run is the edited text and nothing else. Where
+a repair has no place in these (a library's own script) there is none, and the failure is not named.
 
     Finding("F7", ..., undo=Statement("{trainer}.generation_config.use_cache = False"))
     Finding("F15", ..., undo=Arguments({"temperature": 1.0}))
@@ -17,10 +17,11 @@ import dataclasses
 import inspect
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from failurelab.preflight.answer import Change, Location
+from failurelab.preflight.answer import COMMAND_LINE, Change, Location
 from failurelab.preflight.script_text import Edit, Place, Text, apply_edits, is_docstring, locate, read_source
 
 
@@ -33,7 +34,7 @@ class Script:
         places: of the calls that ran, by kind: `train`, `trainer`, `arguments`, `load`, `adapter`; of each call the
             places that led to it in the script's own code, the innermost first.
         change: what this run already does otherwise.
-        settings: the YAML files among the script's command line, by path, as this run has them.
+        settings: the YAML files in the script's command line, and that itself, by path, as this run has them.
     """
 
     texts: Callable[[str], Text | None]
@@ -53,8 +54,10 @@ class Script:
         text = self.texts(file)
         return text.text if text else self.settings[file]
 
-    def locate(self, edit: Edit) -> Location:
-        """Return the line of the script, as it was given, that an edit changes."""
+    def locate(self, edit: Edit) -> Location | None:
+        """Return the line of the script, as it was given, that an edit changes; None of the command line."""
+        if edit.file == COMMAND_LINE:
+            return None
         return locate(edit.file, self._text(edit.file), edit.start, read_source(edit.file))
 
     def edited(self, edits: list[Edit]) -> Change:
@@ -134,7 +137,7 @@ class Arguments(Repair):
     values: Mapping[str, Any]
 
     def edit(self, script: Script) -> list[Edit]:
-        """Set them where the arguments are made; else on the object that the trainer is given; else in a YAML file."""
+        """Set them where they are made, on the object that the trainer is given, in a YAML file, or as options."""
         sources = {name: repr(value) for name, value in self.values.items()}
         for text, call in script.calls("arguments"):
             return text.set_keywords(call, sources)
@@ -143,10 +146,31 @@ class Arguments(Repair):
             if name := _names(call, "trainer").get("args"):
                 lines = [f"{name}.{argument} = {source}" for argument, source in sources.items()]
                 return [text.before(text.statement(call), *lines)]
-        for file, settings in script.settings.items():
-            if edits := _set_in_yaml(file, settings, self.values):
+        line = script.settings.get(COMMAND_LINE, "")
+        first = any(re.search(rf"--{name}[ =]", line) for name in self.values)  # an option outweighs the file
+        for file, settings in sorted(script.settings.items(), key=lambda item: (item[0] == COMMAND_LINE) != first):
+            edits = (_set_options if file == COMMAND_LINE else _set_in_yaml)(file, settings, self.values)
+            if edits:
                 return edits
         return []
+
+
+_USUAL = "output_dir|learning_rate|per_device_train_batch_size|num_generations"  # training arguments, to know them by
+
+
+def _set_options(file: str, text: str, values: Mapping[str, Any]) -> list[Edit]:
+    """Return the edits that give options of a command line other values; none where it has no training arguments."""
+    if not re.search(rf"(^| )--({_USUAL})[ =]", text):
+        return []
+    edits, added = [], ""
+    for name, value in values.items():
+        word = shlex.quote(value if isinstance(value, str) else json.dumps(value))
+        there = re.search(rf"(?:^| )--{re.escape(name)}[ =](?P<value>'[^']*'|[^ ]+)", text)
+        if there:
+            edits.append(Edit(file, there.start("value"), there.end("value"), word))
+        else:
+            added += f" --{name} {word}"
+    return edits + ([Edit(file, len(text), len(text), added)] if added else [])
 
 
 def _set_in_yaml(file: str, text: str, values: Mapping[str, Any]) -> list[Edit]:
@@ -154,8 +178,7 @@ def _set_in_yaml(file: str, text: str, values: Mapping[str, Any]) -> list[Edit]:
 
     None where one of them has a value of several lines, or where the file names no training argument at all.
     """
-    names = "output_dir|learning_rate|per_device_train_batch_size|num_generations"
-    if not re.search(rf"^({names})\s*:", text, re.MULTILINE):
+    if not re.search(rf"^({_USUAL})\s*:", text, re.MULTILINE):
         return []
     edits, added = [], ""
     for name, value in values.items():

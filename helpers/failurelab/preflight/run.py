@@ -16,6 +16,7 @@ import linecache
 import os
 import pathlib
 import re
+import shlex
 import sys
 import traceback
 import types
@@ -25,7 +26,7 @@ from unittest import mock
 
 from failurelab.errors import raises_own
 from failurelab.preflight import notebook, repairs
-from failurelab.preflight.answer import Answer, Change, Finding
+from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Finding
 from failurelab.preflight.inputs import Seen, Source
 from failurelab.preflight.intercept import own_code, processes
 from failurelab.preflight.intercept.effects import Effects
@@ -147,19 +148,19 @@ class OwnFiles:
         return mock.patch.object(importlib.machinery.SourceFileLoader, "get_code", get_code)
 
     def settings(self, arguments: Sequence[str]) -> dict[str, str]:
-        """Return the YAML files among the script's command line, by path, each as this run has it."""
+        """Return the YAML files in the script's command line, and that itself, by path, each as this run has it."""
         found = {}
         for word in arguments:
             path = word.rpartition("=")[2]
             if path.endswith((".yaml", ".yml")) and os.path.isfile(path):
                 with contextlib.suppress(OSError, SyntaxError, ValueError):
                     found[os.path.realpath(path)] = self.read(path)
-        return found
+        return found | {COMMAND_LINE: self.change.files.get(COMMAND_LINE, shlex.join(arguments))}
 
     def arguments(self, arguments: Sequence[str], folder: pathlib.Path) -> list[str]:
         """Return the script's command line, with YAML files as this run has them, which are written into a folder."""
         words = []
-        for word in arguments:
+        for word in shlex.split(self.change.files.get(COMMAND_LINE, shlex.join(arguments))):
             option, equals, path = word.rpartition("=")
             if (real := os.path.realpath(path)) in self.change.files:
                 copy = folder / os.path.basename(real)
@@ -251,19 +252,21 @@ class Run:
         """Inside, the script's models, arguments and trainers are watched."""
         from failurelab.preflight.intercept import logins, saved, small, trainers
 
-        own = self.files.own
+        own, rank = self.files.own, self.launched
+        launch = rank.too_early, rank.mapped
+        replaced = (  # in this order: what comes later is called first
+            processes.no_other_processes(own),
+            logins.no_logins(),
+            rank.seen(own),
+            self.arguments.cut(),
+            saved.elsewhere(self.spec["output"], self.loads, self.real),
+            # a load is cut here, and finds by `saved` what the script has saved: so `saved` comes before
+            small.built_small(self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note),
+            trainers.watched(self),
+        )
         with contextlib.ExitStack() as stack:
-            stack.enter_context(processes.no_other_processes(own))
-            stack.enter_context(logins.no_logins())
-            stack.enter_context(self.launched.seen(own))
-            stack.enter_context(self.arguments.cut())
-            stack.enter_context(saved.elsewhere(self.spec["output"], self.loads, self.real))
-            launch = self.launched.too_early, self.launched.mapped
-            making = small.built_small(
-                self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note
-            )
-            stack.enter_context(making)
-            stack.enter_context(trainers.watched(self))
+            for replacement in replaced:
+                stack.enter_context(replacement)
             yield
 
     def _note(self, kind: str, known: bool = True) -> None:
@@ -276,6 +279,7 @@ class Run:
     def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
         from failurelab.preflight.intercept import cuts
+        from failurelab.preflight.judges.given import judge_given
 
         parameters = list(inspect.signature(original).parameters.values())[1 : len(args) + 1]
         names = [each.name if each.kind is each.POSITIONAL_OR_KEYWORD else "" for each in parameters]
@@ -292,6 +296,7 @@ class Run:
             self.trainers.append(trainer)
             self._note("trainer")
             self.arguments.settle(self.given[id(trainer)].get("args"))
+            self.report.answers += judge_given(given, trainer)
         self.making += 1
         try:
             original(trainer, *args, **kwargs)
@@ -303,7 +308,7 @@ class Run:
 
         A training of another kind that comes before one with rewards is not run: the later one is judged.
         """
-        from failurelab.preflight.intercept import cuts, rewards
+        from failurelab.preflight.intercept import callbacks, cuts, rewards
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
         from failurelab.preflight.judges.gradients import GradientJudge
@@ -352,6 +357,7 @@ class Run:
                 stack.enter_context(judge.listening())
             stack.enter_context(rewards.differing_rewards(seen))
             stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
+            raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own))
             try:
                 original(trainer)
                 self.launched.meet()
@@ -362,6 +368,7 @@ class Run:
         seen.log = list(trainer.state.log_history)
         if not leads:
             self.report.end(error, self.launched.mapped.texts)
+        self.report.answers += raised
         self.report.say("judging what was seen")
         self._ask(listening, seen)
         if step.compared:  # the whole gradient tells for which tokens the scores are

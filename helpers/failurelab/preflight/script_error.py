@@ -1,6 +1,7 @@
 """Why a script could not be judged: one clear line for each error of its own."""
 
 import ast
+import contextlib
 import linecache
 import os
 import pathlib
@@ -10,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 
 from failurelab.preflight.intercept.processes import Stopped
-from failurelab.preflight.script_text import holds_line, read_source
+from failurelab.preflight.script_text import holds_line, location, read_source
 
 _NETWORK = {
     "ConnectionError",
@@ -83,6 +84,9 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
 def _place(error: BaseException, script: str, line: int) -> str:
     own = (frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script)
     *_, line = (line, *own)
+    if line and script.endswith(".ipynb"):
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            return f"{location(script, line, read_source(script))},"
     return f"{pathlib.Path(script).name}, line {line}," if line else pathlib.Path(script).name
 
 

@@ -254,10 +254,15 @@ def locate(file: str, text: str, offset: int, original: str) -> Location:
     lines, before = text.splitlines(), original.splitlines()
     blocks = difflib.SequenceMatcher(None, before, lines, autojunk=False).get_matching_blocks()
     line = next((a + max(0, here - b) for a, b, size in blocks if here < b + size), len(before))
-    cells = [place for place, each in enumerate(before[:line]) if re.fullmatch(r"# cell \d+", each)]
-    if file.endswith(".ipynb") and cells:
-        return Location(file, line - cells[-1], int(before[cells[-1]].split()[-1]))
-    return Location(file, line + 1)
+    return location(file, line + 1, original)
+
+
+def location(file: str, line: int, text: str) -> Location:
+    """Return where a line of a file's text stands; of a notebook, whose text is that of its cells, in which cell."""
+    marks = [place for place, each in enumerate(text.splitlines()[: line - 1]) if re.fullmatch(r"# cell \d+", each)]
+    if file.endswith(".ipynb") and marks:
+        return Location(file, line - 1 - marks[-1], int(text.splitlines()[marks[-1]].split()[-1]))
+    return Location(file, line)
 
 
 def apply_edits(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -84,6 +85,7 @@ class Session:
         self.folder, self.python, self.variables, self.say, self.limit = folder, python, variables, say, limit
         self.spec = spec | {"session": str(folder), "patience": _PATIENCE * limit}
         self.count = min(spec["world_size"], PROCESSES)
+        self.line = shlex.join(spec["arguments"])  # the script's command line
         self.runs = 0
         self._deadline = time.monotonic() + limit
         self._process: subprocess.Popen | None = None

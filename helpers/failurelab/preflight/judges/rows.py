@@ -35,8 +35,9 @@ def sample(seen: Seen, count: int, prepared: bool = False) -> list[dict[str, Any
 
 
 def dataset_size(seen: Seen) -> int | None:
-    """Return how many rows the script's dataset has; None of a stream."""
-    return len(seen.dataset) if hasattr(seen.dataset, "__len__") else None
+    """Return how many rows the script's dataset has; None of a stream, and of several datasets."""
+    counted = hasattr(seen.dataset, "__len__") and not isinstance(seen.dataset, Mapping)
+    return len(seen.dataset) if counted else None
 
 
 def prompted(seen: Seen, count: int) -> list[dict[str, Any]]:

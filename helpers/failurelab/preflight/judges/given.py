@@ -1,0 +1,56 @@
+"""What a trainer is given and cannot take: a container or a class in the place of the thing itself.
+
+The error that comes of it names an attribute that is missing, lines below in a library, and not what was given. So each
+is told as it is handed over, with what is expected there.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from failurelab.preflight.answer import Finding
+
+FAILURE = "given"
+
+
+def judge_given(given: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
+    """Yield what is given in another form than the trainer takes.
+
+    Args:
+        given: the arguments of the call that makes the trainer, by name.
+        trainer: that is being made; only its class is looked at.
+    """
+    of_trl = any(kind.__module__.partition(".")[0] == "trl" for kind in type(trainer).__mro__)
+    dataset, functions = given.get("train_dataset"), given.get("reward_funcs")
+    if isinstance(dataset, Mapping):
+        splits = ", ".join(map(str, dataset))
+        split = "train" if "train" in dataset else next(iter(dataset), "train")
+        size = f" of {len(dataset[split])} rows" if hasattr(dataset.get(split), "__len__") else ""
+        yield _wrong(
+            "train_dataset",
+            f"a {type(dataset).__name__} with {splits}",
+            "one dataset",
+            f"Give one of them: train_dataset=dataset[{split!r}], or split={split!r} of load_dataset.",
+            f"dataset[{split!r}] is a {type(dataset.get(split)).__name__}{size}",
+        )
+    elif of_trl and isinstance(dataset, (list, tuple)):
+        repair = "Make a Dataset of it: datasets.Dataset.from_list(rows)."
+        yield _wrong("train_dataset", f"a {type(dataset).__name__} of {len(dataset)}", "a datasets.Dataset", repair)
+    for place, function in enumerate(functions if isinstance(functions, (list, tuple)) else [functions]):
+        if function is not None and not callable(function) and not isinstance(function, (str, torch.nn.Module)):
+            part = f"reward_funcs[{place}]"
+            what = f"{type(function).__name__} {str(function)[:40]!r}, which cannot be called"
+            yield _wrong(part, what, "a function, a model, or a model's name", "Give the function, and do not call it.")
+    for name, wanted in (("model", "a model or its name"), ("args", "training arguments"), ("processing_class", "")):
+        thing = given.get(name)
+        if isinstance(thing, type):
+            repair = f"Make one: {thing.__name__}{'.from_pretrained(...)' * hasattr(thing, 'from_pretrained')}."
+            yield _wrong(name, f"the class {thing.__name__}", wanted or "a tokenizer", repair)
+    if of_trl and isinstance(given.get("args"), Mapping):
+        yield _wrong("args", "a dict", "training arguments", "Make them of it: GRPOConfig(**args).")
+
+
+def _wrong(part: str, what: str, wanted: str, repair: str, tried: str = "") -> Finding:
+    evidence = f"{part} is {what}; the trainer takes {wanted} there"
+    return Finding(FAILURE, evidence, repair, part=part, ends=True, tried=tried)
