@@ -154,7 +154,7 @@ def test_a_rank_that_hangs_is_named_and_the_other_is_ended(tmp_path):
     text = script(first="while RANK == 1: pass")
     line = line_of(text, "while RANK")
     over = pytest.raises(TimeIsOver, match=rf"rank 1 was running train.py \(line {line}\)")
-    with over, scripts(tmp_path, processes=2, limit=8) as run:
+    with over, scripts(tmp_path, processes=2, limit=30) as run:
         run(text)
     assert not _with_folder(tmp_path / "session")
 
