@@ -22,11 +22,9 @@ from packaging.version import Version
 from failurelab.preflight import repairs
 from failurelab.preflight.answers import Finding, Held, NotChecked, Suspected
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges import asking
-from failurelab.preflight.judges.reward import judge_rewards
+from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rows import installed_version
-from failurelab.reward_functions import completions
-from failurelab.reward_functions.patterns import forms
+from failurelab.rewards import asking, forms, patterns, references, signature
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
 CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN["prompt"]]}
@@ -851,7 +849,7 @@ def test_forms_are_read_off_a_function():
     ],
 )
 def test_forms_that_prompts_show(prompt, texts):
-    written = {form("42", "W") for form in completions.shown_forms(prompt)}
+    written = {form("42", "W") for form in forms.shown_forms(prompt)}
     assert texts <= written and bool(texts) is bool(written)
 
 
@@ -871,7 +869,7 @@ def test_forms_that_prompts_show(prompt, texts):
     ],
 )
 def test_readings_of_a_reference(reference, texts):
-    assert completions.readings(reference)[: len(texts)] == texts
+    assert references.readings(reference)[: len(texts)] == texts
 
 
 @pytest.mark.parametrize(
@@ -888,7 +886,7 @@ def test_readings_of_a_reference(reference, texts):
 )
 def test_a_part_of_a_reference_is_no_reading_of_it(reference, other):
     """A wrong answer that is taken for a right one accuses a sound function."""
-    assert other not in completions.readings(reference)
+    assert other not in references.readings(reference)
 
 
 @pytest.mark.parametrize(
@@ -896,7 +894,7 @@ def test_a_part_of_a_reference_is_no_reading_of_it(reference, other):
     [("7", []), ("1,234", []), ("\\frac{1}{2}", []), ("Paris", []), ("B", ["A", "B"]), ("no", ["no", "yes"])],
 )
 def test_a_wrong_answer_is_another_one_of_about_the_same_form(text, few):
-    wrong = completions.other_answer(text, few)
+    wrong = references.other_answer(text, few)
     assert wrong != text and (wrong in few or len(wrong) == len(text)) and wrong.count("\\") == text.count("\\")
 
 
@@ -915,7 +913,7 @@ ANSWERS += ["日本", "+", "?"]
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_no_reading_of_a_wrong_answer_is_the_right_one(answer):
     """int("٤٢") is 42, and 1/1 is 5/5: a wrong answer in other digits may be the right one."""
-    wrong = completions.other_answer(answer)
+    wrong = references.other_answer(answer)
     assert wrong != answer and len(wrong) == len(answer)
     assert not set(values_of(wrong)) & set(values_of(answer))
     assert sorted(re.findall(r"\d+", wrong)) != sorted(re.findall(r"\d+", answer)) or not re.search(r"\d", answer)
@@ -923,7 +921,7 @@ def test_no_reading_of_a_wrong_answer_is_the_right_one(answer):
 
 @pytest.mark.parametrize("few", [["yes", "Yes", "no"], ["yes", "yes.", "no"]])
 def test_another_way_to_write_a_choice_is_no_wrong_one(few):
-    assert completions.other_answer("yes", few) == "no"
+    assert references.other_answer("yes", few) == "no"
 
 
 def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
@@ -936,7 +934,7 @@ def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
 
 def test_rewards_that_a_blind_question_tells_apart_do_not_hold(monkeypatch):
     """Whatever comes back as different: here the function that is planted differs."""
-    monkeypatch.setattr("failurelab.preflight.judges.reward._one_for_all", exact)
+    monkeypatch.setattr("failurelab.rewards.survey.one_for_all", exact)
     answers = [answer for answer in judge(exact) if answer.failure == "F10"]
     assert [type(answer) for answer in answers] == [NotChecked] and "is not seen as equal" in answers[0].why
 

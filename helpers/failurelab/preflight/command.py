@@ -20,6 +20,7 @@ from failurelab.preflight.intercept.effects import cache_folders
 from failurelab.preflight.report import answer, issue
 from failurelab.preflight.script_text import encode_source, make_patch, read_source
 from failurelab.preflight.session import Session, TimeIsOver
+from failurelab.rewards import RewardTable
 
 
 class PreflightError(FailureLabError):
@@ -226,6 +227,8 @@ def _judge(told: answer.Told, session: Session, script: pathlib.Path, again: boo
     for name in ("held", "not_applicable", "not_checked", "error", "cut"):
         setattr(told, name, outcome.last.get(name, getattr(told, name)))
     told.notes = [*first.get("notes", []), *outcome.notes]
+    if rewards := first.get("rewards") or outcome.last.get("rewards"):
+        told.rewards = RewardTable.from_json(rewards)
     told.hidden, told.ended_first = outcome.hidden(), first["error"]
     # the repairs as diffs, each on top of those before it, and all that healed as one patch
     for entries, kept in ((outcome.named, told.findings), (outcome.suspected(left), told.suspected)):

@@ -168,6 +168,7 @@ class Report:
         self.answers: list[Answer] = []
         self.measured: list[Held] = []  # also what a judge of the whole gradient takes back, see `StepJudge.outweigh`
         self.notes: list[str] = []
+        self.rewards: dict[str, Any] | None = None
         self.script: repairs.Script | None = None
 
     def say(self, stage: str) -> None:
@@ -189,6 +190,7 @@ class Report:
                 entry["changes"] = self._changes(answer)
             told[_KINDS[type(answer)]].append(entry)
         told |= {"error": error, "cut": cut, "notes": self.notes, "measured": list(map(vars, self.measured))}
+        told["rewards"] = self.rewards
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(told))
         whole.rename(self._path)
@@ -336,6 +338,7 @@ class Run:
                 error = describe_error(problem, self.source.path, line=source.line)
         seen.log = list(trainer.state.log_history)
         self._ask((lambda _: watch.answers(), *order.AFTER), seen)
+        self.report.rewards = seen.rewards.to_json() if seen.rewards else None
         self.report.measured = [answer for answer in self.report.answers if isinstance(answer, Held)]
         self.report.answers = step.outweigh(self.report.answers)
         self.report.end(error, self._cuts(trainer, seen))

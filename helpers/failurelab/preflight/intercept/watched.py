@@ -121,12 +121,13 @@ class Watch:
     def _stand_in(self, function: Any, number: int) -> Any:
         """Return a reward function that notes what it is handed, and gives rewards that differ.
 
-        The script's own is asked afterwards, in a process of its own (`judges.asking`).
+        The script's own is asked afterwards, in a process of its own (`failurelab.rewards.asking`).
         """
         if isinstance(function, torch.nn.Module) or not callable(function):
             return function
 
         def stand_in(**kwargs: Any) -> list[float]:
+            self.seen.called.add(number)
             if self.seen.handed is None:
                 self.seen.handed = dict(kwargs)
             return substitute_rewards(len(kwargs["completions"]), self._generations, number)

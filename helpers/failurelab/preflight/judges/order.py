@@ -10,7 +10,7 @@ from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placem
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.plan import judge_plan
 from failurelab.preflight.judges.reference import judge_reference
-from failurelab.preflight.judges.reward import judge_rewards
+from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.scores import judge_scores
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.judges.updates import judge_updates

@@ -7,6 +7,7 @@ import textwrap
 from typing import Any
 
 from failurelab import failures
+from failurelab.rewards.table import RewardTable
 
 # Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
 ORDER = (
@@ -42,6 +43,7 @@ class Told:
         ended_first: the error of the run without any change; empty if none.
         patch: all repairs that healed, as `git apply` takes them in `patch_folder`; empty where none is an edit.
         patch_folder: see `patch`.
+        rewards: what the script's reward functions pay for made-up completions; None where they were not asked.
     """
 
     script: str
@@ -59,6 +61,7 @@ class Told:
     ended_first: str = ""
     patch: bytes = b""
     patch_folder: str = ""
+    rewards: RewardTable | None = None
 
     @property
     def accusations(self) -> list[dict[str, Any]]:
@@ -127,13 +130,16 @@ def _id(failure: str) -> tuple[int, str]:
 def to_json(told: Told) -> dict[str, Any]:
     """Return the answer as JSON can hold it."""
     lists = ("findings", "suspected", "held", "not_applicable", "not_checked", "cut")
-    return {name: getattr(told, name) for name in (*lists, "script", "script_sha256", "versions")}
+    rewards = told.rewards and told.rewards.to_json()
+    return {name: getattr(told, name) for name in (*lists, "script", "script_sha256", "versions")} | {
+        "rewards": rewards
+    }
 
 
 def text(told: Told) -> str:
     """Return the answer as lines for a terminal."""
     width = max(70, min(110, shutil.get_terminal_size().columns))
-    lines = []
+    lines = [*told.rewards.picture(width), ""] if told.rewards else []
     for word, answers in (("NAMED", told.findings), ("SUSPECTED", told.suspected)):
         for answer in answers:
             lines += [f"{word}  {answer['failure']} {title(answer['failure'])}", *_wrap(_figures(answer), width)]
