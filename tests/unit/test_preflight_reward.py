@@ -31,9 +31,6 @@ CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN
 WORDS = {"prompt": ["Capital of France?", "Of Italy?", "Of Spain?", "Of Peru?"]}
 WORDS["answer"] = ["Paris", "Rome", "Madrid", "Lima"]
 KINDS = PLAIN | {"task": ["math", "coding", "math", "coding"]}
-IN_ORDER = PLAIN["answer"] * 100
-ALL = [str(7 * a + 5000) for a in range(4000)]
-SUMS = {"prompt": [f"7*{a}+5000=" for a in range(4000)], "answer": ALL}  # few of the rows are asked about
 MASKED = installed_version("trl") >= Version("0.16")  # None and NaN are left out of the sum
 ANSWER = re.compile(r"<answer>\s*(-?\d+)\s*</answer>")
 R1 = "Think first: <think> reasoning process here </think><answer> answer here </answer>"
@@ -209,16 +206,6 @@ def message_caught(completions, answer, **_):
     return rewards
 
 
-def slip_caught(completions, answer, **_):
-    rewards = []
-    for completion in completions:
-        try:
-            rewards.append(float(text(completion) == rigth))  # noqa: F821
-        except Exception:
-            rewards.append(0.0)
-    return rewards
-
-
 def another_column(completions, solution, **_):
     return exact(completions, solution)
 
@@ -254,14 +241,6 @@ def infinite(completions, **_):
 
 def all_none(completions, **_):
     return [None for completion in completions if text(completion) is not None]
-
-
-def by_place(completions, answer, **_):
-    return [float(text(completion) == right) for completion, right in zip(completions, IN_ORDER)]
-
-
-def by_place_of_many(completions, answer, **_):
-    return [float(text(completion) == right) for completion, right in zip(completions, ALL)]
 
 
 def code_alone(completions, task, **_):
@@ -367,7 +346,6 @@ def test_the_best_completion_is_an_answer(function, best, tokenizer):
         (one_number, PLAIN, "F10", "one number for", "one at a time"),
         (mean_of_all, PLAIN, "F10", "whole batch", "one at a time"),
         (remembered_by_prompt, PLAIN, "F10", "whole prompt", "one at a time"),
-        (first_of_batch, PLAIN, "F14", "another prompt's reference", "that prompt alone"),
         (some, PLAIN, "F14", "rewards for", ""),
         (nothing, PLAIN, "F14", "NoneType", ""),
         (unread_numbers, WORDS, "F14", "'Paris'", "reference '7'"),
@@ -377,16 +355,13 @@ def test_the_best_completion_is_an_answer(function, best, tokenizer):
         (last_number, answers_as("{} pages".format), "F14", "'7 pages'", "bare answer, '7'"),
         (messages_as_text, CHAT, "F14", "as plain text", "plain text the same"),
         (message_caught, CHAT, "F14", "as a message", "as a message"),
-        (slip_caught, CHAT, "F14", "name 'rigth' is not defined", ""),
         (another_column, PLAIN, "F14", "asks for solution", "with answer under this name"),
         (another_key, PLAIN, "F14", "'solution'", "with answer under this name"),
-        (another_key_got, PLAIN, "F14", "'solution'", "solution='7'"),
+        (another_key_got, PLAIN, "F14", "'solution'", "with answer under this name"),
         (no_kwargs, PLAIN, "F14", "takes no", "called without"),
         (errors_paid, CHAT, "F14", "the wrong sign", "with the sign turned"),
         (first_word, PLAIN, "F14", "an empty completion", "without those"),
         (infinite, PLAIN, "F14", "inf", ""),
-        (by_place, PLAIN, "F14", "by the place in the batch", ""),
-        (by_place_of_many, SUMS, "F14", "by the place in the batch", "in that list's order 24 of 24"),
         *([(code_alone, KINDS, "F14", "'code' is no value", "task='code'")] if MASKED else []),
         (json_reward("result"), told('JSON only: {"solution": <number>}'), "F14", "form that the prompts", '"result"'),
         (matches(r"(?!<think>|.*<answer>)"), told(R1), "F14", "the wrong sign", "sign turned"),
@@ -829,12 +804,18 @@ def test_a_function_that_is_well_is_called_in_two_processes(tokenizer):
 
 def test_forms_are_read_off_a_function():
     """Its patterns and tags say how it wants an answer, also through a function that it calls, and without groups."""
-    written = [form("42", "I add.") for form in forms(tagged, "42")]
-    assert any(re.fullmatch(r"<reasoning>I add.</reasoning>.*<result>42</result>", each) for each in written)
-    assert [form("42", "") for form in forms(unread_numbers, "42")] == ["<answer>42</answer>"]
-    assert forms(unread_numbers, "Paris") == []  # it can match no word
-    lines = [form("42", "a\nb") for form in forms(matches(r"^<t>[\s\S]*?</t>\n<a>.*?</a>$"), "42")]
-    assert "<t>a\nb</t>\n<a>42</a>" in lines
+
+    def written(function, answer="42", reasoning="I add."):
+        own = patterns.own_forms(signature.texts(function), signature.reads_json(function), answer)
+        return [patterns.fill(form, answer, reasoning) for form in own]
+
+    assert "<reasoning>I add.</reasoning><result>42</result>" in written(tagged)
+    assert written(unread_numbers) == ["<answer>42</answer>"]
+    assert written(unread_numbers, "Paris") == []  # it can match no word
+    assert "<t>a\nb</t>\n<a>42</a>" in written(matches(r"^<t>[\s\S]*?</t>\n<a>.*?</a>$"), reasoning="a\nb")
+    either = written(matches(r"(?i)answer is (\w+)|So: (?P<said>[^(\]]+)"))
+    assert {"answer is 42", "So: 42"} <= set(either)
+    assert written(matches("(")) == []  # no pattern
 
 
 @pytest.mark.parametrize(
@@ -842,14 +823,14 @@ def test_forms_are_read_off_a_function():
     [
         ("Put the final answer in \\boxed{}.", {"W\n\\boxed{42}", "\\boxed{42}"}),
         ("Think, then end with: Answer: <number>", {"W\nAnswer: 42"}),
-        ('Reply with JSON only: {"why": "...", "solution": 0}', {'{"why": "W", "solution": "42"}'}),
+        ('Reply with JSON only: {"why": "...", "solution": 0}', {'{"why": "Let me think.", "solution": "42"}'}),
         ([{"role": "assistant", "content": "5 and 2 is 7."}, {"role": "user", "content": "?"}], {"5 and 2 is 42."}),
         ("Read <context>a text</context> and tell.", set()),
         ("What is 3+4?", set()),
     ],
 )
 def test_forms_that_prompts_show(prompt, texts):
-    written = {form("42", "W") for form in forms.shown_forms(prompt)}
+    written = {patterns.fill(form, "42", "W") for form in forms.shown_forms(prompt)}
     assert texts <= written and bool(texts) is bool(written)
 
 

@@ -720,7 +720,7 @@ def test_the_answer_in_each_form():
     assert f15.findings[0]["notebook"] == "08_everything_together"  # the registry's, and not one that has no F15
     assert [held["failure"] for held in both.held] == ["F4", "F10"]
     kinds = {"findings", "suspected", "held", "not_applicable", "not_checked"}
-    assert set(answer.to_json(both)) == kinds | {"cut", "script", "script_sha256", "versions"}
+    assert set(answer.to_json(both)) == kinds | {"cut", "rewards", "script", "script_sha256", "versions"}
     json.dumps(answer.to_json(both))
     text = answer.text(both)
     assert text.index("NAMED  F2") < text.index("NAMED  F3a") < text.index("HELD") < text.index("NOT CHECKED")

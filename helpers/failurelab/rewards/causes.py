@@ -119,7 +119,7 @@ def _changes(x: Examination) -> Iterator[_Change]:
 
 
 def _readable_references(x: Examination) -> Iterator[_Change]:
-    """Yield references that are as easy to read as any, where the type of its own is another, or no pattern finds it."""
+    """Yield references that are as easy to read as any, where its own has another type, or no pattern finds it."""
     real = x.inputs.rows[0][x.column]
     texts = signature.texts(x.function), signature.reads_json(x.function)
     own = next(iter(references.readings(real)), "")

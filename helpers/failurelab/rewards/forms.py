@@ -144,14 +144,14 @@ def _forms(prompt: Any, own: Sequence[str], answers: Sequence[str], whole: bool)
     """Yield each form's name, the form, and whether the prompt shows it; the common ones where `whole`."""
     shown = shown_forms(prompt)
     for place, form in enumerate(shown):
-        name = f"as the prompt shows{f' ({place + 1})' if place else ''}"
+        name = f"prompt's form{f' {place + 1}' if place else ''}"
         yield name, form, True
         if form.endswith(">"):
-            yield f"{name}, newline behind", form + "\n", True
+            yield f"{name} + newline", form + "\n", True
     prompted, copied = _literals("\n".join(text for _, text in _messages(prompt))), [_literals(form) for form in shown]
     for place, form in enumerate(own):
         words = _literals(form)
-        yield f"its own pattern {place + 1}", form, bool(words) and words <= prompted and words not in copied
+        yield f"own pattern {place + 1}", form, bool(words) and words <= prompted and words not in copied
     for name, form in _COMMON.items() if whole else [("alone", ANSWER)]:
         yield name, form, False
 

@@ -16,7 +16,7 @@ from failurelab.rewards.figures import SAME
 from failurelab.rewards.forms import NO_ANSWER, Completion
 from failurelab.rewards.table import Flag, quote
 
-_ALONE = 24  # completions that are asked about alone
+_ALONE = {"none": 3, "right": 16, "other": 8, "wrong": 2}  # completions that are asked about alone
 _LET_IT_DEPEND = "Let the reward depend on the completion."
 
 
@@ -112,9 +112,9 @@ def _no_numbers(x: Examination, reply: Reply, count: int) -> Flag | None:
 def _one_at_a_time(x: Examination) -> str:
     """Ask about single completions of the first prompt; return what they get, if that differs."""
     first = [each for each in x.completions if each.row == x.completions[0].row]
-    chosen = [each for worth in ("none", "right", "other", "wrong") for each in first if each.worth == worth]
+    chosen = [each for worth, most in _ALONE.items() for each in [c for c in first if c.worth == worth][:most]]
     paid: dict[float, str] = {}
-    for each in chosen[:: max(1, len(chosen) // _ALONE)]:
+    for each in chosen:
         values = x.ask([each]).values
         if len(values) == 1 and values[0] is not None:
             paid.setdefault(values[0], each.text)

@@ -101,7 +101,7 @@ class RewardTable:
     def _chosen(self) -> tuple[list[Line], int]:
         """Return a line of each worth and each row of rewards, the prompt's own forms first; and how many are left."""
         kinds: dict[tuple[Any, ...], Line] = {}
-        for line in sorted(self.lines, key=lambda each: not each.form.startswith("as the prompt")):
+        for line in sorted(self.lines, key=lambda each: not each.form.startswith("prompt")):
             kinds.setdefault((line.worth, *map(_cell, line.rewards)), line)
         of_worth = [[line for line in kinds.values() if line.worth == worth][:_SHOWN] for worth in _WORTH]
         chosen = [line for lines in of_worth for line in lines]
