@@ -87,7 +87,7 @@ class Inputs:
 
     def misfit(self, function: Callable[..., Any]) -> tuple[list[str], list[str]]:
         """Return the arguments that a function asks for and is not given, and those that it does not take."""
-        parameters = signature.parameters(function)
+        parameters = signature.parameters(function, follow_wrapped=False)  # a decorator may give the others itself
         named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
         wanted = [each.name for each in named]
         given = self.names(wanted)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from failurelab.rewards import figures, forms, patterns, signature
-from failurelab.rewards.examination import Examination
+from failurelab.rewards.examination import RAISES, Examination
 from failurelab.rewards.forms import Completion
 from failurelab.rewards.inputs import OWN, Inputs
 from failurelab.rewards.judging import examine, judge, wrong_sign
@@ -103,8 +103,8 @@ def survey(
             about += filter(None, [judge(x, totals)])
     said = [flag for about in flags for flag in about]
     best = ""
-    if sums and any(x.varies for x in examined):
-        kept = [each for each in completions if each in sums]
+    kept = [each for each in completions if sums and all(x.paid[each] != RAISES for x in examined)]
+    if kept and any(x.varies for x in examined):
         totals = [sums[each] for each in kept]
         said += _judge_sum(
             examined, kept, totals, weights, whole, any(f.verdict in ("FOUND", "SUSPECTED") for f in said)
@@ -139,15 +139,11 @@ def _unread(inputs: Inputs, functions: Sequence[Any]) -> Iterator[str]:
 
 
 def _totals(examined: Sequence[Examination], completions: Sequence[Completion]) -> dict[Completion, float]:
-    """Return what the trainer adds up for each completion that no function raises for; empty where one paid nothing."""
+    """Return what the trainer adds up for each completion, as far as functions answer; empty where one paid nothing."""
     if not all(x.rewards for x in examined):
         return {}
-    paid = [dict(zip(x.completions, x.rewards)) for x in examined]
-    return {
-        each: sum(x.weight * value for x, its in zip(examined, paid) if (value := its[each]) is not None)
-        for each in completions
-        if all(each in its for its in paid)
-    }
+    paid = [(x.weight, dict(zip(x.completions, x.rewards))) for x in examined]
+    return {each: sum(weight * (its.get(each) or 0.0) for weight, its in paid) for each in completions}
 
 
 def one_for_all(completions: list[Any], **_: Any) -> list[float]:
