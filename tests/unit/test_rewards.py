@@ -1,5 +1,6 @@
 """The table of what reward functions pay: a user's own call, what it shows at a glance, and its way over a pipe."""
 
+import functools
 import json
 import re
 
@@ -71,3 +72,11 @@ def test_a_column_is_read_by_its_name_and_a_conversation_as_messages():
     assert flags(table, "reads_text") == [("FOUND", "F14")] and flags(table, "reads_messages") == []
     table = ask(reads_messages, prompt=prompt, columns={"truth": "7"})
     assert ("HELD", "F14") in flags(table, "") and not [flag for flag in table.flags if flag.verdict == "FOUND"]
+
+
+def test_a_wrapped_partial_asks_for_no_column_that_it_has_bound():
+    def weighted(completions, answer, exact, near, **_):
+        return [exact if text == wanted else near * (wanted in text) for text, wanted in zip(completions, answer)]
+
+    bound = functools.update_wrapper(functools.partial(weighted, exact=1.0, near=0.25), weighted)
+    assert flags(ask(bound, answer="7"), "weighted") == []

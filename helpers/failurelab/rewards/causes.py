@@ -66,7 +66,7 @@ def never_arrives(x: Examination, name: str, said: str, tried: str = "", only: b
         fix: tuple[Any, ...] = ("arguments", {"remove_unused_columns": False})
         repair = "Set remove_unused_columns=False: the trainer drops the columns that the model does not take."
     else:
-        fix = ("rename", source, name) if source and source != name else ()
+        fix = ("rename", source, name) if source and source not in x.asked else ()  # which is not taken from it
         columns = ", ".join(x.inputs.columns) or "none besides prompt"
         repair = f"Rename the dataset's column to {name!r} (dataset.rename_column), or the argument: {columns}."
     if not tried and source and only and (told := x.tells(columns={name: operator.itemgetter(source)})):
