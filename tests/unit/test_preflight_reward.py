@@ -905,6 +905,22 @@ def test_another_way_to_write_a_choice_is_no_wrong_one(few):
     assert references.other_answer("yes", few) == "no"
 
 
+def test_rows_whose_right_answer_is_not_told_are_named(tokenizer):
+    """Compared with the first row's reference: the others' right answers get what wrong ones get."""
+    (answer,) = [each for each in judge(first_of_batch, tokenizer=tokenizer) if isinstance(each, NotChecked)]
+    assert "for 3 of 4 rows" in answer.why and answer.about == "reward_funcs[0] first_of_batch"
+
+
+def test_a_function_that_the_trainer_never_called_is_told(tokenizer):
+    given = seen([shorter, exact], processing_class=tokenizer)
+    given.called = {0}
+    findings = found(judge_rewards(given))
+    assert [(each.failure, each.about) for each in findings] == [("F14", "reward_funcs[1] exact")]
+    assert (
+        "2 functions given, 1 called" in findings[0].evidence and given.rewards.functions[1] == "reward_funcs[1] exact"
+    )
+
+
 def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
     """Which of them a source line belongs to is unknown, so nothing is said of what they read."""
     pair = [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: list(map(len, completions))]
