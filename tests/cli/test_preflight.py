@@ -371,7 +371,7 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
         assert done.returncode == 3 and text in " ".join(done.stdout.split())
         told = json.loads((tmp_path / "out.json").read_text())
         lists = {"findings", "suspected", "held", "not_applicable", "not_checked", "cut"}
-        assert set(told) == lists | {"script", "script_sha256", "versions"}
+        assert set(told) == lists | {"rewards", "script", "script_sha256", "versions"}
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):

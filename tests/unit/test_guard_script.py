@@ -127,7 +127,7 @@ def test_a_dead_function_is_told_beside_one_that_teaches(model, tokenizer, tmp_p
     """The sum differs, so the run learns, and not what it should: one warning, also where guards are to stop."""
     _, said = watch(build(model, tokenizer, tmp_path, functions=(right_as_text, right)), "stop")
     (message,) = said["RewardGuard"]
-    assert message.startswith("the reward function right_as_text gives 0, and 0 to ") and "while the other" in message
+    assert message.startswith("reward_funcs[0] right_as_text gives 0, and 0 to ") and "while the other" in message
 
 
 @pytest.mark.parametrize(

@@ -22,20 +22,15 @@ from packaging.version import Version
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Verdict
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges import asking
-from failurelab.preflight.judges.reward import judge_rewards
+from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rows import installed_version
-from failurelab.reward_functions import completions
-from failurelab.reward_functions.patterns import forms
+from failurelab.rewards import asking, forms, patterns, references, signature
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
 CHAT = PLAIN | {"prompt": [[{"role": "user", "content": text}] for text in PLAIN["prompt"]]}
 WORDS = {"prompt": ["Capital of France?", "Of Italy?", "Of Spain?", "Of Peru?"]}
 WORDS["answer"] = ["Paris", "Rome", "Madrid", "Lima"]
 KINDS = PLAIN | {"task": ["math", "coding", "math", "coding"]}
-IN_ORDER = PLAIN["answer"] * 100
-ALL = [str(7 * a + 5000) for a in range(4000)]
-SUMS = {"prompt": [f"7*{a}+5000=" for a in range(4000)], "answer": ALL}  # few of the rows are asked about
 MASKED = installed_version("trl") >= Version("0.16")  # None and NaN are left out of the sum
 ANSWER = re.compile(r"<answer>\s*(-?\d+)\s*</answer>")
 R1 = "Think first: <think> reasoning process here </think><answer> answer here </answer>"
@@ -211,16 +206,6 @@ def message_caught(completions, answer, **_):
     return rewards
 
 
-def slip_caught(completions, answer, **_):
-    rewards = []
-    for completion in completions:
-        try:
-            rewards.append(float(text(completion) == rigth))  # noqa: F821
-        except Exception:
-            rewards.append(0.0)
-    return rewards
-
-
 def another_column(completions, solution, **_):
     return exact(completions, solution)
 
@@ -256,14 +241,6 @@ def infinite(completions, **_):
 
 def all_none(completions, **_):
     return [None for completion in completions if text(completion) is not None]
-
-
-def by_place(completions, answer, **_):
-    return [float(text(completion) == right) for completion, right in zip(completions, IN_ORDER)]
-
-
-def by_place_of_many(completions, answer, **_):
-    return [float(text(completion) == right) for completion, right in zip(completions, ALL)]
 
 
 def code_alone(completions, task, **_):
@@ -371,7 +348,6 @@ def test_the_best_completion_is_an_answer(function, best, tokenizer):
         (one_number, PLAIN, "F10", "one number for", "one at a time"),
         (mean_of_all, PLAIN, "F10", "whole batch", "one at a time"),
         (remembered_by_prompt, PLAIN, "F10", "whole prompt", "one at a time"),
-        (first_of_batch, PLAIN, "F14", "another prompt's reference", "that prompt alone"),
         (some, PLAIN, "F14", "rewards for", ""),
         (nothing, PLAIN, "F14", "NoneType", ""),
         (unread_numbers, WORDS, "F14", "'Paris'", "reference '7'"),
@@ -381,16 +357,13 @@ def test_the_best_completion_is_an_answer(function, best, tokenizer):
         (last_number, answers_as("{} pages".format), "F14", "'7 pages'", "bare answer, '7'"),
         (messages_as_text, CHAT, "F14", "as plain text", "plain text the same"),
         (message_caught, CHAT, "F14", "as a message", "as a message"),
-        (slip_caught, CHAT, "F14", "name 'rigth' is not defined", ""),
         (another_column, PLAIN, "F14", "asks for solution", "with answer under this name"),
         (another_key, PLAIN, "F14", "'solution'", "with answer under this name"),
-        (another_key_got, PLAIN, "F14", "'solution'", "solution='7'"),
+        (another_key_got, PLAIN, "F14", "'solution'", "with answer under this name"),
         (no_kwargs, PLAIN, "F14", "takes no", "called without"),
         (errors_paid, CHAT, "F14", "the wrong sign", "with the sign turned"),
         (first_word, PLAIN, "F14", "an empty completion", "without those"),
         (infinite, PLAIN, "F14", "inf", ""),
-        (by_place, PLAIN, "F14", "by the place in the batch", ""),
-        (by_place_of_many, SUMS, "F14", "by the place in the batch", "in that list's order 24 of 24"),
         *([(code_alone, KINDS, "F14", "'code' is no value", "task='code'")] if MASKED else []),
         (json_reward("result"), told('JSON only: {"solution": <number>}'), "F14", "form that the prompts", '"result"'),
         (matches(r"(?!<think>|.*<answer>)"), told(R1), "F14", "the wrong sign", "sign turned"),
@@ -839,12 +812,18 @@ def test_a_function_that_is_well_is_called_in_two_processes(tokenizer):
 
 def test_forms_are_read_off_a_function():
     """Its patterns and tags say how it wants an answer, also through a function that it calls, and without groups."""
-    written = [form("42", "I add.") for form in forms(tagged, "42")]
-    assert any(re.fullmatch(r"<reasoning>I add.</reasoning>.*<result>42</result>", each) for each in written)
-    assert [form("42", "") for form in forms(unread_numbers, "42")] == ["<answer>42</answer>"]
-    assert forms(unread_numbers, "Paris") == []  # it can match no word
-    lines = [form("42", "a\nb") for form in forms(matches(r"^<t>[\s\S]*?</t>\n<a>.*?</a>$"), "42")]
-    assert "<t>a\nb</t>\n<a>42</a>" in lines
+
+    def written(function, answer="42", reasoning="I add."):
+        own = patterns.own_forms(signature.texts(function), signature.reads_json(function), answer)
+        return [patterns.fill(form, answer, reasoning) for form in own]
+
+    assert "<reasoning>I add.</reasoning><result>42</result>" in written(tagged)
+    assert written(unread_numbers) == ["<answer>42</answer>"]
+    assert written(unread_numbers, "Paris") == []  # it can match no word
+    assert "<t>a\nb</t>\n<a>42</a>" in written(matches(r"^<t>[\s\S]*?</t>\n<a>.*?</a>$"), reasoning="a\nb")
+    either = written(matches(r"(?i)answer is (\w+)|So: (?P<said>[^(\]]+)"))
+    assert {"answer is 42", "So: 42"} <= set(either)
+    assert written(matches("(")) == []  # no pattern
 
 
 @pytest.mark.parametrize(
@@ -852,14 +831,14 @@ def test_forms_are_read_off_a_function():
     [
         ("Put the final answer in \\boxed{}.", {"W\n\\boxed{42}", "\\boxed{42}"}),
         ("Think, then end with: Answer: <number>", {"W\nAnswer: 42"}),
-        ('Reply with JSON only: {"why": "...", "solution": 0}', {'{"why": "W", "solution": "42"}'}),
+        ('Reply with JSON only: {"why": "...", "solution": 0}', {'{"why": "Let me think.", "solution": "42"}'}),
         ([{"role": "assistant", "content": "5 and 2 is 7."}, {"role": "user", "content": "?"}], {"5 and 2 is 42."}),
         ("Read <context>a text</context> and tell.", set()),
         ("What is 3+4?", set()),
     ],
 )
 def test_forms_that_prompts_show(prompt, texts):
-    written = {form("42", "W") for form in completions.shown_forms(prompt)}
+    written = {patterns.fill(form, "42", "W") for form in forms.shown_forms(prompt)}
     assert texts <= written and bool(texts) is bool(written)
 
 
@@ -879,7 +858,7 @@ def test_forms_that_prompts_show(prompt, texts):
     ],
 )
 def test_readings_of_a_reference(reference, texts):
-    assert completions.readings(reference)[: len(texts)] == texts
+    assert references.readings(reference)[: len(texts)] == texts
 
 
 @pytest.mark.parametrize(
@@ -896,7 +875,7 @@ def test_readings_of_a_reference(reference, texts):
 )
 def test_a_part_of_a_reference_is_no_reading_of_it(reference, other):
     """A wrong answer that is taken for a right one accuses a sound function."""
-    assert other not in completions.readings(reference)
+    assert other not in references.readings(reference)
 
 
 @pytest.mark.parametrize(
@@ -904,7 +883,7 @@ def test_a_part_of_a_reference_is_no_reading_of_it(reference, other):
     [("7", []), ("1,234", []), ("\\frac{1}{2}", []), ("Paris", []), ("B", ["A", "B"]), ("no", ["no", "yes"])],
 )
 def test_a_wrong_answer_is_another_one_of_about_the_same_form(text, few):
-    wrong = completions.other_answer(text, few)
+    wrong = references.other_answer(text, few)
     assert wrong != text and (wrong in few or len(wrong) == len(text)) and wrong.count("\\") == text.count("\\")
 
 
@@ -923,7 +902,7 @@ ANSWERS += ["日本", "+", "?"]
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_no_reading_of_a_wrong_answer_is_the_right_one(answer):
     """int("٤٢") is 42, and 1/1 is 5/5: a wrong answer in other digits may be the right one."""
-    wrong = completions.other_answer(answer)
+    wrong = references.other_answer(answer)
     assert wrong != answer and len(wrong) == len(answer)
     assert not set(values_of(wrong)) & set(values_of(answer))
     assert sorted(re.findall(r"\d+", wrong)) != sorted(re.findall(r"\d+", answer)) or not re.search(r"\d", answer)
@@ -931,7 +910,23 @@ def test_no_reading_of_a_wrong_answer_is_the_right_one(answer):
 
 @pytest.mark.parametrize("few", [["yes", "Yes", "no"], ["yes", "yes.", "no"]])
 def test_another_way_to_write_a_choice_is_no_wrong_one(few):
-    assert completions.other_answer("yes", few) == "no"
+    assert references.other_answer("yes", few) == "no"
+
+
+def test_rows_whose_right_answer_is_not_told_are_named(tokenizer):
+    """Compared with the first row's reference: the others' right answers get what wrong ones get."""
+    (answer,) = [each for each in judge(first_of_batch, tokenizer=tokenizer) if each.verdict is Verdict.NOT_CHECKED]
+    assert "for 3 of 4 rows" in answer.why and answer.part == "reward_funcs[0]"
+
+
+def test_a_function_that_the_trainer_never_called_is_told(tokenizer):
+    given = seen([shorter, exact], processing_class=tokenizer)
+    given.called = {0}
+    findings = found(judge_rewards(given))
+    assert [(each.failure, each.part) for each in findings] == [("F14", "reward_funcs[1]")]
+    assert (
+        "2 functions given, 1 called" in findings[0].evidence and given.rewards.functions[1] == "reward_funcs[1] exact"
+    )
 
 
 def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
@@ -944,7 +939,7 @@ def test_two_lambdas_of_one_line_are_not_taken_for_each_other(tokenizer):
 
 def test_rewards_that_a_blind_question_tells_apart_do_not_hold(monkeypatch):
     """Whatever comes back as different: here the function that is planted differs."""
-    monkeypatch.setattr("failurelab.preflight.judges.reward._one_for_all", exact)
+    monkeypatch.setattr("failurelab.rewards.survey.one_for_all", exact)
     answers = [answer for answer in judge(exact) if answer.failure == "F10"]
     assert [answer.verdict for answer in answers] == [Verdict.NOT_CHECKED] and "is not seen as equal" in answers[0].why
 

@@ -806,7 +806,7 @@ def test_the_answer_in_each_form():
     assert both.suspected[0].notebook == "08_everything_together"
     assert [each.failure for each in both.held] == ["F4", "F10"]
     kinds = {"findings", "suspected", "held", "not_applicable", "not_checked"}
-    texts = {"cut", "notes", "error", "ended_first", "script", "script_sha256", "versions"}
+    texts = {"cut", "notes", "error", "ended_first", "rewards", "script", "script_sha256", "versions"}
     assert set(both.to_json()) == kinds | texts
     text = terminal.text(both)
     assert text.index("NAMED  F2") < text.index("NAMED  F3a") < text.index("HELD") < text.index("NOT CHECKED")

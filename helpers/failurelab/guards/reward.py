@@ -5,22 +5,17 @@
 GRPO's advantage is a completion's reward less the mean of its group. Where all rewards of a group are equal every
 advantage is 0, and so are loss and gradient. The causes look alike in every log and ask for opposite cures. Where all
 completions of a prompt are the same text, nothing was drawn. Else the guard asks each function by itself about made-up
-completions, those that preflight asks with: right and wrong answers in the forms that answers are written in and that
-the function's own patterns look for. What these get is what can be got.
+completions, by the code that preflight asks with (`failurelab.rewards`), in a fork: right and wrong answers in the
+forms that the prompt shows and that the function's own patterns look for. What these get is what can be got.
 
 Upstream: TRL #3452 and #3857 (equal rewards), #4501 and #2771 (a reward that never sees what it needs).
 """
 
 import collections
-import contextlib
-import copy
 import dataclasses
 import functools
 import inspect
-import io
-import itertools
 import math
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,9 +23,12 @@ from typing import Any
 import torch
 
 from failurelab.guards.base import Action, Guard
-from failurelab.handles import is_async, keep_random_state, listen_to, without_listeners
-from failurelab.reward_functions import completions as made_up
-from failurelab.reward_functions.source import asked_columns, asks_for, parameters, reference_column
+from failurelab.handles import is_async, listen_to, without_listeners
+from failurelab.rewards import RewardTable, forms, signature
+from failurelab.rewards.examination import RAISES, Examination
+from failurelab.rewards.inputs import OWN, Inputs, form_of
+from failurelab.rewards.judging import examine
+from failurelab.rewards.survey import tabulate
 
 CAUSES = {
     "same": "all completions of a prompt are the same text, so there is nothing to compare: look for top_k=1, "
@@ -57,7 +55,7 @@ class FunctionReport:
     """What one reward function gave to completions, and to made-up ones.
 
     Attributes:
-        name: of the function; where several share it, with its place in the list.
+        name: of the function: `reward_funcs[1] length_reward`.
         weight: that its rewards are multiplied by.
         cause: one of CAUSES where its rewards were equal in each of the last groups; else empty.
         given: the lowest and the highest reward of the last groups' completions.
@@ -103,6 +101,7 @@ class RewardReport:
         cause: one of CAUSES where the last groups were all flat, else empty.
         problem: what was wrong beside; empty if nothing.
         functions: each by itself, where they were asked.
+        table: what each paid for the completions that were made up; None where none was asked.
     """
 
     groups: int = 0
@@ -110,16 +109,7 @@ class RewardReport:
     cause: str = ""
     problem: str = ""
     functions: tuple[FunctionReport, ...] = ()
-
-
-@dataclasses.dataclass
-class _Answers:
-    """What one function gave to made-up completions; `error` as in FunctionReport."""
-
-    by_row: dict[int, set[float]] = dataclasses.field(default_factory=dict)
-    asked: int = 0
-    raised: int = 0
-    error: str = ""
+    table: RewardTable | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +127,9 @@ class RewardGuard(Guard):
 
     It listens to the trainer's reward functions during training. Runs in which a part of the groups is flat are
     healthy: only `groups` flat ones in a row are told, once. Then each function is asked about some hundred made-up
-    completions, once in a run, until 20 seconds are over; where it raises an error, about fewer at a time. None is
-    asked whose answers are awaited, or that reads the trainer's environments; one that keeps a state of its own, such
-    as a counter or a random generator, is asked with it, and goes on from there. A function that asks for the reference
+    completions, once in a run, in a fork that is ended after 20 seconds: the run's own function keeps its state, and
+    one that needs the GPU there cannot be asked. None is asked whose answers are awaited, or that reads the trainer's
+    environments. A function that asks for the reference
     answers, and gives right ones no more than wrong ones, is told also where the others' rewards differ. What a reward
     model gives is not seen, nor rewards that differ and are given to the wrong completions. `report`, a `RewardReport`,
     is there after the first batch.
@@ -165,7 +155,7 @@ class RewardGuard(Guard):
         self._batch: dict[int, list[float | None]] = {}
         self._recent: collections.deque[_Group] = collections.deque(maxlen=self.groups)
         self._told: set[str] = set()
-        self._answers: dict[int, _Answers] = {}  # of the functions that were asked
+        self._examined: dict[int, Examination | str] = {}  # of the functions that were asked; else why one was not
         self._judged = False  # whether flat groups were told of
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -179,7 +169,7 @@ class RewardGuard(Guard):
             self._could_not_check("the trainer has no reward functions of yours (a reward model is not listened to)")
             return
         self._functions = list(map(without_listeners, functions))  # what is asked here, no other guard listens to
-        self._names = names_of(self._functions)
+        self._names = [signature.key_of(self._functions, place) for place in range(len(self._functions))]
         before, after = (functools.partial(self._check, own) for own in (self._check_columns, self._check_rewards))
         self._listening.enter_context(listen_to(functions, before, after))
 
@@ -220,7 +210,7 @@ class RewardGuard(Guard):
             self._tell("none", f"no function gives a reward for {empty} of {len(values)} completions: all say None")
         if len(observed) < len(self._functions):
             return  # a reward model adds to the sum, and is not seen
-        weights = reward_weights(self._trainer(), len(self._functions))
+        weights = signature.weights_of(self._trainer(), len(self._functions))
         totals = [
             sum(weight * value for weight, value in zip(weights, row) if value is not None) for row in zip(*columns)
         ]
@@ -292,7 +282,7 @@ class RewardGuard(Guard):
         flat = [
             index
             for index in range(len(self._functions))
-            if index not in self._answers and all(_is_flat(group.by_function[index]) for group in self._recent)
+            if index not in self._examined and all(_is_flat(group.by_function[index]) for group in self._recent)
         ]
         for index in flat:
             if self._reference(kwargs, self._functions[index]) is None:
@@ -305,7 +295,9 @@ class RewardGuard(Guard):
     def _find_cause(self, kwargs: dict[str, Any]) -> None:
         """Find which cause it is, and what each function says of it."""
         cause, functions = self._compare_answers(kwargs)
-        self.report = dataclasses.replace(self.report, cause=cause, functions=functions)
+        examined = [x for _, x in sorted(self._examined.items()) if isinstance(x, Examination)]
+        table = tabulate(examined) if examined else None
+        self.report = dataclasses.replace(self.report, cause=cause, functions=functions, table=table)
 
     def _compare_answers(self, kwargs: dict[str, Any]) -> tuple[str, tuple[FunctionReport, ...]]:
         if all(len(set(group.texts)) == 1 for group in self._recent):
@@ -329,26 +321,28 @@ class RewardGuard(Guard):
 
     def _ask(self, kwargs: dict[str, Any], index: int) -> FunctionReport:
         """Ask one function about made-up completions, and compare with what it gave to all of the last groups."""
-        weight = reward_weights(self._trainer(), len(self._functions))[index]
-        given = [value for group in self._recent for value in group.by_function[index] if value is not None]
-        missing = _not_given(self._functions[index], kwargs)
-        left_out = tuple(each.name for each in missing if each.default is None)
+        function, paid = self._functions[index], [group.by_function[index] for group in self._recent]
+        weight = signature.weights_of(self._trainer(), len(self._functions))[index]
+        given = [value for rewards in paid for value in rewards if value is not None]
+        left_out = tuple(each.name for each in _not_given(function, kwargs) if each.default is None)
         report = FunctionReport(self._names[index], weight, "unknown", _range(given), left_out=left_out)
-        if not all(_is_flat(group.by_function[index]) for group in self._recent):
+        if not all(map(_is_flat, paid)):
             return dataclasses.replace(report, cause="")
         if not given:
             return report
-        if index not in self._answers:
-            self._answers[index] = _Answers(error="to ask it failed")  # where it does, it is not asked again
-            self._answers[index] = self._ask_made_up(kwargs, self._functions[index])
-        made = self._answers[index]
-        by_row = made.by_row
-        report = dataclasses.replace(report, asked=made.asked, raised=made.raised, error=made.error)
-        if not by_row or made.raised > made.asked / 2:
+        if index not in self._examined:
+            self._examined[index] = "to ask it failed"  # where it does, it is not asked again
+            self._examined[index] = self._examine(kwargs, index)
+        x = self._examined[index]
+        if isinstance(x, str):
+            return dataclasses.replace(report, error=x)
+        raised = [each for each, value in x.paid.items() if value == RAISES]
+        report = dataclasses.replace(report, asked=len(x.paid), raised=len(raised), error=x.error)
+        rewards = [value for value in x.rewards if value is not None]
+        if not rewards or len(raised) > len(x.paid) / 2:
             return report
-        answers = [reward for rewards in by_row.values() for reward in rewards]
-        best, high = max(answers), max(given)
-        if all(len(rewards) == 1 for rewards in by_row.values()) and (min(given) < high or high in answers):
+        best, high = max(rewards), max(given)
+        if not x.varies and (min(given) < high or high in rewards):
             cause = "constant"
         elif high > best:
             cause = "unknown"  # what it gives at most, no made-up completion shows
@@ -356,68 +350,30 @@ class RewardGuard(Guard):
             cause = "floor"
         else:
             cause = "mixed" if min(given) < best else "ceiling"
-        return dataclasses.replace(report, cause=cause, made_up=_range(answers))
+        return dataclasses.replace(report, cause=cause, made_up=_range(rewards))
 
-    def _ask_made_up(self, kwargs: dict[str, Any], function: Callable[..., Any]) -> _Answers:
-        """Call one function with made-up completions, as many as the trainer does; where some raise, with half of them.
-
-        So a function that compares completions with each other works, one that takes long is not asked about all, and a
-        completion that it does not take hides no other.
-        """
+    def _examine(self, kwargs: dict[str, Any], index: int) -> Examination | str:
+        """Call one function about made-up completions, in a fork; return why not, where it cannot be asked."""
+        function = self._functions[index]
         if is_async(function):
-            return _Answers(error="its answers are awaited")
-        if "environments" in kwargs and asks_for(function, "environments"):
-            return _Answers(error="it reads the environments, and not the completions")
+            return "its answers are awaited"
+        if "environments" in kwargs and signature.asks_for(function, "environments"):
+            return "it reads the environments, and not the completions"
         rows = _rows(kwargs)
-        probes = made_up.make(rows, self._reference(kwargs, function), [function])
-        size = len(kwargs["completions"])
-        filled = list(itertools.islice(itertools.cycle(probes), size * math.ceil(len(probes) / size)))
-        waiting = collections.deque(filled[start : start + size] for start in range(0, len(filled), size))
-        given: dict[made_up.Probe, float | None] = {}
-        refused: dict[made_up.Probe, str] = {}
-        deadline = time.monotonic() + _SECONDS
-        while waiting:
-            if time.monotonic() > deadline:
-                return _Answers(error=f"{len(probes)} made-up completions take it more than {_SECONDS:g} seconds")
-            some = waiting.popleft()
-            arguments = self._arguments(kwargs, rows, some)
-            try:
-                with keep_random_state(), contextlib.redirect_stdout(io.StringIO()):
-                    rewards = [None if reward is None else float(reward) for reward in function(**arguments)]
-            except Exception as error:  # the function's own
-                if len(some) > 1:
-                    waiting += (some[: len(some) // 2], some[len(some) // 2 :])
-                else:
-                    refused[some[0]] = f"{type(error).__name__}: {error} (to {some[0].text!r})"
-                continue
-            given |= dict(zip(some, rewards))
-        for probe in given:  # with others beside it, it was taken
-            refused.pop(probe, None)
-        by_row: dict[int, set[float]] = {}
-        for probe, reward in given.items():
-            if reward is not None and math.isfinite(reward):
-                by_row.setdefault(probe.row, set()).add(reward)
-        return _Answers(by_row, len(probes), len(refused), next(iter(refused.values()), ""))
+        columns = [name for name in rows[0] if name != "prompt"]
+        more = {name: value for name, value in kwargs.items() if name not in columns}
+        inputs = Inputs(rows, columns, more, encode=self._encode, form=form_of(kwargs["completions"][0]))
+        asked = [name for each in self._functions if _is_function(each) for name in signature.asked_columns(each)]
+        completions = forms.make(rows, signature.reference_column(rows, asked), [function])
+        x = Examination(function, self._names[index], inputs, completions, seconds=_SECONDS)
+        list(examine(x))
+        return x.unasked or x
 
     def _reference(self, kwargs: dict[str, Any], function: Callable[..., Any]) -> str | None:
         """Return the column with the reference answers, if a function asks for it."""
-        asked = asked_columns(function)
-        column = reference_column(_rows(kwargs), asked)
+        asked = signature.asked_columns(function)
+        column = signature.reference_column(_rows(kwargs), asked)
         return column if column in asked else None
-
-    def _arguments(
-        self, kwargs: dict[str, Any], rows: Sequence[Mapping[str, Any]], probes: Sequence[made_up.Probe]
-    ) -> dict[str, Any]:
-        """Return what a function is called with for other completions: each with the columns of its row."""
-        made = {name: _nothing if callable(value) else value for name, value in kwargs.items()}
-        for name in rows[0]:
-            if name != "prompt":
-                made[name] = [copy.deepcopy(rows[probe.row][name]) for probe in probes]
-        made["prompts"] = [copy.deepcopy(rows[probe.row]["prompt"]) for probe in probes]
-        made["completions"] = [_like(kwargs["completions"][0], probe.text) for probe in probes]
-        if "completion_ids" in kwargs:
-            made["completion_ids"] = self._encode([probe.text for probe in probes])
-        return made
 
     def _tell(self, kind: str, message: str) -> None:
         """Trip once for each kind of thing found."""
@@ -432,36 +388,17 @@ def _is_function(function: Any) -> bool:
     return callable(function) and not isinstance(function, torch.nn.Module)
 
 
-def name_of(function: Callable[..., Any]) -> str:
-    """Return what messages call a reward function; of a partial, the function in it."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return f"the reward function {getattr(function, '__name__', type(function).__name__)}"
-
-
-def names_of(functions: Sequence[Callable[..., Any]]) -> list[str]:
-    """Return what messages call each of a trainer's reward functions: those of one name also by their place."""
-    names = list(map(name_of, functions))
-    return [f"{name} (reward_funcs[{place}])" if names.count(name) > 1 else name for place, name in enumerate(names)]
-
-
 def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return all arguments of a call by their names."""
-    known = parameters(function, follow_wrapped=False)
+    known = signature.parameters(function, follow_wrapped=False)
     names = [each.name for each in known if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     return dict(zip(names, args)) | kwargs
 
 
 def _not_given(function: Callable[..., Any], given: Mapping[str, Any]) -> list[inspect.Parameter]:
     """Return the parameters that a call leaves out. A decorator's own count: it may give the others by itself."""
-    known = (each for each in parameters(function, follow_wrapped=False) if each.name not in given)
+    known = (each for each in signature.parameters(function, follow_wrapped=False) if each.name not in given)
     return [each for each in known if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-
-
-def reward_weights(trainer: Any, count: int) -> list[float]:
-    """Return the weight of each of a trainer's `count` reward functions."""
-    weights = getattr(trainer, "reward_weights", None)
-    return [1.0] * count if weights is None else [float(weight) for weight in weights]
 
 
 def _rows(kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -470,9 +407,7 @@ def _rows(kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
     columns = {
         name: column
         for name, column in kwargs.items()
-        if name not in ("prompts", "completions", "completion_ids", "environments")
-        and isinstance(column, (list, tuple))
-        and len(column) == len(prompts)
+        if name not in (*OWN, "environments") and isinstance(column, (list, tuple)) and len(column) == len(prompts)
     }
     return [
         {"prompt": prompts[place], **{name: column[place] for name, column in columns.items()}}
@@ -501,12 +436,3 @@ def _span(values: Sequence[float]) -> str:
 def _text(completion: Any) -> str:
     """Return a completion's text: of a conversation, the last message's."""
     return completion if isinstance(completion, str) else str(completion[-1].get("content", ""))
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Stand in for the trainer's own log: what is asked here is no part of the run."""
-
-
-def _like(completion: Any, text: str) -> Any:
-    """Return `text` in the form of a completion: a string, or a list of messages."""
-    return text if isinstance(completion, str) else [{"role": "assistant", "content": text}]

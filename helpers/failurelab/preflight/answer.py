@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from failurelab import failures
+from failurelab.rewards.table import RewardTable
 
 
 class Verdict(str, enum.Enum):
@@ -237,6 +238,7 @@ class Answer:
         ended_first: the error of the run without any change; empty if none.
         patch: all repairs that healed, as `git apply` takes them in `patch_folder`; empty where none is an edit.
         patch_folder: see `patch`.
+        rewards: what the script's reward functions pay for made-up completions; None where they were not asked.
     """
 
     script: str = ""
@@ -250,6 +252,7 @@ class Answer:
     ended_first: str = ""
     patch: bytes = b""
     patch_folder: str = ""
+    rewards: RewardTable | None = None
 
     def of(self, *verdicts: Verdict) -> list[Finding]:
         """Return the findings with one of these verdicts."""
@@ -327,7 +330,8 @@ class Answer:
         """Return it as JSON can hold it: a list of findings for each kind of verdict, each with its own."""
         lists = {name: [each.to_json() for each in self.of(*verdicts)] for name, verdicts in _LISTS.items()}
         texts = ("cut", "notes", "error", "ended_first", "script", "script_sha256", "versions")
-        more = {"effects": [dataclasses.asdict(each) for each in self.effects]} if self.effects else {}
+        more: dict[str, Any] = {"effects": [dataclasses.asdict(each) for each in self.effects]} if self.effects else {}
+        more["rewards"] = self.rewards.to_json() if self.rewards else None
         return lists | {name: getattr(self, name) for name in texts} | more
 
     @classmethod
@@ -352,6 +356,7 @@ class Answer:
             list(told.get("notes", ())),
             ended_first=str(told.get("ended_first", "")),
             effects=[Effect(**each) for each in told.get("effects", ())],
+            rewards=RewardTable.from_json(told["rewards"]) if told.get("rewards") else None,
         )
 
 

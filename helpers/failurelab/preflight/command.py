@@ -231,6 +231,7 @@ def _judge(told: Answer, session: Session, script: pathlib.Path, again: bool | N
             outcome.notes.append(f"not every repair was tried: {error}")
     told.error, told.cut, told.effects = outcome.last.error, outcome.last.cut, effects
     told.notes, told.ended_first = [*first.notes, *outcome.notes], first.error
+    told.rewards = first.rewards or outcome.last.rewards
     # the repairs as diffs, each on top of those before it, and all that healed as one patch
     trials = [*outcome.named, *outcome.suspected(left)]
     tried = [_with_diff(trial, session.line) for trial in trials]

@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 from failurelab.preflight.script_text import holds_line
+from failurelab.rewards.table import RewardTable
 
 
 @dataclasses.dataclass
@@ -73,7 +74,9 @@ class Seen:
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
         source: the script, for repairs that are a diff of its lines.
         handed: what the trainer handed to a reward function at its first call, by name; None where it never did.
+        called: the places of the reward functions that the trainer has called in the cut training.
         not_called: reward functions, by their id, that do not return, or cannot be asked here.
+        rewards: what the reward functions pay for made-up completions; None where they were not asked.
         best: the shortest of the made-up completions that get the largest reward; empty where none is known.
         real: whether the real weights were asked for.
     """
@@ -92,7 +95,9 @@ class Seen:
     zero_stage: int = 0
     source: "Source | None" = None
     handed: dict[str, Any] | None = None
+    called: set[int] = dataclasses.field(default_factory=set)
     not_called: set[int] = dataclasses.field(default_factory=set)
+    rewards: RewardTable | None = None
     best: str = ""
     real: bool = False
 

@@ -33,6 +33,7 @@ from failurelab.preflight.intercept.effects import Effects
 from failurelab.preflight.launcher_line import zero_stage
 from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.script_text import Place, Text, find_called, own_frames, place_of, read_source
+from failurelab.rewards import RewardTable
 
 
 def main(spec: dict[str, Any]) -> None:
@@ -184,6 +185,7 @@ class Report:
         self._path, self._progress = path, progress
         self.answers: list[Finding] = []
         self.notes: list[str] = []
+        self.rewards: RewardTable | None = None
         self.script: repairs.Script | None = None
 
     def say(self, stage: str) -> None:
@@ -199,7 +201,7 @@ class Report:
     def end(self, error: str = "", cut: Sequence[str] = ()) -> None:
         """Write the answers, and end the process: nothing of the script runs after that."""
         findings = [self._with_changes(answer) if answer.undo else answer for answer in self.answers]
-        told = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes)
+        told = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, rewards=self.rewards)
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(told.to_json()))
         whole.rename(self._path)
@@ -374,6 +376,7 @@ class Run:
         if step.compared:  # the whole gradient tells for which tokens the scores are
             self.report.answers = [answer for answer in self.report.answers if answer.failure != "F3b"]
         self._ask((*order.AFTER, step), seen)
+        self.report.rewards = seen.rewards
         self.report.end(error, self._cuts(trainer, seen))
 
     def _launch(self) -> dict[str, Any]:

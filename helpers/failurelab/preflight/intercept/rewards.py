@@ -1,7 +1,7 @@
 """Rewards that differ, for the cut training: those of a small random model are all alike.
 
 Equal rewards leave no gradient to look at. So the trainer gets others, and the script's own functions are asked
-afterwards, in processes of their own (`judges.asking`).
+afterwards, in processes of their own (`failurelab.rewards.asking`).
 """
 
 import contextlib
@@ -38,6 +38,7 @@ def _stand_in(function: Any, seen: Seen, generations: int, number: int) -> Any:
         return function
 
     def stand_in(**kwargs: Any) -> list[float]:
+        seen.called.add(number)
         if seen.handed is None:
             seen.handed = dict(kwargs)
         return substitute_rewards(len(kwargs["completions"]), generations, number)

@@ -14,11 +14,12 @@ from failurelab import rollouts
 from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
-from failurelab.preflight.judges import reward_figures as figures
-from failurelab.preflight.judges.asking import Asker
-from failurelab.preflight.judges.reward_arguments import Arguments
+from failurelab.preflight.judges.rewards import make_inputs
 from failurelab.preflight.judges.rows import prompt_ids, prompted, tokenizer_of
-from failurelab.reward_functions.completions import Probe
+from failurelab.rewards import figures
+from failurelab.rewards.asking import Asker
+from failurelab.rewards.forms import Completion
+from failurelab.rewards.table import quote
 
 FAILURE = "first rewards"
 PROMPTS, COMPLETIONS, TOKENS = 4, 4, 256
@@ -40,21 +41,25 @@ def judge_first_rewards(seen: Seen) -> Iterator[Finding]:
     if any(isinstance(function, torch.nn.Module) or id(function) in seen.not_called for function in functions):
         yield Finding.not_checked(FAILURE, "not all reward functions could be asked")
         return
-    probes = _draw(seen, rows)
-    arguments = Arguments(seen, rows)
-    given = [Asker(function).ask(arguments.make(probes)).values for function in functions]
-    if any(len(values) != len(probes) for values in given):
+    drawn = _draw(seen, rows)
+    inputs = make_inputs(seen, rows)
+
+    def make(places: Sequence[int]) -> dict[str, Any]:
+        return inputs.make([drawn[place] for place in places])
+
+    paid = [Asker(function).ask(make, len(drawn)).values for function in functions]
+    if any(len(values) != len(drawn) for values in paid):
         yield Finding.not_checked(
             FAILURE, "a reward function gave no list of numbers for the untrained model's completions"
         )
         return
-    totals = [sum(value or 0.0 for value in row) for row in zip(*given)]
-    place = max(range(len(probes)), key=totals.__getitem__)
-    given_to = [{total for probe, total in zip(probes, totals) if probe.row == row} for row in range(len(rows))]
-    apart = sum(len(each) > 1 for each in given_to)
+    totals = [sum(value or 0.0 for value in row) for row in zip(*paid)]
+    place = max(range(len(drawn)), key=totals.__getitem__)
+    of_rows = [{total for each, total in zip(drawn, totals) if each.row == row} for row in range(len(rows))]
+    apart = sum(len(each) > 1 for each in of_rows)
     evidence = (
-        f"{len(probes)} completions of the untrained model got {figures.span(totals)}, and differ for {apart} of "
-        f"{len(rows)} prompts; the best: {figures.quote(probes[place].text, 100)}"
+        f"{len(drawn)} completions of the untrained model got {figures.span(totals)}, and differ for {apart} of "
+        f"{len(rows)} prompts; the best: {quote(drawn[place].text, 100)}"
     )
     if apart:
         yield Finding.held(
@@ -69,12 +74,12 @@ def judge_first_rewards(seen: Seen) -> Iterator[Finding]:
     )
 
 
-def _draw(seen: Seen, rows: Sequence[dict[str, Any]]) -> list[Probe]:
+def _draw(seen: Seen, rows: Sequence[dict[str, Any]]) -> list[Completion]:
     """Return completions of the trainer's model, as long as the script allows and at its temperature."""
     tokenizer, model = tokenizer_of(seen.trainer), seen.trainer.model
     limit = min(seen.asked.get("max_completion_length") or TOKENS, TOKENS)
     temperature = seen.asked.get("temperature") or 1.0
-    probes = []
+    completions = []
     with keep_random_state(), torch.no_grad(), rollouts.safe_generation(model):
         for number, ids in enumerate(prompt_ids(seen.trainer, [row["prompt"] for row in rows])):
             prompt = torch.tensor([ids] * COMPLETIONS, device=model.device)  # (completions, prompt)
@@ -83,5 +88,5 @@ def _draw(seen: Seen, rows: Sequence[dict[str, Any]]) -> list[Probe]:
                 max_new_tokens=limit, pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id,
             )  # fmt: skip
             texts = tokenizer.batch_decode(drawn[:, len(ids) :], skip_special_tokens=True)
-            probes += [Probe(number, "other", place, text) for place, text in enumerate(texts)]
-    return probes
+            completions += [Completion(number, "other", f"drawn {place}", text) for place, text in enumerate(texts)]
+    return completions

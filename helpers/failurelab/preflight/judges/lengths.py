@@ -17,8 +17,8 @@ from failurelab.preflight.answer import Finding, Verdict
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted, tokenizer_of
 from failurelab.preflight.repairs import Arguments
-from failurelab.reward_functions.completions import is_conversation
-from failurelab.reward_functions.source import reference_column
+from failurelab.rewards.references import is_conversation
+from failurelab.rewards.signature import reference_column
 
 ROWS = 256
 PROMPTS, ANSWERS, CLIPPED = 0.1, 0.5, 0.95  # shares from which on it is told

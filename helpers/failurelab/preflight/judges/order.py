@@ -16,7 +16,7 @@ from failurelab.preflight.judges.optimizer import judge_optimizer
 from failurelab.preflight.judges.plan import judge_plan
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
-from failurelab.preflight.judges.reward import judge_rewards
+from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rollouts import RolloutJudge
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.judges.updates import judge_updates

@@ -22,7 +22,7 @@ from failurelab.preflight.answer import Finding
 from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, sample, tokenizer_of
 from failurelab.preflight.repairs import Statement
-from failurelab.reward_functions.completions import is_conversation
+from failurelab.rewards.references import is_conversation
 
 ROWS = 32
 _CHAT = re.compile(r"instruct|chat|zephyr|\bit\b|assistant", re.IGNORECASE)

@@ -28,7 +28,8 @@ def text(answer: Answer) -> str:
         shown = [_accusation(finding, width, brief=True) for finding in answer.accusations]
         while sum(len(lines) + 1 for lines in shown) >= _MOST_LINES:
             shown.pop()
-    lines = [line for accusation in shown for line in (*accusation, "")]
+    lines = [*answer.rewards.picture(width), ""] if answer.rewards else []
+    lines += [line for accusation in shown for line in (*accusation, "")]
     if shown is not whole:
         more = ", ".join(finding.failure for finding in answer.accusations[len(shown) :])
         lines += [f"IN FULL{f', and beside these: {more}' * bool(more)}"]

@@ -1,14 +1,32 @@
-"""What the text of a reward function says: the columns it asks for, whether it reads a completion, its own lists."""
+"""What a reward function says of itself: name, the columns that it asks for, texts, whether it reads a completion."""
 
 import ast
+import contextlib
+import functools
 import inspect
+import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 _STANDARD = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 _USUAL = ("answer", "answers", "solution", "ground_truth", "label", "labels", "target", "reference", "expected")
 REFERENCES = (*_USUAL, "gold", "final_answer", "correct_answer", "output", "response", "completion")
+
+
+def key_of(functions: Sequence[Any], place: int) -> str:
+    """Return the stable key of one of a trainer's reward functions: `reward_funcs[1] length_reward`."""
+    function = functions[place]
+    while isinstance(function, functools.partial):
+        function = function.func
+    return f"reward_funcs[{place}] {getattr(function, '__name__', type(function).__name__)}"
+
+
+def weights_of(trainer: Any, count: int) -> list[float]:
+    """Return the weight of each of a trainer's `count` reward functions."""
+    weights = getattr(trainer, "reward_weights", None)
+    return [1.0] * count if weights is None else [float(weight) for weight in weights]
 
 
 def reference_column(rows: Sequence[Mapping[str, Any]], asked: Sequence[str] = ()) -> str | None:
@@ -107,27 +125,53 @@ def gives_constant(function: Callable[..., Any]) -> bool:
     return len(set(values)) == 1 and isinstance(values[0], (int, float))
 
 
-def own_list(function: Callable[..., Any], rows: Sequence[Mapping[str, Any]]) -> tuple[str | None, str]:
-    """Return the name of a list outside of the function that holds the rows' values of a column, and the column's."""
-    try:
-        outside = inspect.getclosurevars(inspect.unwrap(getattr(function, "func", function)))
-    except TypeError:
-        return None, ""
-    for name, value in {**outside.globals, **outside.nonlocals}.items():
-        listed = isinstance(value, Sequence) and not isinstance(value, str)  # a column of datasets is no list
-        if listed and len(value) >= len(rows) > 1:
-            for column in rows[0]:
-                if column != "prompt" and all(row[column] in value for row in rows):
-                    return name, column
-    return None, ""
-
-
 def plain_function(function: Any) -> Any:
     """Return the Python function behind a partial, a decorator, a method, or an object that is called."""
     while hasattr(function, "__wrapped__") or hasattr(function, "func"):
         function = getattr(function, "__wrapped__", None) or function.func
     function = getattr(function, "__func__", function)
     return function if hasattr(function, "__code__") else inspect.getattr_static(type(function), "__call__", function)
+
+
+def texts(function: Any) -> list[str]:
+    """Return the texts and patterns that stand in a function, and in what it calls in its own module."""
+    constants = [value for code, values in _codes(function) for value in (*code.co_consts, *values)]
+    constants = [value.pattern if isinstance(value, re.Pattern) else value for value in constants]
+    return list(dict.fromkeys(value for value in constants if isinstance(value, str)))
+
+
+def reads_json(function: Any) -> bool:
+    """Return whether a function names `json`."""
+    return any("json" in code.co_names for code, _ in _codes(function))
+
+
+def _codes(function: Any, depth: int = 3) -> Iterator[tuple[types.CodeType, list[Any]]]:
+    """Yield the code of a function, of what is defined in it, and of what it calls in its own module.
+
+    Beside the code stand the values of the names that are from outside.
+    """
+    instance, function = function, plain_function(function)
+    instance = getattr(instance, "__self__", instance)
+    if not isinstance(function, types.FunctionType):
+        return
+    codes, values = [function.__code__], []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a cell that nothing was put into yet
+            values.append(cell.cell_contents)
+    if instance is not function:
+        values += vars(instance).values() if hasattr(instance, "__dict__") else ()
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        values += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+        if instance is not function:
+            own = (inspect.getattr_static(type(instance), name, None) for name in code.co_names)
+            values += [value for value in own if isinstance(value, (types.FunctionType, re.Pattern, str))]
+    yield codes[0], values
+    for code in codes[1:]:
+        yield code, []
+    for value in values if depth else ():
+        if isinstance(value, types.FunctionType) and value.__module__ == function.__module__ and value is not function:
+            yield from _codes(value, depth - 1)
 
 
 def parse(function: Callable[..., Any]) -> Any:

@@ -1,0 +1,179 @@
+"""F10 and F14: the script's own reward functions, each asked alone about completions whose worth is known.
+
+`failurelab.rewards` asks and judges; here it is told what this trainer hands over, and its flags become answers.
+F10 is a reward that is the same for all completions of a prompt, F14 one that never sees what it needs.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import transformers
+from packaging.version import Version
+
+from failurelab.preflight import repairs
+from failurelab.preflight.answer import Finding
+from failurelab.preflight.inputs import Seen
+from failurelab.preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
+from failurelab.rewards import forms, signature, survey
+from failurelab.rewards.inputs import OWN, Inputs
+from failurelab.rewards.table import Flag
+
+ROWS = 4  # asked of
+_LOOKED_AT = 48  # rows among which they are chosen
+_MANY = 500  # rows whose kinds are looked at
+_DRAWN = 4  # completions of this run that are asked about too
+_COLD = 0.05  # a temperature under which the likeliest token is drawn nearly always
+_TAIL = 48  # tokens at the end of a prompt, where a template writes the beginning of the completion
+_MASKED = Version("0.16")  # the first release that leaves None and NaN out of the sum
+_WORD, _LONGER = "word ", (4, 16)  # times max_completion_length, in words: no completion has so many letters
+
+
+def judge_rewards(seen: Seen) -> Iterator[Finding]:
+    """Call the trainer's reward functions on made-up completions; tell what they can never reward."""
+    functions = getattr(seen.trainer, "reward_funcs", None)
+    if not isinstance(functions, list) or not functions:
+        if any(getattr(seen.trainer, name, None) is not None for name in ("reward_model", "judge")):
+            yield Finding.not_checked("F10", "rewards come from a reward model or a judge, which is not asked")
+        return
+    places = [n for n, each in enumerate(functions) if callable(each) and not isinstance(each, torch.nn.Module)]
+    rows = _choose_rows(seen, [functions[place] for place in places])
+    if not rows:
+        yield Finding.not_checked("F10", "the dataset has no column `prompt` that could be read")
+        return
+    if getattr(seen.trainer, "environment_factories", None):
+        yield Finding.not_checked("F10", "rewards come from environments, which are not entered")
+        return
+    if len(places) < len(functions):
+        yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked")
+    if greedy := _find_greedy_sampling(seen):
+        said = f"{greedy}: the completions of a prompt are all the same, and so are their rewards"
+        yield Finding("F10", said, "Sample: temperature=1.0, and neither top_k=1 nor do_sample=False.")
+    yield from _never_called(seen, functions, places)
+    if places:
+        yield from _survey(seen, functions, places, rows)
+
+
+def _survey(seen: Seen, functions: list[Any], places: list[int], rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    inputs = make_inputs(seen, rows)
+    weights, many = signature.weights_of(seen.trainer, len(functions)), prompted(seen, _MANY)
+    texts = {name for row in many for name, value in row.items() if isinstance(value, str)}
+    result = survey.survey(
+        functions, inputs,
+        weights=weights, whole=len(places) == len(functions), places=places, opened=_opened(seen, inputs),
+        drawn=_drawn(seen), masked=installed_version("trl") >= _MASKED, limits=_limits(seen),
+        kinds={name: {row[name] for row in many if isinstance(row.get(name), str)} for name in texts},
+    )  # fmt: skip
+    seen.rewards, seen.best = result.table, result.best
+    seen.not_called |= {id(functions[place]) for place in result.unasked}
+    by_key = {signature.key_of(functions, place): place for place in places}
+    for flag in result.table.flags:
+        yield _answer(flag, functions, by_key.get(flag.about, -1), weights)
+
+
+def _answer(flag: Flag, functions: list[Any], place: int, weights: list[float]) -> Finding:
+    part = flag.about.partition(" ")[0]  # its place: a name may change with the repair
+    if flag.verdict == "HELD":
+        return Finding.held(flag.failure, flag.evidence, flag.control, part=part)
+    if flag.verdict == "NOT CHECKED":
+        return Finding.not_checked(flag.failure, flag.evidence, part=part)
+    if flag.verdict == "SUSPECTED":
+        return Finding.suspected(flag.failure, flag.evidence, flag.control, flag.repair, part=part, fault=flag.fault)
+    undo = _repair(flag.fix, functions[place], place, weights)
+    more: dict[str, Any] = {"tried": flag.tried, "ends": flag.ends, "part": part, "fault": flag.fault}
+    return Finding(flag.failure, flag.evidence, flag.repair, undo, **more)
+
+
+def _repair(fix: tuple[Any, ...], function: Any, place: int, weights: list[float]) -> repairs.Repair | None:
+    """Return the edit that undoes a flag."""
+    kind, *values = fix or ("",)
+    if kind == "turn weight":
+        return repairs.Arguments({"reward_weights": [-w if n == place else w for n, w in enumerate(weights)]})
+    if kind == "rename":
+        return repairs.Keyword("trainer", "train_dataset", f"{{}}.rename_column({values[0]!r}, {values[1]!r})")
+    of_function = {"any keywords": repairs.AnyKeywords, "dotall": repairs.DotAll, "first line": repairs.FirstLine}
+    if kind in of_function:
+        return of_function[kind](function, *values)
+    return repairs.Arguments(values[0]) if kind == "arguments" else None
+
+
+def _never_called(seen: Seen, functions: list[Any], places: Sequence[int]) -> Iterator[Finding]:
+    """Tell which functions the trainer was given and never called."""
+    for place in places:
+        if seen.called and place not in seen.called:
+            key = signature.key_of(functions, place)
+            yield Finding(
+                "F14",
+                f"{key} was never called in the training: {len(functions)} functions given, {len(seen.called)} called",
+                "Look why this trainer leaves it out: it calls as many functions as it has reward_processing_classes.",
+                part=f"reward_funcs[{place}]",
+                fault="never called",
+            )
+
+
+def make_inputs(seen: Seen, rows: list[dict[str, Any]]) -> Inputs:
+    """Return what this trainer hands to its reward functions: as it was really handed over, else as releases do."""
+    names, tokenizer = [name for name in rows[0] if name not in OWN], tokenizer_of(seen.trainer)
+    more, usual = seen.handed or {}, {}
+    if seen.handed is not None:
+        names = [name for name in names if name in seen.handed]
+    else:
+        state = getattr(seen.trainer, "state", None) or transformers.TrainerState()
+        usual = {"completion_ids": None, "trainer_state": state, "log_extra": print, "log_metric": print}
+        if getattr(getattr(seen.trainer, "args", None), "remove_unused_columns", False):
+            names = []
+
+    def encode(texts: list[str]) -> list[Any]:
+        return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+    return Inputs(rows, names, more, usual, encode if tokenizer else None)
+
+
+def _choose_rows(seen: Seen, functions: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return a few rows with a prompt, with each value of a column that functions ask for, where those are few."""
+    rows = prompted(seen, _LOOKED_AT)
+    chosen = rows[:: max(1, len(rows) // ROWS)][:ROWS]
+    for name in sorted({name for function in functions for name in signature.asked_columns(function)}):
+        kinds = {row[name]: row for row in reversed(rows) if isinstance(row.get(name), str)}
+        if len(kinds) <= ROWS:
+            chosen += [row for value, row in kinds.items() if all(value != other.get(name) for other in chosen)]
+    return chosen
+
+
+def _find_greedy_sampling(seen: Seen) -> str:
+    """Return what in the arguments makes all completions of a prompt the same; empty if nothing does."""
+    asked = {**seen.asked, **(seen.asked.get("generation_kwargs") or {})}
+    temperature, top_p = asked.get("temperature"), asked.get("top_p")
+    if isinstance(temperature, (int, float)) and temperature <= _COLD:
+        return f"temperature is {temperature:g}"
+    if isinstance(top_p, (int, float)) and top_p <= _COLD:
+        return f"top_p is {top_p:g}"
+    return "top_k is 1" if asked.get("top_k") == 1 else "do_sample is False" if asked.get("do_sample") is False else ""
+
+
+def _opened(seen: Seen, inputs: Inputs) -> str:
+    """Return what the prompt of a generation has written of the completion: `<think>` and a line break, say."""
+    prompt = inputs.rows[0]["prompt"]
+    if inputs.form == "plain text":
+        return forms.opened_by(prompt) if isinstance(prompt, str) else ""
+    tokenizer = tokenizer_of(seen.trainer)
+    if not getattr(tokenizer, "chat_template", None):
+        return ""
+    (ids,) = prompt_ids(seen.trainer, [prompt])
+    return forms.opened_by(tokenizer.decode(ids[-_TAIL:], clean_up_tokenization_spaces=False))
+
+
+def _drawn(seen: Seen) -> list[str]:
+    """Return completions that this run's small model has drawn: no text is too odd to be judged."""
+    given = (seen.handed or {}).get("completions") or []
+    texts = [each if isinstance(each, str) else each[-1].get("content") for each in given if each]
+    return [text for text in texts if isinstance(text, str)][:_DRAWN]
+
+
+def _limits(seen: Seen) -> list[str]:
+    """Return a text as long as max_completion_length lets it be, and longer ones; none where that is unknown."""
+    limit, tokenizer = seen.asked.get("max_completion_length"), tokenizer_of(seen.trainer)
+    if not isinstance(limit, int) or not limit or tokenizer is None:
+        return []
+    longest = limit * limit // len(tokenizer(_WORD * limit, add_special_tokens=False)["input_ids"])  # in words
+    return [_WORD * length for length in (longest, *(limit * times for times in _LONGER))]
