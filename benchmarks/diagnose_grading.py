@@ -166,8 +166,8 @@ def keep(records: list[dict]) -> None:
 def table_diagnose(folder: pathlib.Path) -> str:
     """What diagnose and rldoctor said of broken and of healthy runs, by part and by what was handed in."""
     figures = {"broken": "faulty", "named, right": "named_first", "named, wrong": "wrongly_named",
-               "suspected": "abstained_with_the_cause", "nothing found": "called_healthy", "healthy": "healthy",
-               "accused": "false_alarms", "abstained": "healthy_abstained"}  # fmt: skip
+               "abstained, looks tell": "abstained_with_the_cause", "nothing found": "called_healthy",
+               "healthy": "healthy", "accused": "false_alarms", "abstained": "healthy_abstained"}  # fmt: skip
     rows = [
         [run["part"], run["tool"] if run["tool"] != "diagnose" else run["level"]]
         + [f"{run[figure]:.0f}" for figure in figures.values()]

@@ -96,8 +96,9 @@ class Wheel:
         }
         owners["modules"] = set(stable)
         public = [node for node in ast.walk(self._trees[self.package]) if isinstance(node, ast.ImportFrom)]
-        public = [node for node in public if not _is_of_a_model(node.module or "")]
+        public = [node for node in public if node.level and not _is_of_a_model(node.module or "")]
         owners[self.package] = {name.asname or name.name for node in public for name in node.names} | exported
+        owners[self.package] = {name for name in owners[self.package] if not name.startswith("_")}
         for name in CLASSES[self.package]:
             owners |= self._class(name)
         return {owner: names - {"*"} for owner, names in owners.items()}

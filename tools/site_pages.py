@@ -33,7 +33,7 @@ CONTENTS = {
         "faults",
     ],
     "Teach": ["teaching"],
-    "中文": ["zh/README", "zh/symptoms"],
+    "中文": ["zh/README", "zh/preflight", "zh/symptoms", "zh/advice"],
     "About": [
         "architecture",
         "release",

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from failurelab import failures
 from failurelab.errors import FailureLabError
+from failurelab.failures import names
 from failurelab.failures.toml_table import Table
 from failurelab_course import eras
 from failurelab_course.labs import verify as labs
@@ -39,12 +40,24 @@ CHINESE_HEAD = """\
 `failurelab symptoms train.log` 查一份日志，`failurelab doctor --python PATH` 说明你的版本有哪些故障，
 `failurelab preflight train.py` 检查脚本，`failurelab diagnose RUN` 检查一次训练。
 `guards.GradientGuard` 这样的名字属于 `failurelab` 包（[guards 与修复](../repairs.md)，英文）。
-“受影响”和“已修复”只列版本，各版本的适用条件见英文页。
+“受影响”和“已修复”的每一行都有条件：条件不合，这些版本也没有问题。没有这两行的故障，版本和条件见英文页。
+各版本里改掉的名字在[页末](#names)；网上常见的建议对不对，见[另一页](advice.md)；
+preflight 的说明见[这里](preflight.md)。
 
 ## 日志里的报错原文
 
 带星号的原文也有别的原因，要以“确认”一栏为准。
 """
+
+
+CHINESE_NAMES = """\
+## 各版本里去掉的名字
+
+由 `tools/release_names.py` 从各版本的 wheel 里读出来。“版本”是有这个名字的第一个和最后一个版本（表从 trl 0.14.0 和
+transformers 4.45.0 开始），最后一列是该版本自己的提示原文。把报错交给 `failurelab symptoms`，它会按这张表回答。
+
+| 名字 | 属于 | 版本 | 当时的提示 |
+| --- | --- | --- | --- |"""
 
 
 class PageError(FailureLabError):
@@ -71,22 +84,49 @@ def chinese_page() -> str:
     known = failures.all()
     table = Table.read(pathlib.Path(eras.root() / CHINESE), PageError, CHINESE)
     texts = _list_by_sign((f"`` {text} ``", text, each) for each in known for text in each.symptoms)
-    lines = [CHINESE_HEAD, *texts]
+    lines = [CHINESE_HEAD, *texts, "", "## 没有报错时看到的现象", ""]
+    seen: dict[str, list[str]] = {}
+    sections: list[str] = []
     for failure in known:
         entry = Table(table.file, table.take(failure.id, dict), PageError, f"{failure.id}: ")
         title, breaks, see, change = (entry.text(name) for name in ("title", "breaks", "see", "change"))
-        entry.done()
+        for sign in entry.texts("seen", ()):
+            seen.setdefault(sign, []).append(f"[{failure.id}](#{_anchor(failure)})")
         rows = [
             ("确认", see),
             ("修改", change),
-            ("受影响", "<br>".join(str(stack) for stack in failure.affected)),
-            ("已修复", "<br>".join(str(stack) for stack in failure.fixed)),
+            ("受影响", _conditions(entry, "affected", failure.affected)),
+            ("已修复", _conditions(entry, "fixed", failure.fixed)),
             ("阅读", _read(failure, "../", "notebook", "lab")),
             ("根因", _sources(failure, "../")),
         ]
-        lines += ["", *_layout(failure, title, breaks, rows)]
+        entry.done()
+        sections += ["", *_layout(failure, title, breaks, rows)]
     table.done()
-    return "\n".join(lines) + "\n"
+    lines += [f"- {sign} → {', '.join(links)}" for sign, links in seen.items()]
+    return "\n".join([*lines, *sections, *_gone_names()]) + "\n"
+
+
+def _conditions(entry: Table, key: str, stacks: tuple[failures.Stack, ...]) -> str:
+    """Return each stack with its condition in Chinese; nothing where no conditions are written."""
+    texts = entry.texts(key, ())
+    if texts and len(texts) != len(stacks):
+        raise entry.error(key, f"{len(texts)} texts for {len(stacks)} stacks of the registry")
+    return "<br>".join(f"{stack}：{text}" for stack, text in zip(stacks, texts))
+
+
+def _gone_names() -> list[str]:
+    """Return the table of names that went: of the configurations, the trainers and the package."""
+    rows = []
+    for package, owners in (
+        ("trl", ("GRPOConfig", "OnlineDPOConfig", "RLOOConfig", "OnlineDPOTrainer.__init__", "trl")),
+        ("transformers", ("TrainingArguments", "Trainer.__init__")),
+    ):
+        for owner in owners:
+            for name, (spans, *said) in names.table()[package]["names"].get(owner, {}).items():
+                if not spans.endswith("-"):
+                    rows.append(f"| `{name}` | {owner} | {package} {spans} | {' '.join(said)} |")
+    return ["", '<a id="names"></a>', "", CHINESE_NAMES, *rows]
 
 
 def _list_by_sign(signs: Iterable[tuple[str, str, failures.Failure]]) -> list[str]:

@@ -223,7 +223,7 @@ def _tell(found: Iterable[Name], installed: Mapping[str, str], always: bool = Fa
 
 def _nearest(owner: str, name: str) -> str:
     """Return what is near to a name that no release has."""
-    owners = [owner, "TrainingArguments" if owner.endswith("Config") else "Trainer.__init__"]
+    owners = [owner, *(["TrainingArguments"] if owner.endswith("Config") else [])]
     there = {
         entry: package
         for each in owners
