@@ -77,6 +77,8 @@ class Wheel:
             self._trees = {_module(name): ast.parse(archive.read(name)) for name in read}
             others = [name for name in names if name not in read and not _is_of_a_model(_module(name))]
             exported = {name for path in others for name in _exported(archive.read(path))}
+            models = [name for name in names if _is_of_a_model(_module(name))]
+            self.of_models = {name for path in models for name in _exported(archive.read(path))}
         self.says = [
             (node.name, text)
             for tree in self._trees.values()
@@ -95,7 +97,9 @@ class Wheel:
             for module, tree in stable.items()
         }
         owners["modules"] = set(stable)
-        public = [node for node in ast.walk(self._trees[self.package]) if isinstance(node, ast.ImportFrom)]
+        top = self._trees[self.package]
+        own = [node for node in top.body if isinstance(node, ast.ImportFrom)]  # of a lazy module, for itself
+        public = [node for node in ast.walk(top) if isinstance(node, ast.ImportFrom) and node not in own]
         public = [node for node in public if node.level and not _is_of_a_model(node.module or "")]
         owners[self.package] = {name.asname or name.name for node in public for name in node.names} | exported
         owners[self.package] = {name for name in owners[self.package] if not name.startswith("_")}
@@ -246,7 +250,11 @@ def _of_owner(owner: str, wheels: dict[str, Wheel]) -> dict[str, list[str]]:
         gone = last + 1 < len(releases)
         if not whole and spans == [(0, len(releases) - 1)]:
             continue
-        if owner == "transformers" and (not gone or re.match("TF|Flax|FLAX|is_|[A-Z_]+_ARCHIVE_", name)):
+        if owner == "transformers" and (
+            not gone
+            or name in wheels[releases[-1]].of_models
+            or re.match("TF|Flax|FLAX|is_|dummy_|logging$|[A-Z_]+_ARCHIVE_", name)
+        ):
             continue
         shown = ", ".join(f"{releases[a]}-{releases[b] if b + 1 < len(releases) else ''}" for a, b in spans)
         said = wheels[releases[last]].said_of(owner, name) if gone else ""

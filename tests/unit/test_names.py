@@ -49,6 +49,7 @@ def test_the_table_agrees_with_an_installed_stack(stack):
             version = answer["versions"][package]
             said = {name for name in parts[package][owner] if names.find(owner, name).there(version)}
             wrong = said - set(there) | {name for name in set(there) - said if name in parts[package][owner]}
+            wrong = {name for name in wrong if "DDPO" not in name}  # which trl has where diffusers is installed
             base = inherited.get(owner)
             wrong -= {"tokenizer"} if owner == "Trainer.__init__" else set()  # a decorator takes it until 5.0
             wrong -= {name for name in wrong if base and name in parts["transformers"][base]}
@@ -157,7 +158,7 @@ def test_the_tool_reads_a_wheel(tmp_path, monkeypatch):
     stub += "    def __init__(self, *args, **kwargs):\n        pass\n"
     moved = "class OnlineDPOTrainer:\n    def __init__(self, model, judge=None):\n        self.x = 1\n"
     files = {
-        "trl/__init__.py": "from .config import GRPOConfig\n",
+        "trl/__init__.py": "from .lazy import Lazy\nif TYPE_CHECKING:\n    from .config import GRPOConfig\n",
         "trl/config.py": config,
         "trl/trainer/online_dpo_trainer.py": stub,
         "trl/experimental/online_dpo.py": moved,
