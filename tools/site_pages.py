@@ -137,7 +137,7 @@ def stage(folder: pathlib.Path) -> None:
     for name, text in pages.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    shutil.copytree(ROOT / "evidence", folder / "evidence", ignore=shutil.ignore_patterns("*.json"))
+    shutil.copytree(ROOT / "evidence", folder / "evidence", ignore=shutil.ignore_patterns("*.json", "*.md"))
 
 
 def literal_texts() -> dict[str, list[str]]:

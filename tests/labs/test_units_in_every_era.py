@@ -17,13 +17,13 @@ from failurelab_course import eras
 UNIT = eras.root() / "tests" / "unit"
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 TODAY = (
-    "devices expect issue measure node observe predicates preflight_repairs registry reward_guard shapes simulate "
-    "symptoms"
+    "devices expect issue measure names node observe predicates preflight_repairs preflight_together registry "
+    "reward_guard shapes simulate symptoms"
 )
 OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards logits logits_guard "
     "logits_repair mismatch models no_gpu placement preflight_batch preflight_controls preflight_more "
-    "preflight_reward preflight_script preflight_step preflight_tokens rollouts second_device step_guard textbook "
+    "preflight_reward preflight_script preflight_step preflight_tokens rewards rollouts second_device step_guard textbook "
     "trainers updates"
 )
 RUNS = {
