@@ -48,6 +48,7 @@ def build_trainer(model_path, output_dir):
         temperature=1.0,
         beta=0.0,
         gradient_checkpointing=True,
+        ddp_find_unused_parameters=False,  # with several processes reentrant checkpointing needs it
         logging_steps=10,
         save_strategy="no",
         report_to=[],

@@ -448,6 +448,29 @@ def test_two_failures_of_one_id_in_one_function_are_named_in_turn():
     assert {*outcome.change.files} == {"line breaks", "column"} and not outcome.suspected()
 
 
+OTHER = {"failure": "F14", "part": "reward_funcs[1]"}
+
+
+@pytest.mark.parametrize(
+    ("then", "heals"),
+    [
+        ([finding(repairs=None, **OTHER)], True),
+        ([Finding.held("F14", "it pays", "-", part="reward_funcs[0]")], True),
+        ([finding("F14", None, part="reward_funcs[0]", fault="form"), finding(repairs=None, **OTHER)], False),
+        ([Finding.not_checked("F14", "w", part="reward_funcs[0]"), finding(repairs=None, **OTHER)], False),
+        ([Finding.held(evidence="it pays", control="-", **OTHER)], False),
+    ],
+    ids=["gone beside another", "held", "another fault", "not checked any more", "another one is held"],
+)
+def test_a_function_is_healed_by_what_is_said_of_itself(then, heals):
+    def run(change):
+        bad = finding("F14", ["column"], part="reward_funcs[0]", fault="column")
+        return Answer(findings=then if change.files else [bad])
+
+    outcome, suspected = tried(run)
+    assert [each.key for each in named(outcome)] == ["F14:reward_funcs[0]:column"] * heals
+
+
 def test_a_failure_beside_a_named_one_of_the_same_function_is_not_dropped():
     of = [{"part": "reward_funcs[0]", "fault": fault} for fault in ("line breaks", "column")]
     answer = Answer("train.py")

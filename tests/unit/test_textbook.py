@@ -463,6 +463,15 @@ def test_completions_that_are_the_same_cancel(make):
     assert report.verdict == "NOT CHECKED" and "cancel" in report.reason, str(report)
 
 
+@pytest.mark.skipif(not has("top_k"), reason="this release draws from all tokens")
+@pytest.mark.parametrize("loss", [torch.clone, lambda loss: loss * 1e5], ids=["float32", "as rounded as in 16 bits"])
+def test_completions_that_cancel_accuse_no_model(loss, monkeypatch, make):
+    """Where trainer and textbook are rounded alike, neither is what finite differences say, which is 0."""
+    monkeypatch.setattr(comparison.Floor, "holds", lambda self, apart: True)
+    report = compare(make(rewards=[alternate], top_k=1, kind=planted(loss=loss)))
+    assert report.verdict == "NOT CHECKED" and "cancel" in report.reason, str(report)
+
+
 @pytest.mark.parametrize("last_bit", [0.0, 2.0**-23])
 @pytest.mark.parametrize(("more", "verdict", "said"), [(0.0, "NO GRADIENT", "F10"), (0.05, "FOUND", "trainer has one")])
 def test_a_gradient_that_equal_rewards_do_not_give_is_found(more, verdict, said, last_bit, model, make):

@@ -187,13 +187,21 @@ def _why_not_healed(finding: Finding, before: Answer, trial: Answer) -> str:
 
 
 def _held(finding: Finding, answer: Answer) -> str:
-    """Return what the judge of a failure says where it is gone, with the figure; empty if it has not measured it."""
+    """Return what the judge of a failure says where it is gone, with the figure; empty if it has not measured it.
+
+    What it holds of another part says nothing of this one. Where it still finds another part and nothing more of this
+    one, neither the same fault nor another, it has measured both.
+    """
     for failure in _HELD_BY.get(finding.failure, (finding.failure,)):
         for each in answer.held:
-            if each.failure == failure:
+            if each.failure == failure and (not finding.part or each.part in ("", finding.part)):
                 return each.evidence
-    others = [each for each in answer.found if each.failure == finding.failure and each.part]
-    return f"it is no longer said of {finding.part}" if finding.part and others else ""
+    if not finding.part:
+        return ""
+    same = [each for each in answer.findings if each.failure == finding.failure]
+    others = [each for each in same if each.part and each.part != finding.part and each in answer.found]
+    silent = all(each.part != finding.part for each in same)
+    return f"it is no longer said of {finding.part}" if others and silent else ""
 
 
 def _is_accused(finding: Finding, answer: Answer) -> bool:

@@ -238,7 +238,8 @@ class _Comparer:
             return self._no_gradient()
         if norm(ours) == 0:
             return Comparison("NOT CHECKED", "the textbook gives no gradient for these completions")
-        if blind or (verdict == "FOUND" and max(norm(ours), norm(self.theirs)) <= COSINE * self._unit(options)):
+        size = norm(ours) if verdict == "HELD" else max(norm(ours), norm(self.theirs))
+        if blind or size <= COSINE * self._unit(options):
             return Comparison("NOT CHECKED", blind or CANCELS, floor=floor)
         if verdict == "HELD" and floor.wide:
             return Comparison("NOT CHECKED", self._blinded_by(options, ours, drops_out(self.model)), floor=floor)
