@@ -36,8 +36,8 @@ import frames
 import recording
 
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rewards import judge_rewards
+from failurelab.preflight.training import Seen
 from failurelab_course.experiments import models, observe
 
 CASES = pathlib.Path(__file__).with_name("corpus") / "reward_functions.tar.xz"

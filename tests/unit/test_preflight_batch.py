@@ -8,10 +8,10 @@ import small
 import trl
 
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import cuts
 from failurelab.preflight.judges import batch
 from failurelab.preflight.judges.given import judge_given
+from failurelab.preflight.stage import cuts
+from failurelab.preflight.training import Seen
 from failurelab_course.experiments import models
 
 SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]

@@ -13,13 +13,13 @@ from packaging.version import Version
 
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Load, Seen
-from failurelab.preflight.intercept import cuts, trainers
 from failurelab.preflight.judges import plan
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.updates import judge_updates
+from failurelab.preflight.stage import cuts, trainers
+from failurelab.preflight.training import Load, Seen
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import types
 import pytest
 from tests.cli.one_session import session_of
 
-from failurelab.preflight import repairs, rounds
+from failurelab.preflight import repairs, trials
 from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Effect, Finding, Location, Quantity, Verdict
 from failurelab.preflight.repairs import (
     AnyKeywords,
@@ -414,7 +414,7 @@ class Runs:
 
 
 def tried(runs):
-    outcome = rounds.Rounds(runs, runs(Change()))
+    outcome = trials.Rounds(runs, runs(Change()))
     outcome.try_all()
     return outcome, {trial.finding.failure: trial.finding.why for trial in outcome.suspected()}
 
@@ -428,7 +428,7 @@ def test_both_findings_of_one_failure_are_told_where_nothing_is_tried():
     first = Answer(
         findings=[finding("F11", None, part=part) for part in ("max_prompt_length", "max_completion_length")]
     )
-    outcome = rounds.Rounds(lambda change: first, first)
+    outcome = trials.Rounds(lambda change: first, first)
     outcome.try_all()
     assert [trial.finding.part for trial in outcome.suspected()] == ["max_prompt_length", "max_completion_length"]
 
@@ -442,7 +442,7 @@ def test_two_failures_of_one_id_in_one_function_are_named_in_turn():
         found = [finding("F14", {*change.files, each}, part=part, fault=each, tried="it gives 1") for each in left]
         return Answer(findings=found)
 
-    outcome = rounds.Rounds(run, run(Change()))
+    outcome = trials.Rounds(run, run(Change()))
     outcome.try_all()
     assert [each.key for each in named(outcome)] == ["F14:reward_funcs[0]:line breaks", "F14:reward_funcs[0]:column"]
     assert {*outcome.change.files} == {"line breaks", "column"} and not outcome.suspected()
@@ -477,8 +477,8 @@ def test_two_that_one_repair_heals_are_not_told_apart():
 
 
 REASONS = {
-    "no edit": ({"bad": ["F3a"], "no_edit": ["F3a"]}, rounds.NO_EDIT),
-    "not again": ({"bad": ["F7"], "flaky": ["F7"]}, rounds.NOT_AGAIN),
+    "no edit": ({"bad": ["F3a"], "no_edit": ["F3a"]}, trials.NO_EDIT),
+    "not again": ({"bad": ["F7"], "flaky": ["F7"]}, trials.NOT_AGAIN),
     "it stays": ({"bad": ["F7"], "heals": {"F7": {"another"}}}, "still there"),
     "it crashes": ({"bad": ["F7"]}, "NameError: x"),
     "another comes": ({"bad": ["F7"], "brings": [finding("F9", None)]}, "brings F9"),
@@ -499,7 +499,7 @@ def test_why_a_failure_is_not_named(kind):
 def test_a_judge_s_own_undo_needs_a_second_run_alone():
     first = Answer(findings=[finding("F14", None, tried="with re.DOTALL it gives 1")])
     made = []
-    outcome = rounds.Rounds(lambda change: made.append(change) or first, first)
+    outcome = trials.Rounds(lambda change: made.append(change) or first, first)
     outcome.try_all()
     assert [each.failure for each in named(outcome)] == ["F14"] and made == [Change()]
 
@@ -522,7 +522,7 @@ def test_the_first_of_several_repairs_that_heals_is_taken():
         answer.findings = [dataclasses.replace(each, changes=changes * each.accuses) for each in answer.findings]
         return answer
 
-    outcome = rounds.Rounds(run, run(Change()))
+    outcome = trials.Rounds(run, run(Change()))
     outcome.try_all()
     assert {*outcome.change.files} == {"F21"} and {"F22"} not in runs.made and not outcome.suspected()
 
@@ -531,7 +531,7 @@ def test_four_rounds_are_all():
     names = ["F23", "F2", "F8", "F1", "F7", "F14"]
     hides = {name: names[place + 1 :] for place, name in enumerate(names)}
     outcome, suspected = tried(Runs(names, hides=hides))
-    assert [each.failure for each in named(outcome)] == names[:4] and suspected == {"F7": rounds.ROUNDS_OVER}
+    assert [each.failure for each in named(outcome)] == names[:4] and suspected == {"F7": trials.ROUNDS_OVER}
 
 
 def test_no_second_run_where_nothing_can_be_named():
@@ -610,7 +610,7 @@ def test_what_a_script_does_beside_its_training_is_seen(tmp_path):
     script.write_text("import os, shutil, subprocess, socket\n" + text.format(outside=outside, inside=inside))
     code = f"""
 import pathlib, sys
-from failurelab.preflight.intercept import effects, own_code
+from failurelab.preflight.stage import effects, own_code
 sys.path.insert(0, {str(inside)!r})
 own = own_code.OwnCode({str(script)!r})
 effects.Effects(pathlib.Path({str(inside / "told")!r}), own, [{str(inside)!r}]).listen()

@@ -21,9 +21,9 @@ from packaging.version import Version
 
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rows import installed_version
+from failurelab.preflight.training import Seen
 from failurelab.rewards import asking, forms, patterns, references, signature
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
@@ -742,7 +742,7 @@ def never_returns(completions, **_):
 
 
 def other_process(completions, **_):
-    from failurelab.preflight.intercept.processes import Stopped
+    from failurelab.preflight.stage.processes import Stopped
 
     raise Stopped("starts another process, python score.py")
 

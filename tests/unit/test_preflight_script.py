@@ -20,12 +20,13 @@ from small import qwen2
 from failurelab import updates
 from failurelab.preflight import launcher_line, launcher_options, notebook, run, script_text
 from failurelab.preflight.answer import Answer, Change, Finding, Verdict
-from failurelab.preflight.inputs import Load, Seen, Source
-from failurelab.preflight.intercept import callbacks, cuts, own_code, processes, ranks, saved, small
 from failurelab.preflight.judges import four_bit_placement, logits, rollouts
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.report import terminal
 from failurelab.preflight.script_error import describe_error
+from failurelab.preflight.stage import callbacks, cuts, own_code, processes, ranks, saving
+from failurelab.preflight.stage import models as small_models
+from failurelab.preflight.training import Load, Seen, Source
 from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
 
@@ -40,7 +41,7 @@ def config(**more):
 
 def test_a_model_is_cut_in_width_and_depth_and_keeps_class_and_vocabulary():
     """Policy and reference are loaded from one name: they must be the same model, or KL would start above 0."""
-    model, again = (small.build(transformers.Qwen2ForCausalLM, config()) for _ in range(2))
+    model, again = (small_models.build(transformers.Qwen2ForCausalLM, config()) for _ in range(2))
     assert type(model) is transformers.Qwen2ForCausalLM
     assert model.config.vocab_size == 3000 and model.config.num_hidden_layers == 2 and model.config.hidden_size == 64
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
@@ -53,13 +54,13 @@ def test_a_configuration_that_cannot_be_narrow_keeps_its_width():
                 raise ValueError("too narrow")
             super().__init__(config)
 
-    model = small.build(Wide, config(hidden_size=128, num_attention_heads=4, intermediate_size=256))
+    model = small_models.build(Wide, config(hidden_size=128, num_attention_heads=4, intermediate_size=256))
     assert model.config.hidden_size == 128 and model.config.num_hidden_layers == 2
 
 
 def built_small(loads=None, adapters=None, mapped=None, by_trainer=False):
     lists = [[] if each is None else each for each in (loads, adapters)]
-    return small.built_small(*lists, lambda: by_trainer, False, lambda: False, mapped or Mapped())
+    return small_models.built_small(*lists, lambda: by_trainer, False, lambda: False, mapped or Mapped())
 
 
 @pytest.fixture
@@ -130,8 +131,8 @@ def test_a_policy_with_its_own_weights_has_those_of_its_reference():
     path = str(models.path("tiny"))
     kind, loads = transformers.AutoModelForCausalLM, []
     with built_small(loads):
-        policy = kind.from_pretrained(path, **{small.dtype_argument(): torch.bfloat16})
-        reference = kind.from_pretrained(path, **{small.dtype_argument(): policy.dtype})
+        policy = kind.from_pretrained(path, **{small_models.dtype_argument(): torch.bfloat16})
+        reference = kind.from_pretrained(path, **{small_models.dtype_argument(): policy.dtype})
     assert loads[0].dtype == "bfloat16" and not loads[0].small
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
 
@@ -163,14 +164,14 @@ def test_a_probe_leaves_layers_of_bitsandbytes_in_their_mode():
     model = qwen2().train()
     model.lm_head = layer(model.config.hidden_size, model.config.vocab_size, bias=False)
     model.lm_head.register_forward_hook(lambda module, *_: modes.append((module.training, model.model.training)))
-    small.probe(model)
+    small_models.probe(model)
     assert modes == [(True, False)] and model.model.training
 
 
 def test_what_a_script_saves_is_loaded_from_that_folder(checkpoint, trained, tmp_path):
     """Nothing is written there; a load knows the whole model (merged and saved, say), tokens and adapter."""
     loads, adapters, target = [], [], tmp_path / "start"
-    with saved.elsewhere(tmp_path / "output", loads), built_small(loads, adapters):
+    with saving.elsewhere(tmp_path / "output", loads), built_small(loads, adapters):
         auto = transformers.AutoModelForCausalLM
         model = auto.from_pretrained(checkpoint, torch_dtype=torch.float16)
         trained[1].save_pretrained(save_directory=target)
@@ -201,7 +202,7 @@ def test_a_small_local_model_keeps_its_own_weights(trained):
 def test_a_small_model_is_saved_with_its_weights(trained, tmp_path):
     """A model that is not cut: what the script has made of it is what it loads again."""
     loads = []
-    with saved.elsewhere(tmp_path / "output", loads), built_small(loads):
+    with saving.elsewhere(tmp_path / "output", loads), built_small(loads):
         auto = transformers.AutoModelForCausalLM
         model = auto.from_pretrained(trained[0].name_or_path or trained[0].config._name_or_path)
         with torch.no_grad():
@@ -841,9 +842,9 @@ def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
         wrapped = peft.PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     (trained,) = adapters
-    assert torch.equal(small.probe(wrapped), trained.logits) and not torch.equal(trained.logits, trained.base)
+    assert torch.equal(small_models.probe(wrapped), trained.logits) and not torch.equal(trained.logits, trained.base)
     assert any(parameter.requires_grad for parameter in wrapped.parameters())
-    small.probe(wrapped.train())
+    small_models.probe(wrapped.train())
     assert wrapped.training
 
 

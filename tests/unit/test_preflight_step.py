@@ -10,10 +10,10 @@ from steps import before, has, planted, trainer
 from failurelab import textbook
 from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import cuts
-from failurelab.preflight.intercept.rewards import substitute_rewards
 from failurelab.preflight.judges.textbook import StepJudge
+from failurelab.preflight.stage import cuts
+from failurelab.preflight.stage.rewards import substitute_rewards
+from failurelab.preflight.training import Seen
 
 
 def judge(made, small=True, missing=False, **asked):

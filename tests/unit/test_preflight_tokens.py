@@ -12,11 +12,11 @@ import trl
 from packaging.version import Version
 
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.judges import rows
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.rows import prompt_ids
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
+from failurelab.preflight.training import Load, Seen
 
 TEXTS = ["3+4=", "5+6=", "8+9=", "12+30="]
 QUESTIONS = ["What is 3+4?", "Compute 5+6", "Add 8 and 9.", "12+30="]

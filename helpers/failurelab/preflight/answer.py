@@ -3,7 +3,7 @@
 A judge says what it has measured as a `Finding`: measured and bad (FOUND), read and bad (SUSPECTED), looked for and not
 there (HELD), not to be told here (NOT CHECKED), or nothing that this script can have (DOES NOT APPLY). Preflight then
 runs the script again with the repair of what was FOUND: it is NAMED when it comes again without the repair and its
-judge says HELD with it, and SUSPECTED with a reason otherwise (`rounds`).
+judge says HELD with it, and SUSPECTED with a reason otherwise (`trials`).
 
 The same objects cross from the script's process to the command, to the screen, and to `--json`: `to_json` and
 `from_json` are the only ones. Two answers speak of the same thing if their keys are equal; no sentence is compared.

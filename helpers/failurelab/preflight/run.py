@@ -1,6 +1,6 @@
 """The script, run as it is in the Python that trains, up to the end of a cut training; what was found goes into a file.
 
-What is changed for that time stands in `intercept`: models are built small (`small`), training arguments are cut
+What is changed for that time stands in `stage`: models are built small (`models`), training arguments are cut
 (`cuts`), the script's own code sees the rank that the launch gives it, and GPUs that are not here are the CPU
 (`ranks`), no other process trains (`processes`), saving and uploading do nothing, and `train()` of every Trainer judges
 and ends the process (`trainers`). A repair that is tried is a `Change`: the text of the script's own files.
@@ -27,12 +27,12 @@ from unittest import mock
 from failurelab.errors import raises_own
 from failurelab.preflight import notebook, repairs
 from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Finding
-from failurelab.preflight.inputs import Seen, Source
-from failurelab.preflight.intercept import own_code, processes
-from failurelab.preflight.intercept.effects import Effects
 from failurelab.preflight.launcher_line import zero_stage
 from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.script_text import Place, Text, find_called, own_frames, place_of, read_source
+from failurelab.preflight.stage import own_code, processes
+from failurelab.preflight.stage.effects import Effects
+from failurelab.preflight.training import Seen, Source
 from failurelab.rewards import RewardTable
 
 
@@ -230,7 +230,7 @@ class Run:
     """One script, watched until its first training ends."""
 
     def __init__(self, spec: dict[str, Any], source: Source, report: Report, files: OwnFiles):
-        from failurelab.preflight.intercept import cuts, ranks
+        from failurelab.preflight.stage import cuts, ranks
 
         self.spec, self.source, self.report, self.files = spec, source, report, files
         self.places: dict[str, list[list[Place]]] = {}  # of the calls that repairs speak of
@@ -252,7 +252,7 @@ class Run:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, the script's models, arguments and trainers are watched."""
-        from failurelab.preflight.intercept import logins, saved, small, trainers
+        from failurelab.preflight.stage import logins, models, saving, trainers
 
         own, rank = self.files.own, self.launched
         launch = rank.too_early, rank.mapped
@@ -261,9 +261,9 @@ class Run:
             logins.no_logins(),
             rank.seen(own),
             self.arguments.cut(),
-            saved.elsewhere(self.spec["output"], self.loads, self.real),
-            # a load is cut here, and finds by `saved` what the script has saved: so `saved` comes before
-            small.built_small(self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note),
+            saving.elsewhere(self.spec["output"], self.loads, self.real),
+            # a load is cut here, and finds by `saving` what the script has saved: so `saving` comes before
+            models.built_small(self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note),
             trainers.watched(self),
         )
         with contextlib.ExitStack() as stack:
@@ -280,8 +280,8 @@ class Run:
 
     def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
-        from failurelab.preflight.intercept import cuts
         from failurelab.preflight.judges.given import judge_given
+        from failurelab.preflight.stage import cuts
 
         parameters = list(inspect.signature(original).parameters.values())[1 : len(args) + 1]
         names = [each.name if each.kind is each.POSITIONAL_OR_KEYWORD else "" for each in parameters]
@@ -310,11 +310,11 @@ class Run:
 
         A training of another kind that comes before one with rewards is not run: the later one is judged.
         """
-        from failurelab.preflight.intercept import callbacks, cuts, rewards
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
         from failurelab.preflight.judges.gradients import GradientJudge
         from failurelab.preflight.judges.textbook import StepJudge
+        from failurelab.preflight.stage import callbacks, cuts, rewards
 
         line = _line(self.source.path)
         if self._is_first_stage(trainer, line):
@@ -402,8 +402,8 @@ class Run:
 
     def refused(self, error: BaseException) -> None:
         """Tell F22, where trl has refused the batch that the script asks for: these numbers were not cut."""
-        from failurelab.preflight.intercept import cuts
         from failurelab.preflight.judges import batch
+        from failurelab.preflight.stage import cuts
 
         finding, asked = batch.refused(error), self.arguments.last_asked()
         if finding is None or not asked.get("num_generations"):

@@ -10,8 +10,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-from failurelab.preflight.intercept.processes import Stopped
 from failurelab.preflight.script_text import holds_line, location, read_source
+from failurelab.preflight.stage.processes import Stopped
 
 _NETWORK = {
     "ConnectionError",

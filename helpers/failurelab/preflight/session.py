@@ -1,8 +1,8 @@
 """The runs of one script, in the Python that trains. This is where processes are started, and where they are ended.
 
-One process has the libraries (`child`), and each run of the script is forked from it: one process, or, where the launch
-has several, `PROCESSES` real ones with a rank each, which talk by gloo on the CPU. Rank 0's answers are the run's; what
-another rank alone can tell, its devices and its error, is told with its number.
+One process has the libraries (`forkserver`), and each run of the script is forked from it: one process, or, where the
+launch has several, `PROCESSES` real ones with a rank each, which talk by gloo on the CPU. Rank 0's answers are the
+run's; what another rank alone can tell, its devices and its error, is told with its number.
 
 All of them are groups of their own, in a temporary folder for all that they save; at the end, however that comes, they
 are ended and the folder is removed. One deadline holds for all runs.
@@ -26,7 +26,7 @@ from typing import Any
 
 from failurelab.preflight.answer import Answer, Change, Effect
 
-CHILD = pathlib.Path(__file__).with_name("child.py")
+FORKSERVER = pathlib.Path(__file__).with_name("forkserver.py")
 PROCESSES = 2  # of a launch that has more: two show what a group of processes does
 _BY_RANK = ("F5",)  # failures that each rank judges for itself: its last one tells
 _PAUSE = 0.1  # seconds between two looks at the script's processes
@@ -167,7 +167,7 @@ class Session:
         environment |= {name: value for name, value in self.variables.items() if name not in _OF_A_LAUNCH}
         with (self.folder / "log").open("wb") as stream:
             return subprocess.Popen(
-                [self.python, str(CHILD), str(self.folder / "spec.json")],
+                [self.python, str(FORKSERVER), str(self.folder / "spec.json")],
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,
@@ -217,7 +217,7 @@ class Process:
     """One process of a run; its rank is 0 where it is the only one.
 
     Attributes:
-        order: what `child` is told of it.
+        order: what `forkserver` is told of it.
         failed: whether it has ended in an error, or died.
         hangs: where it still was as it was ended after another one's error; else empty.
     """

@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterator
 
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import cuts
 from failurelab.preflight.judges.rows import dataset_size
+from failurelab.preflight.stage import cuts
+from failurelab.preflight.training import Seen
 
 _REFUSALS = re.compile(
     r"divisible by (the )?(num_generations|number of generations|global batch size)|at least 2 generations per prompt"

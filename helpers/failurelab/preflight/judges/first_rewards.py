@@ -13,9 +13,9 @@ import torch
 from failurelab import rollouts
 from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rewards import make_inputs
 from failurelab.preflight.judges.rows import prompt_ids, prompted, tokenizer_of
+from failurelab.preflight.training import Seen
 from failurelab.rewards import figures
 from failurelab.rewards.asking import Asker
 from failurelab.rewards.forms import Completion

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.judges.rows import installed_version
 from failurelab.preflight.repairs import Keyword
+from failurelab.preflight.training import Load, Seen
 
 _AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
 

@@ -14,10 +14,10 @@ from failurelab._text import list_names
 from failurelab._unwrap import has_adapter
 from failurelab.handles import is_unseen
 from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import controls
 from failurelab.preflight.judges.guarded import Guarded
 from failurelab.preflight.repairs import Arguments, Statement
+from failurelab.preflight.stage import controls
+from failurelab.preflight.training import Seen
 
 # where nothing can stand between the making of the trainer and its training
 _NON_REENTRANT = Arguments({"gradient_checkpointing_kwargs": {"use_reentrant": False}})

@@ -14,9 +14,9 @@ from statistics import median
 from typing import Any
 
 from failurelab.preflight.answer import Finding, Verdict
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted, tokenizer_of
 from failurelab.preflight.repairs import Arguments
+from failurelab.preflight.training import Seen
 from failurelab.rewards.references import is_conversation
 from failurelab.rewards.signature import reference_column
 

@@ -14,10 +14,10 @@ from failurelab import failures, guards, logits
 from failurelab.failures import loader
 from failurelab.handles import is_unseen
 from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import controls
 from failurelab.preflight.judges.guarded import Guarded
 from failurelab.preflight.repairs import Statement
+from failurelab.preflight.stage import controls
+from failurelab.preflight.training import Seen
 
 LOGITS_REPAIRED = Statement(
     "for each in filter(None, ({trainer}.model, getattr({trainer}, 'ref_model', None))): logits.repair(each)",

@@ -8,8 +8,8 @@ from typing import Any
 
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.repairs import Keyword
+from failurelab.preflight.training import Seen
 
 
 def judge_optimizer(seen: Seen) -> Iterator[Finding]:

@@ -18,10 +18,10 @@ from transformers import get_scheduler
 
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.batch import read_step
 from failurelab.preflight.judges.rows import dataset_size, generates
 from failurelab.preflight.judges.updates import optimizer_name, own_optimizer, policy_load
+from failurelab.preflight.training import Seen
 
 _MOST = 20_000  # steps whose rates are computed
 _OVER, _WARM = 0.5, 0.5  # shares: of steps at a rate of nothing, and of the rate that is never reached

@@ -16,9 +16,9 @@ import torch
 from failurelab import handles
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept.small import adapters_off, probe
 from failurelab.preflight.repairs import Arguments, Keyword, Statement
+from failurelab.preflight.stage.models import adapters_off, probe
+from failurelab.preflight.training import Seen
 from failurelab.textbook.scores import plain
 
 _MERGE = "Merge the adapter, save the model, and give the trainer that folder with a new peft_config."

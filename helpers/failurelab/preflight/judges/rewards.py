@@ -13,8 +13,8 @@ from packaging.version import Version
 
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
+from failurelab.preflight.training import Seen
 from failurelab.rewards import forms, signature, survey
 from failurelab.rewards.inputs import OWN, Inputs
 from failurelab.rewards.table import Flag

@@ -10,11 +10,11 @@ from typing import Any
 from failurelab import _greedy, guards
 from failurelab.handles import wrap_method
 from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import controls, cuts
-from failurelab.preflight.intercept.cuts import NEW_TOKENS
 from failurelab.preflight.judges.guarded import Guarded
 from failurelab.preflight.repairs import Statement
+from failurelab.preflight.stage import controls, cuts
+from failurelab.preflight.stage.cuts import NEW_TOKENS
+from failurelab.preflight.training import Seen
 
 _OTHER_ENGINES = ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from failurelab.preflight.inputs import Seen
+from failurelab.preflight.training import Seen
 
 
 def sample(seen: Seen, count: int, prepared: bool = False) -> list[dict[str, Any]]:

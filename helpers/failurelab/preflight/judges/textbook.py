@@ -24,10 +24,10 @@ from failurelab._text import first_line
 from failurelab.errors import raises_own
 from failurelab.handles import keep_random_state, wrap_method
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.logits import LOGITS_REPAIRED
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
+from failurelab.preflight.training import Seen
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
 _MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU

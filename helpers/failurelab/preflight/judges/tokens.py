@@ -19,9 +19,9 @@ import torch
 
 from failurelab.handles import keep_modes
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, sample, tokenizer_of
 from failurelab.preflight.repairs import Statement
+from failurelab.preflight.training import Seen
 from failurelab.rewards.references import is_conversation
 
 ROWS = 32

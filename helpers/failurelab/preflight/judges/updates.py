@@ -20,8 +20,8 @@ from packaging.version import Version
 from failurelab import updates
 from failurelab._unwrap import has_adapter, unwrap
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.repairs import Arguments, Keyword, Repair, Statement
+from failurelab.preflight.training import Load, Seen
 
 _LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _STEPPED = ("adamw", "paged_adamw", "lion", "ademamix")  # whose first step is the learning rate, whatever the gradient

@@ -22,7 +22,7 @@ from unittest import mock
 
 import torch
 
-from failurelab.preflight.intercept.own_code import OwnCode
+from failurelab.preflight.stage.own_code import OwnCode
 from failurelab.simulate.cuda import Cuda
 from failurelab.simulate.no_gpu import Mapped, on_this_machine
 from failurelab.simulate.rank import Rank

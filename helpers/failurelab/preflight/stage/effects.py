@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 from unittest import mock
 
-from failurelab.preflight.intercept.own_code import OwnCode
+from failurelab.preflight.stage.own_code import OwnCode
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATHS = {  # events; of their arguments, those that are paths which change, each with that of the folder it is below

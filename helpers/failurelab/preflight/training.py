@@ -43,7 +43,7 @@ class TrainedAdapter:
 
     Attributes:
         name: of the adapter, for messages.
-        logits: of eight tokens, `(1, 8, vocabulary)`, see `intercept.small.probe`.
+        logits: of eight tokens, `(1, 8, vocabulary)`, see `stage.models.probe`.
         base: the same without the adapter.
         trainable: whether it was loaded to be trained.
     """

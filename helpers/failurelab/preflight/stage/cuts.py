@@ -19,7 +19,7 @@ import torch
 from packaging.version import Version
 
 from failurelab.failures import release
-from failurelab.preflight.intercept.own_code import OwnCode
+from failurelab.preflight.stage.own_code import OwnCode
 
 PROMPTS, GENERATIONS = 2, 4  # of one batch at most: two prompts, for padding
 TWICE = 2  # accumulated steps, and iterations, at most: two show what more would

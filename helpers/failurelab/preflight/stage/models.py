@@ -22,7 +22,7 @@ from failurelab import updates
 from failurelab._unwrap import unwrap
 from failurelab.failures import release
 from failurelab.handles import eval_mode, keep_requires_grad
-from failurelab.preflight.inputs import Load, TrainedAdapter
+from failurelab.preflight.training import Load, TrainedAdapter
 from failurelab.simulate.loads import FOR_FILES, Call, loaded_by
 from failurelab.simulate.no_gpu import Mapped
 from failurelab.textbook import without_adapters

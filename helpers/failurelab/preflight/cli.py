@@ -16,12 +16,13 @@ from typing import Any
 from failurelab._outputs import OutputError, check_output, write_output
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
-from failurelab.preflight import launcher_line, rounds
+from failurelab.preflight import launcher_line
 from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Effect, Finding
-from failurelab.preflight.intercept.effects import cache_folders
 from failurelab.preflight.report import issue, terminal
 from failurelab.preflight.script_text import encode_source, make_patch, read_source
 from failurelab.preflight.session import Session, TimeIsOver
+from failurelab.preflight.stage.effects import cache_folders
+from failurelab.preflight.trials import ROUNDS_OVER, Rounds, Trial
 
 
 class PreflightError(FailureLabError):
@@ -154,7 +155,7 @@ def ask(
         world_size: processes of the run; by default as launched.
         time_limit: seconds, for all runs of the script.
         again: whether the script may be run more than once, to try repairs; None: if its first run has done nothing
-            beside its training (see `intercept.effects`).
+            beside its training (see `stage.effects`).
         preload: whether the libraries are imported once for all runs of the script; else by each of them.
         say: called with each stage.
 
@@ -214,7 +215,7 @@ def _judge(told: Answer, session: Session, script: pathlib.Path, again: bool | N
         if new:  # of the script's processes none is left, so what is still being written is another one's
             new -= _written_by_others()
         effects += [Effect("writes", path) for path in sorted(new) if os.path.realpath(path) not in heard]
-    outcome, left = rounds.Rounds(session.run, first, session.say), rounds.ROUNDS_OVER
+    outcome, left = Rounds(session.run, first, session.say), ROUNDS_OVER
     if again is False:
         left = "the script was not run with a repair (--no-try)"
     elif again is None and effects and first.found:
@@ -239,7 +240,7 @@ def _judge(told: Answer, session: Session, script: pathlib.Path, again: bool | N
     told.patch, told.patch_folder = _patch(Change(), outcome.change, context=3)
 
 
-def _with_diff(trial: rounds.Trial, line: str) -> Finding:
+def _with_diff(trial: Trial, line: str) -> Finding:
     """Return what came of a failure with its repair as a diff, and without the whole files of the runs.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from failurelab.preflight.inputs import Seen
+from failurelab.preflight.training import Seen
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.intercept.own_code import OwnCode
 from failurelab.preflight.script_text import location, read_source
+from failurelab.preflight.stage.own_code import OwnCode
 
 _ANYWHERE = (NameError, ImportError, SyntaxError)  # which come at full length too
 
