@@ -26,7 +26,7 @@ from failurelab.preflight.report import terminal
 from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.stage import callbacks, cuts, own_code, processes, ranks, saving
 from failurelab.preflight.stage import models as small_models
-from failurelab.preflight.training import Load, Seen, Source
+from failurelab.preflight.training import Load, Source, Training
 from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
 
@@ -115,7 +115,7 @@ def test_a_cast_to_float32_after_the_load_is_seen(checkpoint, cast, dtype):
         cast(models[1])
     assert [load.dtype for load in loads] == ["bfloat16", dtype]
     for model, load in zip(models, loads):
-        assert policy_load(Seen(types.SimpleNamespace(model=model), {}, loads=loads)) is load
+        assert policy_load(Training(types.SimpleNamespace(model=model), {}, loads=loads)) is load
 
 
 def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
@@ -245,11 +245,11 @@ def test_arguments_are_cut_before_their_validation_and_known_as_asked(tmp_path):
         )
     assert arguments.output_dir == str(tmp_path) and arguments.max_steps == 3
     assert str(getattr(arguments.save_strategy, "value", arguments.save_strategy)) == "no"
-    asked = made.asked(arguments)
+    asked = made.uncut(arguments)
     assert asked["per_device_train_batch_size"] == 64 and asked["output_dir"] == "the_script_s_own"
     assert "per_device_train_batch_size 64 -> 2" in made.cuts(arguments)
     arguments.per_device_train_batch_size = 16
-    assert made.asked(arguments)["per_device_train_batch_size"] == 16
+    assert made.uncut(arguments)["per_device_train_batch_size"] == 16
     again = transformers.TrainingArguments("out", save_strategy="steps")
     assert again.max_steps == -1  # nothing is left of the cut
 
@@ -295,13 +295,13 @@ def test_the_script_reads_arguments_as_they_were_given(tmp_path):
         exec(compile(READS, str(script), "exec"), names)
         length = type(names["base"]).__dataclass_fields__["max_completion_length"].default
         assert names["seen"] == (6, length) and length > names["base"].max_completion_length
-        asked = [made.asked(each) for each in names["copies"]]
+        asked = [made.uncut(each) for each in names["copies"]]
         assert [(each["per_device_train_batch_size"], each["num_generations"]) for each in asked] == [(6, 6)] * 5
         assert [each["max_completion_length"] for each in asked] == [length] * 5
         assert (asked[2]["max_steps"], asked[3]["max_steps"]) == (-1, 7)
-        asked = made.asked(names["replaced"])
+        asked = made.uncut(names["replaced"])
         assert (asked["per_device_train_batch_size"], asked["logging_steps"]) == (6, 10)
-        assert made.asked(names["base"])["num_generations"] == 3
+        assert made.uncut(names["base"])["num_generations"] == 3
         assert names["base"].logging_steps == 1 and names["copies"][0].per_device_train_batch_size < 6
         names["base"].output_dir = "the_script_s_own"
         made.settle(names["base"])
@@ -342,7 +342,7 @@ def test_a_script_sees_the_device_of_its_rank_and_libraries_the_one_that_is_here
     seen = {}
     launched = ranks.Launched(1, 2, str(tmp_path))
     assert launched.too_early()
-    with launched.seen(own_code.OwnCode(script)):
+    with launched.as_launched(own_code.OwnCode(script)):
         exec(compile(script.read_text(), str(script), "exec"), seen)
         from accelerate.state import PartialState
 
@@ -387,7 +387,7 @@ def test_a_library_in_an_editable_clone_is_not_the_script(project):
     """It was told of cuda:1, and its own processes were stopped; what lies beside the script is its own."""
     project.write_text("import beside, cloned\n")
     own, modules = own_code.OwnCode(project), {}
-    with ranks.Launched(1, 2).seen(own), processes.no_other_processes(own):
+    with ranks.Launched(1, 2).as_launched(own), processes.no_other_processes(own):
         exec(compile(project.read_text(), str(project), "exec"), modules)
         assert (modules["beside"].ask(), modules["cloned"].ask()) == ("cuda:1", "cpu")
         with pytest.raises(processes.Stopped, match="starts another process"):
@@ -419,8 +419,8 @@ def test_an_example_inside_a_library_s_clone_is_the_script_and_the_library_is_no
     assert not own.holds(torch.__file__) and not own.holds(os.__file__) and not own.holds(run.__file__)
 
 
-def seen(source="", line=0, **more):
-    return Seen(None, {}, source=Source("train.py", source, line), **more)
+def training(source="", line=0, **more):
+    return Training(None, {}, source=Source("train.py", source, line), **more)
 
 
 @pytest.fixture
@@ -631,7 +631,7 @@ def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
         train_dataset=rows,
         args=types.SimpleNamespace(num_generations=None),
     )
-    assert rollouts.prompts_of_a_batch(Seen(trainer, {}), tokenizer) == ["111", "111111"]
+    assert rollouts.prompts_of_a_batch(Training(trainer, {}), tokenizer) == ["111", "111111"]
 
 
 CALLBACK = """
@@ -750,7 +750,7 @@ def judged(given):
 )
 def test_a_load_is_placed_as_the_last_rank_places_it(given, world_size, found):
     """Without a map transformers takes the current device for a quantized model: GPU 0 while no rank is known."""
-    assert (judged(seen(loads=[given], world_size=world_size)).verdict is Verdict.FOUND) is found
+    assert (judged(training(loads=[given], world_size=world_size)).verdict is Verdict.FOUND) is found
 
 
 @pytest.mark.parametrize(("visible", "device", "index"), [("0,1,2,3", 1, 1), ("7", 0, 1), ("", 1, 1)])
@@ -759,7 +759,7 @@ def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index):
     rank = ranks.Launched(1, 2, visible=visible).rank
     assert rank.device == torch.device("cuda", device)
     for place, found in ((rank.device, False), (index, device != index), (2, True)):
-        answer = judged(seen(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index))
+        answer = judged(training(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index))
         assert (answer.verdict is Verdict.FOUND) is found
         assert found or "it would be GPU" in answer.control
 
@@ -873,4 +873,4 @@ def test_what_a_trainer_of_ones_own_calls_args_may_be_anything(tmp_path):
     made = cuts.CutArguments(3, str(tmp_path))
     for other in (types.SimpleNamespace(lr=1), {"lr": 1}, "train.yaml", None):
         made.settle(other)
-        assert made.asked(other) == {}
+        assert made.uncut(other) == {}

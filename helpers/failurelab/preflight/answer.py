@@ -174,9 +174,9 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it; what is empty is left out, but for what every reader asks for."""
-        asked = ("failure", "evidence", *(("repair", "tried", "diff") if self.accuses else ()))
+        always = ("failure", "evidence", *(("repair", "tried", "diff") if self.accuses else ()))
         fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "undo"}
-        kept = {name: value for name, value in fields.items() if value or name in asked}
+        kept = {name: value for name, value in fields.items() if value or name in always}
         kept |= {"figures": [dataclasses.asdict(each) for each in self.figures]} if self.figures else {}
         kept |= {"place": dataclasses.asdict(self.place)} if self.place else {}
         kept |= {"changes": [dataclasses.asdict(each) for each in self.changes]} if self.changes else {}

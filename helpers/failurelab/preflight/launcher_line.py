@@ -105,12 +105,12 @@ def read_line(words: list[str], python: str | None = None) -> Launch:
         other = _OTHER_LAUNCHERS.get(command, "Next: failurelab preflight SCRIPT, with --world-size N")
         known = "accelerate launch, torchrun, deepspeed, trl, python"
         raise LaunchError(f"{command or 'nothing'} is no launcher that preflight reads ({known}). {other}")
-    asked = python or named or sys.executable
+    interpreter = python or named or sys.executable
     if command == "trl":
-        command, words = "accelerate", _as_accelerate(words, asked)
+        command, words = "accelerate", _as_accelerate(words, interpreter)
     elif command == "accelerate" and words[:1] == ["launch"]:
         words = words[1:]
-    found = _ask_launcher(command, words, variables, asked)
+    found = _ask_launcher(command, words, variables, interpreter)
     if not found["module"] and not found["script"].endswith(SCRIPTS):
         raise _no_script([found["script"]])
     size, machines = int(found["processes"]), int(found["machines"])
@@ -166,10 +166,10 @@ def _ask_launcher(launcher: str, words: list[str], variables: dict[str, str], py
     """Return what a launcher's own parser reads in its options, in the Python that trains."""
     command = [python, "-P" if sys.version_info >= (3, 11) else "-u", str(OPTIONS), launcher, *words]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | variables)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | variables)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{python} cannot be asked for its launcher ({error}). Next: --python") from error
-    return answered(launcher, asked.stdout, asked.stderr)
+    return answered(launcher, process.stdout, process.stderr)
 
 
 def answered(launcher: str, printed: str, errors: str) -> dict[str, Any]:
@@ -269,8 +269,8 @@ def _find_places(package: str, python: str) -> list[pathlib.Path]:
         f"import importlib.util, os, sys; sys.path.insert(0, os.getcwd()); spec = importlib.util.find_spec({package!r})"
         "; print(*(spec and (spec.submodule_search_locations or [spec.origin]) or []), sep='\\n')"
     )
-    asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
-    return list(map(pathlib.Path, filter(None, asked.stdout.splitlines())))
+    process = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    return list(map(pathlib.Path, filter(None, process.stdout.splitlines())))
 
 
 def _interpreter(command: str) -> str | None:

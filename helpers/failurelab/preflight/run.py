@@ -32,7 +32,7 @@ from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.script_text import Place, Text, find_called, own_frames, place_of, read_source
 from failurelab.preflight.stage import own_code, processes
 from failurelab.preflight.stage.effects import Effects
-from failurelab.preflight.training import Seen, Source
+from failurelab.preflight.training import Source, Training
 from failurelab.rewards import RewardTable
 
 
@@ -259,7 +259,7 @@ class Run:
         replaced = (  # in this order: what comes later is called first
             processes.no_other_processes(own),
             logins.no_logins(),
-            rank.seen(own),
+            rank.as_launched(own),
             self.arguments.cut(),
             saving.elsewhere(self.spec["output"], self.loads, self.real),
             # a load is cut here, and finds by `saving` what the script has saved: so `saving` comes before
@@ -320,64 +320,64 @@ class Run:
         if self._is_first_stage(trainer, line):
             return self._skip(trainer, line)
         self._note("train")
-        arguments = self.arguments.origin(trainer.args)
-        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, arguments)}
+        origin = self.arguments.origin(trainer.args)
+        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, origin)}
         for kind, (made, its) in judged.items():
             self.places[kind] = [at for each, at in zip(made, self.places.get(kind, ())) if each is its]
         line = line or (self.skipped_line if self.skipped is trainer else 0)
-        asked = self.arguments.asked(trainer.args)
+        arguments = self.arguments.uncut(trainer.args)
         source = dataclasses.replace(self.source, line=line)
-        seen = Seen(
+        training = Training(
             trainer=trainer,
-            asked=asked,
+            arguments=arguments,
             dataset=self.datasets.get(id(trainer), trainer.train_dataset),
             **self._launch(),
             small=any(load.small for load in self.loads),
-            given=self.given.get(id(trainer), {}),
-            zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),
+            keywords=self.given.get(id(trainer), {}),
+            zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
             source=source,
             real=self.real,
         )
-        self.launched.has_engine = bool(seen.zero_stage)
+        self.launched.has_engine = bool(training.zero_stage)
         self._note_other_trainings(source)
         if self.launched.rank.launched:
             self.report.say("waiting for the other ranks")
         self.launched.meet()
         leads = self.launched.rank.number == 0  # another rank judges its devices alone, and waits
         self.report.say("judging lengths, rewards and arguments" if leads else "waiting for rank 0, which judges")
-        self._ask(order.BEFORE if leads else (judge_four_bit_placement,), seen)
+        self._ask(order.BEFORE if leads else (judge_four_bit_placement,), training)
         self.launched.follow()
         trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
-        listening = [judge(seen) for judge in order.DURING]
+        listening = [judge(training) for judge in order.DURING]
         gradients = next(judge for judge in listening if isinstance(judge, GradientJudge))
-        step = StepJudge(seen, gradients.misses_gradients)
+        step = StepJudge(training, gradients.misses_gradients)
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
         with contextlib.ExitStack() as stack:
             for judge in listening:
                 stack.enter_context(judge.listening())
-            stack.enter_context(rewards.differing_rewards(seen))
+            stack.enter_context(rewards.differing_rewards(training))
             stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
             raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own))
             try:
                 original(trainer)
                 self.launched.meet()
-                seen.finished = True
+                training.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
                 error = describe_error(problem, self.source.path, line=source.line)
-        seen.log = list(trainer.state.log_history)
+        training.log = list(trainer.state.log_history)
         if not leads:
             self.report.end(error, self.launched.mapped.texts)
         self.report.answers += raised
         self.report.say("judging what was seen")
-        self._ask(listening, seen)
+        self._ask(listening, training)
         if step.compared:  # the whole gradient tells for which tokens the scores are
             self.report.answers = [answer for answer in self.report.answers if answer.failure != "F3b"]
-        self._ask((*order.AFTER, step), seen)
-        self.report.rewards = seen.rewards
-        self.report.end(error, self._cuts(trainer, seen))
+        self._ask((*order.AFTER, step), training)
+        self.report.rewards = training.rewards
+        self.report.end(error, self._cuts(trainer, training))
 
     def _launch(self) -> dict[str, Any]:
         """Return what the judges are told of the launch, also where no trainer was made."""
@@ -405,10 +405,10 @@ class Run:
         from failurelab.preflight.judges import batch
         from failurelab.preflight.stage import cuts
 
-        finding, asked = batch.refused(error), self.arguments.last_asked()
-        if finding is None or not asked.get("num_generations"):
+        finding, arguments = batch.refused(error), self.arguments.last_uncut()
+        if finding is None or not arguments.get("num_generations"):
             return
-        values = cuts.make_divide(asked, self.spec["world_size"])
+        values = cuts.make_divide(arguments, self.spec["world_size"])
         self.places["arguments"] = self.places["arguments"][-1:]
         repair = f"Set {', '.join(f'{name}={value}' for name, value in values.items())}, or other numbers that divide."
         evidence, size = finding.evidence, self.spec["world_size"]
@@ -428,13 +428,13 @@ class Run:
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 
         if self.loads:
-            self._ask((judge_four_bit_placement,), Seen(None, {}, **self._launch()))
+            self._ask((judge_four_bit_placement,), Training(None, {}, **self._launch()))
         self.report.end(error, self.launched.mapped.texts)
 
-    def _ask(self, judges: Sequence[Any], seen: Any) -> None:
+    def _ask(self, judges: Sequence[Any], training: Any) -> None:
         for judge in judges:
             try:
-                self.report.answers.extend(judge(seen) if callable(judge) else judge.answers())
+                self.report.answers.extend(judge(training) if callable(judge) else judge.answers())
             except Exception as error:
                 if raises_own(error):
                     raise
@@ -442,14 +442,14 @@ class Run:
                 why = f"this check itself failed: {type(error).__name__}: {error}"
                 self.report.answers.append(Finding.not_checked(judge.__module__.rpartition(".")[2], why))
 
-    def _cuts(self, trainer: Any, seen: Any) -> list[str]:
+    def _cuts(self, trainer: Any, training: Any) -> list[str]:
         cut = self.arguments.cuts(trainer.args)
         names = dict.fromkeys(load.name for load in self.loads if load.small)
         built = [f"{name}: built small and random, with its vocabulary" for name in names]
-        rows = len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
+        rows = len(training.dataset) if hasattr(training.dataset, "__len__") else 0
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
         short = [f"{picked} short ones of {rows} rows"] if picked < rows else []
-        engine = ["DeepSpeed's engine: none, each process trains the whole model"] * bool(seen.zero_stage)
+        engine = ["DeepSpeed's engine: none, each process trains the whole model"] * bool(training.zero_stage)
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short]
 
     def _note_other_trainings(self, source: Source) -> None:

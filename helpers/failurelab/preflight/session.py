@@ -146,9 +146,9 @@ class Session:
 
     def _cut(self) -> list[str]:
         """Return what the launch asks for beside what is run, a text each."""
-        asked = self.spec["world_size"]
-        how = f"{asked} processes -> {self.count}" if asked > self.count else f"{asked} real processes"
-        return [*[f"{how}, by gloo on the CPU"] * (asked > 1), *self.spec["left_out"]]
+        launched = self.spec["world_size"]
+        how = f"{launched} processes -> {self.count}" if launched > self.count else f"{launched} real processes"
+        return [*[f"{how}, by gloo on the CPU"] * (launched > 1), *self.spec["left_out"]]
 
     def _variables(self, rank: int, port: int) -> dict[str, str]:
         """Return what a launcher sets for one of several processes, and that no GPU is used."""

@@ -1,4 +1,4 @@
-"""What a judge is given to see: the trainer, what was asked for, the loads of models, and the script."""
+"""What a judge is asked about: a script's training, the models that it loads, and the script."""
 
 import ast
 import dataclasses
@@ -55,25 +55,25 @@ class TrainedAdapter:
 
 
 @dataclasses.dataclass
-class Seen:
-    """What preflight has seen of a script when the judges are asked; they change none of it.
+class Training:
+    """The training that is judged: its trainer and what the script gave it, and what came of it. Judges change none.
 
     Attributes:
         trainer: the script's trainer, built with the cut model. Its reward functions and tokenizer are real.
         dataset: the training dataset as the script gave it to the trainer: whole, and before the trainer tokenized it.
-        asked: the training arguments as the script gave them, before they were cut, by name.
+        arguments: the training arguments as the script gave them, before they were cut, by name.
         loads: of models, in order.
         adapters: trained ones, in order.
         finished: whether the cut training came to its end.
         log: the trainer's log history, empty before training.
         world_size: of the launch.
         small: whether the model was cut.
-        given: the arguments that the script gave the trainer, by name.
+        keywords: the arguments that the script gave the trainer, by name.
         device: the GPU that the last rank trains on, by the number that it has there: 0 where a scheduler shows each
             process one. None is as many as there are other ranks.
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
         source: the script, for repairs that are a diff of its lines.
-        handed: what the trainer handed to a reward function at its first call, by name; None where it never did.
+        reward_inputs: what the trainer handed to a reward function at its first call, by name; None where it never did.
         called: the places of the reward functions that the trainer has called in the cut training.
         not_called: reward functions, by their id, that do not return, or cannot be asked here.
         rewards: what the reward functions pay for made-up completions; None where they were not asked.
@@ -82,7 +82,7 @@ class Seen:
     """
 
     trainer: Any
-    asked: dict[str, Any]
+    arguments: dict[str, Any]
     dataset: Any = None
     loads: list[Load] = dataclasses.field(default_factory=list)
     adapters: list[TrainedAdapter] = dataclasses.field(default_factory=list)
@@ -90,11 +90,11 @@ class Seen:
     log: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     world_size: int = 1
     small: bool = True
-    given: dict[str, Any] = dataclasses.field(default_factory=dict)
+    keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
     device: int | None = None
     zero_stage: int = 0
     source: "Source | None" = None
-    handed: dict[str, Any] | None = None
+    reward_inputs: dict[str, Any] | None = None
     called: set[int] = dataclasses.field(default_factory=set)
     not_called: set[int] = dataclasses.field(default_factory=set)
     rewards: RewardTable | None = None

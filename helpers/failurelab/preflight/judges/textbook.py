@@ -27,7 +27,7 @@ from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.logits import LOGITS_REPAIRED
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
-from failurelab.preflight.training import Seen
+from failurelab.preflight.training import Training
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
 _MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
@@ -62,12 +62,12 @@ class StepJudge(TrainerCallback):
     """Compares the first optimizer step that shows something, and a later one for what that cannot show; see `_wanted`.
 
     Args:
-        seen: the script.
+        training: of the script.
         missing: whether another judge has seen by now that tensors have no gradient (F1, F2): then nothing is searched.
     """
 
-    def __init__(self, seen: Seen, missing: Callable[[], bool] = lambda: False):
-        self.seen, self.trainer, self.missing = seen, seen.trainer, missing
+    def __init__(self, training: Training, missing: Callable[[], bool] = lambda: False):
+        self.training, self.trainer, self.missing = training, training.trainer, missing
         self.reports: list[textbook.Comparison] = []
         self._error = ""
         self._listening = contextlib.ExitStack()
@@ -111,7 +111,7 @@ class StepJudge(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen, around the guards that generate for themselves."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        if self.seen.small and callable(getattr(model, "generate", None)):
+        if self.training.small and callable(getattr(model, "generate", None)):
             self._listening.enter_context(wrap_method(model, "generate", self._end, "completions are ended"))
         self._recorder = textbook.Recorder(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
@@ -193,7 +193,7 @@ class StepJudge(TrainerCallback):
             yield Finding.not_checked("F21", f"{why}. {report.reason}")
             return
         failure = self._failure(report.named or "")
-        if _uses_liger(self.seen):
+        if _uses_liger(self.training):
             yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
             return
         own = _overridden(self.trainer)
@@ -221,7 +221,7 @@ class StepJudge(TrainerCallback):
         undos: dict[str, Repair] = {
             "F3b": LOGITS_REPAIRED,
             "F15": Arguments({"temperature": 1.0}),
-            "F20": Arguments({"steps_per_generation": self.seen.asked.get("gradient_accumulation_steps") or 1}),
+            "F20": Arguments({"steps_per_generation": self.training.arguments.get("gradient_accumulation_steps") or 1}),
             "no attention mask": Statement(_WITH_MASK),
         }
         words = _REPAIRS.get(failure) or _REPAIRS.get(named, _OTHERWISE)
@@ -233,7 +233,7 @@ class StepJudge(TrainerCallback):
         hidden = sorted({line.partition(":")[0].partition(" (")[0] for line in last.not_shown})
         if hidden:
             evidence += f". This does not show: {', '.join(hidden)}"
-        if cut := cut_away(self.seen):
+        if cut := cut_away(self.training):
             return Finding.not_checked("F21", f"{'; '.join(cut)}; without it, {evidence}")
         blind = [name for name in ("opposite sign", "scores shifted by one") if not first.sees(name)]
         if blind:
@@ -244,7 +244,7 @@ class StepJudge(TrainerCallback):
     def _held_too(self, report: textbook.Comparison, evidence: str) -> Iterator[Finding]:
         """Yield the failures that are not there, each with its own mistake planted."""
         for failure, name in _PLANTED.items():
-            if report.sees(name) and not _uses_liger(self.seen):
+            if report.sees(name) and not _uses_liger(self.training):
                 yield Finding.held(failure, evidence, f"{name}: {report.controls[name]}")
 
     def _held_scale(self, report: textbook.Comparison) -> Iterator[Finding]:
@@ -252,23 +252,25 @@ class StepJudge(TrainerCallback):
         args = self.trainer.args
         steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
         scaled = textbook.Apart(1.0, args.gradient_accumulation_steps / steps, 0.0)
-        if scaled.size != 1 and not report.floor.holds(scaled) and not _uses_liger(self.seen):
+        if scaled.size != 1 and not report.floor.holds(scaled) and not _uses_liger(self.training):
             evidence = f"the gradient of step {report.step} is the textbook's: see F21"
             yield Finding.held("F20", evidence, f"scaled it would have size {scaled.size:g}")
 
 
-def cut_away(seen: Seen) -> list[str]:
+def cut_away(training: Training) -> list[str]:
     """Return why the cut training is not the script's own as to its gradient: a text for each option."""
     lines = []
     for name, left in textbook.NOT_HERE.items():
-        asked = seen.asked.get(name, left.neutral[0])
-        if not textbook.is_neutral(name, asked) and textbook.is_neutral(name, getattr(seen.trainer.args, name, asked)):
+        value = training.arguments.get(name, left.neutral[0])
+        if not textbook.is_neutral(name, value) and textbook.is_neutral(
+            name, getattr(training.trainer.args, name, value)
+        ):
             lines.append(f"{name} is cut away: {left.reason}")
     return lines
 
 
-def _uses_liger(seen: Seen) -> bool:
-    return bool(seen.asked.get("use_liger_loss") or seen.asked.get("use_liger_kernel"))
+def _uses_liger(training: Training) -> bool:
+    return bool(training.arguments.get("use_liger_loss") or training.arguments.get("use_liger_kernel"))
 
 
 def _overridden(trainer: Any) -> list[WithoutMethod]:

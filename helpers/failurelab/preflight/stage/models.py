@@ -344,8 +344,8 @@ def _for_files(options: dict[str, Any]) -> dict[str, Any]:
 
 def _attention(options: dict[str, Any]) -> dict[str, str]:
     """Return the attention asked for, where a CPU has it."""
-    asked = options.get("attn_implementation")
-    return {"attn_implementation": asked} if asked in ("eager", "sdpa") else {}
+    attention = options.get("attn_implementation")
+    return {"attn_implementation": attention} if attention in ("eager", "sdpa") else {}
 
 
 def dtype_argument() -> str:
@@ -359,18 +359,18 @@ def _dtype(config: Any, options: dict[str, Any]) -> str:
     """Return the dtype of the weights that this call gives with the weights there."""
     import transformers
 
-    asked = options.get("dtype", options.get("torch_dtype"))
+    dtype = options.get("dtype", options.get("torch_dtype"))
     own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
-    if asked is None and release(transformers.__version__) < Version("5"):
-        asked = torch.float32
-    if asked is None or asked == "auto":
-        asked = own or torch.float32
-    return str(asked).removeprefix("torch.")
+    if dtype is None and release(transformers.__version__) < Version("5"):
+        dtype = torch.float32
+    if dtype is None or dtype == "auto":
+        dtype = own or torch.float32
+    return str(dtype).removeprefix("torch.")
 
 
 def _bits(config: Any, options: dict[str, Any]) -> int:
-    asked = options.get("quantization_config") or getattr(config, "quantization_config", None) or {}
-    read = asked.get if isinstance(asked, dict) else lambda name, default=None: getattr(asked, name, default)
+    own = options.get("quantization_config") or getattr(config, "quantization_config", None) or {}
+    read = own.get if isinstance(own, dict) else lambda name, default=None: getattr(own, name, default)
     for bits in (4, 8):
         if options.get(f"load_in_{bits}bit") or read(f"load_in_{bits}bit"):
             return bits
