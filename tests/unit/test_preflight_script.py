@@ -865,7 +865,7 @@ def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
     rows, trainer = Rows("row" for _ in range(2000)), object()
     watched.initialize(subclass, trainer, ("model", "arguments", rows), {"tokenizer": "t", "keep": False})
     assert taken["model"] == "model" and taken["tokenizer"] == "t" and len(taken["train_dataset"]) == 512
-    assert watched.datasets[id(trainer)] is rows and watched.given[id(trainer)]["args"] == "arguments"
+    assert watched.datasets[id(trainer)] is rows and watched.keywords[id(trainer)]["args"] == "arguments"
 
 
 def test_what_a_trainer_of_ones_own_calls_args_may_be_anything(tmp_path):

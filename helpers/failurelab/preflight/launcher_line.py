@@ -110,18 +110,18 @@ def read_line(words: list[str], python: str | None = None) -> Launch:
         command, words = "accelerate", _as_accelerate(words, interpreter)
     elif command == "accelerate" and words[:1] == ["launch"]:
         words = words[1:]
-    found = _ask_launcher(command, words, variables, interpreter)
-    if not found["module"] and not found["script"].endswith(SCRIPTS):
-        raise _no_script([found["script"]])
-    size, machines = int(found["processes"]), int(found["machines"])
+    launch = _ask_launcher(command, words, variables, interpreter)
+    if not launch["module"] and not launch["script"].endswith(SCRIPTS):
+        raise _no_script([launch["script"]])
+    size, machines = int(launch["processes"]), int(launch["machines"])
     if size < 1:
         raise LaunchError(f"{size} is no number of processes. Next: the number itself, such as --num_processes 4")
-    stage, environment = _of_variables(variables | found.get("environment", {}))
-    if "zero_stage" in found:
-        stage = zero_stage(found["deepspeed_config"]) or int(found["zero_stage"])
-    left_out = (*found.get("left_out", ()), *[f"{machines} machines -> 1"] * (machines > 1))
-    arguments = tuple(found["arguments"])
-    return Launch(found["script"], arguments, size, stage, environment, named, found["module"], left_out)
+    stage, environment = _of_variables(variables | launch.get("environment", {}))
+    if "zero_stage" in launch:
+        stage = zero_stage(launch["deepspeed_config"]) or int(launch["zero_stage"])
+    left_out = (*launch.get("left_out", ()), *[f"{machines} machines -> 1"] * (machines > 1))
+    arguments = tuple(launch["arguments"])
+    return Launch(launch["script"], arguments, size, stage, environment, named, launch["module"], left_out)
 
 
 def _world_size(variables: dict[str, str]) -> int:
@@ -179,15 +179,15 @@ def answered(launcher: str, printed: str, errors: str) -> dict[str, Any]:
         LaunchError: its launcher does not take the line.
     """
     last = (printed.strip() or "{}").splitlines()[-1]
-    found = json.loads(last) if last.startswith("{") else {}
-    if "processes" not in found:
+    launch = json.loads(last) if last.startswith("{") else {}
+    if "processes" not in launch:
         said = (errors.strip().splitlines() or ["it said nothing"])[-1]  # argparse's own line, or the last
-        why = found.get("error") or said.partition(" error: ")[2] or said
+        why = launch.get("error") or said.partition(" error: ")[2] or said
         raise LaunchError(
             f"{launcher} does not take this line: {why[:300].rstrip('.')}. "
             "Next: a line that it takes, which names the file, such as accelerate launch train.py"
         )
-    return dict(found)
+    return dict(launch)
 
 
 def _as_accelerate(words: list[str], python: str) -> list[str]:

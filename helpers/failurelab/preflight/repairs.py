@@ -44,8 +44,8 @@ class Script:
 
     def calls(self, kind: str, index: int = -1) -> Iterator[tuple[Text, ast.Call]]:
         """Yield the calls in the script's text that led to a call of this kind, the innermost first."""
-        made = self.places.get(kind, [])
-        for place in made[index] if made and -len(made) <= index < len(made) else ():
+        calls = self.places.get(kind, [])
+        for place in calls[index] if calls and -len(calls) <= index < len(calls) else ():
             text = self.texts(place.file)
             if text and (call := text.call(place)):
                 yield text, call
@@ -105,8 +105,8 @@ class Statement(Repair):
                 lines = self.text.format_map(names).splitlines()
             except KeyError:
                 continue
-            made = [f"{names['trainer']} = {text.source(call.func.value)}"] if edits else []  # type: ignore[attr-defined]
-            return [*_imported(text, self.imports), *edits, text.before(text.statement(call), *made, *lines)]
+            naming = [f"{names['trainer']} = {text.source(call.func.value)}"] if edits else []  # type: ignore[attr-defined]
+            return [*_imported(text, self.imports), *edits, text.before(text.statement(call), *naming, *lines)]
         return []
 
 
@@ -255,7 +255,7 @@ class AnyKeywords(Repair):
         text, node = _function(script, self.function)
         if text is None or node is None or node.args.kwarg is not None:
             return []
-        last = max((text.span(each)[1] for each in ast.iter_child_nodes(node.args)), default=None)
+        last = max((text.span(argument)[1] for argument in ast.iter_child_nodes(node.args)), default=None)
         return [] if last is None else [Edit(text.file, last, last, ", **kwargs")]
 
 
@@ -273,19 +273,20 @@ class DotAll(Repair):
         text, node = _function(script, self.function)
         if text is None or node is None:
             return []
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
         compiled = [
-            each.value
-            for each in text.tree.body
-            if isinstance(each, ast.Assign) and names & {getattr(target, "id", None) for target in each.targets}
+            statement.value
+            for statement in text.tree.body
+            if isinstance(statement, ast.Assign)
+            and names & {getattr(target, "id", None) for target in statement.targets}
         ]
         calls = [
             call
             for root in (node, *compiled)
             for call in ast.walk(root)
             if isinstance(call, ast.Call) and ast.unparse(call.func) in {f"re.{name}" for name in _MATCHING}
-            and "flags" not in {each.arg for each in call.keywords}
-            and not any("re." in ast.unparse(each) for each in call.args[1:])
+            and "flags" not in {keyword.arg for keyword in call.keywords}
+            and not any("re." in ast.unparse(argument) for argument in call.args[1:])
         ]  # fmt: skip
         return [edit for call in calls for edit in text.set_keywords(call, {"flags": "re.DOTALL"})]
 
@@ -306,7 +307,7 @@ class WithoutMethod(Repair):
         """Take out its lines, where they stand in the class; a class that has nothing else keeps a `pass`."""
         text, node = _function(script, vars(self.kind)[self.name])
         if text is None or not any(
-            isinstance(each, ast.ClassDef) and node in each.body for each in ast.walk(text.tree)
+            isinstance(inner, ast.ClassDef) and node in inner.body for inner in ast.walk(text.tree)
         ):
             return []
         return [text.without(node)]
@@ -321,7 +322,7 @@ class Together(Repair):
     def edit(self, script: Script) -> list[Edit]:
         """Make all of their edits, or none."""
         edits = [part.edit(script) for part in self.parts]
-        return [edit for each in edits for edit in each] if all(edits) else []
+        return [edit for group in edits for edit in group] if all(edits) else []
 
 
 def _function(script: Script, function: Any) -> tuple[Text | None, Any]:
@@ -338,12 +339,12 @@ def _names(call: ast.Call, kind: str) -> dict[str, str]:
     if kind == "train":
         parts: dict[str, ast.expr | None] = {"trainer": call.func.value} if isinstance(call.func, ast.Attribute) else {}
     else:
-        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
         parts = {
-            "model": given.get("model", call.args[0] if call.args else None),
-            "tokenizer": given.get("processing_class", given.get("tokenizer")),
-            "args": given.get("args"),
-            "dataset": given.get("train_dataset"),
+            "model": keywords.get("model", call.args[0] if call.args else None),
+            "tokenizer": keywords.get("processing_class", keywords.get("tokenizer")),
+            "args": keywords.get("args"),
+            "dataset": keywords.get("train_dataset"),
         }
     return {name: ast.unparse(part) for name, part in parts.items() if isinstance(part, (ast.Name, ast.Attribute))}
 

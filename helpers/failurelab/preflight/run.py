@@ -124,15 +124,15 @@ class OwnFiles:
 
         With `making` of them the calls of that class alone.
         """
-        found = []
+        places = []
         for frame in own_frames(self.own.holds):
             file = frame.f_code.co_filename
             place = dataclasses.replace(place_of(frame), file=self.real(file))
             text = self.text(file) if making else None
             call = text and text.call(place)
             if making is None or (call and find_called(frame, call) is making):
-                found.append(place)
-        return found
+                places.append(place)
+        return places
 
     def edited(self) -> contextlib.AbstractContextManager:
         """Inside, modules of the script's own are imported, and shown in tracebacks, as this run has them."""
@@ -150,13 +150,13 @@ class OwnFiles:
 
     def settings(self, arguments: Sequence[str]) -> dict[str, str]:
         """Return the YAML files in the script's command line, and that itself, by path, each as this run has it."""
-        found = {}
+        files = {}
         for word in arguments:
             path = word.rpartition("=")[2]
             if path.endswith((".yaml", ".yml")) and os.path.isfile(path):
                 with contextlib.suppress(OSError, SyntaxError, ValueError):
-                    found[os.path.realpath(path)] = self.read(path)
-        return found | {COMMAND_LINE: self.change.files.get(COMMAND_LINE, shlex.join(arguments))}
+                    files[os.path.realpath(path)] = self.read(path)
+        return files | {COMMAND_LINE: self.change.files.get(COMMAND_LINE, shlex.join(arguments))}
 
     def arguments(self, arguments: Sequence[str], folder: pathlib.Path) -> list[str]:
         """Return the script's command line, with YAML files as this run has them, which are written into a folder."""
@@ -200,10 +200,10 @@ class Report:
 
     def end(self, error: str = "", cut: Sequence[str] = ()) -> None:
         """Write the answers, and end the process: nothing of the script runs after that."""
-        findings = [self._with_changes(answer) if answer.undo else answer for answer in self.answers]
-        told = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, rewards=self.rewards)
+        findings = [self._with_changes(finding) if finding.undo else finding for finding in self.answers]
+        answer = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, rewards=self.rewards)
         whole = self._path.with_suffix(".part")
-        whole.write_text(json.dumps(told.to_json()))
+        whole.write_text(json.dumps(answer.to_json()))
         whole.rename(self._path)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -241,7 +241,7 @@ class Run:
         self.launched = ranks.Launched(*(spec[name] for name in ("rank", "ranks", "together", "visible", "patience")))
         sizes = cuts.Processes(spec["world_size"], spec["ranks"])
         self.arguments = cuts.CutArguments(spec["steps"], spec["output"], self._note_arguments, sizes, files.own)
-        self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
+        self.keywords: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
         self.training = False
@@ -284,21 +284,23 @@ class Run:
         from failurelab.preflight.stage import cuts
 
         parameters = list(inspect.signature(original).parameters.values())[1 : len(args) + 1]
-        names = [each.name if each.kind is each.POSITIONAL_OR_KEYWORD else "" for each in parameters]
+        names = [
+            parameter.name if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else "" for parameter in parameters
+        ]
         names += [""] * (len(args) - len(names))  # of a subclass that passes *args on
-        given = dict(zip(names, args)) | kwargs  # by name; also by an old name, which a decorator translates
-        given.pop("", None)
-        self.given[id(trainer)] = {**given, **self.given.get(id(trainer), {})}
-        if given.get("train_dataset") is not None:
-            self.datasets.setdefault(id(trainer), given["train_dataset"])
+        keywords = dict(zip(names, args)) | kwargs  # by name; also by an old name, which a decorator translates
+        keywords.pop("", None)
+        self.keywords[id(trainer)] = {**keywords, **self.keywords.get(id(trainer), {})}
+        if keywords.get("train_dataset") is not None:
+            self.datasets.setdefault(id(trainer), keywords["train_dataset"])
         args = tuple(cuts.cut_rows(value) if name in _DATASETS else value for name, value in zip(names, args))
         kwargs = {name: cuts.cut_rows(value) if name in _DATASETS else value for name, value in kwargs.items()}
         if not self.making:
             self.report.say(f"making {type(trainer).__name__}")
             self.trainers.append(trainer)
             self._note("trainer")
-            self.arguments.settle(self.given[id(trainer)].get("args"))
-            self.report.answers += judge_given(given, trainer)
+            self.arguments.settle(self.keywords[id(trainer)].get("args"))
+            self.report.answers += judge_given(keywords, trainer)
         self.making += 1
         try:
             original(trainer, *args, **kwargs)
@@ -322,8 +324,8 @@ class Run:
         self._note("train")
         origin = self.arguments.origin(trainer.args)
         judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, origin)}
-        for kind, (made, its) in judged.items():
-            self.places[kind] = [at for each, at in zip(made, self.places.get(kind, ())) if each is its]
+        for kind, (calls, its) in judged.items():
+            self.places[kind] = [at for call, at in zip(calls, self.places.get(kind, ())) if call is its]
         line = line or (self.skipped_line if self.skipped is trainer else 0)
         arguments = self.arguments.uncut(trainer.args)
         source = dataclasses.replace(self.source, line=line)
@@ -333,7 +335,7 @@ class Run:
             dataset=self.datasets.get(id(trainer), trainer.train_dataset),
             **self._launch(),
             small=any(load.small for load in self.loads),
-            keywords=self.given.get(id(trainer), {}),
+            keywords=self.keywords.get(id(trainer), {}),
             zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
             source=source,
             real=self.real,

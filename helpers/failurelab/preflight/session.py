@@ -233,12 +233,12 @@ class Process:
         self.order: dict[str, Any] = {name: str(path) for name, path in self._paths.items()}
         arguments = [word.replace("{LOCAL_RANK}", str(rank)) for word in spec["arguments"]]
         self.order |= {"rank": rank, "ranks": count, "arguments": arguments}
-        self.stage, self.failed, self.hangs, self._told = "starting Python", False, "", 0
+        self.stage, self.failed, self.hangs, self._stages_read = "starting Python", False, "", 0
 
     def new_stages(self) -> list[str]:
         """Return the stages that it has come to since this was last asked for."""
         lines = self._paths["progress"].read_text().splitlines()
-        new, self._told = lines[self._told :], len(lines)
+        new, self._stages_read = lines[self._stages_read :], len(lines)
         self.stage = (lines or [self.stage])[-1]
         return new
 
@@ -267,8 +267,8 @@ class Process:
     def _line(self) -> str:
         """Return the line of the script in which it last wrote where it is; empty if it is not in the script."""
         name = re.escape(pathlib.Path(self.script).name)
-        found = re.search(rf'File ".*{name}", line (\d+)', self._paths["stack"].read_text())
-        return f"line {found[1]}" if found else ""
+        match = re.search(rf'File ".*{name}", line (\d+)', self._paths["stack"].read_text())
+        return f"line {match[1]}" if match else ""
 
     def result(self, session: pathlib.Path, status: int | None) -> "Result":
         """Return what it has reported, or how it died; of one that is still there, nothing."""
@@ -369,9 +369,9 @@ def _kill_below(folder: pathlib.Path) -> None:
 
 def _with_folder(folder: pathlib.Path) -> list[int]:
     """Return the processes whose temporary files are below this folder; none where there is no /proc."""
-    found, mark = [], f"TMPDIR={folder}{os.sep}".encode()
+    processes, mark = [], f"TMPDIR={folder}{os.sep}".encode()
     for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if any(variable.startswith(mark) for variable in path.read_bytes().split(b"\0")):
-                found.append(int(path.parent.name))
-    return found
+                processes.append(int(path.parent.name))
+    return processes

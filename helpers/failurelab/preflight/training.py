@@ -125,8 +125,8 @@ class Source:
         """Return whether two lines stand in the two branches of an `if`, so that one of them alone is run."""
         for node in ast.walk(ast.parse(self.text)):
             if isinstance(node, ast.If) and node.orelse:
-                in_body = [holds_line(node.body[0], node.body[-1], each) for each in (line, other)]
-                inside = [holds_line(node, node, each) for each in (line, other)]
+                in_body = [holds_line(node.body[0], node.body[-1], number) for number in (line, other)]
+                inside = [holds_line(node, node, number) for number in (line, other)]
                 if all(inside) and in_body[0] != in_body[1]:
                     return True
         return False
@@ -138,4 +138,8 @@ class Source:
             for node in ast.walk(ast.parse(self.text))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "train"
         )
-        return sorted(each.end_lineno or each.lineno for each in called if "trainer" in ast.unparse(each.value).lower())
+        return sorted(
+            trainer.end_lineno or trainer.lineno
+            for trainer in called
+            if "trainer" in ast.unparse(trainer.value).lower()
+        )

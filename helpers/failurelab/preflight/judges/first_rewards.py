@@ -55,8 +55,8 @@ def judge_first_rewards(training: Training) -> Iterator[Finding]:
         return
     totals = [sum(value or 0.0 for value in row) for row in zip(*paid)]
     place = max(range(len(drawn)), key=totals.__getitem__)
-    of_rows = [{total for each, total in zip(drawn, totals) if each.row == row} for row in range(len(rows))]
-    apart = sum(len(each) > 1 for each in of_rows)
+    of_rows = [{total for completion, total in zip(drawn, totals) if completion.row == row} for row in range(len(rows))]
+    apart = sum(len(values) > 1 for values in of_rows)
     evidence = (
         f"{len(drawn)} completions of the untrained model got {figures.span(totals)}, and differ for {apart} of "
         f"{len(rows)} prompts; the best: {quote(drawn[place].text, 100)}"

@@ -49,7 +49,7 @@ def judge_reference(training: Training) -> Iterator[Finding]:
 
 
 def _models(training: Training, model: Any, reference: Any) -> Finding:
-    own, other = (getattr(getattr(each, "config", None), "_name_or_path", "") for each in (model, reference))
+    own, other = (getattr(getattr(policy, "config", None), "_name_or_path", "") for policy in (model, reference))
     if own and other and own != other:
         return Finding(
             "F19",

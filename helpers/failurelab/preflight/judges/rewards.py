@@ -36,7 +36,9 @@ def judge_rewards(training: Training) -> Iterator[Finding]:
         if any(getattr(training.trainer, name, None) is not None for name in ("reward_model", "judge")):
             yield Finding.not_checked("F10", "rewards come from a reward model or a judge, which is not asked")
         return
-    places = [n for n, each in enumerate(functions) if callable(each) and not isinstance(each, torch.nn.Module)]
+    places = [
+        n for n, function in enumerate(functions) if callable(function) and not isinstance(function, torch.nn.Module)
+    ]
     rows = _choose_rows(training, [functions[place] for place in places])
     if not rows:
         yield Finding.not_checked("F10", "the dataset has no column `prompt` that could be read")
@@ -170,8 +172,12 @@ def _opened(training: Training, inputs: Inputs) -> str:
 
 def _drawn(training: Training) -> list[str]:
     """Return completions that this run's small model has drawn: no text is too odd to be judged."""
-    given = (training.reward_inputs or {}).get("completions") or []
-    texts = [each if isinstance(each, str) else each[-1].get("content") for each in given if each]
+    completions = (training.reward_inputs or {}).get("completions") or []
+    texts = [
+        completion if isinstance(completion, str) else completion[-1].get("content")
+        for completion in completions
+        if completion
+    ]
     return [text for text in texts if isinstance(text, str)][:_DRAWN]
 
 

@@ -101,7 +101,7 @@ class StepJudge(TrainerCallback):
         return last and any(line.startswith("beta") for line in held[0].not_shown)
 
     def _reports(self, verdict: str) -> list[textbook.Comparison]:
-        return [each for each in self.reports if each.verdict == verdict]
+        return [report for report in self.reports if report.verdict == verdict]
 
     def _uses_again(self) -> bool:
         args = self.trainer.args
@@ -120,12 +120,12 @@ class StepJudge(TrainerCallback):
     def _end(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Put an end into the completions that were drawn, each at another place."""
         drawn = generate(*args, **kwargs)
-        given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         tokenizer = tokenizer_of(self.trainer)
         end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-        if not isinstance(drawn, torch.Tensor) or not isinstance(given, torch.Tensor) or end is None:
+        if not isinstance(drawn, torch.Tensor) or not isinstance(ids, torch.Tensor) or end is None:
             return drawn
-        width = given.shape[1]
+        width = ids.shape[1]
         for row, completion in enumerate(drawn):
             place = width + ENDS[row % len(ENDS)]
             if place < len(completion):
@@ -171,8 +171,8 @@ class StepJudge(TrainerCallback):
                 f"what your reward functions read is not what was drawn: {texts}",
                 "Decode completions by the tokenizer's own decode; look into what is overridden or patched there.",
             )
-        if found := self._reports("FOUND"):
-            yield from self._found(found[0])
+        if wrong := self._reports("FOUND"):
+            yield from self._found(wrong[0])
         elif held := self._reports("HELD"):
             yield self._held(held)
             yield from self._held_too(held[0], f"the gradient of step {held[0].step} is the textbook's: see F21")
@@ -213,9 +213,9 @@ class StepJudge(TrainerCallback):
 
     def _repair(self, failure: str, named: str, own: Sequence[WithoutMethod]) -> tuple[str, Any]:
         """Return what to do, in words and as what undoes it."""
-        given = getattr(self.trainer.args, "generation_kwargs", None) or {}
-        if failure == "F15" and "temperature" in given:
-            drawn = f"{given['temperature']:g}"
+        options = getattr(self.trainer.args, "generation_kwargs", None) or {}
+        if failure == "F15" and "temperature" in options:
+            drawn = f"{options['temperature']:g}"
             words = f"Give the config temperature={drawn} and take it out of generation_kwargs."
             return words, Arguments({"temperature": float(drawn)})
         undos: dict[str, Repair] = {
@@ -275,7 +275,7 @@ def _uses_liger(training: Training) -> bool:
 
 def _overridden(trainer: Any) -> list[WithoutMethod]:
     """Return the methods that classes of the script's own override, each as the repair that takes it out."""
-    kinds = [each for each in type(trainer).__mro__ if each.__module__.partition(".")[0] not in _LIBRARIES]
+    kinds = [kind for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES]
     return [
         WithoutMethod(kind, name)
         for kind in kinds

@@ -130,7 +130,7 @@ def _mark(tokenizer: Any) -> str:
 def _ask_model(training: Training, tokenizer: Any, prompts: Sequence[str], evidence: str, repair: str) -> Finding:
     """Let the real model answer the same prompts both ways, greedily; a chat model that needs its template ends so."""
     messages = ([{"role": "user", "content": text}] for text in prompts)
-    chats = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in messages]
+    chats = [tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True) for message in messages]
     model = training.trainer.model
     plain, templated = (_ended(model, tokenizer, texts) for texts in (prompts, chats))
     counted = f"{evidence}; of {len(prompts)} asked greedily, {plain} end within {TOKENS} tokens, with it {templated}"

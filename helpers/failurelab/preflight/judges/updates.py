@@ -90,14 +90,12 @@ def optimizer_name(training: Training) -> str:
 
 def own_optimizer(training: Training) -> tuple[Any, dict[str, Any]] | None:
     """Return the class of an optimizer that the script gives the trainer, and its options; None where it gives none."""
-    made = (training.keywords.get("optimizers") or (None,))[0]
-    if made is None:
+    optimizer = (training.keywords.get("optimizers") or (None,))[0]
+    if optimizer is None:
         return training.keywords.get("optimizer_cls_and_kwargs")
-    rates = [group.get("initial_lr", group["lr"]) for group in getattr(made, "param_groups", ())]
-    return type(made), {
-        **getattr(made, "defaults", {}),
-        "lr": max(rates, default=training.arguments.get("learning_rate")),
-    }
+    rates = [group.get("initial_lr", group["lr"]) for group in getattr(optimizer, "param_groups", ())]
+    rate = max(rates, default=training.arguments.get("learning_rate"))
+    return type(optimizer), {**getattr(optimizer, "defaults", {}), "lr": rate}
 
 
 def _arrived(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> float:
@@ -228,7 +226,7 @@ def _in_float32(training: Training, load: Load) -> tuple[str, Repair]:
     """Return how the load is told to be in float32; a cast that came after the load is undone before training."""
     new = Version(transformers.__version__) >= Version("4.56") and "torch_dtype" not in load.options
     name = "dtype" if new else "torch_dtype"
-    at = next((index for index, each in enumerate(training.loads) if each is load), None)
+    at = next((index for index, candidate in enumerate(training.loads) if candidate is load), None)
     how = f"Load the model with {name}=torch.float32"
     undo: Repair = Keyword("load", name, '"float32"', index=at or 0)
     if load.by_trainer:

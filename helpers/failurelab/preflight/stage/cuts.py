@@ -106,7 +106,7 @@ _STAND_INS = {
 def _wants(value: Any) -> bool:
     """Whether an option asks for what stands in for it is told of: not where it names what is the default, or none."""
     values = value if isinstance(value, (list, tuple)) else [value]
-    return any(each not in (None, False, "", "none", "all", "tensorboard") for each in values)
+    return any(option not in (None, False, "", "none", "all", "tensorboard") for option in values)
 
 
 def _values(arguments: Any) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class CutArguments:
             uncut, cut, _ = self._of(arguments, ({}, {}, {}))
             shown = cut.keys() & (_ALWAYS_AS_GIVEN if id(arguments) in self._with_trainer else _ALL_CUT)
             if name == "__dict__":  # as vars() asks for it
-                return _Values(value, {each: uncut[each] for each in shown if value[each] == cut[each]})
+                return _Values(value, {key: uncut[key] for key in shown if value[key] == cut[key]})
             return uncut[name] if name in shown and value == cut[name] else value
 
         def copied(arguments: Any, memo: dict[int, Any] | None = None) -> Any:
@@ -226,11 +226,11 @@ class CutArguments:
 
     def origin(self, arguments: Any) -> Any:
         """Return the arguments that these are a copy of, or these."""
-        return next((origin for each, origin in self._known if each is arguments), arguments)
+        return next((origin for known, origin in self._known if known is arguments), arguments)
 
     def _of(self, arguments: Any, otherwise: Any) -> Any:
         """Return these arguments uncut, cut and made; otherwise, where they were not seen to be made."""
-        return next((kept for (each, _), kept in zip(self._known, self._kept) if each is arguments), otherwise)
+        return next((kept for (known, _), kept in zip(self._known, self._kept) if known is arguments), otherwise)
 
     def cuts(self, arguments: Any) -> list[str]:
         """Return what of the work was cut, a text each, such as `max_completion_length 256 -> 8`."""

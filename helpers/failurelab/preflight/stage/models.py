@@ -114,24 +114,25 @@ def built_small(
     def load_small(call: Call) -> Any:
         if not call.options.pop("output_loading_info", False):
             return load_one(call)
-        told: dict[str, list[Any]] = {name: [] for name in _LOADING_INFO}
+        missing: dict[str, list[Any]] = {name: [] for name in _LOADING_INFO}
         original = call.original
 
         def load_and_tell(*arguments: Any, **options: Any) -> Any:
             model, info = original(*arguments, output_loading_info=True, **options)
-            told.update(info)
+            missing.update(info)
             return model
 
         call.original = load_and_tell  # where transformers loads weights, it says itself what they lack
-        return load_one(call), told
+        return load_one(call), missing
 
     def load_one(call: Call) -> Any:
-        name, given = call.name, dict(call.options)
-        if name is None or given.get("state_dict") is not None:
+        name, options = call.name, dict(call.options)
+        if name is None or options.get("state_dict") is not None:
             return call.load()
         config = call.read_config()
-        load = Load(str(name), given, copy.deepcopy(config), by_trainer(), _dtype(config, given), _bits(config, given))
-        load.device_map, load.early = given.get("device_map"), too_early()
+        dtype, bits = _dtype(config, options), _bits(config, options)
+        load = Load(str(name), options, copy.deepcopy(config), by_trainer(), dtype, bits)
+        load.device_map, load.early = options.get("device_map"), too_early()
         load.config._name_or_path = load.name  # which a model's own class leaves out, unlike the Auto classes
         load.small = not (real or is_small(call.cls, config, name))
         loads.append(load)
@@ -146,10 +147,10 @@ def built_small(
         if not load.small:
             call.arguments, call.config = (), _without_quantization(config)
             # All in one dtype: a reference that trl loads like the policy's parameters would lack its rounding.
-            call.options = _attention(given) | _for_files(given) | {dtype_argument(): torch.float32}
+            call.options = _attention(options) | _for_files(options) | {dtype_argument(): torch.float32}
             return _marked(call.load().float(), load)
-        model = build(call.cls, load.config, **_attention(given))
-        if (generation_config := _generation_config(name, given)) is not None:  # a reward model has none
+        model = build(call.cls, load.config, **_attention(options))
+        if (generation_config := _generation_config(name, options)) is not None:  # a reward model has none
             model.generation_config = generation_config
         return _marked(model, load)
 
@@ -211,7 +212,7 @@ def _other_weights(mapped: Mapped) -> contextlib.AbstractContextManager:
             return original(self, state_dict, *args, **options)
         mapped.tell(f"load_state_dict, {len(large)} tensors of the whole model's sizes", "random ones")
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(zlib.crc32(str([each.flatten()[:8].tolist() for each in large.values()]).encode()))
+            torch.manual_seed(zlib.crc32(str([weight.flatten()[:8].tolist() for weight in large.values()]).encode()))
             for parameter in self.parameters():
                 if parameter.ndim > 1 and parameter.is_floating_point():
                     parameter.normal_(std=0.1)
