@@ -88,7 +88,7 @@ def script(text):
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and found.span(node)[0] == at]
         call = max(calls, key=lambda node: found.span(node)[1])
         made[kind] = [[Place("train.py", call.lineno, call.end_lineno, call.col_offset, call.end_col_offset)]]
-    return repairs.Script(lambda file: found, made)
+    return repairs.EditableScript(lambda file: found, made)
 
 
 EDITS = [
@@ -201,7 +201,7 @@ YAML = "model: small\r\ntemperature: 0.9  # hot\r\noutput_dir: out\r\nkwargs:\r\
 )
 def test_arguments_of_a_yaml_file_are_set_there(values, wanted):
     texts = {"/grpo.yaml": YAML, "/accelerate.yaml": "num_machines: 1\n"}
-    of = [repairs.Script(lambda file: None, settings={name: text}) for name, text in texts.items()]
+    of = [repairs.EditableScript(lambda file: None, settings={name: text}) for name, text in texts.items()]
     change = Arguments(values).change(of[0])
     assert (change and change.files["/grpo.yaml"]) == wanted and Arguments(values).change(of[1]) is None
 
@@ -217,7 +217,9 @@ def test_arguments_of_a_yaml_file_are_set_there(values, wanted):
 )
 def test_arguments_of_a_command_line_are_set_there(line, wanted):
     """`trl grpo --temperature 0.9`: the script is the library's, and the line is what a reader can change."""
-    change = Arguments({"temperature": 1.0}).change(repairs.Script(lambda file: None, settings={COMMAND_LINE: line}))
+    change = Arguments({"temperature": 1.0}).change(
+        repairs.EditableScript(lambda file: None, settings={COMMAND_LINE: line})
+    )
     assert (change and change.files[COMMAND_LINE]) == wanted
 
 
@@ -237,7 +239,7 @@ def test_edits_inside_a_function(tmp_path):
     )
     module = {}
     exec(compile(path.read_text(), str(path), "exec"), module)
-    given = repairs.Script(lambda file: Text(file, pathlib.Path(file).read_text()))
+    given = repairs.EditableScript(lambda file: Text(file, pathlib.Path(file).read_text()))
     texts = [
         repair.change(given).files[str(path)].splitlines()
         for repair in (
@@ -291,7 +293,7 @@ def test_a_method_of_its_own_is_taken_out(tmp_path):
         return module
 
     module = run(OVERRIDES)
-    given = repairs.Script(lambda file: Text(file, pathlib.Path(file).read_text()))
+    given = repairs.EditableScript(lambda file: Text(file, pathlib.Path(file).read_text()))
     one, both = (WithoutMethod(module["Own"], name) for name in ("loss", "rewards"))
     for repair, wanted in ((one, (1, [0], 2)), (Together((one, both)), (1, [1], 2))):
         (text,) = repair.change(given).files.values()
@@ -299,7 +301,7 @@ def test_a_method_of_its_own_is_taken_out(tmp_path):
         assert (own.loss(), own.rewards(), short.loss()) == wanted and "A trainer of its own" in text
     (text,) = WithoutMethod(module["Short"], "loss").change(given).files.values()
     assert run(text)["Short"]().loss() == 1
-    assert Together((one, both)).change(repairs.Script(lambda file: None)) is None
+    assert Together((one, both)).change(repairs.EditableScript(lambda file: None)) is None
 
 
 FILES = {

@@ -853,7 +853,9 @@ def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
     spec = {"steps": 1, "output": str(tmp_path), "real_model": False, "world_size": 1}
     spec |= {"rank": 0, "ranks": 1, "together": "", "visible": "", "patience": 1}
     files = run.OwnFiles("train.py", Change())
-    watched = run.Run(spec, Source("train.py", ""), run.Report(tmp_path / "report", tmp_path / "progress"), files)
+    watched = run.WatchedScript(
+        spec, Source("train.py", ""), run.Reporter(tmp_path / "report", tmp_path / "progress"), files
+    )
     taken = {}
 
     def parent(self, model, args=None, train_dataset=None, **more):

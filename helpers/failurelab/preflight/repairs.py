@@ -26,7 +26,7 @@ from failurelab.preflight.script_text import Edit, Place, Text, apply_edits, is_
 
 
 @dataclasses.dataclass
-class Script:
+class EditableScript:
     """What is known of a script when a repair is looked up.
 
     Attributes:
@@ -69,11 +69,11 @@ class Script:
 class Repair:
     """What takes one failure away."""
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Return the edits of the script's text; none where it has no place for them."""
         raise NotImplementedError
 
-    def change(self, script: Script) -> Change | None:
+    def change(self, script: EditableScript) -> Change | None:
         """Return what a run with this repair does otherwise; None where it has no place in the script's files."""
         edits = self.edit(script)
         return script.edited(edits) if edits else None
@@ -94,7 +94,7 @@ class Statement(Repair):
     before: str = "train"
     imports: str = ""
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Put it in front of the innermost call that names what it needs; a trainer without a name gets one."""
         for text, call in script.calls(self.before):
             names: dict[str, str] = _names(call, self.before)
@@ -136,7 +136,7 @@ class Arguments(Repair):
 
     values: Mapping[str, Any]
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Set them where they are made, on the object that the trainer is given, in a YAML file, or as options."""
         sources = {name: repr(value) for name, value in self.values.items()}
         for text, call in script.calls("arguments"):
@@ -212,7 +212,7 @@ class Keyword(Repair):
     index: int = -1
     imports: str = ""
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Edit the innermost call that names it; add it to the innermost where none does."""
         calls = list(script.calls(self.of, self.index))
         named = [(*at, keyword) for at in calls for keyword in at[1].keywords if keyword.arg == self.name]
@@ -235,7 +235,7 @@ class FirstLine(Repair):
     function: Callable[..., Any]
     text: str
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Put it in front of the first statement that is no docstring."""
         text, node = _function(script, self.function)
         if text is None or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -250,7 +250,7 @@ class AnyKeywords(Repair):
 
     function: Callable[..., Any]
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Add it after the last argument."""
         text, node = _function(script, self.function)
         if text is None or node is None or node.args.kwarg is not None:
@@ -268,7 +268,7 @@ class DotAll(Repair):
 
     function: Callable[..., Any]
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Give the flag to each call of `re` that has none; patterns that are compiled elsewhere stay."""
         text, node = _function(script, self.function)
         if text is None or node is None:
@@ -303,7 +303,7 @@ class WithoutMethod(Repair):
     kind: type
     name: str
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Take out its lines, where they stand in the class; a class that has nothing else keeps a `pass`."""
         text, node = _function(script, vars(self.kind)[self.name])
         if text is None or not any(
@@ -319,13 +319,13 @@ class Together(Repair):
 
     parts: tuple[Repair, ...]
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Make all of their edits, or none."""
         edits = [part.edit(script) for part in self.parts]
         return [edit for group in edits for edit in group] if all(edits) else []
 
 
-def _function(script: Script, function: Any) -> tuple[Text | None, Any]:
+def _function(script: EditableScript, function: Any) -> tuple[Text | None, Any]:
     """Return the text that a function stands in, and its node there; None for both where it stands in none."""
     function = inspect.unwrap(getattr(function, "func", function))
     function = getattr(function, "__func__", function)

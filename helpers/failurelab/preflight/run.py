@@ -39,7 +39,7 @@ from failurelab.rewards import RewardTable
 def main(spec: dict[str, Any]) -> None:
     """Run the script that `spec` names; ends this process."""
     path = pathlib.Path(spec["script"])
-    report = Report(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
+    report = Reporter(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
     files = OwnFiles(str(path), Change(spec["files"]))
     try:
         text = files.read(str(path))
@@ -54,7 +54,7 @@ def main(spec: dict[str, Any]) -> None:
         import transformers  # noqa: F401
     except ImportError as error:
         report.end(error=describe_error(error, path))
-    run = Run(spec, Source(str(path), text), report, files)
+    run = WatchedScript(spec, Source(str(path), text), report, files)
     assert report.script is not None  # the run has made it
     report.script.settings = files.settings(spec["arguments"])
     sys.argv = [str(path), *files.arguments(spec["arguments"], pathlib.Path(spec["tmp"]))]
@@ -178,7 +178,7 @@ class OwnFiles:
 _DATASETS = ("train_dataset", "eval_dataset")
 
 
-class Report:
+class Reporter:
     """What the parent is told: stages while it runs, and answers at the end."""
 
     def __init__(self, path: pathlib.Path, progress: pathlib.Path):
@@ -186,7 +186,7 @@ class Report:
         self.answers: list[Finding] = []
         self.notes: list[str] = []
         self.rewards: RewardTable | None = None
-        self.script: repairs.Script | None = None
+        self.script: repairs.EditableScript | None = None
 
     def say(self, stage: str) -> None:
         """Tell what is done now."""
@@ -226,16 +226,16 @@ class Report:
         return dataclasses.replace(finding, changes=tuple(changes), place=place)
 
 
-class Run:
+class WatchedScript:
     """One script, watched until its first training ends."""
 
-    def __init__(self, spec: dict[str, Any], source: Source, report: Report, files: OwnFiles):
+    def __init__(self, spec: dict[str, Any], source: Source, report: Reporter, files: OwnFiles):
         from failurelab.preflight.stage import cuts, ranks
 
         self.spec, self.source, self.report, self.files = spec, source, report, files
         self.places: dict[str, list[list[Place]]] = {}  # of the calls that repairs speak of
         self.trainers: list[Any] = []  # as they were made
-        report.script = repairs.Script(files.text, self.places, files.change)
+        report.script = repairs.EditableScript(files.text, self.places, files.change)
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(*(spec[name] for name in ("rank", "ranks", "together", "visible", "patience")))

@@ -270,7 +270,7 @@ class Process:
         match = re.search(rf'File ".*{name}", line (\d+)', self._paths["stack"].read_text())
         return f"line {match[1]}" if match else ""
 
-    def result(self, session: pathlib.Path, status: int | None) -> "Result":
+    def result(self, session: pathlib.Path, status: int | None) -> "RankResult":
         """Return what it has reported, or how it died; of one that is still there, nothing."""
         report = self._paths["report"]
         ended = report.stat().st_mtime_ns if report.exists() else 0
@@ -282,7 +282,7 @@ class Process:
                 ended = self._paths["status"].stat().st_mtime_ns
                 answer.error = f"{pathlib.Path(self.script).name}, {self._line()}, ended in {answer.error}"
         answer.effects = [Effect(**json.loads(line)) for line in self._paths["effects"].read_text().splitlines()]
-        return Result(answer, ended, self.hangs)
+        return RankResult(answer, ended, self.hangs)
 
     def _died(self, status: int, session: pathlib.Path) -> str:
         log = self._paths["log"]
@@ -305,7 +305,7 @@ class Process:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class RankResult:
     """What came of one process.
 
     Attributes:
@@ -319,7 +319,7 @@ class Result:
     hangs: str = ""
 
 
-def together(results: Sequence[Result], left_out: Sequence[str] = ()) -> Answer:
+def together(results: Sequence[RankResult], left_out: Sequence[str] = ()) -> Answer:
     """Return what the ranks of a run say together: rank 0's answers, and of the last one what each judges for itself.
 
     Args:
@@ -339,7 +339,7 @@ def together(results: Sequence[Result], left_out: Sequence[str] = ()) -> Answer:
     )
 
 
-def _error(results: Sequence[Result]) -> str:
+def _error(results: Sequence[RankResult]) -> str:
     """Return the error that ended a run, with the rank that had it first: the others lose their connection by it."""
     errors = {rank: result.answer.error for rank, result in enumerate(results) if result.answer.error}
     texts = list(errors.values())

@@ -33,7 +33,7 @@ def refused(error: BaseException) -> Finding | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class BatchStep:
     """One optimizer step at the size that the script asked for.
 
     Attributes:
@@ -53,7 +53,7 @@ class Step:
     rounds: bool = False
 
 
-def read_step(training: Training) -> Step | None:
+def read_step(training: Training) -> BatchStep | None:
     """Return what one optimizer step is; None for a trainer without generations."""
     arguments, config, world = training.arguments, getattr(training.trainer, "args", None), max(training.world_size, 1)
     generations, device = arguments.get("num_generations"), arguments.get("per_device_train_batch_size")
@@ -62,13 +62,13 @@ def read_step(training: Training) -> Step | None:
     accumulated = arguments.get("gradient_accumulation_steps") or 1
     each = device * world
     if cuts.counts_prompts():
-        return Step(generations, each * accumulated * generations, accumulated, "prompts")
+        return BatchStep(generations, each * accumulated * generations, accumulated, "prompts")
     if not hasattr(config, "steps_per_generation"):
-        return Step(generations, each * accumulated, accumulated, "completions", each)
+        return BatchStep(generations, each * accumulated, accumulated, "completions", each)
     steps, per_round = arguments.get("steps_per_generation"), arguments.get("generation_batch_size")
     if steps is None:
         steps = max(1, per_round // each) if per_round else accumulated
-    return Step(generations, each * accumulated, accumulated, "completions", each * steps, rounds=True)
+    return BatchStep(generations, each * accumulated, accumulated, "completions", each * steps, rounds=True)
 
 
 def judge_batch(training: Training) -> Iterator[Finding]:
@@ -98,7 +98,7 @@ def judge_batch(training: Training) -> Iterator[Finding]:
     )
 
 
-def _rows(training: Training, step: Step) -> Iterator[Finding]:
+def _rows(training: Training, step: BatchStep) -> Iterator[Finding]:
     """The sampler drops prompts that do not fill a round of generation; where none is filled, nothing is trained."""
     size = dataset_size(training)
     prompts = (step.per_round or 0) // step.generations if step.rounds else 0
