@@ -45,7 +45,7 @@ def judge_reference(training: Training) -> Iterator[Finding]:
     if reference is not None:
         yield _models(training, model, _bare(reference))
     elif hasattr(model, "disable_adapter") and hasattr(model, "peft_config"):
-        yield _adapter(training, model)
+        yield _adapter(model)
 
 
 def _models(training: Training, model: Any, reference: Any) -> Finding:
@@ -92,7 +92,7 @@ def _models(training: Training, model: Any, reference: Any) -> Finding:
     )
 
 
-def _adapter(training: Training, model: Any) -> Finding:
+def _adapter(model: Any) -> Finding:
     if "ref" in model.peft_config:
         if (gap := _gap(model, "ref")) <= _APART:
             return _held(f"the reference is an adapter of its own, and the same (apart by {gap:.2g})", model, "ref")
