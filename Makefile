@@ -40,7 +40,7 @@ help:
 	@echo "make release   build both distributions, check them, and try the take-home wheel in each era; uploads nothing"
 	@echo "make lint      ruff, the contracts of imports, what is imported against what is asked for, types, and the notebooks"
 	@echo "make size      lines and tokens of each room, cells, words, files; make size REV='OLD NEW' for what became of them"
-	@echo "make rooms     draw the rooms of the code into docs/architecture.md"
+	@echo "make rooms     draw the rooms of the code into docs/architecture.md; no class name twice"
 	@echo "make lock      compile eras/*.in into eras/*.txt, and docs/requirements.in"
 
 # Does nothing, and needs no network, once all is there.
@@ -137,7 +137,7 @@ size: here
 	@$(PYTHON) tools/size.py $(REV)
 
 rooms: setup
-	@$(BIN)/python tools/draw_rooms.py
+	@$(BIN)/python tools/rooms.py
 
 lock: site-lock
 	@UV=$(BIN)/uv UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/python eras/compile.py

@@ -26,7 +26,7 @@ import frames
 import recording
 import tomllib
 
-from failurelab.diagnose import command
+from failurelab.diagnose import cli
 from failurelab.errors import FailureLabError
 from failurelab_course.experiments import observe
 
@@ -61,7 +61,7 @@ def judge(folder: pathlib.Path, names: tuple[str, ...]) -> dict | None:
         return None
     compared = compare(json.loads((folder / PROBES).read_text())) if folder / PROBES in files else None
     try:
-        answer = command.ask(folder.name, [file for file in files if file.name != PROBES], compared=compared)
+        answer = cli.ask(folder.name, [file for file in files if file.name != PROBES], compared=compared)
     except FailureLabError:
         return {"causes": [], "looks": [], "abstained": True, "healthy": False}
     causes = [set(cause.named) for cause in answer.causes]

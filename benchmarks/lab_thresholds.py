@@ -33,7 +33,7 @@ def write(script: definition.Script, folder: pathlib.Path, seeds: int) -> list[p
     return paths
 
 
-def thresholds(lab: definition.Lab, scripts: dict[str, list[verify.Row]]) -> list[dict]:
+def thresholds(lab: definition.Lab, scripts: dict[str, list[verify.ScriptOutcome]]) -> list[dict]:
     """Return for each threshold of a lab its number, both scripts' figures and the distance in spreads."""
     lines = []
     for predicate in lab.healthy:

@@ -34,7 +34,7 @@ import recording
 import tomllib
 from lab_cures import read_cures
 
-from failurelab.preflight import command, launcher_line
+from failurelab.preflight import cli, launcher_line
 from failurelab.preflight.report import terminal
 from failurelab_course import eras
 from failurelab_course.experiments import devices, observe
@@ -248,14 +248,14 @@ def judge(case: Case, patched: bool = False, tries: bool | None = None) -> dict:
         left = {path.name for path in folder.iterdir()}
         asked = len(case.launch.split())
         line = launcher_line.read_line(words, python) if asked else launcher_line.Launch(words[0], case.arguments)
-        answered = command.ask(line, python=python, time_limit=300, again=tries)
+        answered = cli.ask(line, python=python, time_limit=300, again=tries)
         seconds = time.perf_counter() - started
         new = sorted({path.name for path in folder.iterdir()} - left - {"cache"})
         clean = None
         if patched and answered.patch and not answered.suspected and not words[asked].startswith("/"):
             (folder / "fix.diff").write_bytes(answered.patch)
             subprocess.run(["git", "apply", "fix.diff"], check=True)
-            again = command.ask(line, python=python, time_limit=300, again=False)
+            again = cli.ask(line, python=python, time_limit=300, again=False)
             clean = again.exit_status == 0
     first = next(iter(answered.accusations), None)
     return {

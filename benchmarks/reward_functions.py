@@ -36,8 +36,8 @@ import frames
 import recording
 
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rewards import judge_rewards
+from failurelab.preflight.training import Training
 from failurelab_course.experiments import models, observe
 
 CASES = pathlib.Path(__file__).with_name("corpus") / "reward_functions.tar.xz"
@@ -52,7 +52,7 @@ def judge(case: dict, tokenizer: object) -> dict:
         reward_funcs=list(case["functions"]), reward_weights=case.get("weights"), processing_class=tokenizer,
         args=types.SimpleNamespace(remove_unused_columns=False), chat_template_kwargs={}, state=None,
     )  # fmt: skip
-    answers = list(judge_rewards(Seen(trainer=trainer, asked={}, dataset=case["rows"])))
+    answers = list(judge_rewards(Training(trainer=trainer, arguments={}, dataset=case["rows"])))
     accusations = [answer for answer in answers if answer.verdict in (Verdict.FOUND, Verdict.SUSPECTED)]
     read = [answer for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
     verdict = _grade(case, accusations, read)

@@ -451,7 +451,7 @@ def judge(device: str) -> None:
     """Measure the processor's seconds of preflight on one script, without its first judge and with it, as a whole."""
     import preflight_corpus  # which needs what only today's stack has
 
-    from failurelab.preflight import command, launcher_line
+    from failurelab.preflight import cli, launcher_line
 
     with tempfile.TemporaryDirectory(prefix="corpus-") as name, contextlib.chdir(name):
         folder = pathlib.Path(name)
@@ -464,7 +464,7 @@ def judge(device: str) -> None:
             for head in (NO_JUDGE, ""):
                 (folder / SCRIPT).write_text(head + text)
                 before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                answered = command.ask(launcher_line.Launch(SCRIPT), python=sys.executable, again=False)
+                answered = cli.ask(launcher_line.Launch(SCRIPT), python=sys.executable, again=False)
                 if answered.error:
                     sys.exit(answered.error)  # a script that ended early would be cheap
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -34,11 +34,11 @@ def main(arguments: "list[str] | None" = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
         if words[:1] == ["preflight"]:  # what comes after is the script's, and may look like an option
-            from failurelab.preflight.command import main as preflight
+            from failurelab.preflight.cli import main as preflight
 
             return preflight(words[1:])
         if words[:1] == ["diagnose"]:
-            from failurelab.diagnose.command import main as diagnose
+            from failurelab.diagnose.cli import main as diagnose
 
             return diagnose(words[1:])
         options = _parser().parse_args(arguments)

@@ -156,9 +156,9 @@ def find_symptoms(
 )
 def judge_script(context: typer.Context) -> None:  # what follows is the script's
     """Judge a training script as it is, with a small model, before the GPU hours are spent (--help for more)."""
-    from failurelab.preflight import command
+    from failurelab.preflight import cli
 
-    raise typer.Exit(command.main(context.args))
+    raise typer.Exit(cli.main(context.args))
 
 
 @app.command(
@@ -166,9 +166,9 @@ def judge_script(context: typer.Context) -> None:  # what follows is the script'
 )
 def diagnose_run(context: typer.Context) -> None:
     """Say what is wrong with a run, by the files that it left: figures, logs, script, versions (--help for more)."""
-    from failurelab.diagnose import command
+    from failurelab.diagnose import cli
 
-    raise typer.Exit(command.main(context.args))
+    raise typer.Exit(cli.main(context.args))
 
 
 @eras_app.command("list")

@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from failurelab import failures
-from failurelab.diagnose import answer, checkpoints, command
+from failurelab.diagnose import answer, checkpoints, cli
 from failurelab.failures import predicates
 
 ID = re.compile(r"\bF\d+[a-z]?\b|\blearning_rate\b|\bbeta\b")
@@ -57,7 +57,7 @@ def ask(tmp_path, entries=None, compared=None, **files):
         files["trainer_state.json"] = json.dumps({"log_history": entries, "global_step": 60})
     for name, text in files.items():
         (tmp_path / name).write_text(text if isinstance(text, str) else json.dumps(text))
-    return command.ask("run", [tmp_path], compared=compared)
+    return cli.ask("run", [tmp_path], compared=compared)
 
 
 def named(told):
@@ -221,14 +221,14 @@ def test_preflight_is_run_where_it_is_asked_for(tmp_path, capsys):
     A script that lies in the run's folder is not run without being asked for; one that is named is.
     """
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": logged()}))
-    assert command.main(["--preflight", str(tmp_path)]) == 3
+    assert cli.main(["--preflight", str(tmp_path)]) == 3
     error = capsys.readouterr().err
     assert "preflight needs the run's script" in error and error.count("\n") == 1
     script = tmp_path / "train.py"
     script.write_text("print('no training here')\n")
-    assert command.find_scripts([tmp_path], True) == command.find_scripts([tmp_path, script], False) == [script]
-    assert command.main([str(tmp_path)]) == 0 and "is not read, but run" in capsys.readouterr().out
-    assert command.main([str(tmp_path), str(script)]) == 0
+    assert cli.find_scripts([tmp_path], True) == cli.find_scripts([tmp_path, script], False) == [script]
+    assert cli.main([str(tmp_path)]) == 0 and "is not read, but run" in capsys.readouterr().out
+    assert cli.main([str(tmp_path), str(script)]) == 0
     assert "not read: preflight.json: preflight could not judge the script" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "trainer_state.json"]
 
@@ -247,7 +247,7 @@ def test_preflight_is_run_where_it_is_asked_for(tmp_path, capsys):
 def test_what_cannot_be_read_is_one_line(name, content, says, tmp_path, capsys):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    assert command.main([str(tmp_path / name)]) == 3
+    assert cli.main([str(tmp_path / name)]) == 3
     said = capsys.readouterr()
     assert said.out == "" and says in said.err and "Next:" in said.err and said.err.count("\n") == 1
 
@@ -267,7 +267,7 @@ def test_half_written_and_strange_json_is_used(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "train.log").write_text(text)
-        told = command.ask("run", [folder])
+        told = cli.ask("run", [folder])
         assert told.healthy and len(told.evidence.history.entries) == 30, number
 
 
@@ -304,10 +304,10 @@ def test_json_holds_the_contract(tmp_path, capsys):
     (tmp_path / "two").mkdir()
     for name, entries in (("one", logged()), ("two", logged(lambda _: 0.5, reward=0.5, **ZERO))):
         (tmp_path / name / "trainer_state.json").write_text(json.dumps({"log_history": entries}))
-    assert command.main(["--json", str(tmp_path / "one")]) == 0
+    assert cli.main(["--json", str(tmp_path / "one")]) == 0
     read = json.loads(capsys.readouterr().out)
     assert read["healthy"] is True and read["abstained"] is False and read["causes"] == []
-    assert command.main(["--json", str(tmp_path / "one"), str(tmp_path / "two")]) == 1
+    assert cli.main(["--json", str(tmp_path / "one"), str(tmp_path / "two")]) == 1
     _, broken = json.loads(capsys.readouterr().out)
     (cause,) = broken["causes"]
     assert cause["named"] == ["F10", "F14"] and cause["proofs"] and cause["look"]["then"]
@@ -352,11 +352,11 @@ def test_weights_are_compared_by_their_steps(tmp_path):
     """The final save beside the last checkpoint is the same weights: a healthy run was told that nothing changed."""
     save(tmp_path / "checkpoint-60", 0x3F80, step=60)
     save(tmp_path, 0x3F80)
-    told = command.ask("run", [tmp_path])
+    told = cli.ask("run", [tmp_path])
     assert told.healthy and "elements_changed" not in told.evidence.figures
     assert any("the same weights" in line for line in told.evidence.not_read)
     save(tmp_path / "checkpoint-9", 0x3F81, step=9)  # "checkpoint-9" comes after "checkpoint-60" by its name
-    told = command.ask("run", [tmp_path])
+    told = cli.ask("run", [tmp_path])
     assert told.evidence.figures["elements_changed"] == 1
 
 
@@ -364,10 +364,10 @@ def test_a_run_is_found_one_folder_down(tmp_path, capsys):
     """`diagnose .`, with the script beside the output folder, which belongs to it and is not run unless named."""
     save(tmp_path / "out" / "checkpoint-60", 0x3F80, step=60)
     (tmp_path / "train.py").write_text("print('no training here')\n")
-    assert command.split([tmp_path]) == [(str(tmp_path / "out"), [tmp_path / "out"])]
+    assert cli.split([tmp_path]) == [(str(tmp_path / "out"), [tmp_path / "out"])]
     script = tmp_path / "train.py"
-    assert command.split([tmp_path / "out", script]) == [(str(tmp_path / "out"), [script, tmp_path / "out"])]
-    assert command.main([str(tmp_path)]) == 0 and "checkpoint" not in capsys.readouterr().err
+    assert cli.split([tmp_path / "out", script]) == [(str(tmp_path / "out"), [script, tmp_path / "out"])]
+    assert cli.main([str(tmp_path)]) == 0 and "checkpoint" not in capsys.readouterr().err
 
 
 def test_what_a_guard_measured_counts_as_measured(tmp_path):
@@ -398,7 +398,7 @@ def test_a_csv_of_wandb_is_a_log(tmp_path):
         folder.mkdir()
         lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
         (folder / "history.csv").write_text("\n".join(lines))
-        assert named(command.ask("run", [folder / "history.csv"])) == ["F10 or F14"]
+        assert named(cli.ask("run", [folder / "history.csv"])) == ["F10 or F14"]
 
 
 def test_every_rule_asks_for_figures_that_a_run_gives(tmp_path):
@@ -410,7 +410,7 @@ def test_every_rule_asks_for_figures_that_a_run_gives(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         given |= set(ask(folder, **files).evidence.figures)
-    read, printed = answer.rules(), command.answer.explain()
+    read, printed = answer.rules(), cli.answer.explain()
     for rule in (*read.proof, *read.sign):
         asked = [*(name for predicate in rule.when for name in predicate.names), *predicates.fields(rule.says)]
         assert set(asked) <= given and set(rule.looks) <= set(read.looks) and rule.says in printed

@@ -58,7 +58,10 @@ def test_the_counts_add_up():
 
 
 def test_a_lab_s_rows_are_test_cases(tmp_path):
-    matrix = [labs.Row("01_a", "right_fix", "solution", "PASS"), labs.Row("01_a", "broken", "start", "FAIL", "solved")]
+    matrix = [
+        labs.ScriptOutcome("01_a", "right_fix", "solution", "PASS"),
+        labs.ScriptOutcome("01_a", "broken", "start", "FAIL", "solved"),
+    ]
     outcomes.write_junit(tmp_path / "deep" / "labs.xml", labs.cases(matrix), "labs")
     root = ElementTree.parse(tmp_path / "deep" / "labs.xml").getroot()
     assert [case.get("name") for case in root.iter("testcase")] == ["right_fix: solution", "broken: start"]

@@ -13,7 +13,7 @@ import torch
 from tests.cli import one_session
 from tests.cli.benchmark_scripts import load
 
-from failurelab.preflight import command, launcher_line
+from failurelab.preflight import cli, launcher_line
 from failurelab.preflight.answer import Answer
 from failurelab_course import eras
 from failurelab_course.experiments import models
@@ -113,19 +113,19 @@ def test_three_failures_behind_each_other_in_two_files(folder):
     before = {name: pathlib.Path(name).read_bytes() for name in TWO_FILES}
     words = ["--python", str(eras.find("trl-0.15").python), "--json", "answer.json", "--diff", "fix.diff"]
     words += ["train.py", "--model", "Qwen/Qwen2-0.5B"]
-    assert command.main(words) == 1
+    assert cli.main(words) == 1
     told = json.loads(pathlib.Path("answer.json").read_text())
     assert failures_of(told["findings"]) == ["F2", "F15", "F3a"] and not told["suspected"]
     assert all(finding["tried"] and finding["diff"] for finding in told["findings"])
     assert {name: pathlib.Path(name).read_bytes() for name in TWO_FILES} == before
-    assert command.main(words) == 2  # fix.diff is there
+    assert cli.main(words) == 2  # fix.diff is there
     subprocess.run(["git", "apply", "fix.diff"], check=True)
     for name in TWO_FILES:
         contents = pathlib.Path(name).read_bytes()
         assert contents != before[name] and contents.count(b"\n") == contents.count(b"\r\n")
     assert pathlib.Path("train.py").read_bytes().startswith(b"\xef\xbb\xbf")
     words[words.index("fix.diff")] = "again.diff"
-    assert command.main(words) == 0
+    assert cli.main(words) == 0
     assert not pathlib.Path("again.diff").exists()
 
 
@@ -134,7 +134,7 @@ def test_a_fresh_process_answers_as_a_fork_does(stack, failures, folder):
     """Runs are forked from a process that has the script's libraries: each answer is that of a process of its own."""
     script, python = launcher_line.Launch("first/lora_hub_name.py"), str(eras.find(stack).python)
     forked, fresh = (
-        command.ask(script, python=python, again=False, preload=preload).to_json() for preload in (True, False)
+        cli.ask(script, python=python, again=False, preload=preload).to_json() for preload in (True, False)
     )
     assert forked == fresh and failures_of(forked["suspected"]) == failures and not forked["findings"]
     assert all("--no-try" in suspected["why"] for suspected in forked["suspected"])
@@ -153,11 +153,11 @@ def test_a_script_that_does_more_than_train_is_run_again_with_try_alone(folder):
     script = pathlib.Path("first/lora_hub_name.py").read_text().replace("checkpointing=True", "checkpointing=runs == 1")
     pathlib.Path("train.py").write_text(WRITES + script)
     line, python = launcher_line.Launch("train.py"), str(eras.find("trl-0.14").python)
-    told = command.ask(line, python=python)
+    told = cli.ask(line, python=python)
     assert set(failures_of(told.suspected)) == {"F2", "F7"} and not told.named
     assert "count.txt" in " ".join(told.notes) and pathlib.Path("count.txt").read_text() == "1"
     pathlib.Path("count.txt").unlink()
-    told = command.ask(line, python=python, again=True)
+    told = cli.ask(line, python=python, again=True)
     assert set(failures_of(told.suspected)) == {"F2", "F7"} and not told.named
     assert any("did not do the same" in note for note in told.notes) and int(pathlib.Path("count.txt").read_text()) > 1
 
@@ -201,7 +201,7 @@ def test_files_that_are_open_for_writing(tmp_path):
         tee.stdin.write(b"begun\n")
         tee.stdin.flush()
         assert tee.stdout.readline() == b"begun\n"
-        here = {path for path in command._written_by_others() if path.startswith(str(tmp_path))}
+        here = {path for path in cli._written_by_others() if path.startswith(str(tmp_path))}
     tee.communicate()
     assert here == {str(tmp_path / "written"), str(tmp_path / "teed")}
 
@@ -229,7 +229,7 @@ trainer.train()
 def test_an_adapter_that_nothing_trains(beta, folder):
     """With a reference and without one; with is_trainable=True all of its tensors are in the optimizer."""
     pathlib.Path("train.py").write_text(FROZEN.format(beta=beta))
-    told = command.ask(launcher_line.Launch("train.py"))
+    told = cli.ask(launcher_line.Launch("train.py"))
     (found,) = (finding for finding in told.named if finding.failure == "F23")
     assert '+model = PeftModel.from_pretrained(model, "adapters/sft", is_trainable=True)' in found.diff
     assert found.tried == "the optimizer holds 8 of 8 tensors of the adapters"
@@ -284,7 +284,7 @@ def test_a_script_for_a_gpu_is_judged_without_one(stack, last, tmp_path, monkeyp
     loads = [f"model = AutoModelForCausalLM.from_pretrained(PATH, {load})\n{then}" for load, then, _ in forms]
     text = FOR_A_GPU.format(path=str(models.path("tiny")), models="\n".join(loads))
     pathlib.Path("train.py").write_text(text)
-    told = command.ask(launcher_line.Launch("train.py"), python=str(eras.find(stack).python), steps=1, again=False)
+    told = cli.ask(launcher_line.Launch("train.py"), python=str(eras.find(stack).python), steps=1, again=False)
     assert not told.error and told.exit_status in (0, 1)
     # What a reward function puts on a GPU is mapped in the process that asks it, and not told.
     cut = {text for text in told.cut if text.endswith(("-> cpu", "-> sdpa"))}
@@ -303,8 +303,8 @@ def test_a_script_for_a_gpu_is_judged_without_one(stack, last, tmp_path, monkeyp
 def test_an_option_behind_the_script_is_told_to_be_the_script_s(words, text, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("train.py").write_text(text)
-    monkeypatch.setattr(command, "ask", lambda line, **options: Answer(line.script, {}, error=str(line.arguments)))
-    assert command.main(words) == 3
+    monkeypatch.setattr(cli, "ask", lambda line, **options: Answer(line.script, {}, error=str(line.arguments)))
+    assert cli.main(words) == 3
     said = capsys.readouterr()
     assert ("--diff behind the script is the script's" in said.err) is told and words[-1] in said.out
 
@@ -377,7 +377,7 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
 def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("train.py").touch()
-    assert command.main(["--python", "no/such/python", "train.py"]) == 3
+    assert cli.main(["--python", "no/such/python", "train.py"]) == 3
     assert "no/such/python" in capsys.readouterr().out
 
 
@@ -388,8 +388,8 @@ def test_a_file_that_cannot_be_written_is_told_before_the_run(option, name, tmp_
     monkeypatch.chdir(tmp_path)
     pathlib.Path("folder").mkdir()
     pathlib.Path("train.py").touch()
-    monkeypatch.setattr(command, "ask", lambda *_, **__: pytest.fail("the script was run"))
-    assert command.main([option, name, "train.py"]) == 2
+    monkeypatch.setattr(cli, "ask", lambda *_, **__: pytest.fail("the script was run"))
+    assert cli.main([option, name, "train.py"]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and name in told and option in told
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "train.py"]
@@ -400,8 +400,8 @@ def test_a_folder_that_goes_while_the_script_runs(tmp_path, monkeypatch, capsys)
     monkeypatch.chdir(tmp_path)
     folder = pathlib.Path("folder")
     folder.mkdir()
-    monkeypatch.setattr(command, "ask", lambda *_, **__: folder.rmdir() or Answer("train.py", {}))
-    assert command.main(["--json", "folder/out.json", "train.py"]) == 3
+    monkeypatch.setattr(cli, "ask", lambda *_, **__: folder.rmdir() or Answer("train.py", {}))
+    assert cli.main(["--json", "folder/out.json", "train.py"]) == 3
     said = capsys.readouterr()
     assert "train.py" in said.out and said.err.count("\n") == 1 and "folder/out.json" in said.err
 
@@ -434,5 +434,5 @@ def test_a_time_limit_ends_a_script_that_waits(tmp_path, monkeypatch):
     """The line says what it was doing."""
     monkeypatch.chdir(tmp_path)
     pathlib.Path("slow.py").write_text("import threading\nthreading.Event().wait()\n")
-    told = command.ask(launcher_line.Launch("slow.py"), time_limit=1)
+    told = cli.ask(launcher_line.Launch("slow.py"), time_limit=1)
     assert "was ended after 1 seconds, while" in told.error and told.exit_status == 3

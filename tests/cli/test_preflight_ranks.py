@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.cli.one_session import scripts
 
-from failurelab.preflight import command, launcher_line
+from failurelab.preflight import cli, launcher_line
 from failurelab.preflight.session import TimeIsOver, _with_folder
 from failurelab_course.experiments import models
 
@@ -164,7 +164,7 @@ def test_a_launch_as_it_is_typed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(script(device=2, first="assert RANK == 0"))
     words = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "4", "train.py"]
-    assert command.main(["--json", "out.json", "--", *words]) == 3
+    assert cli.main(["--json", "out.json", "--", *words]) == 3
     assert "rank 1 of 2: train.py" in " ".join(capsys.readouterr().out.split())
     assert "4 processes -> 2, by gloo on the CPU" in json.loads((tmp_path / "out.json").read_text())["cut"]
 
@@ -174,6 +174,6 @@ def test_a_batch_that_trl_refuses_at_the_launch_s_own_size(device, tmp_path, mon
     """Three processes are cut to two: trl refuses the same batch, of an odd size as well; and takes what it takes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(script(device=device).replace("num_generations=4", "num_generations=6"))
-    told = command.ask(launcher_line.Launch("train.py", world_size=3), again=False)
+    told = cli.ask(launcher_line.Launch("train.py", world_size=3), again=False)
     answers = told.suspected if device == 3 else told.held
     assert any(answer.failure == "F22" for answer in answers), told

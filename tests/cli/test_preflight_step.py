@@ -4,7 +4,7 @@ import pytest
 from tests.cli.benchmark_scripts import load
 from tests.cli.one_session import scripts
 
-from failurelab.preflight import rounds
+from failurelab.preflight import trials
 from failurelab_course import eras
 
 pytestmark = pytest.mark.slow
@@ -130,7 +130,7 @@ def test_a_planted_mistake_is_found_and_named(mistake, failure, said, run):
 def test_the_parent_s_method_heals_and_what_decodes_has_no_undo(run):
     for mistake, healed in ((REVERSED, ["F21"]), (MUTE, [])):
         text = mistake + PLAIN + GRPO
-        outcome = rounds.Rounds(lambda change, text=text: run(text, change), run(text))
+        outcome = trials.Rounds(lambda change, text=text: run(text, change), run(text))
         outcome.try_all()
         assert [each.finding.failure for each in outcome.named if each.finding.failure != "F3a"] == healed, (
             outcome.suspected()

@@ -58,7 +58,7 @@ def lab(tmp_path):
 
 def task_of(lab, state, measured, declared=None, *, refused="", environment=""):
     """Return the task of a script that measured these figures, decided."""
-    task = labs._Task(lab, lab.start, labs.Row(lab.name, state, "script.py"), declared)
+    task = labs._Task(lab, lab.start, labs.ScriptOutcome(lab.name, state, "script.py"), declared)
     content = {"metrics": measured, "refused": refused, "environment": environment, "traceback": ""}
     labs._decide(task, {"seconds": 1, "output": "", "measured": content})
     return task
@@ -307,7 +307,7 @@ def test_every_failure_has_its_labs():
 
 def test_the_matrix_as_table_and_as_json():
     rows = [
-        labs.Row("01_a", state, state, "PASS", metrics={"loss": float("nan")})
+        labs.ScriptOutcome("01_a", state, state, "PASS", metrics={"loss": float("nan")})
         for state in (labs.BROKEN, labs.WRONG_FIX, labs.RIGHT_FIX)
     ]
     rows[1].device = "cuda:1"

@@ -32,7 +32,7 @@ def lab(tmp_path, monkeypatch):
 
 
 def row(lab, result, reason="as found"):
-    return labs.Row(lab.name, labs.CHECK, "train.py", result, reason)
+    return labs.ScriptOutcome(lab.name, labs.CHECK, "train.py", result, reason)
 
 
 def progress(lab):

@@ -23,8 +23,8 @@ TODAY = (
 OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards logits logits_guard "
     "logits_repair mismatch models no_gpu placement preflight_batch preflight_controls preflight_more "
-    "preflight_reward preflight_script preflight_step preflight_tokens rewards rollouts second_device step_guard textbook "
-    "trainers updates"
+    "preflight_reward preflight_script preflight_step preflight_tokens rewards rollouts second_device step_guard "
+    "textbook trainers updates"
 )
 RUNS = {
     "trl-0.14": OLDEST,

@@ -103,7 +103,7 @@ def test_a_run_ends_as_what_it_was(ran, name, status, reason, cells):
 def test_an_era_that_is_not_ready_is_told_from_one_that_dies(plant, tmp_path, name, says, status):
     (notebook,) = course.find([], plant("00_one", "pass").parent)
     error = types.SimpleNamespace(ename=name, evalue=says, exec_count=2)
-    found = runs.Run(notebook, {}, tmp_path, "mark")._outcome_of_cell(error)
+    found = runs.NotebookRun(notebook, {}, tmp_path, "mark")._outcome_of_cell(error)
     assert found == (status, says if status == "ENVIRONMENT" else f"In [2]: {name}: {says}")
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from failurelab import failures
-from failurelab.diagnose import command as diagnose
+from failurelab.diagnose import cli as diagnose
 from failurelab.preflight.answer import Answer, Effect, Finding, Location, Verdict
 from failurelab.preflight.report import issue
 

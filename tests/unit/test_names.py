@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from failurelab.diagnose import command
+from failurelab.diagnose import cli
 from failurelab.failures import names, symptoms
 
 TODAY = {"trl": "1.16.0", "transformers": "5.23.0"}
@@ -136,10 +136,10 @@ def test_nothing_is_said_of_other_errors(error):
 def test_a_run_that_ended_in_such_an_error_is_named(tmp_path, capsys):
     """By `diagnose`, with the versions that the run left; which it has to have, or the releases alone are told."""
     (tmp_path / "train.log").write_text(f"Traceback\n{PASTED[0][0]}\n")
-    assert command.main([str(tmp_path)]) == 1
+    assert cli.main([str(tmp_path)]) == 1
     assert "went with trl 0.28.0." in " ".join(capsys.readouterr().out.split())
     (tmp_path / "requirements.txt").write_text("trl==1.16.0\ntransformers==5.23.0\n")
-    assert command.main([str(tmp_path)]) == 1
+    assert cli.main([str(tmp_path)]) == 1
     assert "(here: trl 1.16.0)" in " ".join(capsys.readouterr().out.split())
 
 

@@ -8,24 +8,24 @@ import small
 import trl
 
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import cuts
 from failurelab.preflight.judges import batch
 from failurelab.preflight.judges.given import judge_given
+from failurelab.preflight.stage import cuts
+from failurelab.preflight.training import Training
 from failurelab_course.experiments import models
 
 SIZES = [(8, 8, 1), (4, 8, 1), (4, 8, 2), (6, 4, 1), (6, 4, 2), (3, 2, 1), (2, 1, 1), (12, 4, 4)]
 
 
-def seen(trainer=None, world_size=1, rows=64, **asked):
+def training(trainer=None, world_size=1, rows=64, **arguments):
     dataset = datasets.Dataset.from_dict({"prompt": ["1+1="] * rows})
     trainer = trainer or small.grpo(*models.load())
-    return Seen(trainer=trainer, asked=asked, dataset=dataset, world_size=world_size)
+    return Training(trainer=trainer, arguments=arguments, dataset=dataset, world_size=world_size)
 
 
 def judge(**options):
     """Return what is said of the batch itself; of the loss's scale there is more."""
-    return [answer for answer in batch.judge_batch(seen(**options)) if answer.failure == "F22"]
+    return [answer for answer in batch.judge_batch(training(**options)) if answer.failure == "F22"]
 
 
 def asked(size, generations, accumulated=1, **more):
@@ -73,7 +73,7 @@ def test_another_error_is_not_about_batches():
 
 
 def test_other_trainers_have_no_such_arithmetic():
-    assert list(batch.judge_batch(seen(per_device_train_batch_size=3))) == []
+    assert list(batch.judge_batch(training(per_device_train_batch_size=3))) == []
 
 
 class OfTrl:

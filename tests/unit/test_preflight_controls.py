@@ -7,7 +7,7 @@ import small
 import torch
 
 from failurelab import handles
-from failurelab.preflight.intercept import controls
+from failurelab.preflight.stage import controls
 
 
 def state(model):

@@ -13,13 +13,13 @@ from packaging.version import Version
 
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Load, Seen
-from failurelab.preflight.intercept import cuts, trainers
 from failurelab.preflight.judges import plan
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.updates import judge_updates
+from failurelab.preflight.stage import cuts, trainers
+from failurelab.preflight.training import Load, Training
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def grpo(tokenizer, tmp_path):
     return make
 
 
-def seen(trainer, **options):
+def training(trainer, **options):
     args = getattr(trainer, "args", None)
-    asked = dict(args.to_dict()) if hasattr(args, "to_dict") else {}
-    return Seen(trainer=trainer, asked=asked | options.pop("asked", {}), **options)
+    arguments = dict(args.to_dict()) if hasattr(args, "to_dict") else {}
+    return Training(trainer=trainer, arguments=arguments | options.pop("arguments", {}), **options)
 
 
 def one(answers):
@@ -60,7 +60,7 @@ def test_a_policy_that_was_changed_after_its_load(grpo, model):
     kept = torch.equal(
         trainer.ref_model.model.layers[0].self_attn.q_proj.weight, model.model.layers[0].self_attn.q_proj.weight
     )
-    answer = one(judge_reference(seen(trainer)))
+    answer = one(judge_reference(training(trainer)))
     assert answer.verdict is (Verdict.HELD if kept else Verdict.FOUND) and answer.failure == "F19"
 
 
@@ -84,7 +84,7 @@ def test_a_reference_that_is_the_policy_without_its_adapter(adapt, std, grpo, mo
         lacks = trainer.ref_model is None and "ref" not in trainer.model.peft_config
     else:  # releases that load the reference by name have the base model
         lacks = not getattr(trainer.ref_model, "peft_config", None)
-    assert one(judge_reference(seen(trainer))).verdict is (Verdict.FOUND if std and lacks else Verdict.HELD)
+    assert one(judge_reference(training(trainer))).verdict is (Verdict.FOUND if std and lacks else Verdict.HELD)
 
 
 @pytest.mark.parametrize(("refer", "kind"), [(deepcopy, Verdict.HELD), (lambda policy: policy, Verdict.FOUND)])
@@ -92,7 +92,7 @@ def test_a_reference_that_is_a_copy_or_the_policy_itself(refer, kind, grpo, mode
     """A copy carries the forward that today's trl puts on the policy: asked by that, it would be the policy."""
     trainer = grpo(model)
     trainer.ref_model = refer(trainer.model).eval()
-    assert one(judge_reference(seen(trainer))).verdict is kind
+    assert one(judge_reference(training(trainer))).verdict is kind
 
 
 def run_of(adapters, **more):
@@ -118,7 +118,7 @@ def test_an_adapter_that_the_script_has_trained_itself(adapt, again, kind, grpo,
     adapters = []
     with trainers.watched(run_of(adapters)):
         trainer = grpo(adapt(model), more={"peft_config": small.lora_config()} if again else ())
-    answer = one(judge_replaced_adapter(seen(trainer, adapters=adapters)))
+    answer = one(judge_replaced_adapter(training(trainer, adapters=adapters)))
     assert answer.verdict is kind
 
 
@@ -136,7 +136,7 @@ def test_references_that_are_compared(grpo, model):
     """Another checkpoint is told; tokens that were added and another dtype make no other model."""
 
     def judged(reference, policy, **options):
-        return list(judge_reference(seen(types.SimpleNamespace(model=policy, ref_model=reference), **options)))
+        return list(judge_reference(training(types.SimpleNamespace(model=policy, ref_model=reference), **options)))
 
     policy, reference = small.qwen2(), small.qwen2(seed=1)
     policy.config._name_or_path, reference.config._name_or_path = "sft", "base"
@@ -149,10 +149,10 @@ def test_references_that_are_compared(grpo, model):
     policy.resize_token_embeddings(40)
     policy.config._name_or_path = reference.config._name_or_path = "same"
     assert one(judged(reference, policy)).verdict is Verdict.HELD
-    assert judged(None, policy, asked={"beta": 0.0}) == []  # without a penalty none is needed
+    assert judged(None, policy, arguments={"beta": 0.0}) == []  # without a penalty none is needed
     trainer = grpo(model)
     trainer.ref_model = None
-    answer = one(judge_reference(seen(trainer, asked={"sync_ref_model": True, "beta": 0.04})))
+    answer = one(judge_reference(training(trainer, arguments={"sync_ref_model": True, "beta": 0.04})))
     assert answer.verdict is Verdict.FOUND and "no reference model" in answer.evidence
 
 
@@ -161,8 +161,8 @@ def updates(
 ):
     model = model or small.qwen2()
     load = Load(name, {}, model.config, by_trainer=by_trainer, dtype=dtype, small=cut)
-    asked = {"learning_rate": rate, "optim": optim, "model_init_kwargs": init}
-    return one(judge_updates(seen(types.SimpleNamespace(model=model), asked=asked, loads=[load], **more)))
+    arguments = {"learning_rate": rate, "optim": optim, "model_init_kwargs": init}
+    return one(judge_updates(training(types.SimpleNamespace(model=model), arguments=arguments, loads=[load], **more)))
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,9 @@ def test_an_optimizer_of_the_script_s_own_is_tried(optimizer, rate, kind):
     """Its own rate counts, which a schedule may hold down at first, and whether it keeps what bfloat16 loses."""
     made = optimizer([torch.nn.Parameter(torch.ones(3))], lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(made, lambda step: step / 20)
-    assert updates("bfloat16", 1e-4, given={"optimizers": (made, schedule)}).verdict is kind
+    assert updates("bfloat16", 1e-4, keywords={"optimizers": (made, schedule)}).verdict is kind
     by_class = {"optimizer_cls_and_kwargs": (optimizer, {"lr": rate})}
-    assert updates("bfloat16", 1e-4, given=by_class).verdict is kind
+    assert updates("bfloat16", 1e-4, keywords=by_class).verdict is kind
 
 
 def planned(tmp_path, model=None, rows=64, config=None, loaded=None, **options):
@@ -270,10 +270,10 @@ def planned(tmp_path, model=None, rows=64, config=None, loaded=None, **options):
         config["per_device_train_batch_size"] = 2
     args = trl.GRPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, **config)
     trainer = types.SimpleNamespace(model=model or small.qwen2(), args=args, reward_funcs=[small.alternate])
-    asked = dict(args.to_dict()) | {"gradient_accumulation_steps": 1}
+    arguments = dict(args.to_dict()) | {"gradient_accumulation_steps": 1}
     loads = [Load("x", {}, loaded, by_trainer=False)] if loaded else []
     dataset = datasets.Dataset.from_dict({"prompt": ["1+1="] * rows})
-    return Seen(trainer=trainer, asked=asked, dataset=dataset, loads=loads, **options)
+    return Training(trainer=trainer, arguments=arguments, dataset=dataset, loads=loads, **options)
 
 
 def scheduled(steps):
@@ -313,8 +313,8 @@ def test_what_is_planned_is_suspected_by_the_arguments_alone(config, options, wo
         sizes = {"hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864, "vocab_size": 151936}
         given["loaded"] = types.SimpleNamespace(text_config=None, _name_or_path="x", **sizes)
     if "schedule" in options:
-        given["given"] = {"optimizers": scheduled(options["schedule"])}
-    before = given.get("given", {}).get("optimizers")
+        given["keywords"] = {"optimizers": scheduled(options["schedule"])}
+    before = given.get("keywords", {}).get("optimizers")
     answers = list(plan.judge_plan(planned(tmp_path, config=config, **given)))
     assert [answer.verdict for answer in answers] == [Verdict.SUSPECTED] * bool(words)
     assert not words or (words in answers[0].evidence and answers[0].why and answers[0].repair)
@@ -343,7 +343,7 @@ def test_the_untrained_model_is_looked_at_with_its_rewards(reward, real, kind, t
     rows = datasets.Dataset.from_dict({"prompt": ["3+4=", "5+6=", "8+9=", "12+7="]})
     attributes = {"reward_funcs": [reward], "model": model, "processing_class": tokenizer, "chat_template": None}
     trainer = types.SimpleNamespace(chat_template_kwargs={}, **attributes)
-    given = Seen(trainer=trainer, asked={"max_completion_length": 8}, dataset=rows, real=real)
+    given = Training(trainer=trainer, arguments={"max_completion_length": 8}, dataset=rows, real=real)
     torch.manual_seed(0)
     answer = one(judge_first_rewards(given))
     assert answer.verdict is kind and answer.failure == "first rewards"

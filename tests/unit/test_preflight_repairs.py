@@ -11,7 +11,7 @@ import types
 import pytest
 from tests.cli.one_session import session_of
 
-from failurelab.preflight import repairs, rounds
+from failurelab.preflight import repairs, trials
 from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Effect, Finding, Location, Quantity, Verdict
 from failurelab.preflight.repairs import (
     AnyKeywords,
@@ -88,7 +88,7 @@ def script(text):
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and found.span(node)[0] == at]
         call = max(calls, key=lambda node: found.span(node)[1])
         made[kind] = [[Place("train.py", call.lineno, call.end_lineno, call.col_offset, call.end_col_offset)]]
-    return repairs.Script(lambda file: found, made)
+    return repairs.EditableScript(lambda file: found, made)
 
 
 EDITS = [
@@ -201,7 +201,7 @@ YAML = "model: small\r\ntemperature: 0.9  # hot\r\noutput_dir: out\r\nkwargs:\r\
 )
 def test_arguments_of_a_yaml_file_are_set_there(values, wanted):
     texts = {"/grpo.yaml": YAML, "/accelerate.yaml": "num_machines: 1\n"}
-    of = [repairs.Script(lambda file: None, settings={name: text}) for name, text in texts.items()]
+    of = [repairs.EditableScript(lambda file: None, settings={name: text}) for name, text in texts.items()]
     change = Arguments(values).change(of[0])
     assert (change and change.files["/grpo.yaml"]) == wanted and Arguments(values).change(of[1]) is None
 
@@ -217,7 +217,9 @@ def test_arguments_of_a_yaml_file_are_set_there(values, wanted):
 )
 def test_arguments_of_a_command_line_are_set_there(line, wanted):
     """`trl grpo --temperature 0.9`: the script is the library's, and the line is what a reader can change."""
-    change = Arguments({"temperature": 1.0}).change(repairs.Script(lambda file: None, settings={COMMAND_LINE: line}))
+    change = Arguments({"temperature": 1.0}).change(
+        repairs.EditableScript(lambda file: None, settings={COMMAND_LINE: line})
+    )
     assert (change and change.files[COMMAND_LINE]) == wanted
 
 
@@ -237,7 +239,7 @@ def test_edits_inside_a_function(tmp_path):
     )
     module = {}
     exec(compile(path.read_text(), str(path), "exec"), module)
-    given = repairs.Script(lambda file: Text(file, pathlib.Path(file).read_text()))
+    given = repairs.EditableScript(lambda file: Text(file, pathlib.Path(file).read_text()))
     texts = [
         repair.change(given).files[str(path)].splitlines()
         for repair in (
@@ -291,7 +293,7 @@ def test_a_method_of_its_own_is_taken_out(tmp_path):
         return module
 
     module = run(OVERRIDES)
-    given = repairs.Script(lambda file: Text(file, pathlib.Path(file).read_text()))
+    given = repairs.EditableScript(lambda file: Text(file, pathlib.Path(file).read_text()))
     one, both = (WithoutMethod(module["Own"], name) for name in ("loss", "rewards"))
     for repair, wanted in ((one, (1, [0], 2)), (Together((one, both)), (1, [1], 2))):
         (text,) = repair.change(given).files.values()
@@ -299,7 +301,7 @@ def test_a_method_of_its_own_is_taken_out(tmp_path):
         assert (own.loss(), own.rewards(), short.loss()) == wanted and "A trainer of its own" in text
     (text,) = WithoutMethod(module["Short"], "loss").change(given).files.values()
     assert run(text)["Short"]().loss() == 1
-    assert Together((one, both)).change(repairs.Script(lambda file: None)) is None
+    assert Together((one, both)).change(repairs.EditableScript(lambda file: None)) is None
 
 
 FILES = {
@@ -414,7 +416,7 @@ class Runs:
 
 
 def tried(runs):
-    outcome = rounds.Rounds(runs, runs(Change()))
+    outcome = trials.Rounds(runs, runs(Change()))
     outcome.try_all()
     return outcome, {trial.finding.failure: trial.finding.why for trial in outcome.suspected()}
 
@@ -428,7 +430,7 @@ def test_both_findings_of_one_failure_are_told_where_nothing_is_tried():
     first = Answer(
         findings=[finding("F11", None, part=part) for part in ("max_prompt_length", "max_completion_length")]
     )
-    outcome = rounds.Rounds(lambda change: first, first)
+    outcome = trials.Rounds(lambda change: first, first)
     outcome.try_all()
     assert [trial.finding.part for trial in outcome.suspected()] == ["max_prompt_length", "max_completion_length"]
 
@@ -442,7 +444,7 @@ def test_two_failures_of_one_id_in_one_function_are_named_in_turn():
         found = [finding("F14", {*change.files, each}, part=part, fault=each, tried="it gives 1") for each in left]
         return Answer(findings=found)
 
-    outcome = rounds.Rounds(run, run(Change()))
+    outcome = trials.Rounds(run, run(Change()))
     outcome.try_all()
     assert [each.key for each in named(outcome)] == ["F14:reward_funcs[0]:line breaks", "F14:reward_funcs[0]:column"]
     assert {*outcome.change.files} == {"line breaks", "column"} and not outcome.suspected()
@@ -467,7 +469,7 @@ def test_a_function_is_healed_by_what_is_said_of_itself(then, heals):
         bad = finding("F14", ["column"], part="reward_funcs[0]", fault="column")
         return Answer(findings=then if change.files else [bad])
 
-    outcome, suspected = tried(run)
+    outcome, _ = tried(run)
     assert [each.key for each in named(outcome)] == ["F14:reward_funcs[0]:column"] * heals
 
 
@@ -500,8 +502,8 @@ def test_two_that_one_repair_heals_are_not_told_apart():
 
 
 REASONS = {
-    "no edit": ({"bad": ["F3a"], "no_edit": ["F3a"]}, rounds.NO_EDIT),
-    "not again": ({"bad": ["F7"], "flaky": ["F7"]}, rounds.NOT_AGAIN),
+    "no edit": ({"bad": ["F3a"], "no_edit": ["F3a"]}, trials.NO_EDIT),
+    "not again": ({"bad": ["F7"], "flaky": ["F7"]}, trials.NOT_AGAIN),
     "it stays": ({"bad": ["F7"], "heals": {"F7": {"another"}}}, "still there"),
     "it crashes": ({"bad": ["F7"]}, "NameError: x"),
     "another comes": ({"bad": ["F7"], "brings": [finding("F9", None)]}, "brings F9"),
@@ -522,7 +524,7 @@ def test_why_a_failure_is_not_named(kind):
 def test_a_judge_s_own_undo_needs_a_second_run_alone():
     first = Answer(findings=[finding("F14", None, tried="with re.DOTALL it gives 1")])
     made = []
-    outcome = rounds.Rounds(lambda change: made.append(change) or first, first)
+    outcome = trials.Rounds(lambda change: made.append(change) or first, first)
     outcome.try_all()
     assert [each.failure for each in named(outcome)] == ["F14"] and made == [Change()]
 
@@ -545,7 +547,7 @@ def test_the_first_of_several_repairs_that_heals_is_taken():
         answer.findings = [dataclasses.replace(each, changes=changes * each.accuses) for each in answer.findings]
         return answer
 
-    outcome = rounds.Rounds(run, run(Change()))
+    outcome = trials.Rounds(run, run(Change()))
     outcome.try_all()
     assert {*outcome.change.files} == {"F21"} and {"F22"} not in runs.made and not outcome.suspected()
 
@@ -554,7 +556,7 @@ def test_four_rounds_are_all():
     names = ["F23", "F2", "F8", "F1", "F7", "F14"]
     hides = {name: names[place + 1 :] for place, name in enumerate(names)}
     outcome, suspected = tried(Runs(names, hides=hides))
-    assert [each.failure for each in named(outcome)] == names[:4] and suspected == {"F7": rounds.ROUNDS_OVER}
+    assert [each.failure for each in named(outcome)] == names[:4] and suspected == {"F7": trials.ROUNDS_OVER}
 
 
 def test_no_second_run_where_nothing_can_be_named():
@@ -633,7 +635,7 @@ def test_what_a_script_does_beside_its_training_is_seen(tmp_path):
     script.write_text("import os, shutil, subprocess, socket\n" + text.format(outside=outside, inside=inside))
     code = f"""
 import pathlib, sys
-from failurelab.preflight.intercept import effects, own_code
+from failurelab.preflight.stage import effects, own_code
 sys.path.insert(0, {str(inside)!r})
 own = own_code.OwnCode({str(script)!r})
 effects.Effects(pathlib.Path({str(inside / "told")!r}), own, [{str(inside)!r}]).listen()

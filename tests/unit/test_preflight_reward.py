@@ -21,9 +21,9 @@ from packaging.version import Version
 
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rows import installed_version
+from failurelab.preflight.training import Training
 from failurelab.rewards import asking, forms, patterns, references, signature
 
 PLAIN = {"prompt": ["3+4=", "5+6=", "8+9=", "12+30="], "answer": ["7", "11", "17", "42"]}
@@ -277,7 +277,7 @@ def json_reward(key):
     return score
 
 
-def seen(functions, rows=PLAIN, **attributes):
+def training(functions, rows=PLAIN, **attributes):
     functions = functions if isinstance(functions, list) else [functions]
     trainer = trl.GRPOTrainer.__new__(trl.GRPOTrainer)
     args = types.SimpleNamespace(remove_unused_columns=attributes.pop("remove_unused_columns", False))
@@ -290,11 +290,11 @@ def seen(functions, rows=PLAIN, **attributes):
     }
     given |= {"reward_funcs": functions, "reward_weights": None, "args": args, "state": None} | attributes
     vars(trainer).update(given)
-    return Seen(trainer=trainer, asked={}, dataset=datasets.Dataset.from_dict(rows))
+    return Training(trainer=trainer, arguments={}, dataset=datasets.Dataset.from_dict(rows))
 
 
 def judge(functions, rows=PLAIN, tokenizer=None, **attributes):
-    return list(judge_rewards(seen(functions, rows, processing_class=tokenizer, **attributes)))
+    return list(judge_rewards(training(functions, rows, processing_class=tokenizer, **attributes)))
 
 
 def found(answers):
@@ -334,7 +334,7 @@ def test_a_reward_without_a_reference_shows_its_direction(function, low, high, t
 )
 def test_the_best_completion_is_an_answer(function, best, tokenizer):
     """F11 asks whether it fits: the longest text, which a reward of length likes best, answers nothing (TRL #2771)."""
-    given = seen(function, processing_class=tokenizer)
+    given = training(function, processing_class=tokenizer)
     list(judge_rewards(given))
     assert given.best.startswith(best) and bool(given.best) is bool(best)
 
@@ -553,8 +553,8 @@ def not_above(count):
 )
 def test_a_constant_is_told_from_a_form_that_nobody_thought_of(function, verdict, tokenizer):
     """One that no input decides on, and one that the run's longest completion does not reach, are constants."""
-    given = seen(function, processing_class=tokenizer)
-    given.asked["max_completion_length"] = 240
+    given = training(function, processing_class=tokenizer)
+    given.arguments["max_completion_length"] = 240
     (answer,) = judge_rewards(given)
     assert answer.verdict is verdict and (verdict is Verdict.NOT_CHECKED or answer.failure == "F10")
     beside = [answer for answer in judge([function, exact], tokenizer=tokenizer) if answer.verdict is not Verdict.HELD]
@@ -677,8 +677,8 @@ def test_a_number_is_not_what_every_function_that_is_blind_for_right_answers_nee
 )
 def test_completions_that_are_all_the_same(asked, what, tokenizer):
     """Without chance in the sampling no group has rewards that differ."""
-    given = seen(exact, processing_class=tokenizer)
-    given.asked.update(asked)
+    given = training(exact, processing_class=tokenizer)
+    given.arguments.update(asked)
     findings = found(judge_rewards(given))
     assert [finding.failure for finding in findings] == (["F10"] if what else [])
     assert not what or findings[0].evidence.startswith(what)
@@ -695,11 +695,11 @@ def test_what_the_trainer_handed_over_is_what_a_function_is_asked_with(tokenizer
     def by_ids(completions, completion_ids, trainer_state, **_):
         return [float(len(ids)) for ids in completion_ids]
 
-    given = seen(by_ids, processing_class=tokenizer)
-    given.handed = {"prompts": [], "completions": ["~~~"], "completion_ids": [[5]], "trainer_state": None}
+    given = training(by_ids, processing_class=tokenizer)
+    given.reward_inputs = {"prompts": [], "completions": ["~~~"], "completion_ids": [[5]], "trainer_state": None}
     answers = list(judge_rewards(given))
     assert not found(answers) and any(answer.verdict is Verdict.HELD and answer.failure == "F10" for answer in answers)
-    given.handed = {"prompts": [], "completions": []}
+    given.reward_inputs = {"prompts": [], "completions": []}
     (finding,) = found(judge_rewards(given))
     assert "asks for completion_ids, trainer_state" in finding.evidence and finding.ends
 
@@ -742,7 +742,7 @@ def never_returns(completions, **_):
 
 
 def other_process(completions, **_):
-    from failurelab.preflight.intercept.processes import Stopped
+    from failurelab.preflight.stage.processes import Stopped
 
     raise Stopped("starts another process, python score.py")
 
@@ -763,7 +763,7 @@ def other_process(completions, **_):
 def test_what_is_not_here_is_no_failure(function, words, tokenizer, monkeypatch):
     if function is never_returns:
         monkeypatch.setattr(asking, "LIMIT", 1.0)
-    given = seen([last_number, function], CHAT, processing_class=tokenizer)
+    given = training([last_number, function], CHAT, processing_class=tokenizer)
     answers = list(judge_rewards(given))
     (answer,) = [answer for answer in answers if answer.verdict is Verdict.NOT_CHECKED]
     assert answer.failure == "F14" and words in answer.why and function.__name__ in answer.why and not found(answers)
@@ -920,7 +920,7 @@ def test_rows_whose_right_answer_is_not_told_are_named(tokenizer):
 
 
 def test_a_function_that_the_trainer_never_called_is_told(tokenizer):
-    given = seen([shorter, exact], processing_class=tokenizer)
+    given = training([shorter, exact], processing_class=tokenizer)
     given.called = {0}
     findings = found(judge_rewards(given))
     assert [(each.failure, each.part) for each in findings] == [("F14", "reward_funcs[1]")]

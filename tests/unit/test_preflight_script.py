@@ -20,12 +20,13 @@ from small import qwen2
 from failurelab import updates
 from failurelab.preflight import launcher_line, launcher_options, notebook, run, script_text
 from failurelab.preflight.answer import Answer, Change, Finding, Verdict
-from failurelab.preflight.inputs import Load, Seen, Source
-from failurelab.preflight.intercept import callbacks, cuts, own_code, processes, ranks, saved, small
 from failurelab.preflight.judges import four_bit_placement, logits, rollouts
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.report import terminal
 from failurelab.preflight.script_error import describe_error
+from failurelab.preflight.stage import callbacks, cuts, own_code, processes, ranks, saving
+from failurelab.preflight.stage import models as small_models
+from failurelab.preflight.training import Load, Source, Training
 from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
 
@@ -40,7 +41,7 @@ def config(**more):
 
 def test_a_model_is_cut_in_width_and_depth_and_keeps_class_and_vocabulary():
     """Policy and reference are loaded from one name: they must be the same model, or KL would start above 0."""
-    model, again = (small.build(transformers.Qwen2ForCausalLM, config()) for _ in range(2))
+    model, again = (small_models.build(transformers.Qwen2ForCausalLM, config()) for _ in range(2))
     assert type(model) is transformers.Qwen2ForCausalLM
     assert model.config.vocab_size == 3000 and model.config.num_hidden_layers == 2 and model.config.hidden_size == 64
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
@@ -53,13 +54,13 @@ def test_a_configuration_that_cannot_be_narrow_keeps_its_width():
                 raise ValueError("too narrow")
             super().__init__(config)
 
-    model = small.build(Wide, config(hidden_size=128, num_attention_heads=4, intermediate_size=256))
+    model = small_models.build(Wide, config(hidden_size=128, num_attention_heads=4, intermediate_size=256))
     assert model.config.hidden_size == 128 and model.config.num_hidden_layers == 2
 
 
 def built_small(loads=None, adapters=None, mapped=None, by_trainer=False):
     lists = [[] if each is None else each for each in (loads, adapters)]
-    return small.built_small(*lists, lambda: by_trainer, False, lambda: False, mapped or Mapped())
+    return small_models.built_small(*lists, lambda: by_trainer, False, lambda: False, mapped or Mapped())
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_a_cast_to_float32_after_the_load_is_seen(checkpoint, cast, dtype):
         cast(models[1])
     assert [load.dtype for load in loads] == ["bfloat16", dtype]
     for model, load in zip(models, loads):
-        assert policy_load(Seen(types.SimpleNamespace(model=model), {}, loads=loads)) is load
+        assert policy_load(Training(types.SimpleNamespace(model=model), {}, loads=loads)) is load
 
 
 def test_a_checkpoint_is_one_model_whatever_loads_it(checkpoint):
@@ -130,8 +131,8 @@ def test_a_policy_with_its_own_weights_has_those_of_its_reference():
     path = str(models.path("tiny"))
     kind, loads = transformers.AutoModelForCausalLM, []
     with built_small(loads):
-        policy = kind.from_pretrained(path, **{small.dtype_argument(): torch.bfloat16})
-        reference = kind.from_pretrained(path, **{small.dtype_argument(): policy.dtype})
+        policy = kind.from_pretrained(path, **{small_models.dtype_argument(): torch.bfloat16})
+        reference = kind.from_pretrained(path, **{small_models.dtype_argument(): policy.dtype})
     assert loads[0].dtype == "bfloat16" and not loads[0].small
     assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), reference.parameters()))
 
@@ -163,14 +164,14 @@ def test_a_probe_leaves_layers_of_bitsandbytes_in_their_mode():
     model = qwen2().train()
     model.lm_head = layer(model.config.hidden_size, model.config.vocab_size, bias=False)
     model.lm_head.register_forward_hook(lambda module, *_: modes.append((module.training, model.model.training)))
-    small.probe(model)
+    small_models.probe(model)
     assert modes == [(True, False)] and model.model.training
 
 
 def test_what_a_script_saves_is_loaded_from_that_folder(checkpoint, trained, tmp_path):
     """Nothing is written there; a load knows the whole model (merged and saved, say), tokens and adapter."""
     loads, adapters, target = [], [], tmp_path / "start"
-    with saved.elsewhere(tmp_path / "output", loads), built_small(loads, adapters):
+    with saving.elsewhere(tmp_path / "output", loads), built_small(loads, adapters):
         auto = transformers.AutoModelForCausalLM
         model = auto.from_pretrained(checkpoint, torch_dtype=torch.float16)
         trained[1].save_pretrained(save_directory=target)
@@ -201,7 +202,7 @@ def test_a_small_local_model_keeps_its_own_weights(trained):
 def test_a_small_model_is_saved_with_its_weights(trained, tmp_path):
     """A model that is not cut: what the script has made of it is what it loads again."""
     loads = []
-    with saved.elsewhere(tmp_path / "output", loads), built_small(loads):
+    with saving.elsewhere(tmp_path / "output", loads), built_small(loads):
         auto = transformers.AutoModelForCausalLM
         model = auto.from_pretrained(trained[0].name_or_path or trained[0].config._name_or_path)
         with torch.no_grad():
@@ -244,11 +245,11 @@ def test_arguments_are_cut_before_their_validation_and_known_as_asked(tmp_path):
         )
     assert arguments.output_dir == str(tmp_path) and arguments.max_steps == 3
     assert str(getattr(arguments.save_strategy, "value", arguments.save_strategy)) == "no"
-    asked = made.asked(arguments)
+    asked = made.uncut(arguments)
     assert asked["per_device_train_batch_size"] == 64 and asked["output_dir"] == "the_script_s_own"
     assert "per_device_train_batch_size 64 -> 2" in made.cuts(arguments)
     arguments.per_device_train_batch_size = 16
-    assert made.asked(arguments)["per_device_train_batch_size"] == 16
+    assert made.uncut(arguments)["per_device_train_batch_size"] == 16
     again = transformers.TrainingArguments("out", save_strategy="steps")
     assert again.max_steps == -1  # nothing is left of the cut
 
@@ -294,13 +295,13 @@ def test_the_script_reads_arguments_as_they_were_given(tmp_path):
         exec(compile(READS, str(script), "exec"), names)
         length = type(names["base"]).__dataclass_fields__["max_completion_length"].default
         assert names["seen"] == (6, length) and length > names["base"].max_completion_length
-        asked = [made.asked(each) for each in names["copies"]]
+        asked = [made.uncut(each) for each in names["copies"]]
         assert [(each["per_device_train_batch_size"], each["num_generations"]) for each in asked] == [(6, 6)] * 5
         assert [each["max_completion_length"] for each in asked] == [length] * 5
         assert (asked[2]["max_steps"], asked[3]["max_steps"]) == (-1, 7)
-        asked = made.asked(names["replaced"])
+        asked = made.uncut(names["replaced"])
         assert (asked["per_device_train_batch_size"], asked["logging_steps"]) == (6, 10)
-        assert made.asked(names["base"])["num_generations"] == 3
+        assert made.uncut(names["base"])["num_generations"] == 3
         assert names["base"].logging_steps == 1 and names["copies"][0].per_device_train_batch_size < 6
         names["base"].output_dir = "the_script_s_own"
         made.settle(names["base"])
@@ -341,7 +342,7 @@ def test_a_script_sees_the_device_of_its_rank_and_libraries_the_one_that_is_here
     seen = {}
     launched = ranks.Launched(1, 2, str(tmp_path))
     assert launched.too_early()
-    with launched.seen(own_code.OwnCode(script)):
+    with launched.as_launched(own_code.OwnCode(script)):
         exec(compile(script.read_text(), str(script), "exec"), seen)
         from accelerate.state import PartialState
 
@@ -386,7 +387,7 @@ def test_a_library_in_an_editable_clone_is_not_the_script(project):
     """It was told of cuda:1, and its own processes were stopped; what lies beside the script is its own."""
     project.write_text("import beside, cloned\n")
     own, modules = own_code.OwnCode(project), {}
-    with ranks.Launched(1, 2).seen(own), processes.no_other_processes(own):
+    with ranks.Launched(1, 2).as_launched(own), processes.no_other_processes(own):
         exec(compile(project.read_text(), str(project), "exec"), modules)
         assert (modules["beside"].ask(), modules["cloned"].ask()) == ("cuda:1", "cpu")
         with pytest.raises(processes.Stopped, match="starts another process"):
@@ -418,8 +419,8 @@ def test_an_example_inside_a_library_s_clone_is_the_script_and_the_library_is_no
     assert not own.holds(torch.__file__) and not own.holds(os.__file__) and not own.holds(run.__file__)
 
 
-def seen(source="", line=0, **more):
-    return Seen(None, {}, source=Source("train.py", source, line), **more)
+def training(source="", line=0, **more):
+    return Training(None, {}, source=Source("train.py", source, line), **more)
 
 
 @pytest.fixture
@@ -630,7 +631,7 @@ def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
         train_dataset=rows,
         args=types.SimpleNamespace(num_generations=None),
     )
-    assert rollouts.prompts_of_a_batch(Seen(trainer, {}), tokenizer) == ["111", "111111"]
+    assert rollouts.prompts_of_a_batch(Training(trainer, {}), tokenizer) == ["111", "111111"]
 
 
 CALLBACK = """
@@ -749,7 +750,7 @@ def judged(given):
 )
 def test_a_load_is_placed_as_the_last_rank_places_it(given, world_size, found):
     """Without a map transformers takes the current device for a quantized model: GPU 0 while no rank is known."""
-    assert (judged(seen(loads=[given], world_size=world_size)).verdict is Verdict.FOUND) is found
+    assert (judged(training(loads=[given], world_size=world_size)).verdict is Verdict.FOUND) is found
 
 
 @pytest.mark.parametrize(("visible", "device", "index"), [("0,1,2,3", 1, 1), ("7", 0, 1), ("", 1, 1)])
@@ -758,7 +759,7 @@ def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index):
     rank = ranks.Launched(1, 2, visible=visible).rank
     assert rank.device == torch.device("cuda", device)
     for place, found in ((rank.device, False), (index, device != index), (2, True)):
-        answer = judged(seen(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index))
+        answer = judged(training(loads=[load(device_map={"": place})], world_size=4, device=rank.device.index))
         assert (answer.verdict is Verdict.FOUND) is found
         assert found or "it would be GPU" in answer.control
 
@@ -841,9 +842,9 @@ def test_an_adapter_is_built_and_what_it_says_is_kept(checkpoint, tmp_path):
         model = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
         wrapped = peft.PeftModel.from_pretrained(model, str(adapter), is_trainable=True)
     (trained,) = adapters
-    assert torch.equal(small.probe(wrapped), trained.logits) and not torch.equal(trained.logits, trained.base)
+    assert torch.equal(small_models.probe(wrapped), trained.logits) and not torch.equal(trained.logits, trained.base)
     assert any(parameter.requires_grad for parameter in wrapped.parameters())
-    small.probe(wrapped.train())
+    small_models.probe(wrapped.train())
     assert wrapped.training
 
 
@@ -852,7 +853,9 @@ def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
     spec = {"steps": 1, "output": str(tmp_path), "real_model": False, "world_size": 1}
     spec |= {"rank": 0, "ranks": 1, "together": "", "visible": "", "patience": 1}
     files = run.OwnFiles("train.py", Change())
-    watched = run.Run(spec, Source("train.py", ""), run.Report(tmp_path / "report", tmp_path / "progress"), files)
+    watched = run.WatchedScript(
+        spec, Source("train.py", ""), run.Reporter(tmp_path / "report", tmp_path / "progress"), files
+    )
     taken = {}
 
     def parent(self, model, args=None, train_dataset=None, **more):
@@ -864,7 +867,7 @@ def test_what_a_trainer_is_given_is_known_by_name_through_a_subclass(tmp_path):
     rows, trainer = Rows("row" for _ in range(2000)), object()
     watched.initialize(subclass, trainer, ("model", "arguments", rows), {"tokenizer": "t", "keep": False})
     assert taken["model"] == "model" and taken["tokenizer"] == "t" and len(taken["train_dataset"]) == 512
-    assert watched.datasets[id(trainer)] is rows and watched.given[id(trainer)]["args"] == "arguments"
+    assert watched.datasets[id(trainer)] is rows and watched.keywords[id(trainer)]["args"] == "arguments"
 
 
 def test_what_a_trainer_of_ones_own_calls_args_may_be_anything(tmp_path):
@@ -872,4 +875,4 @@ def test_what_a_trainer_of_ones_own_calls_args_may_be_anything(tmp_path):
     made = cuts.CutArguments(3, str(tmp_path))
     for other in (types.SimpleNamespace(lr=1), {"lr": 1}, "train.yaml", None):
         made.settle(other)
-        assert made.asked(other) == {}
+        assert made.uncut(other) == {}

@@ -10,15 +10,15 @@ from steps import before, has, planted, trainer
 from failurelab import textbook
 from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import cuts
-from failurelab.preflight.intercept.rewards import substitute_rewards
 from failurelab.preflight.judges.textbook import StepJudge
+from failurelab.preflight.stage import cuts
+from failurelab.preflight.stage.rewards import substitute_rewards
+from failurelab.preflight.training import Training
 
 
 def judge(made, small=True, missing=False, **asked):
     """Train under the judge; return its answers by failure."""
-    step = StepJudge(Seen(made, asked, small=small), lambda: missing)
+    step = StepJudge(Training(made, asked, small=small), lambda: missing)
     with step.listening():
         made.train()
     return {answer.failure: answer for answer in step.answers()}
@@ -116,7 +116,7 @@ def test_a_loss_that_trl_itself_divides_so_is_f20(named, failure, model, tokeniz
     """From 0.22 to 1.9; elsewhere it is the script's own."""
     made = trainer(model, tokenizer, tmp_path)
     affected = not before("0.22") and before("1.10")
-    assert StepJudge(Seen(made, {}))._failure(named) == (failure if affected else "F21")
+    assert StepJudge(Training(made, {}))._failure(named) == (failure if affected else "F21")
 
 
 def test_what_cannot_be_compared_is_not_checked(model, tokenizer, tmp_path):
@@ -143,7 +143,7 @@ class State(transformers.TrainerCallback):
 def test_the_step_is_afterwards_what_it_was(model, tokenizer, tmp_path):
     """Random state, gradients and requires_grad, also where an explanation is searched for."""
     made, states = trainer(model, tokenizer, tmp_path, kind=planted(loss=lambda loss: -loss)), []
-    first, step = State(made, states), StepJudge(Seen(made, {}))
+    first, step = State(made, states), StepJudge(Training(made, {}))
     made.add_callback(first)
     with step.listening():
         made.add_callback(State(made, states))

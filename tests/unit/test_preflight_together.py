@@ -3,14 +3,14 @@
 import pytest
 
 from failurelab.preflight.answer import Answer, Effect, Finding, Verdict
-from failurelab.preflight.session import Result, together
+from failurelab.preflight.session import RankResult, together
 
 LOST = "train.py, line {}, ended in RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 
 
 def result(error="", ended=0, hangs="", cut=(), effects=(), found=(), held=()):
     findings = [Finding(failure) for failure in found] + [Finding.held(failure, "", "-") for failure in held]
-    return Result(Answer("", {}, findings, error, cut=[*cut], effects=[*effects]), ended, hangs)
+    return RankResult(Answer("", {}, findings, error, cut=[*cut], effects=[*effects]), ended, hangs)
 
 
 def test_rank_0_answers_and_the_last_rank_tells_of_its_own_device():

@@ -12,11 +12,11 @@ import trl
 from packaging.version import Version
 
 from failurelab.preflight.answer import Verdict
-from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.judges import rows
 from failurelab.preflight.judges.lengths import judge_lengths
 from failurelab.preflight.judges.rows import prompt_ids
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
+from failurelab.preflight.training import Load, Training
 
 TEXTS = ["3+4=", "5+6=", "8+9=", "12+30="]
 QUESTIONS = ["What is 3+4?", "Compute 5+6", "Add 8 and 9.", "12+30="]
@@ -27,14 +27,14 @@ def reward(completions, **_):
     return [0.0] * len(completions)
 
 
-def seen(model, tokenizer, prompts, name="base/tiny", log=(), limits=None, **options):
+def training(model, tokenizer, prompts, name="base/tiny", log=(), limits=None, **options):
     """Return what preflight sees of a GRPO script, whose trainer has not begun."""
     trainer = small.grpo(model, tokenizer, prompts, reward)
-    asked = {"max_completion_length": 64, "max_prompt_length": None} | (limits or {})
-    trainer.args = types.SimpleNamespace(**asked)
+    arguments = {"max_completion_length": 64, "max_prompt_length": None} | (limits or {})
+    trainer.args = types.SimpleNamespace(**arguments)
     dataset = datasets.Dataset.from_dict({"prompt": prompts} | options.pop("columns", {}))
     load = Load(name, {}, model.config, by_trainer=False)
-    return Seen(trainer=trainer, asked=asked, dataset=dataset, loads=[load], log=list(log), **options)
+    return Training(trainer=trainer, arguments=arguments, dataset=dataset, loads=[load], log=list(log), **options)
 
 
 def only(answers, failure):
@@ -76,7 +76,7 @@ def test_plain_prompts_for_a_chat_model(prompts, name, kind, model, tokenizer):
 
     Text that the script templated itself must begin the assistant's turn.
     """
-    answer = only(judge_template(seen(model, tokenizer, prompts, name)), "F12")
+    answer = only(judge_template(training(model, tokenizer, prompts, name)), "F12")
     assert answer.verdict is kind
 
 
@@ -85,7 +85,7 @@ def test_a_template_and_a_tokenizer_without_an_end(model, tokenizer):
     model, tokenizer = copy.deepcopy(model), copy.deepcopy(tokenizer)
     tokenizer.chat_template = "{% for message in messages %}User: {{ message['content'] }}\n{% endfor %}"
     tokenizer.eos_token = model.config.eos_token_id = model.generation_config.eos_token_id = None
-    answers = judge_template(seen(model, tokenizer, QUESTIONS, small=True))
+    answers = judge_template(training(model, tokenizer, QUESTIONS, small=True))
     assert only(answers, "F12").verdict is Verdict.NOT_CHECKED
 
 
@@ -93,9 +93,9 @@ def test_a_base_model_has_a_template_too(model, tokenizer):
     """Its texts end with another token than a turn of the template: plain prompts are right for it."""
     base = ending(tokenizer, TEXT)
     model.generation_config.eos_token_id = base.eos_token_id
-    assert only(judge_template(seen(model, base, QUESTIONS, "x-Instruct")), "F12").verdict is Verdict.NOT_CHECKED
+    assert only(judge_template(training(model, base, QUESTIONS, "x-Instruct")), "F12").verdict is Verdict.NOT_CHECKED
     base.chat_template = None  # nothing to apply
-    assert only(judge_template(seen(model, base, TEXTS, "x-chat")), "F12").verdict is Verdict.NOT_APPLICABLE
+    assert only(judge_template(training(model, base, TEXTS, "x-chat")), "F12").verdict is Verdict.NOT_APPLICABLE
 
 
 @pytest.mark.parametrize("real", [True, False])
@@ -104,7 +104,7 @@ def test_a_real_model_is_asked_both_ways(real, model, tokenizer):
 
     That a small model ends its texts is no proof: only the weights that are asked for by --real-model are held.
     """
-    answer = only(judge_template(seen(model, tokenizer, TEXTS, "x-instruct", small=False, real=real)), "F12")
+    answer = only(judge_template(training(model, tokenizer, TEXTS, "x-instruct", small=False, real=real)), "F12")
     assert answer.verdict is (Verdict.HELD if real else Verdict.NOT_CHECKED)
     assert "of 4 asked greedily, 4 end" in (answer.evidence if real else answer.why)
 
@@ -112,14 +112,16 @@ def test_a_real_model_is_asked_both_ways(real, model, tokenizer):
 def test_a_sequence_begun_twice(model, with_bos):
     """Text that holds the beginning already is begun again by a trl that adds special tokens, and by no other."""
     texts = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in TEXTS]
-    answers = list(judge_template(seen(model, with_bos, texts)))
-    adds = prompt_ids(seen(model, with_bos, TEXTS).trainer, TEXTS)[0][0] == with_bos.bos_token_id
+    answers = list(judge_template(training(model, with_bos, texts)))
+    adds = prompt_ids(training(model, with_bos, TEXTS).trainer, TEXTS)[0][0] == with_bos.bos_token_id
     assert any(answer.verdict is Verdict.FOUND for answer in answers) is adds
     assert adds is hasattr(trl.GRPOTrainer, "_tokenize_prompts")
     bos, trainer = with_bos.bos_token_id, types.SimpleNamespace(processing_class=with_bos, model=model)
     for begun, kinds in (([bos, bos, 5], [Verdict.FOUND]), ([bos, 5], [])):  # rows that a trainer made
         trainer.train_dataset = datasets.Dataset.from_dict({"input_ids": [begun] * 3})
-        answers = judge_template(Seen(trainer=trainer, asked={}, dataset=datasets.Dataset.from_dict({"text": ["a"]})))
+        answers = judge_template(
+            Training(trainer=trainer, arguments={}, dataset=datasets.Dataset.from_dict({"text": ["a"]}))
+        )
         assert [answer.verdict for answer in answers] == kinds
 
 
@@ -149,7 +151,7 @@ def ending(tokenizer, end):
 )
 def test_an_end_of_a_turn(prompts, name, own, generation, kind, model, tokenizer):
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(generation)
-    answer = only(judge_ends(seen(model, ending(tokenizer, own), prompts, name)), "F13")
+    answer = only(judge_ends(training(model, ending(tokenizer, own), prompts, name)), "F13")
     assert answer.verdict is kind and (
         kind is not Verdict.FOUND or "padding counts as the completion" in answer.evidence
     )
@@ -159,10 +161,12 @@ def test_an_end_of_a_turn(prompts, name, own, generation, kind, model, tokenizer
 def test_an_end_that_is_not_the_model_s(end, kind, model, tokenizer):
     """Prompts without a template end somewhere too: where the generation config, or generation_kwargs, say."""
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids(TURN)
-    given = seen(model, ending(tokenizer, end), TEXTS)
+    given = training(model, ending(tokenizer, end), TEXTS)
     given.trainer.eos_token_ids = None  # as in releases that look for the tokenizer's alone
     limits = {"generation_kwargs": {"eos_token_id": tokenizer.convert_tokens_to_ids(end)}}
-    own, generated = (only(judge_ends(each), "F13") for each in (given, seen(model, tokenizer, TEXTS, limits=limits)))
+    own, generated = (
+        only(judge_ends(each), "F13") for each in (given, training(model, tokenizer, TEXTS, limits=limits))
+    )
     assert own.verdict is generated.verdict is kind
     if kind is Verdict.FOUND:
         assert own.undo.text == f"{{tokenizer}}.eos_token = '{TURN}'" and "generation_kwargs" in generated.evidence
@@ -181,7 +185,7 @@ def test_an_end_that_is_masked_as_padding(padding, model, tokenizer):
         data_collator=collator,
         train_dataset=datasets.Dataset.from_dict({"input_ids": ids}),
     )
-    answer = only(judge_ends(Seen(trainer=trainer, asked={})), "F13")
+    answer = only(judge_ends(Training(trainer=trainer, arguments={})), "F13")
     assert answer.verdict is (Verdict.FOUND if padding == other.eos_token else Verdict.HELD)
 
 
@@ -193,21 +197,23 @@ def test_the_real_trainer_of_examples(own_padding, model, tokenizer, tmp_path):
     config = trl.SFTConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False)
     rows = datasets.Dataset.from_dict({"text": [text + other.eos_token for text in TEXTS]})
     trainer = trl.SFTTrainer(model=model, args=config, train_dataset=rows, processing_class=other)
-    answer = only(judge_ends(Seen(trainer=trainer, asked=dataclasses.asdict(config), dataset=rows)), "F13")
+    answer = only(judge_ends(Training(trainer=trainer, arguments=dataclasses.asdict(config), dataset=rows)), "F13")
     by_id = isinstance(trainer.data_collator, transformers.DataCollatorForLanguageModeling)
     assert answer.verdict is (Verdict.FOUND if by_id and not own_padding else Verdict.HELD)
 
 
 def test_prompts_that_are_cut(model, tokenizer, monkeypatch):
     for limit, kind in ((4, Verdict.FOUND), (16, Verdict.HELD)):
-        answers = judge_lengths(seen(model, tokenizer, ["12345+6="] * 9 + ["1="], limits={"max_prompt_length": limit}))
+        answers = judge_lengths(
+            training(model, tokenizer, ["12345+6="] * 9 + ["1="], limits={"max_prompt_length": limit})
+        )
         answer = next(iter(answers))
         assert answer.verdict is kind and f"longer than max_prompt_length {limit}" in answer.evidence
     prompts = ["1+1="] * 19 + ["1+1=" * 9]  # odd, and no failure
-    answer = next(iter(judge_lengths(seen(model, tokenizer, prompts, limits={"max_prompt_length": 8}))))
+    answer = next(iter(judge_lengths(training(model, tokenizer, prompts, limits={"max_prompt_length": 8}))))
     assert answer.verdict is Verdict.HELD and answer.evidence.startswith("1 of 20")
     monkeypatch.setattr(rows, "installed_version", lambda _: Version("0.27.0"))  # which cuts none
-    answers = judge_lengths(seen(model, tokenizer, prompts, limits={"max_prompt_length": 4}))
+    answers = judge_lengths(training(model, tokenizer, prompts, limits={"max_prompt_length": 4}))
     assert not any("max_prompt_length" in str(answer) for answer in answers)
 
 
@@ -230,7 +236,7 @@ ASKED = [[STEPS, {"role": "user", "content": HARD}]] * 4
 )
 def test_reasoning_in_256_tokens_is_suspected(prompts, limit, kind, model, tokenizer):
     """As TRL's quickstart did (#5697); sums are not, and neither is a question that asks for no reasoning."""
-    answer = only(judge_lengths(seen(model, tokenizer, prompts, limits={"max_completion_length": limit})), "F11")
+    answer = only(judge_lengths(training(model, tokenizer, prompts, limits={"max_completion_length": limit})), "F11")
     assert answer.verdict is kind
 
 
@@ -260,7 +266,7 @@ CUT, ENDED = ({"log": [{"completions/clipped_ratio": share}] * 3, "small": False
 )
 def test_answers_longer_than_a_completion_may_be(limit, masked, more, kind, model, tokenizer):
     limits = {"max_completion_length": limit, "mask_truncated_completions": masked}
-    answer = only(judge_lengths(seen(model, tokenizer, TEXTS, limits=limits, **more)), "F11")
+    answer = only(judge_lengths(training(model, tokenizer, TEXTS, limits=limits, **more)), "F11")
     assert answer.verdict is kind
     assert more is not LONG or kind is Verdict.NOT_CHECKED or answer.undo.values["max_completion_length"] > limit
 
@@ -272,7 +278,7 @@ def test_generation_that_stops_at_an_end_that_the_trainer_does_not_know(padding,
     own = ending(tokenizer, TEXT)
     own.pad_token = padding
     limits = {"generation_kwargs": {"eos_token_id": tokenizer.convert_tokens_to_ids([TEXT, TURN])}}
-    given = seen(model, own, TEXTS, limits=limits)
+    given = training(model, own, TEXTS, limits=limits)
     given.trainer.eos_token_ids = None
     assert only(judge_ends(given), "F13").verdict is (Verdict.NOT_CHECKED if padding == TEXT else Verdict.FOUND)
 
@@ -283,7 +289,7 @@ def test_generation_that_stops_at_an_end_that_the_trainer_does_not_know(padding,
 )
 def test_a_completion_that_is_short_and_has_no_end_was_not_cut(shortest, engine, kind, model, tokenizer):
     log = [{"completions/clipped_ratio": 1.0, "completions/min_length": shortest}]
-    given = seen(model, tokenizer, TEXTS, log=log, small=False)
+    given = training(model, tokenizer, TEXTS, log=log, small=False)
     given.trainer.rollout_func = (lambda prompts, trainer: {}) if engine else None
     answer = only(judge_lengths(given), "F11")
     assert answer.verdict is kind and ("F18" in getattr(answer, "why", "")) is (engine and kind is Verdict.NOT_CHECKED)
@@ -292,5 +298,5 @@ def test_a_completion_that_is_short_and_has_no_end_was_not_cut(shortest, engine,
 def test_other_trainers_have_no_completions(model, tokenizer):
     trainer = types.SimpleNamespace(processing_class=tokenizer, model=model)
     rows = datasets.Dataset.from_dict({"prompt": TEXTS, "chosen": TEXTS, "rejected": TEXTS})
-    assert list(judge_lengths(Seen(trainer=trainer, asked={"max_prompt_length": 1}, dataset=rows))) == []
-    assert list(judge_template(Seen(trainer=trainer, asked={}, dataset=rows))) == []
+    assert list(judge_lengths(Training(trainer=trainer, arguments={"max_prompt_length": 1}, dataset=rows))) == []
+    assert list(judge_template(Training(trainer=trainer, arguments={}, dataset=rows))) == []

@@ -12,7 +12,7 @@ import textwrap
 from typing import Any
 
 from failurelab import _issue, failures
-from failurelab.diagnose.evidence import Evidence, Proof
+from failurelab.diagnose.evidence import Proof, RunEvidence
 from failurelab.failures import predicates
 from failurelab.failures.predicates import Value
 from failurelab.failures.toml_table import read_toml
@@ -82,7 +82,7 @@ class Cause:
 
 
 @dataclasses.dataclass
-class Answer:
+class Diagnosis:
     """What is told of one run.
 
     Attributes:
@@ -101,7 +101,7 @@ class Answer:
     signs: list[str]
     looks: list[Look]
     notes: list[str]
-    evidence: Evidence
+    evidence: RunEvidence
 
     @property
     def healthy(self) -> bool:
@@ -129,7 +129,7 @@ def _rule(raw: dict[str, Any]) -> Rule:
     return Rule(predicates.parse_all(raw["when"]), raw["says"], causes, looks)
 
 
-def decide(evidence: Evidence) -> Answer:
+def decide(evidence: RunEvidence) -> Diagnosis:
     """Name what the files prove, or abstain where something is or may be wrong, or find nothing."""
     read, known, history = rules(), dict(evidence.figures), evidence.history
     looks = {rule.causes: read.looks[rule.looks[0]] for rule in read.proof if rule.looks}
@@ -151,14 +151,14 @@ def decide(evidence: Evidence) -> Answer:
     if history is not None and history.trainer:
         notes.append(f"the log is of {history.trainer} training: only its errors were looked up")
     if causes:
-        return Answer(evidence.name, causes, False, [], [], notes, evidence)
+        return Diagnosis(evidence.name, causes, False, [], [], notes, evidence)
     if not (unknown or signs):
-        return Answer(evidence.name, [], False, [], [], notes + _limits(known), evidence)
+        return Diagnosis(evidence.name, [], False, [], [], notes + _limits(known), evidence)
     names = ["log", "script"] if unknown else list(dict.fromkeys(name for sign in signs for name in sign.looks))
     next_looks = [read.looks[name] for name in names if read.looks[name].answered_by not in evidence.kinds]
     told = [predicates.fill(sign.says, known) for sign in signs]
     notes += evidence.hints + _possible(evidence)
-    return Answer(evidence.name, [], True, told, next_looks or [read.looks["known"]], notes, evidence)
+    return Diagnosis(evidence.name, [], True, told, next_looks or [read.looks["known"]], notes, evidence)
 
 
 def _causes(proofs: list[Proof], looks: dict[tuple[str, ...], Look]) -> list[Cause]:
@@ -178,7 +178,7 @@ def _causes(proofs: list[Proof], looks: dict[tuple[str, ...], Look]) -> list[Cau
     return list(causes.values())
 
 
-def _possible(evidence: Evidence) -> list[str]:
+def _possible(evidence: RunEvidence) -> list[str]:
     """Return the failures that the run's versions have, which names nothing."""
     hit = [failure.id for failure in failures.all() if failures.affected(failure, evidence.versions)]
     having = f"these versions have {', '.join(hit)} (failurelab doctor tells when): that makes it possible, no more"
@@ -194,15 +194,15 @@ def _limits(known: dict[str, Any]) -> list[str]:
     return []
 
 
-def to_json(answer: Answer) -> dict[str, Any]:
+def to_json(answer: Diagnosis) -> dict[str, Any]:
     """Return the answer as JSON can hold it."""
-    told = dataclasses.asdict(dataclasses.replace(answer, evidence=Evidence("")))
+    told = dataclasses.asdict(dataclasses.replace(answer, evidence=RunEvidence("")))
     del told["evidence"]
     told |= {"healthy": answer.healthy, "read": answer.evidence.read, "not_read": answer.evidence.not_read}
     return told
 
 
-def text(answer: Answer) -> str:
+def text(answer: Diagnosis) -> str:
     """Return the answer as lines for a terminal."""
     width = max(70, min(110, shutil.get_terminal_size().columns))
     lines: list[str] = []
@@ -237,7 +237,7 @@ def text(answer: Answer) -> str:
     return "\n".join([*lines, verdict(answer)])
 
 
-def report(answer: Answer) -> str:
+def report(answer: Diagnosis) -> str:
     """Return the answer as Markdown for an issue: ids, what the rules say of them, and what was not handed in."""
     parts = []
     for cause in answer.causes:
@@ -251,7 +251,7 @@ def report(answer: Answer) -> str:
     return _issue.markdown(f"failurelab diagnose: {said}", answer.evidence.versions, parts)
 
 
-def verdict(answer: Answer) -> str:
+def verdict(answer: Diagnosis) -> str:
     """Return one line that says what came of it."""
     named = ", ".join(" or ".join(cause.named) for cause in answer.causes)
     return f"{answer.run}: {'these files do not tell' if answer.abstained else named or 'nothing found'}."

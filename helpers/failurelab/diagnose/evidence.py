@@ -47,7 +47,7 @@ class Proof:
 
 
 @dataclasses.dataclass
-class Evidence:
+class RunEvidence:
     """What is known of one run.
 
     Attributes:
@@ -78,7 +78,7 @@ def collect(
     paths: Sequence[pathlib.Path],
     versions: Mapping[str, str] | None = None,
     compared: Mapping[str, Value] | None = None,
-) -> Evidence:
+) -> RunEvidence:
     """Read the folder or the files of one run.
 
     Args:
@@ -90,7 +90,7 @@ def collect(
     Raises:
         RunError: there is no such file, or nothing in them that can be read.
     """
-    evidence = Evidence(name, versions=dict(versions or {}))
+    evidence = RunEvidence(name, versions=dict(versions or {}))
     if compared:
         _take_comparison(compared, "two checkpoints", evidence)
     kinds: dict[str, list[pathlib.Path]] = collections.defaultdict(list)
@@ -148,7 +148,7 @@ def _number(folder: pathlib.Path) -> float:
     return int(digits[1]) if digits else math.inf
 
 
-def _kind(file: pathlib.Path, evidence: Evidence) -> str:
+def _kind(file: pathlib.Path, evidence: RunEvidence) -> str:
     """Return what a file is; empty for one that says nothing of a run."""
     name, suffix = file.name.lower(), file.suffix.lower()
     if suffix in (".safetensors", ".parquet"):
@@ -201,7 +201,7 @@ def _entries(file: pathlib.Path) -> Iterator[Entry]:
             yield from entries_of(iter(lambda: stream.read(_BLOCK), ""))
 
 
-def _read_versions(file: pathlib.Path, evidence: Evidence) -> None:
+def _read_versions(file: pathlib.Path, evidence: RunEvidence) -> None:
     text = file.read_text(encoding="utf-8", errors="replace")[: 1 << 20]
     found: dict[str, str] = {}
     for package, version in _PINNED.findall(text):
@@ -217,7 +217,7 @@ def _read_versions(file: pathlib.Path, evidence: Evidence) -> None:
         evidence.not_read.append(f"{file.name} names no version of trl or transformers (name==version)")
 
 
-def _read_history(file: pathlib.Path, evidence: Evidence) -> None:
+def _read_history(file: pathlib.Path, evidence: RunEvidence) -> None:
     record = read_history(_entries(file))
     with file.open("rb") as stream:
         stream.seek(max(0, file.stat().st_size - 64))
@@ -231,7 +231,7 @@ def _read_history(file: pathlib.Path, evidence: Evidence) -> None:
     _take_history(record, file, evidence)
 
 
-def _take_history(record: History, file: pathlib.Path, evidence: Evidence) -> None:
+def _take_history(record: History, file: pathlib.Path, evidence: RunEvidence) -> None:
     """Take a history, if none that says more was read before."""
     if evidence.history is not None and len(evidence.history.entries) >= len(record.entries):
         return
@@ -242,7 +242,7 @@ def _take_history(record: History, file: pathlib.Path, evidence: Evidence) -> No
     evidence.read.append(f"{file.name}: {len(record.entries)} entries {what}{last}")
 
 
-def _read_log(file: pathlib.Path, evidence: Evidence) -> None:
+def _read_log(file: pathlib.Path, evidence: RunEvidence) -> None:
     """Take a log's figures, and the errors in it: of the registry, and of names that a release does not have."""
     evidence.kinds.add("log")
     try:
@@ -269,7 +269,7 @@ def _read_log(file: pathlib.Path, evidence: Evidence) -> None:
     evidence.read.append(f"{file.name}: looked up for the texts of errors and warnings")
 
 
-def _read_guards(file: pathlib.Path, evidence: Evidence) -> None:
+def _read_guards(file: pathlib.Path, evidence: RunEvidence) -> None:
     """Take what the guards measured in the run itself: the file that they leave in the output folder."""
     try:
         notices = json.loads(file.read_text(encoding="utf-8"))["notices"]
@@ -284,7 +284,7 @@ def _read_guards(file: pathlib.Path, evidence: Evidence) -> None:
     evidence.read.append(f"{file.name}: what guards measured ({len(found)} found, {held} held)")
 
 
-def _read_preflight(file: pathlib.Path, scripts: list[pathlib.Path], evidence: Evidence) -> None:
+def _read_preflight(file: pathlib.Path, scripts: list[pathlib.Path], evidence: RunEvidence) -> None:
     """Take what `failurelab preflight --json` said of the script, if it is of this script.
 
     Read are what is named, suspected, held and not checked, of each its failure and its evidence, and
@@ -315,7 +315,7 @@ def _read_preflight(file: pathlib.Path, scripts: list[pathlib.Path], evidence: E
     evidence.read.append(f"{file.name}: what preflight saw ({said} named, {len(suspected)} suspected, {held} held)")
 
 
-def _compare_checkpoints(files: list[pathlib.Path], evidence: Evidence) -> None:
+def _compare_checkpoints(files: list[pathlib.Path], evidence: RunEvidence) -> None:
     """Compare the earliest weights with the latest: by their folders' numbers, and what has none was saved last."""
     folders = sorted({file.parent for file in files}, key=_number)
     ends = folders if len(folders) > 1 else files
@@ -330,7 +330,7 @@ def _compare_checkpoints(files: list[pathlib.Path], evidence: Evidence) -> None:
         evidence.not_read.append(str(error))
 
 
-def _take_comparison(found: Mapping[str, Value], what: str, evidence: Evidence) -> None:
+def _take_comparison(found: Mapping[str, Value], what: str, evidence: RunEvidence) -> None:
     if not found["tensors_changed"]:
         evidence.not_read.append(f"{what} hold the same weights: saved at one step, or nothing was trained (F23)")
         return

@@ -24,7 +24,7 @@ import torch
 
 from failurelab.guards.base import Action, Guard
 from failurelab.handles import is_async, listen_to, without_listeners
-from failurelab.rewards import RewardTable, forms, signature
+from failurelab.rewards import RewardTable, figures, forms, signature
 from failurelab.rewards.examination import RAISES, Examination
 from failurelab.rewards.inputs import OWN, Inputs, form_of
 from failurelab.rewards.judging import examine
@@ -77,11 +77,13 @@ class FunctionReport:
     left_out: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        text = f"{self.name} gives {_span(self.given)}"
+        text = f"{self.name} gives {figures.span(self.given)}"
         if not self.cause:
             return f"{text}, which differ"
         if self.made_up:
-            text += f", and {_span(self.made_up)} to {self.asked - self.raised} made-up completions ({self.cause})"
+            text += (
+                f", and {figures.span(self.made_up)} to {self.asked - self.raised} made-up completions ({self.cause})"
+            )
         else:
             text += ", and could not be asked about other completions"
         if self.raised:
@@ -239,8 +241,8 @@ class RewardGuard(Guard):
         told = f". {'; '.join(map(str, functions))}" if functions else ""
         self._tell(
             "flat",
-            f"the rewards of each of the last {self.groups} groups are equal ({_span(rewards)}): every advantage is 0, "
-            f"and so is the gradient. {cause}: {CAUSES[cause]}{told}",
+            f"the rewards of each of the last {self.groups} groups are equal ({figures.span(rewards)}): every advantage "
+            f"is 0, and so is the gradient. {cause}: {CAUSES[cause]}{told}",
         )
 
     def _read_groups(
@@ -426,11 +428,6 @@ def _is_flat(values: Sequence[float | None]) -> bool:
 
 def _range(values: Sequence[float]) -> tuple[float, ...]:
     return (min(values), max(values)) if values else ()
-
-
-def _span(values: Sequence[float]) -> str:
-    low, high = min(values, default=math.nan), max(values, default=math.nan)
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def _text(completion: Any) -> str:

@@ -2,7 +2,7 @@
 
 import sys
 
-from failurelab.preflight.command import main
+from failurelab.preflight.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

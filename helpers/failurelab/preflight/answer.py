@@ -3,7 +3,7 @@
 A judge says what it has measured as a `Finding`: measured and bad (FOUND), read and bad (SUSPECTED), looked for and not
 there (HELD), not to be told here (NOT CHECKED), or nothing that this script can have (DOES NOT APPLY). Preflight then
 runs the script again with the repair of what was FOUND: it is NAMED when it comes again without the repair and its
-judge says HELD with it, and SUSPECTED with a reason otherwise (`rounds`).
+judge says HELD with it, and SUSPECTED with a reason otherwise (`trials`).
 
 The same objects cross from the script's process to the command, to the screen, and to `--json`: `to_json` and
 `from_json` are the only ones. Two answers speak of the same thing if their keys are equal; no sentence is compared.
@@ -174,12 +174,12 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it; what is empty is left out, but for what every reader asks for."""
-        asked = ("failure", "evidence", *(("repair", "tried", "diff") if self.accuses else ()))
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "undo"}
-        kept = {name: value for name, value in fields.items() if value or name in asked}
-        kept |= {"figures": [dataclasses.asdict(each) for each in self.figures]} if self.figures else {}
+        always = ("failure", "evidence", *(("repair", "tried", "diff") if self.accuses else ()))
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "undo"}
+        kept = {name: value for name, value in fields.items() if value or name in always}
+        kept |= {"figures": [dataclasses.asdict(figure) for figure in self.figures]} if self.figures else {}
         kept |= {"place": dataclasses.asdict(self.place)} if self.place else {}
-        kept |= {"changes": [dataclasses.asdict(each) for each in self.changes]} if self.changes else {}
+        kept |= {"changes": [dataclasses.asdict(change) for change in self.changes]} if self.changes else {}
         kept |= {"cut": list(self.cut)} if self.cut else {}
         kept |= {"verdict": self.verdict.value}
         return {"key": self.key} | kept | ({"notebook": self.notebook or None} if self.accuses else {})
@@ -191,14 +191,14 @@ class Finding:
         Raises:
             KeyError, TypeError, ValueError: it is none.
         """
-        names = {each.name for each in dataclasses.fields(cls)} - {"undo"}
-        given = {name: value for name, value in entry.items() if name in names}
-        given["verdict"] = Verdict(given.get("verdict", verdict))
-        given["figures"] = tuple(Quantity(**each) for each in given.get("figures", ()))
-        given["place"] = Location(**given["place"]) if given.get("place") else None
-        given["changes"] = tuple(Change(**each) for each in given.get("changes", ()))
-        given["cut"] = tuple(given.get("cut", ()))
-        return cls(**given)
+        names = {field.name for field in dataclasses.fields(cls)} - {"undo"}
+        values = {name: value for name, value in entry.items() if name in names}
+        values["verdict"] = Verdict(values.get("verdict", verdict))
+        values["figures"] = tuple(Quantity(**figure) for figure in values.get("figures", ()))
+        values["place"] = Location(**values["place"]) if values.get("place") else None
+        values["changes"] = tuple(Change(**change) for change in values.get("changes", ()))
+        values["cut"] = tuple(values.get("cut", ()))
+        return cls(**values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,57 +306,59 @@ class Answer:
     def settle(self, findings: Iterable[Finding]) -> None:
         """Take the findings of all runs: the worst first, without what a worse one overrules, and each failure once."""
         findings = list(findings)
-        self.findings = [each for each in findings if each.verdict is Verdict.NAMED]
-        self.findings.sort(key=lambda each: (each.round, rank(each.failure)))
+        self.findings = [finding for finding in findings if finding.verdict is Verdict.NAMED]
+        self.findings.sort(key=lambda finding: (finding.round, rank(finding.failure)))
         doubts = [
-            each
-            for each in findings
-            if each.verdict is Verdict.SUSPECTED and not any(named.covers(each) for named in self.named)
+            finding
+            for finding in findings
+            if finding.verdict is Verdict.SUSPECTED and not any(named.covers(finding) for named in self.named)
         ]
-        self.findings += sorted(doubts, key=lambda each: (not each.ends, rank(each.failure)))
-        told = {each.failure for each in self.findings}
+        self.findings += sorted(doubts, key=lambda finding: (not finding.ends, rank(finding.failure)))
+        listed = {finding.failure for finding in self.findings}
         for verdict in (Verdict.NOT_CHECKED, Verdict.HELD, Verdict.NOT_APPLICABLE):
             # what could not be checked of one part is told beside what was found of another
             left = [
-                each
-                for each in findings
-                if each.verdict is verdict
-                and (each.failure not in told or (each.part and verdict is Verdict.NOT_CHECKED))
+                finding
+                for finding in findings
+                if finding.verdict is verdict
+                and (finding.failure not in listed or (finding.part and verdict is Verdict.NOT_CHECKED))
             ]
             self.findings += _together(left)
-            told |= {each.failure for each in left}
+            listed |= {finding.failure for finding in left}
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON can hold it: a list of findings for each kind of verdict, each with its own."""
-        lists = {name: [each.to_json() for each in self.of(*verdicts)] for name, verdicts in _LISTS.items()}
+        lists = {name: [finding.to_json() for finding in self.of(*verdicts)] for name, verdicts in _LISTS.items()}
         texts = ("cut", "notes", "error", "ended_first", "script", "script_sha256", "versions")
-        more: dict[str, Any] = {"effects": [dataclasses.asdict(each) for each in self.effects]} if self.effects else {}
+        more: dict[str, Any] = (
+            {"effects": [dataclasses.asdict(effect) for effect in self.effects]} if self.effects else {}
+        )
         more["rewards"] = self.rewards.to_json() if self.rewards else None
         return lists | {name: getattr(self, name) for name in texts} | more
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Answer":
+    def from_json(cls, values: Mapping[str, Any]) -> "Answer":
         """Return an answer that was JSON, of this release or of one that wrote no verdicts.
 
         Raises:
             KeyError, TypeError, ValueError: it is none.
         """
-        if "findings" not in told:
+        if "findings" not in values:
             raise KeyError("findings")
         findings = [
-            Finding.from_json(each, verdicts[0]) for name, verdicts in _LISTS.items() for each in told.get(name, ())
+            Finding.from_json(entry, verdicts[0]) for name, verdicts in _LISTS.items() for entry in values.get(name, ())
         ]
         return cls(
-            str(told.get("script", "")),
-            dict(told.get("versions", {})),
+            str(values.get("script", "")),
+            dict(values.get("versions", {})),
             findings,
-            str(told.get("error", "")),
-            str(told.get("script_sha256", "")),
-            list(told.get("cut", ())),
-            list(told.get("notes", ())),
-            ended_first=str(told.get("ended_first", "")),
-            effects=[Effect(**each) for each in told.get("effects", ())],
-            rewards=RewardTable.from_json(told["rewards"]) if told.get("rewards") else None,
+            str(values.get("error", "")),
+            str(values.get("script_sha256", "")),
+            list(values.get("cut", ())),
+            list(values.get("notes", ())),
+            ended_first=str(values.get("ended_first", "")),
+            effects=[Effect(**effect) for effect in values.get("effects", ())],
+            rewards=RewardTable.from_json(values["rewards"]) if values.get("rewards") else None,
         )
 
 
@@ -379,7 +381,7 @@ def _together(findings: Iterable[Finding]) -> Iterator[Finding]:
         by_failure.setdefault(finding.failure, []).append(finding)
     for _, same in sorted(by_failure.items(), key=lambda item: _number(item[0])):
         evidence, control, why = (
-            "; ".join(filter(None, dict.fromkeys(getattr(each, name) for each in same)))
+            "; ".join(filter(None, dict.fromkeys(getattr(finding, name) for finding in same)))
             for name in ("evidence", "control", "why")
         )
         yield dataclasses.replace(same[0], evidence=evidence, control=control, why=why)

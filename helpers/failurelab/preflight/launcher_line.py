@@ -105,23 +105,23 @@ def read_line(words: list[str], python: str | None = None) -> Launch:
         other = _OTHER_LAUNCHERS.get(command, "Next: failurelab preflight SCRIPT, with --world-size N")
         known = "accelerate launch, torchrun, deepspeed, trl, python"
         raise LaunchError(f"{command or 'nothing'} is no launcher that preflight reads ({known}). {other}")
-    asked = python or named or sys.executable
+    interpreter = python or named or sys.executable
     if command == "trl":
-        command, words = "accelerate", _as_accelerate(words, asked)
+        command, words = "accelerate", _as_accelerate(words, interpreter)
     elif command == "accelerate" and words[:1] == ["launch"]:
         words = words[1:]
-    found = _ask_launcher(command, words, variables, asked)
-    if not found["module"] and not found["script"].endswith(SCRIPTS):
-        raise _no_script([found["script"]])
-    size, machines = int(found["processes"]), int(found["machines"])
+    launch = _ask_launcher(command, words, variables, interpreter)
+    if not launch["module"] and not launch["script"].endswith(SCRIPTS):
+        raise _no_script([launch["script"]])
+    size, machines = int(launch["processes"]), int(launch["machines"])
     if size < 1:
         raise LaunchError(f"{size} is no number of processes. Next: the number itself, such as --num_processes 4")
-    stage, environment = _of_variables(variables | found.get("environment", {}))
-    if "zero_stage" in found:
-        stage = zero_stage(found["deepspeed_config"]) or int(found["zero_stage"])
-    left_out = (*found.get("left_out", ()), *[f"{machines} machines -> 1"] * (machines > 1))
-    arguments = tuple(found["arguments"])
-    return Launch(found["script"], arguments, size, stage, environment, named, found["module"], left_out)
+    stage, environment = _of_variables(variables | launch.get("environment", {}))
+    if "zero_stage" in launch:
+        stage = zero_stage(launch["deepspeed_config"]) or int(launch["zero_stage"])
+    left_out = (*launch.get("left_out", ()), *[f"{machines} machines -> 1"] * (machines > 1))
+    arguments = tuple(launch["arguments"])
+    return Launch(launch["script"], arguments, size, stage, environment, named, launch["module"], left_out)
 
 
 def _world_size(variables: dict[str, str]) -> int:
@@ -166,10 +166,10 @@ def _ask_launcher(launcher: str, words: list[str], variables: dict[str, str], py
     """Return what a launcher's own parser reads in its options, in the Python that trains."""
     command = [python, "-P" if sys.version_info >= (3, 11) else "-u", str(OPTIONS), launcher, *words]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | variables)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | variables)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{python} cannot be asked for its launcher ({error}). Next: --python") from error
-    return answered(launcher, asked.stdout, asked.stderr)
+    return answered(launcher, process.stdout, process.stderr)
 
 
 def answered(launcher: str, printed: str, errors: str) -> dict[str, Any]:
@@ -179,15 +179,15 @@ def answered(launcher: str, printed: str, errors: str) -> dict[str, Any]:
         LaunchError: its launcher does not take the line.
     """
     last = (printed.strip() or "{}").splitlines()[-1]
-    found = json.loads(last) if last.startswith("{") else {}
-    if "processes" not in found:
+    launch = json.loads(last) if last.startswith("{") else {}
+    if "processes" not in launch:
         said = (errors.strip().splitlines() or ["it said nothing"])[-1]  # argparse's own line, or the last
-        why = found.get("error") or said.partition(" error: ")[2] or said
+        why = launch.get("error") or said.partition(" error: ")[2] or said
         raise LaunchError(
             f"{launcher} does not take this line: {why[:300].rstrip('.')}. "
             "Next: a line that it takes, which names the file, such as accelerate launch train.py"
         )
-    return dict(found)
+    return dict(launch)
 
 
 def _as_accelerate(words: list[str], python: str) -> list[str]:
@@ -269,8 +269,8 @@ def _find_places(package: str, python: str) -> list[pathlib.Path]:
         f"import importlib.util, os, sys; sys.path.insert(0, os.getcwd()); spec = importlib.util.find_spec({package!r})"
         "; print(*(spec and (spec.submodule_search_locations or [spec.origin]) or []), sep='\\n')"
     )
-    asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
-    return list(map(pathlib.Path, filter(None, asked.stdout.splitlines())))
+    process = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    return list(map(pathlib.Path, filter(None, process.stdout.splitlines())))
 
 
 def _interpreter(command: str) -> str | None:

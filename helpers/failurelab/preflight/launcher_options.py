@@ -30,17 +30,17 @@ def by_accelerate(words: list[str]) -> dict[str, Any]:
         value = str(getattr(options, name, None) or "no").lower()
         if value not in ("no", "bf16"):
             left_out.append(f"{name} {value} of the launch")
-    found = _script(options.training_script, options.module, options.training_script_args)
-    found |= {"processes": 1 if alone else options.num_processes or 1, "left_out": left_out}
-    found["machines"] = options.num_machines or 1
+    started = _script(options.training_script, options.module, options.training_script_args)
+    started |= {"processes": 1 if alone else options.num_processes or 1, "left_out": left_out}
+    started["machines"] = options.num_machines or 1
     if str(options.mixed_precision).lower() == "bf16":
-        found["environment"] = {"ACCELERATE_MIXED_PRECISION": "bf16"}
+        started["environment"] = {"ACCELERATE_MIXED_PRECISION": "bf16"}
     if options.use_deepspeed and not options.cpu:
-        found |= {
+        started |= {
             "zero_stage": 2 if options.zero_stage is None else options.zero_stage,
             "deepspeed_config": options.deepspeed_config_file,
         }
-    return found
+    return started
 
 
 def by_torchrun(words: list[str]) -> dict[str, Any]:
@@ -48,9 +48,9 @@ def by_torchrun(words: list[str]) -> dict[str, Any]:
     from torch.distributed.run import get_args_parser
 
     options = get_args_parser().parse_args(words)
-    found = _script(options.training_script, options.module, options.training_script_args)
+    launch = _script(options.training_script, options.module, options.training_script_args)
     machines = str(options.nnodes).split(":")[-1]
-    return found | {"processes": _times(machines, options.nproc_per_node), "machines": machines}
+    return launch | {"processes": _times(machines, options.nproc_per_node), "machines": machines}
 
 
 def by_deepspeed(words: list[str]) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def by_deepspeed(words: list[str]) -> dict[str, Any]:
     machines = max(options.num_nodes, len(named))
     processes = machines * options.num_gpus if options.num_gpus > 0 else max(machines, sum(map(len, named)))
     number = [] if options.no_local_rank else ["--local_rank={LOCAL_RANK}"]  # which it passes to the script
-    found = _script(options.user_script, options.module, number + options.user_args)
-    return found | {"processes": processes, "machines": machines}
+    launch = _script(options.user_script, options.module, number + options.user_args)
+    return launch | {"processes": processes, "machines": machines}
 
 
 def _deepspeed_options(words: list[str]) -> argparse.Namespace:
@@ -98,15 +98,15 @@ _LAUNCHERS = {"accelerate": by_accelerate, "torchrun": by_torchrun, "deepspeed":
 def main() -> None:
     """Print what the line starts, or why its launcher does not take it."""
     launcher, *words = sys.argv[1:]
-    found: dict[str, Any]
+    launch: dict[str, Any]
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            found = _LAUNCHERS[launcher](words)
+            launch = _LAUNCHERS[launcher](words)
     except ModuleNotFoundError as error:
-        found = {"error": f"{error.name} is not installed for {sys.executable}"}
+        launch = {"error": f"{error.name} is not installed for {sys.executable}"}
     except Exception as error:  # of the launcher's own: its line, or a file of it
-        found = {"error": " ".join(str(error).split()) or type(error).__name__}
-    print(json.dumps(found))
+        launch = {"error": " ".join(str(error).split()) or type(error).__name__}
+    print(json.dumps(launch))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from failurelab.preflight.script_text import Edit, Place, Text, apply_edits, is_
 
 
 @dataclasses.dataclass
-class Script:
+class EditableScript:
     """What is known of a script when a repair is looked up.
 
     Attributes:
@@ -44,8 +44,8 @@ class Script:
 
     def calls(self, kind: str, index: int = -1) -> Iterator[tuple[Text, ast.Call]]:
         """Yield the calls in the script's text that led to a call of this kind, the innermost first."""
-        made = self.places.get(kind, [])
-        for place in made[index] if made and -len(made) <= index < len(made) else ():
+        calls = self.places.get(kind, [])
+        for place in calls[index] if calls and -len(calls) <= index < len(calls) else ():
             text = self.texts(place.file)
             if text and (call := text.call(place)):
                 yield text, call
@@ -69,11 +69,11 @@ class Script:
 class Repair:
     """What takes one failure away."""
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Return the edits of the script's text; none where it has no place for them."""
         raise NotImplementedError
 
-    def change(self, script: Script) -> Change | None:
+    def change(self, script: EditableScript) -> Change | None:
         """Return what a run with this repair does otherwise; None where it has no place in the script's files."""
         edits = self.edit(script)
         return script.edited(edits) if edits else None
@@ -94,7 +94,7 @@ class Statement(Repair):
     before: str = "train"
     imports: str = ""
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Put it in front of the innermost call that names what it needs; a trainer without a name gets one."""
         for text, call in script.calls(self.before):
             names: dict[str, str] = _names(call, self.before)
@@ -105,8 +105,8 @@ class Statement(Repair):
                 lines = self.text.format_map(names).splitlines()
             except KeyError:
                 continue
-            made = [f"{names['trainer']} = {text.source(call.func.value)}"] if edits else []  # type: ignore[attr-defined]
-            return [*_imported(text, self.imports), *edits, text.before(text.statement(call), *made, *lines)]
+            naming = [f"{names['trainer']} = {text.source(call.func.value)}"] if edits else []  # type: ignore[attr-defined]
+            return [*_imported(text, self.imports), *edits, text.before(text.statement(call), *naming, *lines)]
         return []
 
 
@@ -136,7 +136,7 @@ class Arguments(Repair):
 
     values: Mapping[str, Any]
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Set them where they are made, on the object that the trainer is given, in a YAML file, or as options."""
         sources = {name: repr(value) for name, value in self.values.items()}
         for text, call in script.calls("arguments"):
@@ -212,7 +212,7 @@ class Keyword(Repair):
     index: int = -1
     imports: str = ""
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Edit the innermost call that names it; add it to the innermost where none does."""
         calls = list(script.calls(self.of, self.index))
         named = [(*at, keyword) for at in calls for keyword in at[1].keywords if keyword.arg == self.name]
@@ -235,7 +235,7 @@ class FirstLine(Repair):
     function: Callable[..., Any]
     text: str
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Put it in front of the first statement that is no docstring."""
         text, node = _function(script, self.function)
         if text is None or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -250,12 +250,12 @@ class AnyKeywords(Repair):
 
     function: Callable[..., Any]
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Add it after the last argument."""
         text, node = _function(script, self.function)
         if text is None or node is None or node.args.kwarg is not None:
             return []
-        last = max((text.span(each)[1] for each in ast.iter_child_nodes(node.args)), default=None)
+        last = max((text.span(argument)[1] for argument in ast.iter_child_nodes(node.args)), default=None)
         return [] if last is None else [Edit(text.file, last, last, ", **kwargs")]
 
 
@@ -268,24 +268,25 @@ class DotAll(Repair):
 
     function: Callable[..., Any]
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Give the flag to each call of `re` that has none; patterns that are compiled elsewhere stay."""
         text, node = _function(script, self.function)
         if text is None or node is None:
             return []
-        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
         compiled = [
-            each.value
-            for each in text.tree.body
-            if isinstance(each, ast.Assign) and names & {getattr(target, "id", None) for target in each.targets}
+            statement.value
+            for statement in text.tree.body
+            if isinstance(statement, ast.Assign)
+            and names & {getattr(target, "id", None) for target in statement.targets}
         ]
         calls = [
             call
             for root in (node, *compiled)
             for call in ast.walk(root)
             if isinstance(call, ast.Call) and ast.unparse(call.func) in {f"re.{name}" for name in _MATCHING}
-            and "flags" not in {each.arg for each in call.keywords}
-            and not any("re." in ast.unparse(each) for each in call.args[1:])
+            and "flags" not in {keyword.arg for keyword in call.keywords}
+            and not any("re." in ast.unparse(argument) for argument in call.args[1:])
         ]  # fmt: skip
         return [edit for call in calls for edit in text.set_keywords(call, {"flags": "re.DOTALL"})]
 
@@ -302,11 +303,11 @@ class WithoutMethod(Repair):
     kind: type
     name: str
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Take out its lines, where they stand in the class; a class that has nothing else keeps a `pass`."""
         text, node = _function(script, vars(self.kind)[self.name])
         if text is None or not any(
-            isinstance(each, ast.ClassDef) and node in each.body for each in ast.walk(text.tree)
+            isinstance(inner, ast.ClassDef) and node in inner.body for inner in ast.walk(text.tree)
         ):
             return []
         return [text.without(node)]
@@ -318,13 +319,13 @@ class Together(Repair):
 
     parts: tuple[Repair, ...]
 
-    def edit(self, script: Script) -> list[Edit]:
+    def edit(self, script: EditableScript) -> list[Edit]:
         """Make all of their edits, or none."""
         edits = [part.edit(script) for part in self.parts]
-        return [edit for each in edits for edit in each] if all(edits) else []
+        return [edit for group in edits for edit in group] if all(edits) else []
 
 
-def _function(script: Script, function: Any) -> tuple[Text | None, Any]:
+def _function(script: EditableScript, function: Any) -> tuple[Text | None, Any]:
     """Return the text that a function stands in, and its node there; None for both where it stands in none."""
     function = inspect.unwrap(getattr(function, "func", function))
     function = getattr(function, "__func__", function)
@@ -338,12 +339,12 @@ def _names(call: ast.Call, kind: str) -> dict[str, str]:
     if kind == "train":
         parts: dict[str, ast.expr | None] = {"trainer": call.func.value} if isinstance(call.func, ast.Attribute) else {}
     else:
-        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
         parts = {
-            "model": given.get("model", call.args[0] if call.args else None),
-            "tokenizer": given.get("processing_class", given.get("tokenizer")),
-            "args": given.get("args"),
-            "dataset": given.get("train_dataset"),
+            "model": keywords.get("model", call.args[0] if call.args else None),
+            "tokenizer": keywords.get("processing_class", keywords.get("tokenizer")),
+            "args": keywords.get("args"),
+            "dataset": keywords.get("train_dataset"),
         }
     return {name: ast.unparse(part) for name, part in parts.items() if isinstance(part, (ast.Name, ast.Attribute))}
 

@@ -1,6 +1,6 @@
 """The script, run as it is in the Python that trains, up to the end of a cut training; what was found goes into a file.
 
-What is changed for that time stands in `intercept`: models are built small (`small`), training arguments are cut
+What is changed for that time stands in `stage`: models are built small (`models`), training arguments are cut
 (`cuts`), the script's own code sees the rank that the launch gives it, and GPUs that are not here are the CPU
 (`ranks`), no other process trains (`processes`), saving and uploading do nothing, and `train()` of every Trainer judges
 and ends the process (`trainers`). A repair that is tried is a `Change`: the text of the script's own files.
@@ -27,19 +27,19 @@ from unittest import mock
 from failurelab.errors import raises_own
 from failurelab.preflight import notebook, repairs
 from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Finding
-from failurelab.preflight.inputs import Seen, Source
-from failurelab.preflight.intercept import own_code, processes
-from failurelab.preflight.intercept.effects import Effects
 from failurelab.preflight.launcher_line import zero_stage
 from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.script_text import Place, Text, find_called, own_frames, place_of, read_source
+from failurelab.preflight.stage import own_code, processes
+from failurelab.preflight.stage.effects import Effects
+from failurelab.preflight.training import Source, Training
 from failurelab.rewards import RewardTable
 
 
 def main(spec: dict[str, Any]) -> None:
     """Run the script that `spec` names; ends this process."""
     path = pathlib.Path(spec["script"])
-    report = Report(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
+    report = Reporter(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
     files = OwnFiles(str(path), Change(spec["files"]))
     try:
         text = files.read(str(path))
@@ -54,7 +54,7 @@ def main(spec: dict[str, Any]) -> None:
         import transformers  # noqa: F401
     except ImportError as error:
         report.end(error=describe_error(error, path))
-    run = Run(spec, Source(str(path), text), report, files)
+    run = WatchedScript(spec, Source(str(path), text), report, files)
     assert report.script is not None  # the run has made it
     report.script.settings = files.settings(spec["arguments"])
     sys.argv = [str(path), *files.arguments(spec["arguments"], pathlib.Path(spec["tmp"]))]
@@ -124,15 +124,15 @@ class OwnFiles:
 
         With `making` of them the calls of that class alone.
         """
-        found = []
+        places = []
         for frame in own_frames(self.own.holds):
             file = frame.f_code.co_filename
             place = dataclasses.replace(place_of(frame), file=self.real(file))
             text = self.text(file) if making else None
             call = text and text.call(place)
             if making is None or (call and find_called(frame, call) is making):
-                found.append(place)
-        return found
+                places.append(place)
+        return places
 
     def edited(self) -> contextlib.AbstractContextManager:
         """Inside, modules of the script's own are imported, and shown in tracebacks, as this run has them."""
@@ -150,13 +150,13 @@ class OwnFiles:
 
     def settings(self, arguments: Sequence[str]) -> dict[str, str]:
         """Return the YAML files in the script's command line, and that itself, by path, each as this run has it."""
-        found = {}
+        files = {}
         for word in arguments:
             path = word.rpartition("=")[2]
             if path.endswith((".yaml", ".yml")) and os.path.isfile(path):
                 with contextlib.suppress(OSError, SyntaxError, ValueError):
-                    found[os.path.realpath(path)] = self.read(path)
-        return found | {COMMAND_LINE: self.change.files.get(COMMAND_LINE, shlex.join(arguments))}
+                    files[os.path.realpath(path)] = self.read(path)
+        return files | {COMMAND_LINE: self.change.files.get(COMMAND_LINE, shlex.join(arguments))}
 
     def arguments(self, arguments: Sequence[str], folder: pathlib.Path) -> list[str]:
         """Return the script's command line, with YAML files as this run has them, which are written into a folder."""
@@ -178,7 +178,7 @@ class OwnFiles:
 _DATASETS = ("train_dataset", "eval_dataset")
 
 
-class Report:
+class Reporter:
     """What the parent is told: stages while it runs, and answers at the end."""
 
     def __init__(self, path: pathlib.Path, progress: pathlib.Path):
@@ -186,7 +186,7 @@ class Report:
         self.answers: list[Finding] = []
         self.notes: list[str] = []
         self.rewards: RewardTable | None = None
-        self.script: repairs.Script | None = None
+        self.script: repairs.EditableScript | None = None
 
     def say(self, stage: str) -> None:
         """Tell what is done now."""
@@ -200,10 +200,10 @@ class Report:
 
     def end(self, error: str = "", cut: Sequence[str] = ()) -> None:
         """Write the answers, and end the process: nothing of the script runs after that."""
-        findings = [self._with_changes(answer) if answer.undo else answer for answer in self.answers]
-        told = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, rewards=self.rewards)
+        findings = [self._with_changes(finding) if finding.undo else finding for finding in self.answers]
+        answer = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, rewards=self.rewards)
         whole = self._path.with_suffix(".part")
-        whole.write_text(json.dumps(told.to_json()))
+        whole.write_text(json.dumps(answer.to_json()))
         whole.rename(self._path)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -226,22 +226,22 @@ class Report:
         return dataclasses.replace(finding, changes=tuple(changes), place=place)
 
 
-class Run:
+class WatchedScript:
     """One script, watched until its first training ends."""
 
-    def __init__(self, spec: dict[str, Any], source: Source, report: Report, files: OwnFiles):
-        from failurelab.preflight.intercept import cuts, ranks
+    def __init__(self, spec: dict[str, Any], source: Source, report: Reporter, files: OwnFiles):
+        from failurelab.preflight.stage import cuts, ranks
 
         self.spec, self.source, self.report, self.files = spec, source, report, files
         self.places: dict[str, list[list[Place]]] = {}  # of the calls that repairs speak of
         self.trainers: list[Any] = []  # as they were made
-        report.script = repairs.Script(files.text, self.places, files.change)
+        report.script = repairs.EditableScript(files.text, self.places, files.change)
         self.loads: list[Any] = []
         self.adapters: list[Any] = []
         self.launched = ranks.Launched(*(spec[name] for name in ("rank", "ranks", "together", "visible", "patience")))
         sizes = cuts.Processes(spec["world_size"], spec["ranks"])
         self.arguments = cuts.CutArguments(spec["steps"], spec["output"], self._note_arguments, sizes, files.own)
-        self.given: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
+        self.keywords: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
         self.making = 0
         self.training = False
@@ -252,18 +252,18 @@ class Run:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, the script's models, arguments and trainers are watched."""
-        from failurelab.preflight.intercept import logins, saved, small, trainers
+        from failurelab.preflight.stage import logins, models, saving, trainers
 
         own, rank = self.files.own, self.launched
         launch = rank.too_early, rank.mapped
         replaced = (  # in this order: what comes later is called first
             processes.no_other_processes(own),
             logins.no_logins(),
-            rank.seen(own),
+            rank.as_launched(own),
             self.arguments.cut(),
-            saved.elsewhere(self.spec["output"], self.loads, self.real),
-            # a load is cut here, and finds by `saved` what the script has saved: so `saved` comes before
-            small.built_small(self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note),
+            saving.elsewhere(self.spec["output"], self.loads, self.real),
+            # a load is cut here, and finds by `saving` what the script has saved: so `saving` comes before
+            models.built_small(self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note),
             trainers.watched(self),
         )
         with contextlib.ExitStack() as stack:
@@ -280,25 +280,27 @@ class Run:
 
     def initialize(self, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
         """Make a trainer: note what it is given, and give it the first rows of its dataset."""
-        from failurelab.preflight.intercept import cuts
         from failurelab.preflight.judges.given import judge_given
+        from failurelab.preflight.stage import cuts
 
         parameters = list(inspect.signature(original).parameters.values())[1 : len(args) + 1]
-        names = [each.name if each.kind is each.POSITIONAL_OR_KEYWORD else "" for each in parameters]
+        names = [
+            parameter.name if parameter.kind is parameter.POSITIONAL_OR_KEYWORD else "" for parameter in parameters
+        ]
         names += [""] * (len(args) - len(names))  # of a subclass that passes *args on
-        given = dict(zip(names, args)) | kwargs  # by name; also by an old name, which a decorator translates
-        given.pop("", None)
-        self.given[id(trainer)] = {**given, **self.given.get(id(trainer), {})}
-        if given.get("train_dataset") is not None:
-            self.datasets.setdefault(id(trainer), given["train_dataset"])
+        keywords = dict(zip(names, args)) | kwargs  # by name; also by an old name, which a decorator translates
+        keywords.pop("", None)
+        self.keywords[id(trainer)] = {**keywords, **self.keywords.get(id(trainer), {})}
+        if keywords.get("train_dataset") is not None:
+            self.datasets.setdefault(id(trainer), keywords["train_dataset"])
         args = tuple(cuts.cut_rows(value) if name in _DATASETS else value for name, value in zip(names, args))
         kwargs = {name: cuts.cut_rows(value) if name in _DATASETS else value for name, value in kwargs.items()}
         if not self.making:
             self.report.say(f"making {type(trainer).__name__}")
             self.trainers.append(trainer)
             self._note("trainer")
-            self.arguments.settle(self.given[id(trainer)].get("args"))
-            self.report.answers += judge_given(given, trainer)
+            self.arguments.settle(self.keywords[id(trainer)].get("args"))
+            self.report.answers += judge_given(keywords, trainer)
         self.making += 1
         try:
             original(trainer, *args, **kwargs)
@@ -310,74 +312,74 @@ class Run:
 
         A training of another kind that comes before one with rewards is not run: the later one is judged.
         """
-        from failurelab.preflight.intercept import callbacks, cuts, rewards
         from failurelab.preflight.judges import order
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
         from failurelab.preflight.judges.gradients import GradientJudge
         from failurelab.preflight.judges.textbook import StepJudge
+        from failurelab.preflight.stage import callbacks, cuts, rewards
 
         line = _line(self.source.path)
         if self._is_first_stage(trainer, line):
             return self._skip(trainer, line)
         self._note("train")
-        arguments = self.arguments.origin(trainer.args)
-        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, arguments)}
-        for kind, (made, its) in judged.items():
-            self.places[kind] = [at for each, at in zip(made, self.places.get(kind, ())) if each is its]
+        origin = self.arguments.origin(trainer.args)
+        judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, origin)}
+        for kind, (calls, its) in judged.items():
+            self.places[kind] = [at for call, at in zip(calls, self.places.get(kind, ())) if call is its]
         line = line or (self.skipped_line if self.skipped is trainer else 0)
-        asked = self.arguments.asked(trainer.args)
+        arguments = self.arguments.uncut(trainer.args)
         source = dataclasses.replace(self.source, line=line)
-        seen = Seen(
+        training = Training(
             trainer=trainer,
-            asked=asked,
+            arguments=arguments,
             dataset=self.datasets.get(id(trainer), trainer.train_dataset),
             **self._launch(),
             small=any(load.small for load in self.loads),
-            given=self.given.get(id(trainer), {}),
-            zero_stage=max(self.spec["zero_stage"], zero_stage(asked.get("deepspeed"))),
+            keywords=self.keywords.get(id(trainer), {}),
+            zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
             source=source,
             real=self.real,
         )
-        self.launched.has_engine = bool(seen.zero_stage)
+        self.launched.has_engine = bool(training.zero_stage)
         self._note_other_trainings(source)
         if self.launched.rank.launched:
             self.report.say("waiting for the other ranks")
         self.launched.meet()
         leads = self.launched.rank.number == 0  # another rank judges its devices alone, and waits
         self.report.say("judging lengths, rewards and arguments" if leads else "waiting for rank 0, which judges")
-        self._ask(order.BEFORE if leads else (judge_four_bit_placement,), seen)
+        self._ask(order.BEFORE if leads else (judge_four_bit_placement,), training)
         self.launched.follow()
         trainer.train_dataset = cuts.choose_short(trainer.train_dataset, 4 * cuts.PROMPTS)
-        listening = [judge(seen) for judge in order.DURING]
+        listening = [judge(training) for judge in order.DURING]
         gradients = next(judge for judge in listening if isinstance(judge, GradientJudge))
-        step = StepJudge(seen, gradients.misses_gradients)
+        step = StepJudge(training, gradients.misses_gradients)
         trainer.data_collator = cuts.cut_batches(trainer.data_collator)
         self.report.say(f"training {self.spec['steps']} steps")
         error = ""
         with contextlib.ExitStack() as stack:
             for judge in listening:
                 stack.enter_context(judge.listening())
-            stack.enter_context(rewards.differing_rewards(seen))
+            stack.enter_context(rewards.differing_rewards(training))
             stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
             raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own))
             try:
                 original(trainer)
                 self.launched.meet()
-                seen.finished = True
+                training.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
                 error = describe_error(problem, self.source.path, line=source.line)
-        seen.log = list(trainer.state.log_history)
+        training.log = list(trainer.state.log_history)
         if not leads:
             self.report.end(error, self.launched.mapped.texts)
         self.report.answers += raised
         self.report.say("judging what was seen")
-        self._ask(listening, seen)
+        self._ask(listening, training)
         if step.compared:  # the whole gradient tells for which tokens the scores are
             self.report.answers = [answer for answer in self.report.answers if answer.failure != "F3b"]
-        self._ask((*order.AFTER, step), seen)
-        self.report.rewards = seen.rewards
-        self.report.end(error, self._cuts(trainer, seen))
+        self._ask((*order.AFTER, step), training)
+        self.report.rewards = training.rewards
+        self.report.end(error, self._cuts(trainer, training))
 
     def _launch(self) -> dict[str, Any]:
         """Return what the judges are told of the launch, also where no trainer was made."""
@@ -402,13 +404,13 @@ class Run:
 
     def refused(self, error: BaseException) -> None:
         """Tell F22, where trl has refused the batch that the script asks for: these numbers were not cut."""
-        from failurelab.preflight.intercept import cuts
         from failurelab.preflight.judges import batch
+        from failurelab.preflight.stage import cuts
 
-        finding, asked = batch.refused(error), self.arguments.last_asked()
-        if finding is None or not asked.get("num_generations"):
+        finding, arguments = batch.refused(error), self.arguments.last_uncut()
+        if finding is None or not arguments.get("num_generations"):
             return
-        values = cuts.make_divide(asked, self.spec["world_size"])
+        values = cuts.make_divide(arguments, self.spec["world_size"])
         self.places["arguments"] = self.places["arguments"][-1:]
         repair = f"Set {', '.join(f'{name}={value}' for name, value in values.items())}, or other numbers that divide."
         evidence, size = finding.evidence, self.spec["world_size"]
@@ -428,13 +430,13 @@ class Run:
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 
         if self.loads:
-            self._ask((judge_four_bit_placement,), Seen(None, {}, **self._launch()))
+            self._ask((judge_four_bit_placement,), Training(None, {}, **self._launch()))
         self.report.end(error, self.launched.mapped.texts)
 
-    def _ask(self, judges: Sequence[Any], seen: Any) -> None:
+    def _ask(self, judges: Sequence[Any], training: Any) -> None:
         for judge in judges:
             try:
-                self.report.answers.extend(judge(seen) if callable(judge) else judge.answers())
+                self.report.answers.extend(judge(training) if callable(judge) else judge.answers())
             except Exception as error:
                 if raises_own(error):
                     raise
@@ -442,14 +444,14 @@ class Run:
                 why = f"this check itself failed: {type(error).__name__}: {error}"
                 self.report.answers.append(Finding.not_checked(judge.__module__.rpartition(".")[2], why))
 
-    def _cuts(self, trainer: Any, seen: Any) -> list[str]:
+    def _cuts(self, trainer: Any, training: Any) -> list[str]:
         cut = self.arguments.cuts(trainer.args)
         names = dict.fromkeys(load.name for load in self.loads if load.small)
         built = [f"{name}: built small and random, with its vocabulary" for name in names]
-        rows = len(seen.dataset) if hasattr(seen.dataset, "__len__") else 0
+        rows = len(training.dataset) if hasattr(training.dataset, "__len__") else 0
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
         short = [f"{picked} short ones of {rows} rows"] if picked < rows else []
-        engine = ["DeepSpeed's engine: none, each process trains the whole model"] * bool(seen.zero_stage)
+        engine = ["DeepSpeed's engine: none, each process trains the whole model"] * bool(training.zero_stage)
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short]
 
     def _note_other_trainings(self, source: Source) -> None:

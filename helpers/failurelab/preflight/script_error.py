@@ -10,8 +10,8 @@ import sys
 import traceback
 from collections.abc import Iterator
 
-from failurelab.preflight.intercept.processes import Stopped
 from failurelab.preflight.script_text import holds_line, location, read_source
+from failurelab.preflight.stage.processes import Stopped
 
 _NETWORK = {
     "ConnectionError",
@@ -34,7 +34,7 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
     """
     where = _place(error, str(script), line)
     chain = list(causes(error))
-    names = {kind.__name__ for each in chain for kind in type(each).__mro__}
+    names = {kind.__name__ for link in chain for kind in type(link).__mro__}
     text = " ".join(str(error).split())[:300]
     if _demands_gpu(error, str(script)):
         return (
@@ -58,7 +58,7 @@ def describe_error(error: BaseException, script: str | pathlib.Path, log: str = 
             f"{where} needs {error.name}, which {sys.executable} does not have. "
             "Next: --python with the Python that you train with"
         )
-    if names & _GATED or any("gated repo" in str(each) for each in chain):
+    if names & _GATED or any("gated repo" in str(link) for link in chain):
         return (
             f"{where} asks the hub for what it does not give to this user (gated, private or not there): {text}. "
             "Next: huggingface-cli login, or the path of a local copy"

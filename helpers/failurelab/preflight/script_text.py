@@ -66,10 +66,10 @@ def find_called(frame: types.FrameType, call: ast.Call) -> Any:
         node = node.value
     if not isinstance(node, ast.Name):
         return None
-    found = {**frame.f_globals, **frame.f_locals}.get(node.id)
+    value = {**frame.f_globals, **frame.f_locals}.get(node.id)
     for name in reversed(names):
-        found = inspect.getattr_static(found, name, None) if not inspect.ismodule(found) else getattr(found, name, None)
-    return found
+        value = inspect.getattr_static(value, name, None) if not inspect.ismodule(value) else getattr(value, name, None)
+    return value
 
 
 def read_source(path: str | os.PathLike) -> str:
@@ -139,7 +139,11 @@ class Text:
 
     def statement(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement that a node is in."""
-        around = [each for each in ast.walk(self.tree) if isinstance(each, ast.stmt) and node in ast.walk(each)]
+        around = [
+            statement
+            for statement in ast.walk(self.tree)
+            if isinstance(statement, ast.stmt) and node in ast.walk(statement)
+        ]
         return around[-1]  # ast.walk comes to what is inside later
 
     def function(self, line: int) -> Any:
@@ -147,7 +151,7 @@ class Text:
         lambdas = []
         for node in ast.walk(self.tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                if line == min([node.lineno, *(each.lineno for each in node.decorator_list)]):
+                if line == min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]):
                     return node
             elif isinstance(node, ast.Lambda) and node.lineno == line:
                 lambdas.append(node)
@@ -210,8 +214,8 @@ class Text:
         last = tokens[-2]  # before the closing parenthesis
         if last[0] == "(":
             return Edit(self.file, last[2], last[2], text)
-        given: list[Any] = [*call.args, *call.keywords]
-        final = max(given, key=lambda node: (node.lineno, node.col_offset))
+        arguments: list[Any] = [*call.args, *call.keywords]
+        final = max(arguments, key=lambda node: (node.lineno, node.col_offset))
         line_start, start = self._starts[final.lineno - 1], self.offset(final.lineno, final.col_offset)
         indent = self.text[line_start:start]
         space = " " if indent.strip() else self.newline + indent
@@ -259,7 +263,9 @@ def locate(file: str, text: str, offset: int, original: str) -> Location:
 
 def location(file: str, line: int, text: str) -> Location:
     """Return where a line of a file's text stands; of a notebook, whose text is that of its cells, in which cell."""
-    marks = [place for place, each in enumerate(text.splitlines()[: line - 1]) if re.fullmatch(r"# cell \d+", each)]
+    marks = [
+        place for place, text_line in enumerate(text.splitlines()[: line - 1]) if re.fullmatch(r"# cell \d+", text_line)
+    ]
     if file.endswith(".ipynb") and marks:
         return Location(file, line - 1 - marks[-1], int(text.splitlines()[marks[-1]].split()[-1]))
     return Location(file, line)

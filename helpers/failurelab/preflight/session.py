@@ -1,8 +1,8 @@
 """The runs of one script, in the Python that trains. This is where processes are started, and where they are ended.
 
-One process has the libraries (`child`), and each run of the script is forked from it: one process, or, where the launch
-has several, `PROCESSES` real ones with a rank each, which talk by gloo on the CPU. Rank 0's answers are the run's; what
-another rank alone can tell, its devices and its error, is told with its number.
+One process has the libraries (`forkserver`), and each run of the script is forked from it: one process, or, where the
+launch has several, `PROCESSES` real ones with a rank each, which talk by gloo on the CPU. Rank 0's answers are the
+run's; what another rank alone can tell, its devices and its error, is told with its number.
 
 All of them are groups of their own, in a temporary folder for all that they save; at the end, however that comes, they
 are ended and the folder is removed. One deadline holds for all runs.
@@ -26,7 +26,7 @@ from typing import Any
 
 from failurelab.preflight.answer import Answer, Change, Effect
 
-CHILD = pathlib.Path(__file__).with_name("child.py")
+FORKSERVER = pathlib.Path(__file__).with_name("forkserver.py")
 PROCESSES = 2  # of a launch that has more: two show what a group of processes does
 _BY_RANK = ("F5",)  # failures that each rank judges for itself: its last one tells
 _PAUSE = 0.1  # seconds between two looks at the script's processes
@@ -146,9 +146,9 @@ class Session:
 
     def _cut(self) -> list[str]:
         """Return what the launch asks for beside what is run, a text each."""
-        asked = self.spec["world_size"]
-        how = f"{asked} processes -> {self.count}" if asked > self.count else f"{asked} real processes"
-        return [*[f"{how}, by gloo on the CPU"] * (asked > 1), *self.spec["left_out"]]
+        launched = self.spec["world_size"]
+        how = f"{launched} processes -> {self.count}" if launched > self.count else f"{launched} real processes"
+        return [*[f"{how}, by gloo on the CPU"] * (launched > 1), *self.spec["left_out"]]
 
     def _variables(self, rank: int, port: int) -> dict[str, str]:
         """Return what a launcher sets for one of several processes, and that no GPU is used."""
@@ -167,7 +167,7 @@ class Session:
         environment |= {name: value for name, value in self.variables.items() if name not in _OF_A_LAUNCH}
         with (self.folder / "log").open("wb") as stream:
             return subprocess.Popen(
-                [self.python, str(CHILD), str(self.folder / "spec.json")],
+                [self.python, str(FORKSERVER), str(self.folder / "spec.json")],
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=stream,
@@ -217,7 +217,7 @@ class Process:
     """One process of a run; its rank is 0 where it is the only one.
 
     Attributes:
-        order: what `child` is told of it.
+        order: what `forkserver` is told of it.
         failed: whether it has ended in an error, or died.
         hangs: where it still was as it was ended after another one's error; else empty.
     """
@@ -233,12 +233,12 @@ class Process:
         self.order: dict[str, Any] = {name: str(path) for name, path in self._paths.items()}
         arguments = [word.replace("{LOCAL_RANK}", str(rank)) for word in spec["arguments"]]
         self.order |= {"rank": rank, "ranks": count, "arguments": arguments}
-        self.stage, self.failed, self.hangs, self._told = "starting Python", False, "", 0
+        self.stage, self.failed, self.hangs, self._stages_read = "starting Python", False, "", 0
 
     def new_stages(self) -> list[str]:
         """Return the stages that it has come to since this was last asked for."""
         lines = self._paths["progress"].read_text().splitlines()
-        new, self._told = lines[self._told :], len(lines)
+        new, self._stages_read = lines[self._stages_read :], len(lines)
         self.stage = (lines or [self.stage])[-1]
         return new
 
@@ -267,10 +267,10 @@ class Process:
     def _line(self) -> str:
         """Return the line of the script in which it last wrote where it is; empty if it is not in the script."""
         name = re.escape(pathlib.Path(self.script).name)
-        found = re.search(rf'File ".*{name}", line (\d+)', self._paths["stack"].read_text())
-        return f"line {found[1]}" if found else ""
+        match = re.search(rf'File ".*{name}", line (\d+)', self._paths["stack"].read_text())
+        return f"line {match[1]}" if match else ""
 
-    def result(self, session: pathlib.Path, status: int | None) -> "Result":
+    def result(self, session: pathlib.Path, status: int | None) -> "RankResult":
         """Return what it has reported, or how it died; of one that is still there, nothing."""
         report = self._paths["report"]
         ended = report.stat().st_mtime_ns if report.exists() else 0
@@ -282,7 +282,7 @@ class Process:
                 ended = self._paths["status"].stat().st_mtime_ns
                 answer.error = f"{pathlib.Path(self.script).name}, {self._line()}, ended in {answer.error}"
         answer.effects = [Effect(**json.loads(line)) for line in self._paths["effects"].read_text().splitlines()]
-        return Result(answer, ended, self.hangs)
+        return RankResult(answer, ended, self.hangs)
 
     def _died(self, status: int, session: pathlib.Path) -> str:
         log = self._paths["log"]
@@ -305,7 +305,7 @@ class Process:
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class RankResult:
     """What came of one process.
 
     Attributes:
@@ -319,7 +319,7 @@ class Result:
     hangs: str = ""
 
 
-def together(results: Sequence[Result], left_out: Sequence[str] = ()) -> Answer:
+def together(results: Sequence[RankResult], left_out: Sequence[str] = ()) -> Answer:
     """Return what the ranks of a run say together: rank 0's answers, and of the last one what each judges for itself.
 
     Args:
@@ -339,7 +339,7 @@ def together(results: Sequence[Result], left_out: Sequence[str] = ()) -> Answer:
     )
 
 
-def _error(results: Sequence[Result]) -> str:
+def _error(results: Sequence[RankResult]) -> str:
     """Return the error that ended a run, with the rank that had it first: the others lose their connection by it."""
     errors = {rank: result.answer.error for rank, result in enumerate(results) if result.answer.error}
     texts = list(errors.values())
@@ -369,9 +369,9 @@ def _kill_below(folder: pathlib.Path) -> None:
 
 def _with_folder(folder: pathlib.Path) -> list[int]:
     """Return the processes whose temporary files are below this folder; none where there is no /proc."""
-    found, mark = [], f"TMPDIR={folder}{os.sep}".encode()
+    processes, mark = [], f"TMPDIR={folder}{os.sep}".encode()
     for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if any(variable.startswith(mark) for variable in path.read_bytes().split(b"\0")):
-                found.append(int(path.parent.name))
-    return found
+                processes.append(int(path.parent.name))
+    return processes

@@ -99,7 +99,7 @@ def make(
     for number, (row, answers) in enumerate(zip(rows, known)):
         for variant, answer in enumerate(answers or ["4"]):
             pair = [("right", answer), ("wrong", other_answer(answer, choices))] if answers else [("other", answer)]
-            for name, form, shown in _forms(row["prompt"], own.get(answer, ()), answers, not variant):
+            for name, form, shown in _forms(row["prompt"], own.get(answer, ()), not variant):
                 if name == "unit" and not answer.isdecimal():
                     continue
                 inside = bool(re.search(rf"{REASONING}\s*</", form)) or name in _COMMON
@@ -140,7 +140,7 @@ def _own_forms(functions: Sequence[Any], answers: Sequence[str]) -> dict[str, li
     return forms if isinstance(forms, dict) else {}
 
 
-def _forms(prompt: Any, own: Sequence[str], answers: Sequence[str], whole: bool) -> Iterator[tuple[str, str, bool]]:
+def _forms(prompt: Any, own: Sequence[str], whole: bool) -> Iterator[tuple[str, str, bool]]:
     """Yield each form's name, the form, and whether the prompt shows it; the common ones where `whole`."""
     shown = shown_forms(prompt)
     for place, form in enumerate(shown):

@@ -35,7 +35,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclasses.dataclass
-class Asked:
+class RewardCalls:
     """One call of the reward functions: what each was given, and what it returned."""
 
     kwargs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = dataclasses.field(default_factory=dict)
@@ -65,7 +65,7 @@ class Evidence:
     problems: list[str]
     wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     texts: str = ""
-    asked: list[Asked] = dataclasses.field(default_factory=list)
+    asked: list[RewardCalls] = dataclasses.field(default_factory=list)
     temperature: float | None = None
 
 
@@ -86,7 +86,7 @@ class _Batch:
     """
 
     rows: list[Row]
-    asked: Asked
+    asked: RewardCalls
     step: int
     problems: list[str]
     texts: list[tuple[str, str]]
@@ -113,7 +113,7 @@ class Recorder:
         self._inside = False
         self._drawn: list[Row] = []
         self._temperature: float | None = None  # that they were drawn at
-        self._asked: Asked | None = None
+        self._asked: RewardCalls | None = None
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
         self._forget_step()
@@ -178,7 +178,7 @@ class Recorder:
             return
         values = [None if value is None else float(value) for value in rewards]
         if self._asked is None:
-            self._asked = Asked()
+            self._asked = RewardCalls()
         asked = self._asked
         asked.rewards[index] = values
         asked.kwargs[index] = (args, kwargs)
@@ -331,7 +331,7 @@ class Recorder:
 
     # what is made of it
 
-    def _close_batch(self, asked: Asked) -> None:
+    def _close_batch(self, asked: RewardCalls) -> None:
         """Put generation and rewards together."""
         count, number = len(asked.rewards[0]), len(self._batches)
         drawn, self._drawn = self._drawn, []
@@ -357,7 +357,7 @@ class Recorder:
         problems, texts = [problem] if problem else [], self._other_texts(rows, asked.given("completions"))
         self._batches.append(_Batch(rows, asked, self.trainer.state.global_step, problems, texts, temperature))
 
-    def _find_drawn(self, drawn: list[Row], asked: Asked, count: int) -> list[Row]:
+    def _find_drawn(self, drawn: list[Row], asked: RewardCalls, count: int) -> list[Row]:
         """Return the draws that the reward functions were asked about: by the ids that they were given, or by texts."""
         left, found = list(drawn), []
         for ids in asked.given("completion_ids"):
@@ -446,7 +446,7 @@ class Recorder:
         for batch in self._batches:
             batch.trained = {}
             if batch.step < self._batches[-1].step:
-                batch.rows, batch.asked = [], Asked()
+                batch.rows, batch.asked = [], RewardCalls()
 
     def _concerned(self) -> list[_Batch]:
         """Return the generations that this step trains on, or should."""

@@ -211,7 +211,7 @@ def _lab(name: str | None) -> labs.Lab:
     return labs.find([name])[0]
 
 
-def _show(lab: labs.Lab, row: labs.Row) -> None:
+def _show(lab: labs.Lab, row: labs.ScriptOutcome) -> None:
     console.print(Text.assemble((row.result, outcomes.STYLES[row.result]), f" lab {lab.number}: {row.reason}"))
     if row.traceback:
         console.print(row.traceback.rstrip(), style="dim", markup=False)

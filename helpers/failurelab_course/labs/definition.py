@@ -51,7 +51,7 @@ class _Checked(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
 
-class Edit(_Checked):
+class LabEdit(_Checked):
     """One change of a script; `kind` is `replace`, `after` or `drop`, see the module's text."""
 
     kind: str
@@ -70,19 +70,19 @@ class Edit(_Checked):
         return script[: script.rfind("\n", 0, start) + 1] + script[end:]
 
 
-def _read_edit(source: Any) -> Edit:
+def _read_edit(source: Any) -> LabEdit:
     match source:
         case [str(text), str(new)]:
-            return Edit(kind="replace", text=text, new=new)
+            return LabEdit(kind="replace", text=text, new=new)
         case {"after": str(text), "add": str(new), **rest} if not rest:
-            return Edit(kind="after", text=text, new=new)
+            return LabEdit(kind="after", text=text, new=new)
         case {"drop": str(text), **rest} if not rest:
-            return Edit(kind="drop", text=text)
+            return LabEdit(kind="drop", text=text)
     raise ValueError(f'{source!r} is none of ["old", "new"], {{after, add}} and {{drop}}')
 
 
 _Text = Annotated[str, pydantic.StringConstraints(pattern=r"\S")]
-_Edits = tuple[Annotated[Edit, pydantic.PlainValidator(_read_edit)], ...]
+_Edits = tuple[Annotated[LabEdit, pydantic.PlainValidator(_read_edit)], ...]
 _Predicates = tuple[Annotated[predicates.Predicate, pydantic.PlainValidator(predicates.parse)], ...]
 _SomePredicates = Annotated[_Predicates, pydantic.Field(min_length=1)]
 

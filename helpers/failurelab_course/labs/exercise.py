@@ -35,7 +35,7 @@ def next_lab(state: lab_state.State, after: str = "") -> Lab:
     raise LabError("all labs are solved. Next: name the one you want to see again, such as 01")
 
 
-def keep_result(lab: Lab, row: labs.Row) -> labs.Row:
+def keep_result(lab: Lab, row: labs.ScriptOutcome) -> labs.ScriptOutcome:
     """Keep what a check of the learner's script found in the state file, and add what it looks like to the reason.
 
     Of a script that is as it was at first no figure is told: to find the place is what the lab trains.
@@ -172,7 +172,7 @@ def reset(lab: Lab) -> pathlib.Path | None:
 _BACKUP = re.compile(r"train\.backup-(\d+)\.py")
 
 
-def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator[labs.Row]:
+def watch(lab: Lab, say: Callable[[str], None], device: str = "cpu") -> Iterator[labs.ScriptOutcome]:
     """Check `train.py` now and each time it is saved, for one import of its era; yield what is found, up to a PASS.
 
     On a GPU each check imports anew.

@@ -37,7 +37,7 @@ BROKEN, WRONG_FIX, RIGHT_FIX, CHECK = "broken", "wrong_fix", "right_fix", "check
 
 
 @dataclasses.dataclass
-class Row:
+class ScriptOutcome:
     """What became of one script of a lab.
 
     `state` is `broken`, `wrong_fix`, `right_fix`, or `check` (a learner's script); `script` is `start`, `solution`, a
@@ -61,7 +61,7 @@ class Row:
 class _Task:
     lab: Lab
     path: pathlib.Path
-    row: Row
+    row: ScriptOutcome
     declared: Broken | None = None
 
     @property
@@ -83,7 +83,7 @@ def resolved(device: str, lab: Lab) -> str:
     return machine.describe(device)["device"]
 
 
-def check(lab: Lab, script: pathlib.Path | None = None, *, device: str = "cpu") -> Row:
+def check(lab: Lab, script: pathlib.Path | None = None, *, device: str = "cpu") -> ScriptOutcome:
     """Run one script, by default the learner's train.py; say whether it is healed, or what is still wrong.
 
     Raises:
@@ -92,13 +92,13 @@ def check(lab: Lab, script: pathlib.Path | None = None, *, device: str = "cpu") 
     return check_all(lab, [script or learner_script(lab)], device=device)[0]
 
 
-def check_all(lab: Lab, scripts: Iterable[pathlib.Path], *, device: str = "cpu") -> list[Row]:
+def check_all(lab: Lab, scripts: Iterable[pathlib.Path], *, device: str = "cpu") -> list[ScriptOutcome]:
     """Check several scripts as answers to one lab, for one import of its era; return a row for each."""
     tasks = []
     for path in map(pathlib.Path, scripts):
         if not path.is_file():
             raise LabError(f"{path} is not there, so it cannot be checked. Next: name the script, or reset the lab")
-        tasks.append(_Task(lab, path, Row(lab.name, CHECK, path.name, device=device)))
+        tasks.append(_Task(lab, path, ScriptOutcome(lab.name, CHECK, path.name, device=device)))
     _run(tasks, done=lambda row: None)
     return [task.row for task in tasks]
 
@@ -107,9 +107,9 @@ def verify(
     names: Iterable[str] | None = None,
     *,
     folder: pathlib.Path | None = None,
-    done: Callable[[Row], None] = lambda row: None,
+    done: Callable[[ScriptOutcome], None] = lambda row: None,
     device: str = "cpu",
-) -> list[Row]:
+) -> list[ScriptOutcome]:
     """Prove labs in three states; return the matrix, a row for each script.
 
     Args:
@@ -132,7 +132,7 @@ def verify(
                 *((WRONG_FIX, fix, fix) for fix in lab.wrong_fixes),
                 (RIGHT_FIX, lab.solution, None),
             ):
-                row = Row(lab.name, state, script.name, device=here)
+                row = ScriptOutcome(lab.name, state, script.name, device=here)
                 matrix.append(row)
                 try:
                     path = script.write(pathlib.Path(scripts, lab.name))
@@ -145,7 +145,7 @@ def verify(
     return matrix
 
 
-def _run(tasks: Sequence[_Task], done: Callable[[Row], None]) -> None:
+def _run(tasks: Sequence[_Task], done: Callable[[ScriptOutcome], None]) -> None:
     """Run the tasks of each era and device in one server of it, and decide by what they measured."""
     groups: dict[tuple[str, str], list[_Task]] = {}
     for task in tasks:
@@ -173,7 +173,7 @@ def cannot_run(lab: Lab, device: str) -> str:
     return f"lab {lab.number} is checked on the CPU alone: {metrics.CPU_ONLY[lab.kind]}. Next: --device cpu, or auto"
 
 
-def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[[Row], None]) -> None:
+def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[[ScriptOutcome], None]) -> None:
     """Run the tasks in `waiting`, by number, and take each out when it is decided.
 
     Raises:
@@ -206,7 +206,7 @@ def _ask(server: check_client.Server, waiting: dict[int, _Task], done: Callable[
 
 
 @contextlib.contextmanager
-def checker(lab: Lab, device: str = "cpu") -> Iterator[Callable[[pathlib.Path], Row]]:
+def checker(lab: Lab, device: str = "cpu") -> Iterator[Callable[[pathlib.Path], ScriptOutcome]]:
     """Give a function that checks a script, as often as wanted, for one import of the lab's era.
 
     Raises:
@@ -216,8 +216,8 @@ def checker(lab: Lab, device: str = "cpu") -> Iterator[Callable[[pathlib.Path], 
     if reason := cannot_run(lab, device):
         raise LabError(reason)
 
-    def check_once(script: pathlib.Path) -> Row:
-        task = _Task(lab, script, Row(lab.name, CHECK, script.name, device=device))
+    def check_once(script: pathlib.Path) -> ScriptOutcome:
+        task = _Task(lab, script, ScriptOutcome(lab.name, CHECK, script.name, device=device))
         _ask(server, {0: task}, done=lambda row: None)
         return task.row
 
@@ -271,7 +271,7 @@ def _wrong(lab: Lab, metrics: dict[str, Any], refused: str) -> str:
     return f"{' and '.join(seems_right)}, but {wrong}" if seems_right else wrong
 
 
-def _decide_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tuple[str, str]:
+def _decide_declared(declared: Broken, row: ScriptOutcome, wrong: str, refused: str) -> tuple[str, str]:
     """Decide on a script that must fail for its declared reason."""
     if not wrong:
         solved = "it is already solved" if row.state == BROKEN else "this fix heals, it is no wrong one"
@@ -284,12 +284,12 @@ def _decide_declared(declared: Broken, row: Row, wrong: str, refused: str) -> tu
     return PASS, f"fails as declared: {wrong}. {declared.reason}"
 
 
-def exit_status(matrix: Iterable[Row]) -> int:
+def exit_status(matrix: Iterable[ScriptOutcome]) -> int:
     """Return 1 if a row failed; else 3 if the environment broke one, or if no script passed at all; else 0."""
     return outcomes.exit_status(row.result for row in matrix)
 
 
-def summary(matrix: Iterable[Row]) -> str:
+def summary(matrix: Iterable[ScriptOutcome]) -> str:
     """Return one line with its denominators: `3 labs: 12 of 14 PASS, 1 FAIL, 1 NOT RUN`."""
     matrix = list(matrix)
     ran_on = {row.device.partition(":")[0] for row in matrix if row.result != NOT_RUN}
@@ -297,7 +297,7 @@ def summary(matrix: Iterable[Row]) -> str:
     return f"{len({row.lab for row in matrix})} labs: {outcomes.summary(row.result for row in matrix)}{where}"
 
 
-def to_json(matrix: Iterable[Row]) -> dict[str, Any]:
+def to_json(matrix: Iterable[ScriptOutcome]) -> dict[str, Any]:
     """Return the matrix as JSON can hold it."""
     matrix = list(matrix)
     return {
@@ -319,7 +319,7 @@ def _as_json(value: Any) -> Any:
     return str(value) if isinstance(value, float) and value - value != 0 else value
 
 
-def cases(matrix: Iterable[Row]) -> list[outcomes.Case]:
+def cases(matrix: Iterable[ScriptOutcome]) -> list[outcomes.Case]:
     """Return the matrix as test cases for a CI system, a suite for each lab."""
     return [
         outcomes.Case(row.lab, f"{row.state}: {row.script}", row.result, row.reason, row.seconds, row.output)
@@ -327,7 +327,7 @@ def cases(matrix: Iterable[Row]) -> list[outcomes.Case]:
     ]
 
 
-def render(matrix: Iterable[Row]) -> Any:
+def render(matrix: Iterable[ScriptOutcome]) -> Any:
     """Return the matrix for a terminal: the table, then what was measured in each run, then the denominators."""
     from rich.console import Group
     from rich.table import Table

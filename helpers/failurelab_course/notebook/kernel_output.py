@@ -48,7 +48,7 @@ class EraInterrupted(KeyboardInterrupt):
         return self.traceback or [f"KeyboardInterrupt: {self}"]
 
 
-class Result:
+class CellValue:
     """The value of an era cell's last expression, as its kernel formatted it."""
 
     def __init__(self, data: dict[str, Any], metadata: dict[str, Any]):
@@ -70,7 +70,7 @@ def show(kind: str, content: dict[str, Any]) -> None:
     elif kind == "clear_output":
         clear_output(content["wait"])
     elif kind in ("execute_result", "display_data", "update_display_data") and _WIDGET not in content["data"]:
-        result = Result(content["data"], content["metadata"])
+        result = CellValue(content["data"], content["metadata"])
         if kind == "execute_result" or not InteractiveShell.initialized():
             sys.displayhook(result)
         else:

@@ -51,7 +51,7 @@ NOT_READY = re.compile(r"era \S+ (is (missing|broken|stale)|did not (start|answe
 
 
 @dataclasses.dataclass(kw_only=True)
-class Result:
+class NotebookResult:
     """What became of one notebook.
 
     `cells` ran without error, `of` there are; `eras` are those that its card names; `peak_bytes` is the most that its
@@ -84,12 +84,12 @@ class Result:
         return found[0]["figures"]
 
 
-class Run:
+class NotebookRun:
     """One notebook on its way to its result; each of its processes has `mark` in its environment, to be ended by it."""
 
     def __init__(self, notebook: Notebook, parameters: dict[str, Any], out: pathlib.Path, mark: str):
         self.notebook, self.mark, self.ended, self.is_running = notebook, mark, "", False
-        self.result = Result(
+        self.result = NotebookResult(
             name=notebook.name,
             of=len(notebook.code),
             eras=eras.named_by(notebook.path),
@@ -255,7 +255,7 @@ def _first_line(text: str) -> str:
     return line if len(line) <= 400 else f"{line[:399]}…"
 
 
-def _export(result: Result, ran_on: str) -> pathlib.Path | None:
+def _export(result: NotebookResult, ran_on: str) -> pathlib.Path | None:
     """Write the executed copy as HTML; return the page, None where there is no copy."""
     from nbconvert import HTMLExporter
 
@@ -282,7 +282,7 @@ def run(
     jobs: int = 2,
     out: pathlib.Path | None = None,
     time_limit: float = 600,
-) -> list[Result]:
+) -> list[NotebookResult]:
     """Run notebooks, several at once; say how far each is, and return what became of each, in their order.
 
     Args:
@@ -314,7 +314,7 @@ def run(
     out = out.resolve() if out else _new_folder()
     make_folder(out, "--out")
     ran_on, mark = machine.line(described), uuid.uuid4().hex
-    runs = [Run(*each, out, f"{mark}.{number}.") for number, each in enumerate(work)]
+    runs = [NotebookRun(*each, out, f"{mark}.{number}.") for number, each in enumerate(work)]
     interrupted = False
     try:
         _execute(runs, jobs, time_limit, ran_on, mark)
@@ -337,7 +337,7 @@ def run(
     return results
 
 
-def _execute(runs: list[Run], jobs: int, time_limit: float, ran_on: str, mark: str) -> None:
+def _execute(runs: list[NotebookRun], jobs: int, time_limit: float, ran_on: str, mark: str) -> None:
     """Execute the runs, `jobs` at once, those whose eras are being made last. However it is left, no process stays.
 
     Now and then it says at which cell each is.
@@ -387,12 +387,12 @@ def _new_folder() -> pathlib.Path:
     return folder
 
 
-def exit_status(results: Iterable[Result]) -> int:
+def exit_status(results: Iterable[NotebookResult]) -> int:
     """Return 1 if any notebook failed; else 3 if the environment broke one, or if none passed at all; else 0."""
     return outcomes.exit_status(result.status for result in results)
 
 
-def _report(results: list[Result], out: pathlib.Path, ran_on: str) -> None:
+def _report(results: list[NotebookResult], out: pathlib.Path, ran_on: str) -> None:
     """Print the table of results, what they ran on, the line with the denominators, and where the copies are."""
     console = Console()
     table = Table("notebook", "eras", "result", "cells", "seconds", "peak MiB")

@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterator
 
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import cuts
 from failurelab.preflight.judges.rows import dataset_size
+from failurelab.preflight.stage import cuts
+from failurelab.preflight.training import Training
 
 _REFUSALS = re.compile(
     r"divisible by (the )?(num_generations|number of generations|global batch size)|at least 2 generations per prompt"
@@ -33,7 +33,7 @@ def refused(error: BaseException) -> Finding | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class BatchStep:
     """One optimizer step at the size that the script asked for.
 
     Attributes:
@@ -53,27 +53,27 @@ class Step:
     rounds: bool = False
 
 
-def read_step(seen: Seen) -> Step | None:
+def read_step(training: Training) -> BatchStep | None:
     """Return what one optimizer step is; None for a trainer without generations."""
-    asked, arguments, world = seen.asked, getattr(seen.trainer, "args", None), max(seen.world_size, 1)
-    generations, device = asked.get("num_generations"), asked.get("per_device_train_batch_size")
+    arguments, config, world = training.arguments, getattr(training.trainer, "args", None), max(training.world_size, 1)
+    generations, device = arguments.get("num_generations"), arguments.get("per_device_train_batch_size")
     if not generations or not device:
         return None
-    accumulated = asked.get("gradient_accumulation_steps") or 1
+    accumulated = arguments.get("gradient_accumulation_steps") or 1
     each = device * world
     if cuts.counts_prompts():
-        return Step(generations, each * accumulated * generations, accumulated, "prompts")
-    if not hasattr(arguments, "steps_per_generation"):
-        return Step(generations, each * accumulated, accumulated, "completions", each)
-    steps, per_round = asked.get("steps_per_generation"), asked.get("generation_batch_size")
+        return BatchStep(generations, each * accumulated * generations, accumulated, "prompts")
+    if not hasattr(config, "steps_per_generation"):
+        return BatchStep(generations, each * accumulated, accumulated, "completions", each)
+    steps, per_round = arguments.get("steps_per_generation"), arguments.get("generation_batch_size")
     if steps is None:
         steps = max(1, per_round // each) if per_round else accumulated
-    return Step(generations, each * accumulated, accumulated, "completions", each * steps, rounds=True)
+    return BatchStep(generations, each * accumulated, accumulated, "completions", each * steps, rounds=True)
 
 
-def judge_batch(seen: Seen) -> Iterator[Finding]:
+def judge_batch(training: Training) -> Iterator[Finding]:
     """Tell what a step of the batch is, which trl takes (see `refused`)."""
-    step = read_step(seen)
+    step = read_step(training)
     if step is None:
         return
     generations, per_round, accumulated = step.generations, step.per_round, step.accumulated
@@ -86,21 +86,21 @@ def judge_batch(seen: Seen) -> Iterator[Finding]:
             part="num_generations",
         )
         return
-    yield from _rows(seen, step)
+    yield from _rows(training, step)
     yield Finding.held(
         "F22",
         f"one optimizer step is {step.completions} completions of {step.completions / generations:g} prompts "
-        f"(per_device_train_batch_size {seen.asked['per_device_train_batch_size']} counts {step.unit}, "
-        f"{max(seen.world_size, 1)} device(s), {accumulated} accumulated)",
+        f"(per_device_train_batch_size {training.arguments['per_device_train_batch_size']} counts {step.unit}, "
+        f"{max(training.world_size, 1)} device(s), {accumulated} accumulated)",
         "one completion a prompt would be refused, or end in weights of NaN"
         if per_round is None
         else f"{per_round + 1} completions in a round would leave {(per_round + 1) % generations} over",
     )
 
 
-def _rows(seen: Seen, step: Step) -> Iterator[Finding]:
+def _rows(training: Training, step: BatchStep) -> Iterator[Finding]:
     """The sampler drops prompts that do not fill a round of generation; where none is filled, nothing is trained."""
-    size = dataset_size(seen)
+    size = dataset_size(training)
     prompts = (step.per_round or 0) // step.generations if step.rounds else 0
     if size is not None and size < prompts:
         yield Finding(

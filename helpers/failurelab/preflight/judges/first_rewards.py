@@ -13,9 +13,9 @@ import torch
 from failurelab import rollouts
 from failurelab.handles import keep_random_state
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rewards import make_inputs
 from failurelab.preflight.judges.rows import prompt_ids, prompted, tokenizer_of
+from failurelab.preflight.training import Training
 from failurelab.rewards import figures
 from failurelab.rewards.asking import Asker
 from failurelab.rewards.forms import Completion
@@ -25,24 +25,24 @@ FAILURE = "first rewards"
 PROMPTS, COMPLETIONS, TOKENS = 4, 4, 256
 
 
-def judge_first_rewards(seen: Seen) -> Iterator[Finding]:
+def judge_first_rewards(training: Training) -> Iterator[Finding]:
     """Let the real model answer a few prompts, and ask the reward functions; with a cut model tell what to look at."""
-    functions = getattr(seen.trainer, "reward_funcs", None)
-    rows = prompted(seen, PROMPTS)
+    functions = getattr(training.trainer, "reward_funcs", None)
+    rows = prompted(training, PROMPTS)
     if not isinstance(functions, list) or not functions or not rows:
         return
-    if not seen.real:
+    if not training.real:
         yield Finding.not_checked(
             FAILURE,
             "whether these answers belong to these prompts, and whether the model gets any of them: let the untrained "
             "model answer a few prompts, and read its completions beside their rewards (--real-model does that)",
         )
         return
-    if any(isinstance(function, torch.nn.Module) or id(function) in seen.not_called for function in functions):
+    if any(isinstance(function, torch.nn.Module) or id(function) in training.not_called for function in functions):
         yield Finding.not_checked(FAILURE, "not all reward functions could be asked")
         return
-    drawn = _draw(seen, rows)
-    inputs = make_inputs(seen, rows)
+    drawn = _draw(training, rows)
+    inputs = make_inputs(training, rows)
 
     def make(places: Sequence[int]) -> dict[str, Any]:
         return inputs.make([drawn[place] for place in places])
@@ -55,8 +55,8 @@ def judge_first_rewards(seen: Seen) -> Iterator[Finding]:
         return
     totals = [sum(value or 0.0 for value in row) for row in zip(*paid)]
     place = max(range(len(drawn)), key=totals.__getitem__)
-    of_rows = [{total for each, total in zip(drawn, totals) if each.row == row} for row in range(len(rows))]
-    apart = sum(len(each) > 1 for each in of_rows)
+    of_rows = [{total for completion, total in zip(drawn, totals) if completion.row == row} for row in range(len(rows))]
+    apart = sum(len(values) > 1 for values in of_rows)
     evidence = (
         f"{len(drawn)} completions of the untrained model got {figures.span(totals)}, and differ for {apart} of "
         f"{len(rows)} prompts; the best: {quote(drawn[place].text, 100)}"
@@ -74,14 +74,14 @@ def judge_first_rewards(seen: Seen) -> Iterator[Finding]:
     )
 
 
-def _draw(seen: Seen, rows: Sequence[dict[str, Any]]) -> list[Completion]:
+def _draw(training: Training, rows: Sequence[dict[str, Any]]) -> list[Completion]:
     """Return completions of the trainer's model, as long as the script allows and at its temperature."""
-    tokenizer, model = tokenizer_of(seen.trainer), seen.trainer.model
-    limit = min(seen.asked.get("max_completion_length") or TOKENS, TOKENS)
-    temperature = seen.asked.get("temperature") or 1.0
+    tokenizer, model = tokenizer_of(training.trainer), training.trainer.model
+    limit = min(training.arguments.get("max_completion_length") or TOKENS, TOKENS)
+    temperature = training.arguments.get("temperature") or 1.0
     completions = []
     with keep_random_state(), torch.no_grad(), rollouts.safe_generation(model):
-        for number, ids in enumerate(prompt_ids(seen.trainer, [row["prompt"] for row in rows])):
+        for number, ids in enumerate(prompt_ids(training.trainer, [row["prompt"] for row in rows])):
             prompt = torch.tensor([ids] * COMPLETIONS, device=model.device)  # (completions, prompt)
             drawn = model.generate(
                 input_ids=prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=temperature,

@@ -10,23 +10,23 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.judges.rows import installed_version
 from failurelab.preflight.repairs import Keyword
+from failurelab.preflight.training import Load, Training
 
 _AUTOMATIC = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
-def judge_four_bit_placement(seen: Seen) -> Iterator[Finding]:
+def judge_four_bit_placement(training: Training) -> Iterator[Finding]:
     """Judge where each rank loads a model, which needs the loads alone: on the device that it trains on, or not."""
-    yield _judge_ranks(seen)
+    yield _judge_ranks(training)
 
 
-def _judge_ranks(seen: Seen) -> Finding:
-    if seen.world_size < 2:
+def _judge_ranks(training: Training) -> Finding:
+    if training.world_size < 2:
         return Finding.not_applicable("F5", "one process: its device is the first that it sees")
-    own = seen.world_size - 1 if seen.device is None else seen.device
-    for number, load in enumerate(seen.loads):
+    own = training.world_size - 1 if training.device is None else training.device
+    for number, load in enumerate(training.loads):
         place = _place(load, own)
         if place is None:
             continue
@@ -44,7 +44,7 @@ def _judge_ranks(seen: Seen) -> Finding:
             undo=None if load.by_trainer else Keyword("load", "device_map", own_device, index=number, imports=imports),
             part=f"from_pretrained[{number}]",
         )
-    named = [load for load in seen.loads if load.bits or load.device_map is not None]
+    named = [load for load in training.loads if load.bits or load.device_map is not None]
     if not named:
         return Finding.not_applicable("F5", "no load names a device or quantizes, so the trainer moves the model")
     other = 0 if own else 1

@@ -14,15 +14,15 @@ from failurelab.preflight.answer import Finding
 FAILURE = "given"
 
 
-def judge_given(given: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
+def judge_given(keywords: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
     """Yield what is given in another form than the trainer takes.
 
     Args:
-        given: the arguments of the call that makes the trainer, by name.
+        keywords: the arguments of the call that makes the trainer, by name.
         trainer: that is being made; only its class is looked at.
     """
     of_trl = any(kind.__module__.partition(".")[0] == "trl" for kind in type(trainer).__mro__)
-    dataset, functions = given.get("train_dataset"), given.get("reward_funcs")
+    dataset, functions = keywords.get("train_dataset"), keywords.get("reward_funcs")
     if isinstance(dataset, Mapping):
         splits = ", ".join(map(str, dataset))
         split = "train" if "train" in dataset else next(iter(dataset), "train")
@@ -43,11 +43,11 @@ def judge_given(given: Mapping[str, Any], trainer: Any) -> Iterator[Finding]:
             what = f"{type(function).__name__} {str(function)[:40]!r}, which cannot be called"
             yield _wrong(part, what, "a function, a model, or a model's name", "Give the function, and do not call it.")
     for name, wanted in (("model", "a model or its name"), ("args", "training arguments"), ("processing_class", "")):
-        thing = given.get(name)
+        thing = keywords.get(name)
         if isinstance(thing, type):
             repair = f"Make one: {thing.__name__}{'.from_pretrained(...)' * hasattr(thing, 'from_pretrained')}."
             yield _wrong(name, f"the class {thing.__name__}", wanted or "a tokenizer", repair)
-    if of_trl and isinstance(given.get("args"), Mapping):
+    if of_trl and isinstance(keywords.get("args"), Mapping):
         yield _wrong("args", "a dict", "training arguments", "Make them of it: GRPOConfig(**args).")
 
 

@@ -14,10 +14,10 @@ from failurelab._text import list_names
 from failurelab._unwrap import has_adapter
 from failurelab.handles import is_unseen
 from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import controls
 from failurelab.preflight.judges.guarded import Guarded
 from failurelab.preflight.repairs import Arguments, Statement
+from failurelab.preflight.stage import controls
+from failurelab.preflight.training import Training
 
 # where nothing can stand between the making of the trainer and its training
 _NON_REENTRANT = Arguments({"gradient_checkpointing_kwargs": {"use_reentrant": False}})
@@ -26,9 +26,9 @@ _NON_REENTRANT = Arguments({"gradient_checkpointing_kwargs": {"use_reentrant": F
 class GradientJudge:
     """Listens with a GradientGuard, and notes the kinds of checkpointing in the passes that it judges."""
 
-    def __init__(self, seen: Seen):
-        self._seen, self._model = seen, seen.trainer.model
-        self._guarded = Guarded(guards.GradientGuard, seen.trainer)
+    def __init__(self, training: Training):
+        self._training, self._model = training, training.trainer.model
+        self._guarded = Guarded(guards.GradientGuard, training.trainer)
         self._checkpointing: set[str] = set()
 
     @contextlib.contextmanager
@@ -60,7 +60,7 @@ class GradientJudge:
         if not total:
             yield Finding.not_checked(own, "nothing requires a gradient when training begins: see F23")
         elif not missing:
-            evidence = f"all {total} trainable tensors of {self._seen.model_name} get a gradient"
+            evidence = f"all {total} trainable tensors of {self._training.model_name} get a gradient"
             if cut_off := controls.count_cut_off(self._model):
                 control = f"with a module cut off from the loss, {cut_off} get none"
                 yield Finding.held(own, evidence, control, figures=figures)
@@ -70,8 +70,8 @@ class GradientJudge:
             ends = '; the first backward pass ends in "element 0 of tensors does not require grad"'
             yield Finding(
                 own,
-                f"{missing} of {total} trainable tensors of {self._seen.model_name} get no gradient in the first step "
-                f"({list_names(report.without_gradient)}): reentrant gradient checkpointing cuts layers off whose "
+                f"{missing} of {total} trainable tensors of {self._training.model_name} get no gradient in the first "
+                f"step ({list_names(report.without_gradient)}): reentrant gradient checkpointing cuts layers off whose "
                 f"input needs none{ends * (missing == total)}",
                 "trainer.model.enable_input_require_grads() before training",
                 undo=(Statement("{trainer}.model.enable_input_require_grads()"), _NON_REENTRANT),

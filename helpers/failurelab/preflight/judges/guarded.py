@@ -16,7 +16,7 @@ class Guarded:
 
     def __init__(self, guard: Callable[[Callable[[guards.Notice], None]], Any], trainer: Any):
         self._trainer = trainer
-        self._told: Any = None
+        self._found: Any = None
         self.failed = ""
         self._guard = guard(self._notice)
 
@@ -27,15 +27,15 @@ class Guarded:
     @property
     def found(self) -> bool:
         """Whether it has found its failure."""
-        return self._told is not None
+        return self._found is not None
 
     @property
     def report(self) -> Any:
         """What it measured: where it found its failure, or last; None where it could not look."""
-        return self._told or getattr(self._guard, "report", None)
+        return self._found or getattr(self._guard, "report", None)
 
     def _notice(self, notice: guards.Notice) -> None:
         if notice.kind == "found" and not getattr(notice.report, "not_optimized", ()):  # which F23's judge tells
-            self._told = notice.report
+            self._found = notice.report
         elif notice.kind == "not checked":
             self.failed = self.failed or notice.message

@@ -14,9 +14,9 @@ from statistics import median
 from typing import Any
 
 from failurelab.preflight.answer import Finding, Verdict
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, prompt_limit, prompted, tokenizer_of
 from failurelab.preflight.repairs import Arguments
+from failurelab.preflight.training import Training
 from failurelab.rewards.references import is_conversation
 from failurelab.rewards.signature import reference_column
 
@@ -30,26 +30,26 @@ _REASONING = re.compile(
 )
 
 
-def judge_lengths(seen: Seen) -> Iterator[Finding]:
+def judge_lengths(training: Training) -> Iterator[Finding]:
     """Tell the share of prompts and of reference answers that are longer than the limits of the trainer."""
-    trainer = seen.trainer
+    trainer = training.trainer
     if not generates(trainer):
         return
-    rows = prompted(seen, ROWS)
+    rows = prompted(training, ROWS)
     if not rows:
         yield Finding.not_checked("F11", "the dataset has no column `prompt` that could be read")
         return
-    answers = [*_prompts(seen, rows), *_completions(seen, rows)]
+    answers = [*_prompts(training, rows), *_completions(training, rows)]
     if any(answer.verdict is Verdict.FOUND for answer in answers):
         answers = [answer for answer in answers if answer.verdict is Verdict.FOUND]
     yield from answers
 
 
-def _prompts(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    limit = prompt_limit(seen)
+def _prompts(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    limit = prompt_limit(training)
     if not limit:
         return
-    lengths = [len(ids) for ids in prompt_ids(seen.trainer, [row["prompt"] for row in rows])]
+    lengths = [len(ids) for ids in prompt_ids(training.trainer, [row["prompt"] for row in rows])]
     cut = sum(length > limit for length in lengths)
     evidence = (
         f"{cut} of {len(rows)} prompts are longer than max_prompt_length {limit} (median {median(lengths):g} tokens, "
@@ -67,19 +67,19 @@ def _prompts(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
         yield Finding.held("F11", evidence, f"with a limit of 1 it would be {sum(length > 1 for length in lengths)}")
 
 
-def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
-    own = (seen.asked.get("generation_kwargs") or {}).get("max_new_tokens")  # which trl hands on after its own
-    name = "max_completion_length" if "max_completion_length" in seen.asked else "max_new_tokens"
+def _completions(training: Training, rows: Sequence[dict[str, Any]]) -> Iterator[Finding]:
+    own = (training.arguments.get("generation_kwargs") or {}).get("max_new_tokens")  # which trl hands on after its own
+    name = "max_completion_length" if "max_completion_length" in training.arguments else "max_new_tokens"
     name = "max_new_tokens of generation_kwargs" if own else name
-    limit = own or seen.asked.get(name)
+    limit = own or training.arguments.get(name)
     if not limit:
         return
     column = reference_column(rows)
     texts = [_text(row[column]) for row in rows if row.get(column) is not None] if column else []
     if texts:
-        lengths = [len(ids) for ids in tokenizer_of(seen.trainer)(texts, add_special_tokens=False)["input_ids"]]
+        lengths = [len(ids) for ids in tokenizer_of(training.trainer)(texts, add_special_tokens=False)["input_ids"]]
         # The end is a token too: where completions without one are masked, an answer must be shorter than the limit.
-        room = 1 if seen.asked.get("mask_truncated_completions") else 0
+        room = 1 if training.arguments.get("mask_truncated_completions") else 0
         longer = sum(length + room > limit for length in lengths)
         evidence = (
             f"{longer} of {len(texts)} reference answers (column {column}) are longer than {name} {limit} "
@@ -98,24 +98,24 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Finding
         if longer:
             planted = sum(length + room > min(lengths) for length in lengths)
             yield Finding.held("F11", evidence, f"with a limit of {min(lengths)} it would be {planted}")
-    if suspicion := _too_short(seen, rows, name, limit):
+    if suspicion := _too_short(training, rows, name, limit):
         yield suspicion
         return
-    ratios = [record["completions/clipped_ratio"] for record in seen.log if "completions/clipped_ratio" in record]
-    uncut = getattr(seen.trainer.args, "max_completion_length", None) == limit
-    if seen.small or not uncut or not ratios:
+    ratios = [record["completions/clipped_ratio"] for record in training.log if "completions/clipped_ratio" in record]
+    uncut = getattr(training.trainer.args, "max_completion_length", None) == limit
+    if training.small or not uncut or not ratios:
         yield Finding.not_checked(
             "F11", "how long the real model's completions are: only the real model tells (--real-model)"
         )
         return
     share = sum(ratios) / len(ratios)
-    shortest = min((record.get("completions/min_length", limit) for record in seen.log), default=limit)
+    shortest = min((record.get("completions/min_length", limit) for record in training.log), default=limit)
     if share == 1 and shortest < limit:
         why = (
             f"none of the completions has an end, and the shortest has {shortest:g} of {limit} tokens: it was not cut, "
             "and its end is missing"
         )
-        if getattr(seen.trainer, "rollout_func", None):
+        if getattr(training.trainer, "rollout_func", None):
             why += (
                 " where rollout_func returns it. An engine that stops at a text, or at a limit of its own, draws none; "
                 "one that drew it has lost it in text that is encoded again (F18)"
@@ -134,9 +134,11 @@ def _completions(seen: Seen, rows: Sequence[dict[str, Any]]) -> Iterator[Finding
         yield Finding.held("F11", evidence, f"from {CLIPPED:.0%} on it would be told")
 
 
-def _too_short(seen: Seen, rows: Sequence[dict[str, Any]], name: str, limit: int) -> Finding | None:
+def _too_short(training: Training, rows: Sequence[dict[str, Any]], name: str, limit: int) -> Finding | None:
     """Return the suspicion that nothing that is rewarded fits, or that reasoning does not."""
-    best = len(tokenizer_of(seen.trainer)(seen.best, add_special_tokens=False)["input_ids"]) if seen.best else 0
+    best = 0
+    if training.best:
+        best = len(tokenizer_of(training.trainer)(training.best, add_special_tokens=False)["input_ids"])
     if best > limit:
         return Finding.suspected(
             "F11",
@@ -149,7 +151,7 @@ def _too_short(seen: Seen, rows: Sequence[dict[str, Any]], name: str, limit: int
     prompts = [row["prompt"] for row in rows]
     asking = sum(bool(_REASONING.search(_text(prompt))) for prompt in prompts)
     long = median(len(_text(prompt[-1:]) if is_conversation(prompt) else prompt) for prompt in prompts)
-    if limit > _SHORT or 2 * asking < len(rows) or long < _QUESTION or not seen.small:
+    if limit > _SHORT or 2 * asking < len(rows) or long < _QUESTION or not training.small:
         return None
     return Finding.suspected(
         "F11",

@@ -14,10 +14,10 @@ from failurelab import failures, guards, logits
 from failurelab.failures import loader
 from failurelab.handles import is_unseen
 from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import controls
 from failurelab.preflight.judges.guarded import Guarded
 from failurelab.preflight.repairs import Statement
+from failurelab.preflight.stage import controls
+from failurelab.preflight.training import Training
 
 LOGITS_REPAIRED = Statement(
     "for each in filter(None, ({trainer}.model, getattr({trainer}, 'ref_model', None))): logits.repair(each)",
@@ -28,10 +28,14 @@ LOGITS_REPAIRED = Statement(
 class LogitsJudge:
     """Listens with a LogitsGuard, and notes how many rows of logits are asked for and made in a training pass."""
 
-    def __init__(self, seen: Seen):
-        self._seen, self._model = seen, seen.trainer.model
-        self._guarded = Guarded(guards.LogitsGuard, seen.trainer)
-        self._name, self._asked, self._made = "", 0, 0  # the argument that asks for rows, its number, and those made
+    def __init__(self, training: Training):
+        self._training, self._model = training, training.trainer.model
+        self._guarded = Guarded(guards.LogitsGuard, training.trainer)
+        self._name, self._rows_wanted, self._rows_made = (
+            "",
+            0,
+            0,
+        )  # the argument that asks for rows, its number, and those made
         self._ids: torch.Tensor | None = None  # (batch, tokens) of a training pass
 
     @contextlib.contextmanager
@@ -53,7 +57,7 @@ class LogitsJudge:
         for name in logits.NAMES:
             wanted = kwargs.get(name)
             if isinstance(wanted, int) and wanted:
-                self._name, self._asked, self._made = name, wanted, rows.shape[1]
+                self._name, self._rows_wanted, self._rows_made = name, wanted, rows.shape[1]
 
     def answers(self) -> Iterator[Finding]:
         """Yield what was seen, after training, or after the error that ended it."""
@@ -67,7 +71,7 @@ class LogitsJudge:
     def _found_shift(self, report: Any) -> Finding:
         token = "tokens that do not come next" if report.shift is None else f"the token {report.shift + 1} further on"
         scored = f"{report.scored} rows of logits are scored against {token}, not against the next one"
-        if self._made > self._asked:
+        if self._rows_made > self._rows_wanted:
             scored += f"; the trainer asks for rows by {self._name}, which this model swallows"
         return Finding(
             "F3b",
@@ -78,22 +82,26 @@ class LogitsJudge:
         )
 
     def _judge_rows(self, report: Any) -> Finding:
-        figures = (Quantity("rows of logits", self._made, "rows", self._asked),)
-        if self._made > self._asked:
-            prompt, kept = (self._seen.asked.get(name) or 0 for name in ("max_prompt_length", "max_completion_length"))
+        figures = (Quantity("rows of logits", self._rows_made, "rows", self._rows_wanted),)
+        if self._rows_made > self._rows_wanted:
+            prompt, kept = (
+                self._training.arguments.get(name) or 0 for name in ("max_prompt_length", "max_completion_length")
+            )
             full = f"; at full size {(prompt + kept) / kept:.1f} times the memory of logits" if prompt and kept else ""
             return Finding(
                 "F3a",
-                f"the trainer asks for {self._asked} rows of logits by {self._name}, and the model, which swallows "
-                f"that name, makes {self._made}{full}",
+                f"the trainer asks for {self._rows_wanted} rows of logits by {self._name}, and the model, which "
+                f"swallows that name, makes {self._rows_made}{full}",
                 f"failurelab.logits.repair(model), as in the diff; or {self._versions()}",
                 undo=LOGITS_REPAIRED,
                 figures=figures,
             )
-        if self._asked:
-            evidence = f"{self._asked} rows of logits are asked for by {self._name}, and {self._made} are made"
+        if self._rows_wanted:
+            evidence = (
+                f"{self._rows_wanted} rows of logits are asked for by {self._name}, and {self._rows_made} are made"
+            )
             every = controls.count_all_rows(self._model, self._ids) if self._ids is not None else 0
-            if every > self._asked:
+            if every > self._rows_wanted:
                 return Finding.held("F3a", evidence, f"unasked, the model makes {every}", figures=figures)
             return Finding.not_checked("F3a", f"{evidence}; unasked, the model makes no more for this batch")
         if report is None:

@@ -8,13 +8,13 @@ from typing import Any
 
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.repairs import Keyword
+from failurelab.preflight.training import Training
 
 
-def judge_optimizer(seen: Seen) -> Iterator[Finding]:
+def judge_optimizer(training: Training) -> Iterator[Finding]:
     """Compare the tensors that are trained with those that the optimizer holds, after training."""
-    model, optimizer = seen.trainer.model, getattr(seen.trainer, "optimizer", None)
+    model, optimizer = training.trainer.model, getattr(training.trainer, "optimizer", None)
     if optimizer is None:
         yield Finding.not_checked("F23", "training ended before there was an optimizer")
         return
@@ -33,9 +33,9 @@ def judge_optimizer(seen: Seen) -> Iterator[Finding]:
         return
     evidence += ": no step changes the model"
     repair = "Make the optimizer of the parameters that the trainer's model has when training begins."
-    undo = Keyword("trainer", "optimizers") if "optimizers" in seen.given else None
-    if seen.adapters and not seen.adapters[-1].trainable:
-        evidence += f"; {seen.adapters[-1].name} was loaded without is_trainable=True"
+    undo = Keyword("trainer", "optimizers") if "optimizers" in training.keywords else None
+    if training.adapters and not training.adapters[-1].trainable:
+        evidence += f"; {training.adapters[-1].name} was loaded without is_trainable=True"
         repair = "PeftModel.from_pretrained(model, adapter, is_trainable=True)"
         undo = Keyword("adapter", "is_trainable", "True")
     yield Finding("F23", evidence, repair, undo=undo, figures=figures)

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.batch import judge_batch
 from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
@@ -20,6 +19,7 @@ from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rollouts import RolloutJudge
 from failurelab.preflight.judges.tokens import judge_ends, judge_template
 from failurelab.preflight.judges.updates import judge_updates
+from failurelab.preflight.training import Training
 
 
 class TrainingJudge(Protocol):
@@ -32,7 +32,7 @@ class TrainingJudge(Protocol):
         """Yield what was seen, after training, or after the error that ended it."""
 
 
-Judge = Callable[[Seen], Iterator[Finding]]
+Judge = Callable[[Training], Iterator[Finding]]
 BEFORE: tuple[Judge, ...] = (
     judge_four_bit_placement,
     judge_batch,
@@ -44,7 +44,7 @@ BEFORE: tuple[Judge, ...] = (
     judge_replaced_adapter,
 )
 # The first is the outermost: its hooks are called first.
-DURING: tuple[Callable[[Seen], TrainingJudge], ...] = (GradientJudge, RolloutJudge, LogitsJudge)
+DURING: tuple[Callable[[Training], TrainingJudge], ...] = (GradientJudge, RolloutJudge, LogitsJudge)
 AFTER: tuple[Judge, ...] = (
     judge_optimizer,
     judge_rewards,

@@ -18,10 +18,10 @@ from transformers import get_scheduler
 
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.batch import read_step
 from failurelab.preflight.judges.rows import dataset_size, generates
 from failurelab.preflight.judges.updates import optimizer_name, own_optimizer, policy_load
+from failurelab.preflight.training import Training
 
 _MOST = 20_000  # steps whose rates are computed
 _OVER, _WARM = 0.5, 0.5  # shares: of steps at a rate of nothing, and of the rate that is never reached
@@ -34,53 +34,53 @@ _BY_SCHEDULE = "by the schedule's own values; the cut run is over before that sh
 _HIGH_RATE, _LARGE = 5e-5, 100_000_000  # of a whole model with so many elements
 
 
-def judge_plan(seen: Seen) -> Iterator[Finding]:
+def judge_plan(training: Training) -> Iterator[Finding]:
     """Tell a learning rate that cannot teach in the steps that are planned, and a dataset of one prompt."""
-    if not generates(seen.trainer):
+    if not generates(training.trainer):
         return
-    if dataset_size(seen) == 1:
+    if dataset_size(training) == 1:
         yield Finding.suspected(
             "one row",
             "the training dataset has 1 row: every step asks for completions of the same prompt",
             "what it is to learn was not looked at; where all of one prompt's rewards are equal, no step is left",
             "Train on as many different prompts as there are steps, or say why one is enough.",
         )
-    rates = planned_rates(seen)
+    rates = planned_rates(training)
     if rates:
         yield from _schedule(rates)
-        yield from _rate(seen, rates)
+        yield from _rate(training, rates)
 
 
-def planned_steps(seen: Seen) -> int | None:
+def planned_steps(training: Training) -> int | None:
     """Return how many optimizer steps the script plans; None where nobody knows."""
-    asked = seen.asked
-    if (asked.get("max_steps") or -1) > 0:
-        return int(asked["max_steps"])
-    step, size = read_step(seen), dataset_size(seen)
+    arguments = training.arguments
+    if (arguments.get("max_steps") or -1) > 0:
+        return int(arguments["max_steps"])
+    step, size = read_step(training), dataset_size(training)
     if step is None or not size:
         return None
     prompts = step.completions / step.generations
-    each = max(1, math.floor(size / prompts)) * (asked.get("num_iterations") or 1)
-    return math.ceil((asked.get("num_train_epochs") or 1) * each)
+    each = max(1, math.floor(size / prompts)) * (arguments.get("num_iterations") or 1)
+    return math.ceil((arguments.get("num_train_epochs") or 1) * each)
 
 
-def planned_rates(seen: Seen) -> list[float]:
+def planned_rates(training: Training) -> list[float]:
     """Return the learning rate of each planned step, of at most 20,000; empty where it is not known."""
-    steps = planned_steps(seen)
+    steps = planned_steps(training)
     if not steps:
         return []
-    schedule, own = (*(seen.given.get("optimizers") or ()), None, None)[1], own_optimizer(seen)
-    rate = float((own[1].get("lr") if own else seen.asked.get("learning_rate")) or 0)
+    schedule, own = (*(training.keywords.get("optimizers") or ()), None, None)[1], own_optimizer(training)
+    rate = float((own[1].get("lr") if own else training.arguments.get("learning_rate")) or 0)
     try:
         if schedule is not None:
             schedule = _copy(schedule)
         else:  # as the trainer makes it by its arguments
             schedule = get_scheduler(
-                seen.asked.get("lr_scheduler_type") or "linear",
+                training.arguments.get("lr_scheduler_type") or "linear",
                 torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate),
-                num_warmup_steps=seen.trainer.args.get_warmup_steps(steps),
+                num_warmup_steps=training.trainer.args.get_warmup_steps(steps),
                 num_training_steps=steps,
-                scheduler_specific_kwargs=seen.asked.get("lr_scheduler_kwargs") or {},
+                scheduler_specific_kwargs=training.arguments.get("lr_scheduler_kwargs") or {},
             )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it steps without its optimizer
@@ -113,21 +113,21 @@ def _schedule(rates: Sequence[float]) -> Iterator[Finding]:
         )
 
 
-def _rate(seen: Seen, rates: Sequence[float]) -> Iterator[Finding]:
-    asked, highest, total = float(seen.asked.get("learning_rate") or 0), max(rates), sum(rates)
-    own = own_optimizer(seen)
-    if not own and asked and highest < _WARM * asked:
+def _rate(training: Training, rates: Sequence[float]) -> Iterator[Finding]:
+    peak, highest, total = float(training.arguments.get("learning_rate") or 0), max(rates), sum(rates)
+    own = own_optimizer(training)
+    if not own and peak and highest < _WARM * peak:
         yield Finding.suspected(
             "rate",
-            f"the learning rate of {asked:g} is never reached: it is {highest:g} at most in about {len(rates)} planned "
+            f"the learning rate of {peak:g} is never reached: it is {highest:g} at most in about {len(rates)} planned "
             "steps, which are fewer than the steps of its warm-up",
             _BY_SCHEDULE,
             "Set warmup_steps to a small part of the steps, or train longer.",
         )
         return
-    if not own and "adamw" not in optimizer_name(seen):
+    if not own and "adamw" not in optimizer_name(training):
         return
-    load, adapted = policy_load(seen), has_adapter(seen.trainer.model)
+    load, adapted = policy_load(training), has_adapter(training.trainer.model)
     if adapted and highest <= _LOW_RATE and total <= _LOW_SUM:
         yield Finding.suspected(
             "rate",

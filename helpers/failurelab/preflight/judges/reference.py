@@ -16,21 +16,21 @@ import torch
 from failurelab import handles
 from failurelab._unwrap import has_adapter
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept.small import adapters_off, probe
 from failurelab.preflight.repairs import Arguments, Keyword, Statement
+from failurelab.preflight.stage.models import adapters_off, probe
+from failurelab.preflight.training import Training
 from failurelab.textbook.scores import plain
 
 _MERGE = "Merge the adapter, save the model, and give the trainer that folder with a new peft_config."
 _APART = 1e-3  # in log-probability; the same weights in the same pass give 0
 
 
-def judge_reference(seen: Seen) -> Iterator[Finding]:
+def judge_reference(training: Training) -> Iterator[Finding]:
     """Compare the reference with the policy before training; and ask whether there is one to be synced."""
-    trainer = seen.trainer
+    trainer = training.trainer
     if not hasattr(trainer, "ref_model"):
         return
-    if seen.asked.get("sync_ref_model") and trainer.ref_model is None:
+    if training.arguments.get("sync_ref_model") and trainer.ref_model is None:
         yield Finding(
             "F19",
             "sync_ref_model is asked for, and there is no reference model to sync: where trl takes that, nothing is "
@@ -39,23 +39,23 @@ def judge_reference(seen: Seen) -> Iterator[Finding]:
             undo=Arguments({"sync_ref_model": False}),
         )
         return
-    if seen.asked.get("beta") == 0 or seen.asked.get("ref_adapter_name"):
+    if training.arguments.get("beta") == 0 or training.arguments.get("ref_adapter_name"):
         return
     model, reference = _bare(trainer.model), trainer.ref_model
     if reference is not None:
-        yield _models(seen, model, _bare(reference))
+        yield _models(training, model, _bare(reference))
     elif hasattr(model, "disable_adapter") and hasattr(model, "peft_config"):
-        yield _adapter(seen, model)
+        yield _adapter(model)
 
 
-def _models(seen: Seen, model: Any, reference: Any) -> Finding:
-    own, other = (getattr(getattr(each, "config", None), "_name_or_path", "") for each in (model, reference))
+def _models(training: Training, model: Any, reference: Any) -> Finding:
+    own, other = (getattr(getattr(policy, "config", None), "_name_or_path", "") for policy in (model, reference))
     if own and other and own != other:
         return Finding(
             "F19",
             f"the policy is {own} and its reference is {other}: KL is above 0 before the first step",
             "Load the reference from the policy's checkpoint, or leave ref_model out.",
-            undo=Keyword("trainer", "ref_model") if seen.given.get("ref_model") is not None else None,
+            undo=Keyword("trainer", "ref_model") if training.keywords.get("ref_model") is not None else None,
         )
     shared = set(model.parameters()) & set(reference.parameters())
     if any(parameter.requires_grad for parameter in shared):
@@ -79,7 +79,7 @@ def _models(seen: Seen, model: Any, reference: Any) -> Finding:
     if gap <= _APART:
         same = f"policy and reference model give the same log-probabilities (apart by {gap:.2g} at most)"
         return _held(same, model, reference)
-    if seen.small and share == 1:
+    if training.small and share == 1:
         return Finding.not_checked(
             "F19", "policy and reference were both built small, and differ by how they were loaded"
         )
@@ -92,7 +92,7 @@ def _models(seen: Seen, model: Any, reference: Any) -> Finding:
     )
 
 
-def _adapter(seen: Seen, model: Any) -> Finding:
+def _adapter(model: Any) -> Finding:
     if "ref" in model.peft_config:
         if (gap := _gap(model, "ref")) <= _APART:
             return _held(f"the reference is an adapter of its own, and the same (apart by {gap:.2g})", model, "ref")

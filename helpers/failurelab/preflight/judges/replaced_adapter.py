@@ -6,21 +6,21 @@ Upstream: the registry's F8.
 from collections.abc import Iterator
 
 from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import small
 from failurelab.preflight.repairs import Keyword
+from failurelab.preflight.stage import models
+from failurelab.preflight.training import Training
 
 _WORKS = 1e-3  # of a logit: a new adapter changes it by less, and where its norms are computed (DoRA), not by 0
 
 
-def judge_replaced_adapter(seen: Seen) -> Iterator[Finding]:
+def judge_replaced_adapter(training: Training) -> Iterator[Finding]:
     """Compare what the trainer's model says, before training, with what it said with its trained adapter."""
-    if not seen.adapters:
+    if not training.adapters:
         yield Finding.not_applicable("F8", "no trained adapter is loaded")
         return
-    trained = seen.adapters[-1]
+    trained = training.adapters[-1]
     try:
-        now = small.probe(seen.trainer.model)
+        now = models.probe(training.trainer.model)
     except Exception as error:
         yield Finding.not_checked("F8", f"the model could not be asked: {type(error).__name__}: {error}")
         return

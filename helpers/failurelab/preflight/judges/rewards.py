@@ -13,8 +13,8 @@ from packaging.version import Version
 
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import installed_version, prompt_ids, prompted, tokenizer_of
+from failurelab.preflight.training import Training
 from failurelab.rewards import forms, signature, survey
 from failurelab.rewards.inputs import OWN, Inputs
 from failurelab.rewards.table import Flag
@@ -29,43 +29,47 @@ _MASKED = Version("0.16")  # the first release that leaves None and NaN out of t
 _WORD, _LONGER = "word ", (4, 16)  # times max_completion_length, in words: no completion has so many letters
 
 
-def judge_rewards(seen: Seen) -> Iterator[Finding]:
+def judge_rewards(training: Training) -> Iterator[Finding]:
     """Call the trainer's reward functions on made-up completions; tell what they can never reward."""
-    functions = getattr(seen.trainer, "reward_funcs", None)
+    functions = getattr(training.trainer, "reward_funcs", None)
     if not isinstance(functions, list) or not functions:
-        if any(getattr(seen.trainer, name, None) is not None for name in ("reward_model", "judge")):
+        if any(getattr(training.trainer, name, None) is not None for name in ("reward_model", "judge")):
             yield Finding.not_checked("F10", "rewards come from a reward model or a judge, which is not asked")
         return
-    places = [n for n, each in enumerate(functions) if callable(each) and not isinstance(each, torch.nn.Module)]
-    rows = _choose_rows(seen, [functions[place] for place in places])
+    places = [
+        n for n, function in enumerate(functions) if callable(function) and not isinstance(function, torch.nn.Module)
+    ]
+    rows = _choose_rows(training, [functions[place] for place in places])
     if not rows:
         yield Finding.not_checked("F10", "the dataset has no column `prompt` that could be read")
         return
-    if getattr(seen.trainer, "environment_factories", None):
+    if getattr(training.trainer, "environment_factories", None):
         yield Finding.not_checked("F10", "rewards come from environments, which are not entered")
         return
     if len(places) < len(functions):
         yield Finding.not_checked("F10", f"{len(functions) - len(places)} reward model(s) are not asked")
-    if greedy := _find_greedy_sampling(seen):
+    if greedy := _find_greedy_sampling(training):
         said = f"{greedy}: the completions of a prompt are all the same, and so are their rewards"
         yield Finding("F10", said, "Sample: temperature=1.0, and neither top_k=1 nor do_sample=False.")
-    yield from _never_called(seen, functions, places)
+    yield from _never_called(training, functions, places)
     if places:
-        yield from _survey(seen, functions, places, rows)
+        yield from _survey(training, functions, places, rows)
 
 
-def _survey(seen: Seen, functions: list[Any], places: list[int], rows: list[dict[str, Any]]) -> Iterator[Finding]:
-    inputs = make_inputs(seen, rows)
-    weights, many = signature.weights_of(seen.trainer, len(functions)), prompted(seen, _MANY)
+def _survey(
+    training: Training, functions: list[Any], places: list[int], rows: list[dict[str, Any]]
+) -> Iterator[Finding]:
+    inputs = make_inputs(training, rows)
+    weights, many = signature.weights_of(training.trainer, len(functions)), prompted(training, _MANY)
     texts = {name for row in many for name, value in row.items() if isinstance(value, str)}
     result = survey.survey(
         functions, inputs,
-        weights=weights, whole=len(places) == len(functions), places=places, opened=_opened(seen, inputs),
-        drawn=_drawn(seen), masked=installed_version("trl") >= _MASKED, limits=_limits(seen),
+        weights=weights, whole=len(places) == len(functions), places=places, opened=_opened(training, inputs),
+        drawn=_drawn(training), masked=installed_version("trl") >= _MASKED, limits=_limits(training),
         kinds={name: {row[name] for row in many if isinstance(row.get(name), str)} for name in texts},
     )  # fmt: skip
-    seen.rewards, seen.best = result.table, result.best
-    seen.not_called |= {id(functions[place]) for place in result.unasked}
+    training.rewards, training.best = result.table, result.best
+    training.not_called |= {id(functions[place]) for place in result.unasked}
     by_key = {signature.key_of(functions, place): place for place in places}
     for flag in result.table.flags:
         yield _answer(flag, functions, by_key.get(flag.about, -1), weights)
@@ -97,30 +101,31 @@ def _repair(fix: tuple[Any, ...], function: Any, place: int, weights: list[float
     return repairs.Arguments(values[0]) if kind == "arguments" else None
 
 
-def _never_called(seen: Seen, functions: list[Any], places: Sequence[int]) -> Iterator[Finding]:
+def _never_called(training: Training, functions: list[Any], places: Sequence[int]) -> Iterator[Finding]:
     """Tell which functions the trainer was given and never called."""
     for place in places:
-        if seen.called and place not in seen.called:
+        if training.called and place not in training.called:
             key = signature.key_of(functions, place)
             yield Finding(
                 "F14",
-                f"{key} was never called in the training: {len(functions)} functions given, {len(seen.called)} called",
+                f"{key} was never called in the training: {len(functions)} functions given, {len(training.called)} "
+                "called",
                 "Look why this trainer leaves it out: it calls as many functions as it has reward_processing_classes.",
                 part=f"reward_funcs[{place}]",
                 fault="never called",
             )
 
 
-def make_inputs(seen: Seen, rows: list[dict[str, Any]]) -> Inputs:
+def make_inputs(training: Training, rows: list[dict[str, Any]]) -> Inputs:
     """Return what this trainer hands to its reward functions: as it was really handed over, else as releases do."""
-    names, tokenizer = [name for name in rows[0] if name not in OWN], tokenizer_of(seen.trainer)
-    more, usual = seen.handed or {}, {}
-    if seen.handed is not None:
-        names = [name for name in names if name in seen.handed]
+    names, tokenizer = [name for name in rows[0] if name not in OWN], tokenizer_of(training.trainer)
+    more, usual = training.reward_inputs or {}, {}
+    if training.reward_inputs is not None:
+        names = [name for name in names if name in training.reward_inputs]
     else:
-        state = getattr(seen.trainer, "state", None) or transformers.TrainerState()
+        state = getattr(training.trainer, "state", None) or transformers.TrainerState()
         usual = {"completion_ids": None, "trainer_state": state, "log_extra": print, "log_metric": print}
-        if getattr(getattr(seen.trainer, "args", None), "remove_unused_columns", False):
+        if getattr(getattr(training.trainer, "args", None), "remove_unused_columns", False):
             names = []
 
     def encode(texts: list[str]) -> list[Any]:
@@ -129,9 +134,9 @@ def make_inputs(seen: Seen, rows: list[dict[str, Any]]) -> Inputs:
     return Inputs(rows, names, more, usual, encode if tokenizer else None)
 
 
-def _choose_rows(seen: Seen, functions: Sequence[Any]) -> list[dict[str, Any]]:
+def _choose_rows(training: Training, functions: Sequence[Any]) -> list[dict[str, Any]]:
     """Return a few rows with a prompt, with each value of a column that functions ask for, where those are few."""
-    rows = prompted(seen, _LOOKED_AT)
+    rows = prompted(training, _LOOKED_AT)
     chosen = rows[:: max(1, len(rows) // ROWS)][:ROWS]
     for name in sorted({name for function in functions for name in signature.asked_columns(function)}):
         kinds = {row[name]: row for row in reversed(rows) if isinstance(row.get(name), str)}
@@ -140,39 +145,45 @@ def _choose_rows(seen: Seen, functions: Sequence[Any]) -> list[dict[str, Any]]:
     return chosen
 
 
-def _find_greedy_sampling(seen: Seen) -> str:
+def _find_greedy_sampling(training: Training) -> str:
     """Return what in the arguments makes all completions of a prompt the same; empty if nothing does."""
-    asked = {**seen.asked, **(seen.asked.get("generation_kwargs") or {})}
-    temperature, top_p = asked.get("temperature"), asked.get("top_p")
+    options = {**training.arguments, **(training.arguments.get("generation_kwargs") or {})}
+    temperature, top_p = options.get("temperature"), options.get("top_p")
     if isinstance(temperature, (int, float)) and temperature <= _COLD:
         return f"temperature is {temperature:g}"
     if isinstance(top_p, (int, float)) and top_p <= _COLD:
         return f"top_p is {top_p:g}"
-    return "top_k is 1" if asked.get("top_k") == 1 else "do_sample is False" if asked.get("do_sample") is False else ""
+    if options.get("top_k") == 1:
+        return "top_k is 1"
+    return "do_sample is False" if options.get("do_sample") is False else ""
 
 
-def _opened(seen: Seen, inputs: Inputs) -> str:
+def _opened(training: Training, inputs: Inputs) -> str:
     """Return what the prompt of a generation has written of the completion: `<think>` and a line break, say."""
     prompt = inputs.rows[0]["prompt"]
     if inputs.form == "plain text":
         return forms.opened_by(prompt) if isinstance(prompt, str) else ""
-    tokenizer = tokenizer_of(seen.trainer)
+    tokenizer = tokenizer_of(training.trainer)
     if not getattr(tokenizer, "chat_template", None):
         return ""
-    (ids,) = prompt_ids(seen.trainer, [prompt])
+    (ids,) = prompt_ids(training.trainer, [prompt])
     return forms.opened_by(tokenizer.decode(ids[-_TAIL:], clean_up_tokenization_spaces=False))
 
 
-def _drawn(seen: Seen) -> list[str]:
+def _drawn(training: Training) -> list[str]:
     """Return completions that this run's small model has drawn: no text is too odd to be judged."""
-    given = (seen.handed or {}).get("completions") or []
-    texts = [each if isinstance(each, str) else each[-1].get("content") for each in given if each]
+    completions = (training.reward_inputs or {}).get("completions") or []
+    texts = [
+        completion if isinstance(completion, str) else completion[-1].get("content")
+        for completion in completions
+        if completion
+    ]
     return [text for text in texts if isinstance(text, str)][:_DRAWN]
 
 
-def _limits(seen: Seen) -> list[str]:
+def _limits(training: Training) -> list[str]:
     """Return a text as long as max_completion_length lets it be, and longer ones; none where that is unknown."""
-    limit, tokenizer = seen.asked.get("max_completion_length"), tokenizer_of(seen.trainer)
+    limit, tokenizer = training.arguments.get("max_completion_length"), tokenizer_of(training.trainer)
     if not isinstance(limit, int) or not limit or tokenizer is None:
         return []
     longest = limit * limit // len(tokenizer(_WORD * limit, add_special_tokens=False)["input_ids"])  # in words

@@ -10,11 +10,11 @@ from typing import Any
 from failurelab import _greedy, guards
 from failurelab.handles import wrap_method
 from failurelab.preflight.answer import Finding, Quantity
-from failurelab.preflight.inputs import Seen
-from failurelab.preflight.intercept import controls, cuts
-from failurelab.preflight.intercept.cuts import NEW_TOKENS
 from failurelab.preflight.judges.guarded import Guarded
 from failurelab.preflight.repairs import Statement
+from failurelab.preflight.stage import controls, cuts
+from failurelab.preflight.stage.cuts import NEW_TOKENS
+from failurelab.preflight.training import Training
 
 _OTHER_ENGINES = ("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged")
 
@@ -22,12 +22,12 @@ _OTHER_ENGINES = ("use_vllm", "use_transformers_continuous_batching", "use_trans
 class RolloutJudge:
     """Listens with a RolloutGuard, and notes the modes in which the trainer generates."""
 
-    def __init__(self, seen: Seen):
-        self._seen, self._trainer = seen, seen.trainer
-        self._tokenizer = _tokenizer(seen)
-        prompts = prompts_of_a_batch(seen, self._tokenizer)
+    def __init__(self, training: Training):
+        self._training, self._trainer = training, training.trainer
+        self._tokenizer = _tokenizer(training)
+        prompts = prompts_of_a_batch(training, self._tokenizer)
         more = {"prompts": prompts, "max_new_tokens": NEW_TOKENS, "tokenizer": self._tokenizer}
-        self._guarded = Guarded(lambda action: guards.RolloutGuard(action, **more), seen.trainer)
+        self._guarded = Guarded(lambda action: guards.RolloutGuard(action, **more), training.trainer)
         self._generated: set[bool] = set()  # in train mode, in eval mode
 
     @contextlib.contextmanager
@@ -49,7 +49,7 @@ class RolloutJudge:
 
     def _answer(self) -> Finding:
         for option in _OTHER_ENGINES:
-            if self._seen.asked.get(option):
+            if self._training.arguments.get(option):
                 why = f"with {option} the trainer does not call model.generate, whose cache goes wrong"
                 return Finding.not_applicable("F7", why)
         report = self._guarded.report
@@ -71,7 +71,7 @@ class RolloutJudge:
             f"the completions that the trainer generates are not the policy's: log-probabilities are off by "
             f"{report.mean_error:.2f} nats a token, {report.error:.2f} at most, where rounding gives "
             f"{report.rounding:g} (gradient checkpointing {report.checkpointing}, "
-            f"use_cache={report.use_cache}; figures of {self._seen.model_name})",
+            f"use_cache={report.use_cache}; figures of {self._training.model_name})",
             "trainer.generation_config.use_cache = False before training",
             undo=Statement("{trainer}.generation_config.use_cache = False") if own_config else None,
             figures=(Quantity("mean difference of a log-probability", report.mean_error, "nats a token"), error),
@@ -87,17 +87,17 @@ class RolloutJudge:
             )
         if self._generated:
             return Finding.not_applicable("F7", "the trainer generates in eval mode, where nothing goes wrong")
-        if not self._seen.finished or getattr(self._trainer, "reward_funcs", None):
+        if not self._training.finished or getattr(self._trainer, "reward_funcs", None):
             return Finding.not_checked("F7", "training ended before the trainer generated anything")
         return Finding.not_applicable("F7", "this trainer generates nothing")
 
 
-def prompts_of_a_batch(seen: Seen, tokenizer: Any) -> list[Any] | None:
+def prompts_of_a_batch(training: Training, tokenizer: Any) -> list[Any] | None:
     """Return the shortest prompt and the longest that fits the model: in one batch, one of them is padded.
 
     Of a trainer that generates for one prompt at a time, the longest alone.
     """
-    trainer = seen.trainer
+    trainer = training.trainer
     dataset = trainer.train_dataset
     if "prompt" not in (getattr(dataset, "column_names", None) or ()) or not hasattr(dataset, "__len__"):
         return None
@@ -118,14 +118,14 @@ def _fits(model: Any, tokenizer: Any, prompt: Any) -> bool:
     return False
 
 
-def _tokenizer(seen: Seen) -> Any:
+def _tokenizer(training: Training) -> Any:
     """Return the trainer's tokenizer, or, for a trainer that was given none, that of the model it loaded last."""
-    tokenizer = getattr(seen.trainer, "processing_class", None)
-    if tokenizer is None and seen.loads:
+    tokenizer = getattr(training.trainer, "processing_class", None)
+    if tokenizer is None and training.loads:
         from transformers import AutoTokenizer
 
         with contextlib.suppress(Exception):  # then nothing is judged by it, and the answer says so
-            return AutoTokenizer.from_pretrained(seen.loads[-1].name)
+            return AutoTokenizer.from_pretrained(training.loads[-1].name)
     return tokenizer
 
 

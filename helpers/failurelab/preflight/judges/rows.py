@@ -8,21 +8,21 @@ from typing import Any
 
 from packaging.version import Version
 
-from failurelab.preflight.inputs import Seen
+from failurelab.preflight.training import Training
 
 
-def sample(seen: Seen, count: int, prepared: bool = False) -> list[dict[str, Any]]:
+def sample(training: Training, count: int, prepared: bool = False) -> list[dict[str, Any]]:
     """Return at most `count` rows of the script's dataset: the same ones of it each time, or the first of a stream.
 
     They are drawn, for kinds of rows that alternate would be left out by every second one.
 
     Args:
-        seen: the script.
+        training: of the script.
         count: of rows, at most.
         prepared: the rows as the trainer made them, with ids in place of texts.
     """
-    dataset = None if prepared else seen.dataset
-    dataset = getattr(seen.trainer, "train_dataset", None) if dataset is None else dataset
+    dataset = None if prepared else training.dataset
+    dataset = getattr(training.trainer, "train_dataset", None) if dataset is None else dataset
     if dataset is None:
         return []
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
@@ -34,15 +34,15 @@ def sample(seen: Seen, count: int, prepared: bool = False) -> list[dict[str, Any
     return [dict(row) for row in rows if isinstance(row, Mapping)]
 
 
-def dataset_size(seen: Seen) -> int | None:
+def dataset_size(training: Training) -> int | None:
     """Return how many rows the script's dataset has; None of a stream, and of several datasets."""
-    counted = hasattr(seen.dataset, "__len__") and not isinstance(seen.dataset, Mapping)
-    return len(seen.dataset) if counted else None
+    counted = hasattr(training.dataset, "__len__") and not isinstance(training.dataset, Mapping)
+    return len(training.dataset) if counted else None
 
 
-def prompted(seen: Seen, count: int) -> list[dict[str, Any]]:
+def prompted(training: Training, count: int) -> list[dict[str, Any]]:
     """Return the rows of `sample` that have a prompt."""
-    return [row for row in sample(seen, count) if row.get("prompt")]
+    return [row for row in sample(training, count) if row.get("prompt")]
 
 
 def generates(trainer: Any) -> bool:
@@ -76,10 +76,10 @@ def prompt_ids(trainer: Any, prompts: Sequence[Any]) -> list[list[int]]:
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
 
-def prompt_limit(seen: Seen) -> int | None:
+def prompt_limit(training: Training) -> int | None:
     """Return how many tokens of a prompt are kept; None where nothing is cut: trl 0.26 and 0.27 only warn of it."""
     warns = Version("0.26") <= installed_version("trl") < Version("0.28")
-    return None if warns else seen.asked.get("max_prompt_length")
+    return None if warns else training.arguments.get("max_prompt_length")
 
 
 def installed_version(package: str) -> Version:

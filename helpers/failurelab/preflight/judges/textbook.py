@@ -24,10 +24,10 @@ from failurelab._text import first_line
 from failurelab.errors import raises_own
 from failurelab.handles import keep_random_state, wrap_method
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.logits import LOGITS_REPAIRED
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
+from failurelab.preflight.training import Training
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
 _MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
@@ -62,12 +62,12 @@ class StepJudge(TrainerCallback):
     """Compares the first optimizer step that shows something, and a later one for what that cannot show; see `_wanted`.
 
     Args:
-        seen: the script.
+        training: of the script.
         missing: whether another judge has seen by now that tensors have no gradient (F1, F2): then nothing is searched.
     """
 
-    def __init__(self, seen: Seen, missing: Callable[[], bool] = lambda: False):
-        self.seen, self.trainer, self.missing = seen, seen.trainer, missing
+    def __init__(self, training: Training, missing: Callable[[], bool] = lambda: False):
+        self.training, self.trainer, self.missing = training, training.trainer, missing
         self.reports: list[textbook.Comparison] = []
         self._error = ""
         self._listening = contextlib.ExitStack()
@@ -101,7 +101,7 @@ class StepJudge(TrainerCallback):
         return last and any(line.startswith("beta") for line in held[0].not_shown)
 
     def _reports(self, verdict: str) -> list[textbook.Comparison]:
-        return [each for each in self.reports if each.verdict == verdict]
+        return [report for report in self.reports if report.verdict == verdict]
 
     def _uses_again(self) -> bool:
         args = self.trainer.args
@@ -111,7 +111,7 @@ class StepJudge(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen, around the guards that generate for themselves."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        if self.seen.small and callable(getattr(model, "generate", None)):
+        if self.training.small and callable(getattr(model, "generate", None)):
             self._listening.enter_context(wrap_method(model, "generate", self._end, "completions are ended"))
         self._recorder = textbook.Recorder(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
@@ -120,12 +120,12 @@ class StepJudge(TrainerCallback):
     def _end(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Put an end into the completions that were drawn, each at another place."""
         drawn = generate(*args, **kwargs)
-        given = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+        ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         tokenizer = tokenizer_of(self.trainer)
         end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-        if not isinstance(drawn, torch.Tensor) or not isinstance(given, torch.Tensor) or end is None:
+        if not isinstance(drawn, torch.Tensor) or not isinstance(ids, torch.Tensor) or end is None:
             return drawn
-        width = given.shape[1]
+        width = ids.shape[1]
         for row, completion in enumerate(drawn):
             place = width + ENDS[row % len(ENDS)]
             if place < len(completion):
@@ -171,8 +171,8 @@ class StepJudge(TrainerCallback):
                 f"what your reward functions read is not what was drawn: {texts}",
                 "Decode completions by the tokenizer's own decode; look into what is overridden or patched there.",
             )
-        if found := self._reports("FOUND"):
-            yield from self._found(found[0])
+        if wrong := self._reports("FOUND"):
+            yield from self._found(wrong[0])
         elif held := self._reports("HELD"):
             yield self._held(held)
             yield from self._held_too(held[0], f"the gradient of step {held[0].step} is the textbook's: see F21")
@@ -193,7 +193,7 @@ class StepJudge(TrainerCallback):
             yield Finding.not_checked("F21", f"{why}. {report.reason}")
             return
         failure = self._failure(report.named or "")
-        if _uses_liger(self.seen):
+        if _uses_liger(self.training):
             yield Finding.not_checked("F21", f"Liger's loss is cut away; without it, {report.reason}")
             return
         own = _overridden(self.trainer)
@@ -213,15 +213,15 @@ class StepJudge(TrainerCallback):
 
     def _repair(self, failure: str, named: str, own: Sequence[WithoutMethod]) -> tuple[str, Any]:
         """Return what to do, in words and as what undoes it."""
-        given = getattr(self.trainer.args, "generation_kwargs", None) or {}
-        if failure == "F15" and "temperature" in given:
-            drawn = f"{given['temperature']:g}"
+        options = getattr(self.trainer.args, "generation_kwargs", None) or {}
+        if failure == "F15" and "temperature" in options:
+            drawn = f"{options['temperature']:g}"
             words = f"Give the config temperature={drawn} and take it out of generation_kwargs."
             return words, Arguments({"temperature": float(drawn)})
         undos: dict[str, Repair] = {
             "F3b": LOGITS_REPAIRED,
             "F15": Arguments({"temperature": 1.0}),
-            "F20": Arguments({"steps_per_generation": self.seen.asked.get("gradient_accumulation_steps") or 1}),
+            "F20": Arguments({"steps_per_generation": self.training.arguments.get("gradient_accumulation_steps") or 1}),
             "no attention mask": Statement(_WITH_MASK),
         }
         words = _REPAIRS.get(failure) or _REPAIRS.get(named, _OTHERWISE)
@@ -233,7 +233,7 @@ class StepJudge(TrainerCallback):
         hidden = sorted({line.partition(":")[0].partition(" (")[0] for line in last.not_shown})
         if hidden:
             evidence += f". This does not show: {', '.join(hidden)}"
-        if cut := cut_away(self.seen):
+        if cut := cut_away(self.training):
             return Finding.not_checked("F21", f"{'; '.join(cut)}; without it, {evidence}")
         blind = [name for name in ("opposite sign", "scores shifted by one") if not first.sees(name)]
         if blind:
@@ -244,7 +244,7 @@ class StepJudge(TrainerCallback):
     def _held_too(self, report: textbook.Comparison, evidence: str) -> Iterator[Finding]:
         """Yield the failures that are not there, each with its own mistake planted."""
         for failure, name in _PLANTED.items():
-            if report.sees(name) and not _uses_liger(self.seen):
+            if report.sees(name) and not _uses_liger(self.training):
                 yield Finding.held(failure, evidence, f"{name}: {report.controls[name]}")
 
     def _held_scale(self, report: textbook.Comparison) -> Iterator[Finding]:
@@ -252,28 +252,30 @@ class StepJudge(TrainerCallback):
         args = self.trainer.args
         steps = getattr(args, "steps_per_generation", None) or args.gradient_accumulation_steps
         scaled = textbook.Apart(1.0, args.gradient_accumulation_steps / steps, 0.0)
-        if scaled.size != 1 and not report.floor.holds(scaled) and not _uses_liger(self.seen):
+        if scaled.size != 1 and not report.floor.holds(scaled) and not _uses_liger(self.training):
             evidence = f"the gradient of step {report.step} is the textbook's: see F21"
             yield Finding.held("F20", evidence, f"scaled it would have size {scaled.size:g}")
 
 
-def cut_away(seen: Seen) -> list[str]:
+def cut_away(training: Training) -> list[str]:
     """Return why the cut training is not the script's own as to its gradient: a text for each option."""
     lines = []
     for name, left in textbook.NOT_HERE.items():
-        asked = seen.asked.get(name, left.neutral[0])
-        if not textbook.is_neutral(name, asked) and textbook.is_neutral(name, getattr(seen.trainer.args, name, asked)):
+        value = training.arguments.get(name, left.neutral[0])
+        if not textbook.is_neutral(name, value) and textbook.is_neutral(
+            name, getattr(training.trainer.args, name, value)
+        ):
             lines.append(f"{name} is cut away: {left.reason}")
     return lines
 
 
-def _uses_liger(seen: Seen) -> bool:
-    return bool(seen.asked.get("use_liger_loss") or seen.asked.get("use_liger_kernel"))
+def _uses_liger(training: Training) -> bool:
+    return bool(training.arguments.get("use_liger_loss") or training.arguments.get("use_liger_kernel"))
 
 
 def _overridden(trainer: Any) -> list[WithoutMethod]:
     """Return the methods that classes of the script's own override, each as the repair that takes it out."""
-    kinds = [each for each in type(trainer).__mro__ if each.__module__.partition(".")[0] not in _LIBRARIES]
+    kinds = [kind for kind in type(trainer).__mro__ if kind.__module__.partition(".")[0] not in _LIBRARIES]
     return [
         WithoutMethod(kind, name)
         for kind in kinds

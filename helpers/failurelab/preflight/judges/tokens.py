@@ -19,9 +19,9 @@ import torch
 
 from failurelab.handles import keep_modes
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Seen
 from failurelab.preflight.judges.rows import generates, prompt_ids, sample, tokenizer_of
 from failurelab.preflight.repairs import Statement
+from failurelab.preflight.training import Training
 from failurelab.rewards.references import is_conversation
 
 ROWS = 32
@@ -36,14 +36,14 @@ _COLLATED = ("input_ids", "attention_mask", "labels", "completion_mask", "assist
 TOKENS = 64  # drawn from a real model, to see whether it ends
 
 
-def judge_template(seen: Seen) -> Iterator[Finding]:
+def judge_template(training: Training) -> Iterator[Finding]:
     """F12: plain prompts for a chat model, and a beginning-of-sequence token that the trainer adds once more."""
-    trainer, tokenizer = seen.trainer, tokenizer_of(seen.trainer)
-    rows = sample(seen, ROWS)
+    trainer, tokenizer = training.trainer, tokenizer_of(training.trainer)
+    rows = sample(training, ROWS)
     if tokenizer is None or not rows:
         return
     prompts = [row["prompt"] for row in rows if row.get("prompt")] if generates(trainer) else []
-    yield from _beginning(seen, tokenizer, prompts)
+    yield from _beginning(training, tokenizer, prompts)
     if not prompts:
         return
     if is_conversation(prompts[0]):
@@ -63,8 +63,9 @@ def judge_template(seen: Seen) -> Iterator[Finding]:
     evidence = f"{plain} of {len(prompts)} prompts are plain text without the mark {mark!r} of the tokenizer's template"
     repair = 'Make each prompt a list of messages: {"prompt": [{"role": "user", "content": text}], …}.'
     turn = _turn_end(tokenizer)
-    if not seen.small:
-        yield _ask_model(seen, tokenizer, [prompt for prompt in prompts if mark not in prompt][:4], evidence, repair)
+    if not training.small:
+        unmarked = [prompt for prompt in prompts if mark not in prompt][:4]
+        yield _ask_model(training, tokenizer, unmarked, evidence, repair)
     elif (
         turn is not None
         and turn in {tokenizer.eos_token_id, *_own_ends(trainer.model)}
@@ -126,16 +127,16 @@ def _mark(tokenizer: Any) -> str:
     return text.partition(_TURN[0]["content"])[0].replace(tokenizer.bos_token or "\0", "").strip().rpartition("\n")[2]
 
 
-def _ask_model(seen: Seen, tokenizer: Any, prompts: Sequence[str], evidence: str, repair: str) -> Finding:
+def _ask_model(training: Training, tokenizer: Any, prompts: Sequence[str], evidence: str, repair: str) -> Finding:
     """Let the real model answer the same prompts both ways, greedily; a chat model that needs its template ends so."""
     messages = ([{"role": "user", "content": text}] for text in prompts)
-    chats = [tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in messages]
-    model = seen.trainer.model
+    chats = [tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True) for message in messages]
+    model = training.trainer.model
     plain, templated = (_ended(model, tokenizer, texts) for texts in (prompts, chats))
     counted = f"{evidence}; of {len(prompts)} asked greedily, {plain} end within {TOKENS} tokens, with it {templated}"
     if templated > plain:
         return Finding("F12", counted, repair, tried=f"with the template {templated} of {len(prompts)} end")
-    if not plain or not seen.real:  # a small model that was made for a test may end anything
+    if not plain or not training.real:  # a small model that was made for a test may end anything
         return Finding.not_checked("F12", f"{counted}: too few ends to tell" if not plain else f"{counted}, not fewer")
     kept = _ended(model, tokenizer, prompts, may_end=False)
     return Finding.held("F12", counted, f"kept from ending, {kept} of {len(prompts)} do")
@@ -161,14 +162,14 @@ def _ended(model: Any, tokenizer: Any, texts: Sequence[str], may_end: bool = Tru
     return count
 
 
-def _beginning(seen: Seen, tokenizer: Any, prompts: Sequence[Any]) -> Iterator[Finding]:
+def _beginning(training: Training, tokenizer: Any, prompts: Sequence[Any]) -> Iterator[Finding]:
     bos = tokenizer.bos_token_id
     if bos is None:
         return
     if prompts:
-        rows_ids = prompt_ids(seen.trainer, prompts)
+        rows_ids = prompt_ids(training.trainer, prompts)
     else:
-        rows = sample(seen, ROWS, prepared=True)
+        rows = sample(training, ROWS, prepared=True)
         names = ("input_ids", "prompt_input_ids", "prompt_ids")
         name = next((name for name in names if rows and name in rows[0]), None)
         rows_ids = [list(row[name]) for row in rows] if name else []
@@ -183,23 +184,23 @@ def _beginning(seen: Seen, tokenizer: Any, prompts: Sequence[Any]) -> Iterator[F
         )
 
 
-def judge_ends(seen: Seen) -> Iterator[Finding]:
+def judge_ends(training: Training) -> Iterator[Finding]:
     """F13: ends that the trainer does not see, and ends that are masked out of the labels."""
-    tokenizer = tokenizer_of(seen.trainer)
+    tokenizer = tokenizer_of(training.trainer)
     if tokenizer is None or getattr(tokenizer, "eos_token_id", None) is None:
         return
-    if generates(seen.trainer):
-        yield _turns(seen, tokenizer)
-    elif hasattr(seen.trainer, "data_collator"):
-        yield from _labels(seen, tokenizer)
+    if generates(training.trainer):
+        yield _turns(training, tokenizer)
+    elif hasattr(training.trainer, "data_collator"):
+        yield from _labels(training, tokenizer)
 
 
-def _turns(seen: Seen, tokenizer: Any) -> Finding:
-    trainer = seen.trainer
+def _turns(training: Training, tokenizer: Any) -> Finding:
+    trainer = training.trainer
     known = {tokenizer.eos_token_id, *_ids(getattr(trainer, "eos_token_ids", None))}
     config = _own_ends(trainer.model)
     ends = f"the trainer ends a completion at {_names(tokenizer, known)}"
-    own = _ids((seen.asked.get("generation_kwargs") or {}).get("eos_token_id"))
+    own = _ids((training.arguments.get("generation_kwargs") or {}).get("eos_token_id"))
     if own and not own & known:
         return Finding(
             "F13",
@@ -222,7 +223,7 @@ def _turns(seen: Seen, tokenizer: Any) -> Finding:
             f"Set tokenizer.eos_token = {token!r} before the trainer is made.",
             undo=_set_end(token),
         )
-    rows = sample(seen, 1)
+    rows = sample(training, 1)
     turn = _turn_end(tokenizer)
     template = rows and (is_conversation(rows[0].get("prompt")) or (turn and _mark(tokenizer) in str(rows[0])))
     if (not template or turn is None) and config and config <= known:
@@ -245,7 +246,7 @@ def _turns(seen: Seen, tokenizer: Any) -> Finding:
     if turn in config:
         evidence = f"{found}, which the model's generation config has too: after it, padding counts as the completion"
         return Finding("F13", evidence, repair, undo=_set_end(token))
-    name = seen.loads[0].name if seen.loads else ""
+    name = training.loads[0].name if training.loads else ""
     if _CHAT.search(name.rstrip("/").split("/")[-1].replace("_", "-")):
         why = f"{name} is a chat model by its name alone; whether it ends so, only the real model tells (--real-model)"
         return Finding.suspected("F13", f"{found}: nothing stops the model there", why, repair)
@@ -268,10 +269,12 @@ def _turn_end(tokenizer: Any) -> int | None:
     return next((id for id in ids if id in special), None)
 
 
-def _labels(seen: Seen, tokenizer: Any) -> Iterator[Finding]:
+def _labels(training: Training, tokenizer: Any) -> Iterator[Finding]:
     """Collate real rows as the trainer does, and look at the label of each row's last end."""
-    trainer, eos = seen.trainer, tokenizer.eos_token_id
-    rows = [row for row in sample(seen, ROWS, prepared=True) if "input_ids" in row and eos in list(row["input_ids"])]
+    trainer, eos = training.trainer, tokenizer.eos_token_id
+    rows = [
+        row for row in sample(training, ROWS, prepared=True) if "input_ids" in row and eos in list(row["input_ids"])
+    ]
     if not rows:
         return
     batch = trainer.data_collator([{key: row[key] for key in row if key in _COLLATED} for row in rows])

@@ -20,8 +20,8 @@ from packaging.version import Version
 from failurelab import updates
 from failurelab._unwrap import has_adapter, unwrap
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.inputs import Load, Seen
 from failurelab.preflight.repairs import Arguments, Keyword, Repair, Statement
+from failurelab.preflight.training import Load, Training
 
 _LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _STEPPED = ("adamw", "paged_adamw", "lion", "ademamix")  # whose first step is the learning rate, whatever the gradient
@@ -29,46 +29,46 @@ _COPIES = ("apex", "anyprecision", "fused_apex")
 _ELEMENTS = 1 << 21  # of a checkpoint that are read, spread over its tensors
 
 
-def judge_updates(seen: Seen) -> Iterator[Finding]:
+def judge_updates(training: Training) -> Iterator[Finding]:
     """Tell a load in 16 bits whose weights a step of this learning rate leaves as they are."""
-    load, own = policy_load(seen), own_optimizer(seen)
-    trainer, rate = seen.trainer, own[1].get("lr") if own else seen.asked.get("learning_rate")
+    load, own = policy_load(training), own_optimizer(training)
+    trainer, rate = training.trainer, own[1].get("lr") if own else training.arguments.get("learning_rate")
     if load is None or not rate:
         return
     rate = float(rate)
     low = next((p.dtype for p in trainer.model.parameters() if p.requires_grad and p.dtype.itemsize < 4), None)
     if has_adapter(trainer.model):
-        yield _judge_adapter(seen, load, rate, low)
+        yield _judge_adapter(training, load, rate, low)
         return
     if load.dtype not in _LOW and low is not None:
         load = dataclasses.replace(load, dtype=str(low).removeprefix("torch."))
     if load.dtype not in _LOW:
-        yield _judge_wide(seen, load, rate)
+        yield _judge_wide(training, load, rate)
         return
-    optimizer = optimizer_name(seen)
+    optimizer = optimizer_name(training)
     known, arrived = optimizer.startswith(_STEPPED), float(any(name in optimizer for name in _COPIES))
     if own:
         optimizer = f"the script's own {getattr(own[0], '__name__', own[0])}"
         wide, arrived = (_arrived(*own, dtype) for dtype in (torch.float32, _LOW[load.dtype]))
         known = 0.5 < wide < 2
-    if seen.zero_stage or (known and arrived > 0.5):
+    if training.zero_stage or (known and arrived > 0.5):
         yield Finding.not_applicable(
             "F9", f"loaded in {load.dtype}, and {optimizer} steps float32 copies of the weights"
         )
         return
-    if seen.asked.get("fsdp") or not known or arrived > 0.1:
+    if training.arguments.get("fsdp") or not known or arrived > 0.1:
         yield Finding.not_checked(
             "F9", f"loaded in {load.dtype}; how large a step of {optimizer} is, and on what, is not known"
         )
         return
-    share, of = _share(seen, load, rate, _LOW[load.dtype])
+    share, of = _share(training, load, rate, _LOW[load.dtype])
     evidence = (
         f"{load.name} is loaded in {load.dtype}{' by the trainer' if load.by_trainer else ''}, and {optimizer} steps "
         f"these weights: a step of {rate:g} changes {share:.1%} of {of}; in float32 it changes all"
     )
-    grade, (repair, undo) = updates.grade(share), _in_float32(seen, load)
+    grade, (repair, undo) = updates.grade(share), _in_float32(training, load)
     if grade == "whole":
-        lost, _ = _share(seen, load, rate / 1000, _LOW[load.dtype])
+        lost, _ = _share(training, load, rate / 1000, _LOW[load.dtype])
         if updates.grade(lost) == "whole":
             yield Finding.not_checked(
                 "F9", f"{evidence}; a step a thousandth as long would look the same here ({lost:.1%})"
@@ -82,19 +82,20 @@ def judge_updates(seen: Seen) -> Iterator[Finding]:
         yield Finding("F9", evidence, repair, undo=undo)
 
 
-def optimizer_name(seen: Seen) -> str:
+def optimizer_name(training: Training) -> str:
     """Return the name of the optimizer that the arguments ask for."""
-    asked = seen.asked.get("optim") or "adamw_torch"
-    return str(getattr(asked, "value", asked))
+    optimizer = training.arguments.get("optim") or "adamw_torch"
+    return str(getattr(optimizer, "value", optimizer))
 
 
-def own_optimizer(seen: Seen) -> tuple[Any, dict[str, Any]] | None:
+def own_optimizer(training: Training) -> tuple[Any, dict[str, Any]] | None:
     """Return the class of an optimizer that the script gives the trainer, and its options; None where it gives none."""
-    made = (seen.given.get("optimizers") or (None,))[0]
-    if made is None:
-        return seen.given.get("optimizer_cls_and_kwargs")
-    rates = [group.get("initial_lr", group["lr"]) for group in getattr(made, "param_groups", ())]
-    return type(made), {**getattr(made, "defaults", {}), "lr": max(rates, default=seen.asked.get("learning_rate"))}
+    optimizer = (training.keywords.get("optimizers") or (None,))[0]
+    if optimizer is None:
+        return training.keywords.get("optimizer_cls_and_kwargs")
+    rates = [group.get("initial_lr", group["lr"]) for group in getattr(optimizer, "param_groups", ())]
+    rate = max(rates, default=training.arguments.get("learning_rate"))
+    return type(optimizer), {**getattr(optimizer, "defaults", {}), "lr": rate}
 
 
 def _arrived(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> float:
@@ -116,24 +117,24 @@ def _arrived(kind: Any, options: dict[str, Any], dtype: torch.dtype) -> float:
     return float((before.double() - weight.detach().double()).mean()) / (64 * rate)
 
 
-def _judge_wide(seen: Seen, load: Load, rate: float) -> Finding:
+def _judge_wide(training: Training, load: Load, rate: float) -> Finding:
     """Tell of weights in float32 what the same step changes, there and in bfloat16."""
-    share, of = _share(seen, load, rate, torch.float32)
-    planted, _ = _share(seen, load, rate, torch.bfloat16)
+    share, of = _share(training, load, rate, torch.float32)
+    planted, _ = _share(training, load, rate, torch.bfloat16)
     evidence = f"{load.name} is loaded in {load.dtype}, where a step of {rate:g} changes {share:.1%} of {of}"
     if updates.grade(share) == updates.grade(planted):
         return Finding.not_applicable("F9", f"{evidence}; in bfloat16 it would change {planted:.1%}")
     return Finding.held("F9", evidence, f"in bfloat16 it would change {planted:.1%}")
 
 
-def _judge_adapter(seen: Seen, load: Load, rate: float, dtype: torch.dtype | None) -> Finding:
+def _judge_adapter(training: Training, load: Load, rate: float, dtype: torch.dtype | None) -> Finding:
     """Tell an adapter in 16 bits, as trl makes those of a quantized model: how much it is slowed, a run tells.
 
     `dtype` is of what is trained in less than float32; None where nothing is.
     """
-    copies = sum(tensor.requires_grad for _, tensor in _copies(seen.trainer.model))
-    if dtype is None and copies and not seen.zero_stage and load.dtype in _LOW:
-        return _judge_copies(seen, load, rate, copies)
+    copies = sum(tensor.requires_grad for _, tensor in _copies(training.trainer.model))
+    if dtype is None and copies and not training.zero_stage and load.dtype in _LOW:
+        return _judge_copies(training, load, rate, copies)
     if dtype is None:
         return Finding.not_applicable("F9", f"the adapter is trained in float32, whatever the base's {load.dtype}")
     width = int(getattr(load.config, "hidden_size", None) or 1024)
@@ -157,32 +158,32 @@ def _copies(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, tensor) for name, tensor in model.named_parameters() if ".modules_to_save." in name)
 
 
-def _judge_copies(seen: Seen, load: Load, rate: float, count: int) -> Finding:
+def _judge_copies(training: Training, load: Load, rate: float, count: int) -> Finding:
     """Tell full copies beside an adapter: PEFT makes A and B in float32, and leaves these in the dtype of the load."""
     dtype = _LOW[load.dtype]
-    share, of = _share(seen, load, rate, dtype)
+    share, of = _share(training, load, rate, dtype)
     evidence = (
         f"modules_to_save trains {count} tensor(s) of the base in full, in {load.dtype}: a step of {rate:g} changes "
         f"{share:.1%} of {of}"
     )
     if updates.grade(share) == "whole":
-        return Finding.held("F9", evidence, f"a thousandth changes {_share(seen, load, rate / 1000, dtype)[0]:.1%}")
+        return Finding.held("F9", evidence, f"a thousandth changes {_share(training, load, rate / 1000, dtype)[0]:.1%}")
     repair = "Call updates.to_float32(trainer.model) after the trainer is made, or load the model in float32."
     return Finding.suspected("F9", evidence, "A and B are in float32, and learn", repair)
 
 
-def policy_load(seen: Seen) -> Load | None:
+def policy_load(training: Training) -> Load | None:
     """Return the load of the model that is trained: its own, else one of its name, else the first."""
-    model = unwrap(seen.trainer.model)
+    model = unwrap(training.trainer.model)
     name = getattr(getattr(model, "config", None), "_name_or_path", None)
-    own = (load for load in seen.loads if load.model is not None and load.model() is model)
-    named = (load for load in seen.loads if load.name == name)
-    return next(iter((*own, *named, *seen.loads)), None)
+    own = (load for load in training.loads if load.model is not None and load.model() is model)
+    named = (load for load in training.loads if load.name == name)
+    return next(iter((*own, *named, *training.loads)), None)
 
 
-def _share(seen: Seen, load: Load, rate: float, dtype: torch.dtype) -> tuple[float, str]:
+def _share(training: Training, load: Load, rate: float, dtype: torch.dtype) -> tuple[float, str]:
     """Return the share of elements that a first step changes, and of which elements."""
-    model, what = seen.trainer.model, "the checkpoint's elements"
+    model, what = training.trainer.model, "the checkpoint's elements"
     if load.small:
         tensors, what = list(_parts(_stored(load.name))), f"a sample of {what}"
     else:
@@ -221,16 +222,16 @@ def _parts(named: Any) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, part
 
 
-def _in_float32(seen: Seen, load: Load) -> tuple[str, Repair]:
+def _in_float32(training: Training, load: Load) -> tuple[str, Repair]:
     """Return how the load is told to be in float32; a cast that came after the load is undone before training."""
     new = Version(transformers.__version__) >= Version("4.56") and "torch_dtype" not in load.options
     name = "dtype" if new else "torch_dtype"
-    at = next((index for index, each in enumerate(seen.loads) if each is load), None)
+    at = next((index for index, candidate in enumerate(training.loads) if candidate is load), None)
     how = f"Load the model with {name}=torch.float32"
     undo: Repair = Keyword("load", name, '"float32"', index=at or 0)
     if load.by_trainer:
         how = f'Set model_init_kwargs={{"{name}": "float32"}}'
-        options = seen.asked.get("model_init_kwargs") or {}
+        options = training.arguments.get("model_init_kwargs") or {}
         options = json.loads(options) if isinstance(options, str) else options
         undo = Arguments({"model_init_kwargs": {**options, name: "float32"}})
     if at is None:

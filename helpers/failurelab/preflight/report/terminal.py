@@ -109,7 +109,7 @@ def verdict(answer: Answer) -> str:
 
 def title(failure: str) -> str:
     """Return what a failure is called; empty where it has no title."""
-    return (_TITLES | {each.id: each.title for each in failures.all()}).get(failure, "")
+    return (_TITLES | {known.id: known.title for known in failures.all()}).get(failure, "")
 
 
 def _wrap(text: str, width: int, first: str = "       ", others: str = "") -> list[str]:

@@ -32,7 +32,7 @@ class Measured:
 
 
 @dataclasses.dataclass
-class Run:
+class CheckRun:
     """What a kind's `measure` works with, and whose `metrics` it fills in.
 
     Attributes:

@@ -34,7 +34,7 @@ import transformers
 from failurelab_course.experiments import deepspeed, models
 from failurelab_course.experiments.quiet import count_warnings
 from failurelab_course.labs.checker import scorer
-from failurelab_course.labs.checker.base import Measured, Refused, Run, import_script
+from failurelab_course.labs.checker.base import CheckRun, Measured, Refused, import_script
 from failurelab_course.labs.metrics import agree, of
 
 WARNING = "None of the inputs have requires_grad=True"
@@ -64,7 +64,7 @@ def run(
         device: `cpu` or `cuda`, where the script must compute; of the process's GPUs it is the current one.
         facts: what the script's ANSWER may say beside figures that are measured here, by name.
         accuracy_before: of the model as it is given, where it is known; else the scorer measures it.
-        stop_after: see `Run`.
+        stop_after: see `CheckRun`.
     """
     metrics: dict[str, Any] = dict.fromkeys(of(kind))
     metrics |= {"error": "", "error_stage": "", "answer": "", "answer_claims": 0, "answer_wrong": 0}
@@ -78,7 +78,9 @@ def run(
     start = {name: tensor.clone() for name, tensor in clean.state_dict().items()}
     # What a user would see is counted: the script's own filters, set in the block, take effect.
     with scorer.start(clean, tokenizer) as score, count_warnings(WARNING) as shown:
-        work = Run(model_path, output_dir, trainer_class, metrics, clean, tokenizer, score, start, device, stop_after)
+        work = CheckRun(
+            model_path, output_dir, trainer_class, metrics, clean, tokenizer, score, start, device, stop_after
+        )
         if "accuracy_before" in metrics:
             metrics["accuracy_before"] = score() if accuracy_before is None else accuracy_before
         measure_kind = importlib.import_module(f"{__package__}.kinds.{kind}").measure

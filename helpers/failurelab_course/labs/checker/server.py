@@ -46,7 +46,7 @@ PROCESSES = 32
 BROKE = 70  # a check's exit status when the check itself could not be done
 
 
-class Check:
+class RunningCheck:
     """One check that runs: its order, its process, what it has sent, and which limit it broke, if any."""
 
     def __init__(self, order: dict[str, Any], of_server: Connection):
@@ -222,10 +222,10 @@ def serve(pipe: Connection, jobs: int, device: str) -> None:
     processes.adopt_orphans()
     pipe.send_bytes(json.dumps({"broken": import_needs() if device == "cpu" else {}}).encode())
     waiting: collections.deque[dict[str, Any]] = collections.deque()
-    running: list[Check] = []
+    running: list[RunningCheck] = []
     accuracy: dict[str, float] = {}  # of models as they are given: the same for every check
 
-    def end(check: Check) -> None:
+    def end(check: RunningCheck) -> None:
         running.remove(check)
         check.end({other.process.pid for other in running})
 
@@ -233,7 +233,7 @@ def serve(pipe: Connection, jobs: int, device: str) -> None:
         while True:
             while waiting and len(running) < jobs:
                 order = waiting.popleft()
-                running.append(Check(order | {"accuracy_before": accuracy.get(order["model"])}, pipe))
+                running.append(RunningCheck(order | {"accuracy_before": accuracy.get(order["model"])}, pipe))
             ends = [check.process.sentinel for check in running]
             if pipe in wait([pipe, *ends], LOOK if running else None):
                 waiting.append(json.loads(pipe.recv_bytes()))

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from failurelab._unwrap import unwrap
-from failurelab_course.labs.checker.base import Run
+from failurelab_course.labs.checker.base import CheckRun
 from failurelab_course.labs.checker.kinds import logits, placement, trainer
 
 _LOADS = "load_model"
 
 
-def measure(script: types.ModuleType, run: Run) -> None:
+def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Train what the script builds, load what its ranks load, and fill in `run.metrics`.
 
     Raises:
@@ -39,7 +39,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
 
 
 @contextlib.contextmanager
-def _watched(trainer: Any, run: Run) -> Iterator[None]:
+def _watched(trainer: Any, run: CheckRun) -> Iterator[None]:
     """Read rows of logits as the kind `logits` does; where no gradient came to tell them, as they were made."""
     rows = _Rows()
     # generate calls the base model; training calls PEFT's, which calls the base model's forward unheard

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from failurelab import logits
-from failurelab_course.labs.checker.base import Refused, Run
+from failurelab_course.labs.checker.base import CheckRun, Refused
 from failurelab_course.labs.checker.kinds.products import Products
 
 SUMS = ("3+4=7", "12+19=31", "5+13=18", "17+2=19", "8+8=16", "10+9=19")
 _SAME = 1e-4  # nats
 
 
-def measure(script: types.ModuleType, run: Run) -> None:
+def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Ask the script's function, and fill in `run.metrics`.
 
     Raises:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from failurelab._unwrap import unwrap
-from failurelab_course.labs.checker.base import Run
+from failurelab_course.labs.checker.base import CheckRun
 from failurelab_course.labs.checker.kinds import trainer as trainer_kind
 from failurelab_course.labs.checker.kinds.products import Products
 
@@ -22,13 +22,13 @@ _READ = 32  # at most so many rows of one call of the head are compared
 _AGREE = 0.95  # share of the rows that one distance must explain
 
 
-def measure(script: types.ModuleType, run: Run) -> None:
+def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Build the script's trainer, train it, and fill in `run.metrics`."""
     trainer_kind.measure(script, run, watched)
 
 
 @contextlib.contextmanager
-def watched(trainer: Any, run: Run) -> Iterator[None]:
+def watched(trainer: Any, run: CheckRun) -> Iterator[None]:
     """Read the first training pass of a block at the trainer's head, and fill in `run.metrics`."""
     head = _Head(trainer.model, run)
     try:
@@ -47,7 +47,7 @@ class _Head:
     The gradient of the hidden states says which rows were used.
     """
 
-    def __init__(self, model: Any, run: Run):
+    def __init__(self, model: Any, run: CheckRun):
         self._run, base = run, unwrap(model)
         self.products = Products(base.config.vocab_size, self._on_rows)
         self._passes = self._made = self._needed = 0

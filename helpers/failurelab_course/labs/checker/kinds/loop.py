@@ -7,13 +7,13 @@ returns is not asked for. The trained weights are scored by the scorer.
 import types
 
 from failurelab_course.experiments import models
-from failurelab_course.labs.checker.base import Refused, Run
+from failurelab_course.labs.checker.base import CheckRun, Refused
 from failurelab_course.labs.checker.kinds.trainer import watched
 
 STEPS = 50
 
 
-def measure(script: types.ModuleType, run: Run) -> None:
+def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Run the script's training loop for `STEPS` steps, and fill in `run.metrics`.
 
     Raises:

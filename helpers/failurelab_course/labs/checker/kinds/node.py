@@ -32,7 +32,7 @@ from failurelab.placement.dtypes import quantized
 from failurelab.simulate import loads
 from failurelab.simulate import node as simulated_node
 from failurelab.simulate.cuda import Cuda
-from failurelab_course.labs.checker.base import Refused, Run, import_script
+from failurelab_course.labs.checker.base import CheckRun, Refused, import_script
 from failurelab_course.labs.checker.kinds.placement import count_elsewhere, count_loaded, loading
 from failurelab_course.labs.metrics import NODE, PLACEMENT
 
@@ -40,7 +40,7 @@ GPUS = 2
 _TOGETHER = ("need to be on the same GPU", "to be on the same device")  # bitsandbytes' words, and torch's
 
 
-def measure(script: types.ModuleType, run: Run) -> None:
+def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Start the script's command on the node, and fill in `run.metrics`.
 
     Raises:
@@ -118,7 +118,7 @@ def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return there
 
 
-def _judge(model: Any, config: Any, rank: int, run: Run) -> None:
+def _judge(model: Any, config: Any, rank: int, run: CheckRun) -> None:
     """Ask transformers, accelerate, bitsandbytes and `placement.check` about what one process has prepared."""
     metrics = run.metrics
     used = count_loaded(model, f"rank {rank} prepared", run)

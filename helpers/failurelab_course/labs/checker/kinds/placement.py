@@ -17,13 +17,13 @@ from failurelab import placement, simulate
 from failurelab.placement.dtypes import quantized
 from failurelab.simulate import loads
 from failurelab.simulate.rank import Rank, told_to_all
-from failurelab_course.labs.checker.base import Refused, Run, import_script
+from failurelab_course.labs.checker.base import CheckRun, Refused, import_script
 from failurelab_course.labs.metrics import PLACEMENT
 
 RANKS = 2
 
 
-def measure(script: types.ModuleType, run: Run) -> None:
+def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Run the script's function as every rank, and fill in `run.metrics`.
 
     Raises:
@@ -49,7 +49,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
     metrics["placement_refused"] = metrics["ranks_refused"] > 0
 
 
-def _judge(models: Any, rank: int, accelerator: Any, run: Run) -> None:
+def _judge(models: Any, rank: int, accelerator: Any, run: CheckRun) -> None:
     """Ask accelerate and `placement.check` about what one rank has loaded."""
     metrics, refused = run.metrics, False
     for model in models:
@@ -63,7 +63,7 @@ def _judge(models: Any, rank: int, accelerator: Any, run: Run) -> None:
     metrics["ranks_refused"] += refused
 
 
-def count_loaded(model: Any, who: str, run: Run) -> int:
+def count_loaded(model: Any, who: str, run: CheckRun) -> int:
     """Count a model that a rank has loaded; return on how many devices it is.
 
     Raises:

@@ -18,18 +18,18 @@ from failurelab import handles
 from failurelab.logits import completion_logps
 from failurelab.measure.scores import scoring_temperature
 from failurelab_course.experiments import models
-from failurelab_course.labs.checker.base import Run
+from failurelab_course.labs.checker.base import CheckRun
 from failurelab_course.labs.checker.kinds import trainer as trainer_kind
 from failurelab_course.labs.checker.kinds.trainer import Score, score
 
 
-def measure(script: types.ModuleType, run: Run) -> None:
+def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Build the script's trainer, train it, and fill in `run.metrics`."""
     trainer_kind.measure(script, run, _watched)
 
 
 @contextmanager
-def _watched(trainer: Any, run: Run) -> Iterator[None]:
+def _watched(trainer: Any, run: CheckRun) -> Iterator[None]:
     metrics, drawn, scores = run.metrics, set(), []
     metrics |= {"temperature_off": None, "policy_gap_first": None, "policy_gap": None, "foreign_tokens": 0}
     temperatures: list[float] = []
@@ -82,7 +82,7 @@ def _off(rows: torch.Tensor, gradient: torch.Tensor, sampled: float, metrics: di
 
 
 @torch.no_grad()
-def _rollouts(batch: dict, trainer: Any, run: Run, drawn: set, scores: list[Score], gaps: list[float]) -> None:
+def _rollouts(batch: dict, trainer: Any, run: CheckRun, drawn: set, scores: list[Score], gaps: list[float]) -> None:
     """Score a batch of rollouts, count what nobody drew, and compare its log-probabilities with the policy's."""
     answers, mask = dict(models.sums()), batch["completion_mask"].bool()
     for prompt, kept, ids, counts in zip(batch["prompt_ids"], batch["prompt_mask"], batch["completion_ids"], mask):

@@ -10,20 +10,20 @@ from contextlib import contextmanager
 from typing import Any
 
 from failurelab import textbook
-from failurelab_course.labs.checker.base import Run
+from failurelab_course.labs.checker.base import CheckRun
 from failurelab_course.labs.checker.kinds import trainer as trainer_kind
 
 STEPS = (1, 8)  # at the later one the weights have moved; a wrong fix is stopped behind it
 NOTHING = textbook.Apart(0.0, 0.0, 1.0)  # of a step whose rewards leave no gradient
 
 
-def measure(script: types.ModuleType, run: Run) -> None:
+def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Build the script's trainer, train it, and fill in `run.metrics`."""
     trainer_kind.measure(script, run, _compared)
 
 
 @contextmanager
-def _compared(trainer: Any, run: Run) -> Iterator[None]:
+def _compared(trainer: Any, run: CheckRun) -> Iterator[None]:
     metrics = run.metrics
     metrics |= {"step_cosine_first": None, "step_cosine": None, "step_size": None, "other_texts": None}
     metrics["beta"] = trainer.args.beta

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from failurelab import handles
 from failurelab._unwrap import unwrap
 from failurelab_course.experiments import models
-from failurelab_course.labs.checker.base import Refused, Run
+from failurelab_course.labs.checker.base import CheckRun, Refused
 
 # Of one completion: the step it was generated for, its prompt, 1.0 if it is right, else 0.0; whether it goes on after
 # its end
@@ -26,10 +26,10 @@ Score = tuple[int, str, float, bool]
 
 
 # A look at a trainer while it trains, which fills in the run's metrics.
-Watch = Callable[[transformers.Trainer, Run], contextlib.AbstractContextManager[None]]
+Watch = Callable[[transformers.Trainer, CheckRun], contextlib.AbstractContextManager[None]]
 
 
-def measure(script: types.ModuleType, run: Run, watch: Watch | None = None) -> None:
+def measure(script: types.ModuleType, run: CheckRun, watch: Watch | None = None) -> None:
     """Build the script's trainer, train it, and fill in `run.metrics`.
 
     Raises:
@@ -49,7 +49,7 @@ def measure(script: types.ModuleType, run: Run, watch: Watch | None = None) -> N
     after(trainer, run)
 
 
-def build_trainer(script: types.ModuleType, run: Run) -> transformers.Trainer:
+def build_trainer(script: types.ModuleType, run: CheckRun) -> transformers.Trainer:
     """Return the trainer that the script builds.
 
     Raises:
@@ -63,7 +63,7 @@ def build_trainer(script: types.ModuleType, run: Run) -> transformers.Trainer:
     return trainer
 
 
-def must_be_as_given(model: torch.nn.Module, run: Run) -> None:
+def must_be_as_given(model: torch.nn.Module, run: CheckRun) -> None:
     """Make sure that a trainer's model is the one that the script was given, in whatever dtype; adapters may be on it.
 
     A script may have loaded it in 16 bits and cast it afterwards.
@@ -131,7 +131,7 @@ class _Stop(transformers.TrainerCallback):
         control.should_training_stop |= state.global_step >= self.steps
 
 
-def train(trainer: transformers.Trainer, run: Run) -> None:
+def train(trainer: transformers.Trainer, run: CheckRun) -> None:
     """Train, and fill in what shows during training; also where training ends in an error."""
     metrics = run.metrics
     if run.stop_after:
@@ -148,7 +148,7 @@ def train(trainer: transformers.Trainer, run: Run) -> None:
 
 
 @contextlib.contextmanager
-def watched(model: torch.nn.Module, run: Run, planned: Callable[[], int]) -> Iterator[None]:
+def watched(model: torch.nn.Module, run: CheckRun, planned: Callable[[], int]) -> Iterator[None]:
     """Look at a model while it is trained in the block, whoever trains it, and fill in `run.metrics`.
 
     Torch calls a hook before each step of every optimizer of the process: gradients and rates are read there. `planned`
@@ -242,7 +242,7 @@ def scored_rollouts(model: Any, tokenizer: Any, scores: list[Score], step: Calla
     return handles.wrap_method(model, "generate", generate, "the checker's scores of rollouts")
 
 
-def score(scores: list[Score], run: Run, planned: int) -> None:
+def score(scores: list[Score], run: CheckRun, planned: int) -> None:
     """Work out the rewards at the start and at the end, and how far the first rollouts are below the model.
 
     `planned` is the number of steps of the whole run, which may have been stopped before.
@@ -264,7 +264,7 @@ def score(scores: list[Score], run: Run, planned: int) -> None:
     metrics["rollout_gap"] = metrics["accuracy_there"] - metrics["reward_first"]
 
 
-def after(trainer: transformers.Trainer, run: Run) -> None:
+def after(trainer: transformers.Trainer, run: CheckRun) -> None:
     """Measure the trained weights in the scorer's clean model: hooks, patches and modes of the trained do not count.
 
     Raises:

@@ -11,12 +11,12 @@ import types
 import torch
 
 from failurelab import mismatch
-from failurelab_course.labs.checker.base import Refused, Run
+from failurelab_course.labs.checker.base import CheckRun, Refused
 
 SHORT, LONG, COUNT, TEMPERATURE = 16, 448, 64, 0.7
 
 
-def measure(script: types.ModuleType, run: Run) -> None:
+def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Ask the script's function, and fill in `run.metrics`.
 
     Raises:
@@ -50,7 +50,7 @@ def measure(script: types.ModuleType, run: Run) -> None:
 
 
 @torch.no_grad()
-def _drawn(run: Run, length: int, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def _drawn(run: CheckRun, length: int, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return both log-probabilities, (sequences, tokens), of what a bfloat16 copy draws at a temperature."""
     engine = copy.deepcopy(run.clean).to(torch.bfloat16)
     torch.manual_seed(0)

@@ -16,13 +16,13 @@ import transformers
 
 from failurelab import handles, zero3
 from failurelab_course.experiments import deepspeed
-from failurelab_course.labs.checker.base import Run
+from failurelab_course.labs.checker.base import CheckRun
 from failurelab_course.labs.checker.kinds.trainer import build_trainer, must_be_as_given
 
 STAGE = 3
 
 
-def measure(script: types.ModuleType, run: Run) -> None:
+def measure(script: types.ModuleType, run: CheckRun) -> None:
     """Build the script's trainer under ZeRO-3, train it, and fill in `run.metrics`.
 
     Raises:

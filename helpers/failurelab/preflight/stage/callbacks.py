@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.intercept.own_code import OwnCode
 from failurelab.preflight.script_text import location, read_source
+from failurelab.preflight.stage.own_code import OwnCode
 
 _ANYWHERE = (NameError, ImportError, SyntaxError)  # which come at full length too
 
@@ -19,7 +19,7 @@ _ANYWHERE = (NameError, ImportError, SyntaxError)  # which come at full length t
 @contextlib.contextmanager
 def errors_noted(trainer: Any, own: OwnCode) -> Iterator[list[Finding]]:
     """Inside, what a callback of the script's own raises becomes a finding; each callback's event is told once."""
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
 
     def called(method: Callable[..., Any], name: str, args: Any, state: Any, control: Any, **more: Any) -> Any:
         try:
@@ -37,7 +37,7 @@ def errors_noted(trainer: Any, own: OwnCode) -> Iterator[list[Finding]]:
                 finding = Finding.suspected("callback", said, why, "Mend that line.", part=name, place=place, ends=True)
             else:
                 finding = Finding.not_checked("callback", f"{said}; whether at full length too is not known", part=name)
-            found.setdefault(name, finding)
+            findings.setdefault(name, finding)
             return control
 
     taken: list[Finding] = []
@@ -51,4 +51,4 @@ def errors_noted(trainer: Any, own: OwnCode) -> Iterator[list[Finding]]:
                     vars(callback)[event] = around
                     stack.callback(vars(callback).pop, event)
         yield taken
-    taken += found.values()
+    taken += findings.values()

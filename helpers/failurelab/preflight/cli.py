@@ -16,12 +16,13 @@ from typing import Any
 from failurelab._outputs import OutputError, check_output, write_output
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
-from failurelab.preflight import launcher_line, rounds
+from failurelab.preflight import launcher_line
 from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Effect, Finding
-from failurelab.preflight.intercept.effects import cache_folders
 from failurelab.preflight.report import issue, terminal
 from failurelab.preflight.script_text import encode_source, make_patch, read_source
 from failurelab.preflight.session import Session, TimeIsOver
+from failurelab.preflight.stage.effects import cache_folders
+from failurelab.preflight.trials import ROUNDS_OVER, Rounds, Trial
 
 
 class PreflightError(FailureLabError):
@@ -92,44 +93,44 @@ def main(arguments: list[str]) -> int:
         return error.exit_status
     try:
         names = ("python", "steps", "real_model", "world_size", "time_limit", "again")
-        told = ask(
+        answer = ask(
             launcher_line.read_line(line, options.python),
             **{name: getattr(options, name) for name in names},
             say=lambda stage: print(f"preflight: {stage} …", file=sys.stderr, flush=True),
         )
     except FailureLabError as error:
-        told = Answer((options.module or line)[0], error=str(error))
+        answer = Answer((options.module or line)[0], error=str(error))
     except KeyboardInterrupt:
         print("\npreflight was interrupted: the script's processes are ended, nothing is left", file=sys.stderr)
         return 130
-    print(terminal.text(told))
+    print(terminal.text(answer))
     try:
-        _write(told, options)
+        _write(answer, options)
     except OutputError as error:
         print(f"ERROR {error}", file=sys.stderr)
         return error.exit_status
-    return told.exit_status
+    return answer.exit_status
 
 
 _FILES = ("diff", "json", "report")  # options that name a file to write
 
 
-def _write(told: Answer, options: argparse.Namespace) -> None:
+def _write(answer: Answer, options: argparse.Namespace) -> None:
     """Write the files that were asked for."""
-    if options.diff and told.patch:
-        write_output(options.diff, told.patch)
-        apply = f"in {told.patch_folder}: git apply {options.diff.resolve()}"
-        if told.script.endswith(".ipynb"):
+    if options.diff and answer.patch:
+        write_output(options.diff, answer.patch)
+        apply = f"in {answer.patch_folder}: git apply {options.diff.resolve()}"
+        if answer.script.endswith(".ipynb"):
             apply = "make its changes in the notebook's cells"
-        left = ", ".join(f"{finding.failure} ({finding.verdict.value.lower()})" for finding in told.left_by_patch)
+        left = ", ".join(f"{finding.failure} ({finding.verdict.value.lower()})" for finding in answer.left_by_patch)
         left = f"it leaves {left}" if left else "with it nothing is found"
         print(f"{options.diff}: the patch that was tried, as a whole: {left}. Next, {apply}")
     elif options.diff:
         print(f"{options.diff}: not written, for no edit of the script was tried that heals")
     if options.json:
-        write_output(options.json, json.dumps(told.to_json(), indent=1) + "\n")
+        write_output(options.json, json.dumps(answer.to_json(), indent=1) + "\n")
     if options.report:
-        write_output(options.report, issue.markdown(told))
+        write_output(options.report, issue.markdown(answer))
 
 
 def ask(
@@ -154,7 +155,7 @@ def ask(
         world_size: processes of the run; by default as launched.
         time_limit: seconds, for all runs of the script.
         again: whether the script may be run more than once, to try repairs; None: if its first run has done nothing
-            beside its training (see `intercept.effects`).
+            beside its training (see `stage.effects`).
         preload: whether the libraries are imported once for all runs of the script; else by each of them.
         say: called with each stage.
 
@@ -177,7 +178,7 @@ def ask(
                 f"{needed} is not installed for {python}, so no Trainer can run there. "
                 "Next: --python with the Python that you train with"
             )
-    told = Answer(str(script), libraries, script_sha256=hashlib.sha256(script.read_bytes()).hexdigest())
+    answer = Answer(str(script), libraries, script_sha256=hashlib.sha256(script.read_bytes()).hexdigest())
     spec = {
         "script": str(script),
         "folder": os.getcwd() if started.module else str(script.resolve().parent),
@@ -194,18 +195,18 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="failurelab-preflight-", ignore_cleanup_errors=True) as folder:
         variables = dict(started.environment)
         with Session(pathlib.Path(folder), python, variables, spec, time_limit, say).open() as session:
-            _judge(told, session, script, again)
-    return told
+            _judge(answer, session, script, again)
+    return answer
 
 
-def _judge(told: Answer, session: Session, script: pathlib.Path, again: bool | None) -> None:
+def _judge(answer: Answer, session: Session, script: pathlib.Path, again: bool | None) -> None:
     """Run the script, and again with the repairs of what was found; write into `told` what came of it."""
     folders = {script.resolve().parent, pathlib.Path.cwd()}
     before = {folder: _list_files(folder) for folder in folders}
     try:
         first = session.run(Change())
     except TimeIsOver as error:
-        told.error = str(error)
+        answer.error = str(error)
         return
     effects = list(first.effects)
     heard = {os.path.realpath(effect.what) for effect in effects}
@@ -214,7 +215,7 @@ def _judge(told: Answer, session: Session, script: pathlib.Path, again: bool | N
         if new:  # of the script's processes none is left, so what is still being written is another one's
             new -= _written_by_others()
         effects += [Effect("writes", path) for path in sorted(new) if os.path.realpath(path) not in heard]
-    outcome, left = rounds.Rounds(session.run, first, session.say), rounds.ROUNDS_OVER
+    outcome, left = Rounds(session.run, first, session.say), ROUNDS_OVER
     if again is False:
         left = "the script was not run with a repair (--no-try)"
     elif again is None and effects and first.found:
@@ -229,17 +230,17 @@ def _judge(told: Answer, session: Session, script: pathlib.Path, again: bool | N
         except TimeIsOver as error:
             left = "not tried: the time was over"
             outcome.notes.append(f"not every repair was tried: {error}")
-    told.error, told.cut, told.effects = outcome.last.error, outcome.last.cut, effects
-    told.notes, told.ended_first = [*first.notes, *outcome.notes], first.error
-    told.rewards = first.rewards or outcome.last.rewards
+    answer.error, answer.cut, answer.effects = outcome.last.error, outcome.last.cut, effects
+    answer.notes, answer.ended_first = [*first.notes, *outcome.notes], first.error
+    answer.rewards = first.rewards or outcome.last.rewards
     # the repairs as diffs, each on top of those before it, and all that healed as one patch
     trials = [*outcome.named, *outcome.suspected(left)]
     tried = [_with_diff(trial, session.line) for trial in trials]
-    told.settle([*tried, *(each for each in outcome.last.findings if not each.accuses)])
-    told.patch, told.patch_folder = _patch(Change(), outcome.change, context=3)
+    answer.settle([*tried, *(finding for finding in outcome.last.findings if not finding.accuses)])
+    answer.patch, answer.patch_folder = _patch(Change(), outcome.change, context=3)
 
 
-def _with_diff(trial: rounds.Trial, line: str) -> Finding:
+def _with_diff(trial: Trial, line: str) -> Finding:
     """Return what came of a failure with its repair as a diff, and without the whole files of the runs.
 
     Args:
@@ -280,13 +281,13 @@ def _written_by_others() -> set[str]:
 
     None where there is no /proc.
     """
-    found = set()
+    files = set()
     for link in pathlib.Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError, ValueError):  # of another user, or gone
             flags = re.search(r"flags:\s*(\d+)", link.parents[1].joinpath("fdinfo", link.name).read_text())
             if flags and int(flags[1], 8) & (os.O_WRONLY | os.O_RDWR):
-                found.add(os.readlink(link))
-    return found
+                files.add(os.readlink(link))
+    return files
 
 
 _MOST_FILES, _DEPTH = 5000, 3
@@ -294,10 +295,10 @@ _MOST_FILES, _DEPTH = 5000, 3
 
 def _list_files(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
     """Return the files of a folder, hidden ones and caches left out, with their times and sizes."""
-    found: dict[str, tuple[int, int]] = {}
+    files: dict[str, tuple[int, int]] = {}
     caches = cache_folders()
     folders = [(str(folder), 0)]
-    while folders and len(found) < _MOST_FILES:
+    while folders and len(files) < _MOST_FILES:
         name, depth = folders.pop()
         try:
             entries = list(os.scandir(name))
@@ -310,5 +311,5 @@ def _list_files(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
                 folders += [(entry.path, depth + 1)] * (depth < _DEPTH)
             elif entry.is_file(follow_symlinks=False):
                 status = entry.stat()
-                found[entry.path] = (status.st_mtime_ns, status.st_size)
-    return found
+                files[entry.path] = (status.st_mtime_ns, status.st_size)
+    return files

@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from failurelab.preflight.inputs import Seen
+from failurelab.preflight.training import Training
 
 
 @contextlib.contextmanager
-def differing_rewards(seen: Seen) -> Iterator[None]:
+def differing_rewards(training: Training) -> Iterator[None]:
     """Inside, the trainer's reward functions and reward models give rewards that differ."""
-    functions = getattr(seen.trainer, "reward_funcs", None)
+    functions = getattr(training.trainer, "reward_funcs", None)
     if not isinstance(functions, list):
         yield
         return
-    own, generations = list(functions), int(getattr(seen.trainer, "num_generations", 0) or 2)
+    own, generations = list(functions), int(getattr(training.trainer, "num_generations", 0) or 2)
     with contextlib.ExitStack() as stack:
         stack.callback(functions.__setitem__, slice(None), own)
-        functions[:] = [_stand_in(function, seen, generations, number) for number, function in enumerate(own)]
+        functions[:] = [_stand_in(function, training, generations, number) for number, function in enumerate(own)]
         for number, function in enumerate(own):
             if isinstance(function, torch.nn.Module):
                 hook = functools.partial(_vary, generations, number)
@@ -32,15 +32,15 @@ def differing_rewards(seen: Seen) -> Iterator[None]:
         yield
 
 
-def _stand_in(function: Any, seen: Seen, generations: int, number: int) -> Any:
+def _stand_in(function: Any, training: Training, generations: int, number: int) -> Any:
     """Return a reward function that notes what it is handed at its first call, and gives rewards that differ."""
     if isinstance(function, torch.nn.Module) or not callable(function):
         return function
 
     def stand_in(**kwargs: Any) -> list[float]:
-        seen.called.add(number)
-        if seen.handed is None:
-            seen.handed = dict(kwargs)
+        training.called.add(number)
+        if training.reward_inputs is None:
+            training.reward_inputs = dict(kwargs)
         return substitute_rewards(len(kwargs["completions"]), generations, number)
 
     stand_in.__name__ = getattr(function, "__name__", type(function).__name__)

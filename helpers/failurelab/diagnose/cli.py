@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
         except FailureLabError as error:
             print(f"ERROR {error}", file=sys.stderr)
             return 3
-    answers: list[answer.Answer] = []
+    answers: list[answer.Diagnosis] = []
     errors: list[tuple[str, str]] = []
     for name, paths in split(options.runs):
         try:
@@ -98,7 +98,7 @@ def ask(
     paths: list[pathlib.Path],
     installed: Mapping[str, str] | None = None,
     compared: Mapping[str, Value] | None = None,
-) -> answer.Answer:
+) -> answer.Diagnosis:
     """Judge one run by its folder or its files.
 
     Args:

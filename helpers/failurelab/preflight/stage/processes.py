@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from failurelab.preflight.intercept.own_code import OwnCode
+from failurelab.preflight.stage.own_code import OwnCode
 
 _LAUNCHERS = ("python", "accelerate", "torchrun", "deepspeed", "pip", "uv", "conda", "ray")
 

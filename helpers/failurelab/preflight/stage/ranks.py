@@ -22,7 +22,7 @@ from unittest import mock
 
 import torch
 
-from failurelab.preflight.intercept.own_code import OwnCode
+from failurelab.preflight.stage.own_code import OwnCode
 from failurelab.simulate.cuda import Cuda
 from failurelab.simulate.no_gpu import Mapped, on_this_machine
 from failurelab.simulate.rank import Rank
@@ -54,14 +54,14 @@ class Launched:
         self._patience = datetime.timedelta(seconds=patience)
 
     @contextlib.contextmanager
-    def seen(self, own: OwnCode) -> Iterator[None]:
+    def as_launched(self, own: OwnCode) -> Iterator[None]:
         """Inside, the script is that process of the launch."""
         with contextlib.ExitStack() as stack:
             if self.rank.launched or torch.cuda.device_count() < self.rank.count:
                 stack.enter_context(on_this_machine(self.mapped, self.cuda))
             if self.rank.launched:
                 stack.enter_context(self._by_gloo())
-                stack.enter_context(self._state_told(own))
+                stack.enter_context(self._state_of_rank(own))
             yield
 
     def too_early(self) -> bool:
@@ -121,25 +121,25 @@ class Launched:
             yield
 
     @contextlib.contextmanager
-    def _state_told(self, own: OwnCode) -> Iterator[None]:
+    def _state_of_rank(self, own: OwnCode) -> Iterator[None]:
         """Inside, accelerate's state is that of a CPU, and its device is the launch's for the script's own code."""
         if importlib.util.find_spec("accelerate") is None:
             yield
             return
         from accelerate.state import AcceleratorState, PartialState
 
-        original, told, asked = PartialState.__init__, self.rank.device, False
+        original, of_rank, answered = PartialState.__init__, self.rank.device, False
 
         def on_cpu(state: Any, cpu: bool = False, **options: Any) -> None:
-            nonlocal asked
+            nonlocal answered
             original(state, cpu=True, **{name: value for name, value in options.items() if name != "backend"})
-            if not asked:
-                asked = True
-                self.cuda.set_device(told)
+            if not answered:
+                answered = True
+                self.cuda.set_device(of_rank)
 
         def read(state: Any) -> Any:
             if own.asks(_PASS_ON):
-                return told
+                return of_rank
             values = state.__dict__
             return values["device"] if "device" in values else state.__getattr__("device")  # accelerate's own error
 

@@ -92,7 +92,7 @@ class Rounds:
 
     def _try_one(self) -> bool:
         """Name the worst failure that can be; return whether there was one."""
-        for finding in sorted(self.last.found, key=lambda each: (not each.ends, rank(each.failure))):
+        for finding in sorted(self.last.found, key=lambda candidate: (not candidate.ends, rank(candidate.failure))):
             if finding.key in self.settled or self._is_named(finding):
                 continue
             why = self._why_not(finding)
@@ -140,7 +140,7 @@ class Rounds:
         return ""
 
     def _name(self, finding: Finding, tried: str, change: Change | None) -> None:
-        hidden = finding.key not in {each.key for each in self.first.found}
+        hidden = finding.key not in {other.key for other in self.first.found}
         turn = len(self.named) + 1
         finding = dataclasses.replace(finding, verdict=Verdict.NAMED, tried=tried, round=turn, hidden=hidden)
         self.named.append(Trial(finding, self.change, change))
@@ -149,7 +149,7 @@ class Rounds:
         """Run the script with a failure's repair too; note which of the others stay with it."""
         self.say(stage.format(finding.failure))
         answer = next(iter(self._runs_of(change)), None) or self._again(change)
-        self._kept |= {(finding.key, each.key) for each in self.last.found if _is_accused(each, answer)}
+        self._kept |= {(finding.key, other.key) for other in self.last.found if _is_accused(other, answer)}
         return answer
 
     def _runs_of(self, change: Change) -> list[Answer]:
@@ -181,8 +181,8 @@ def _why_not_healed(finding: Finding, before: Answer, trial: Answer) -> str:
         return "it is still there with its repair"
     if not _held(finding, trial) and not finding.tried:
         return f"with its repair nothing was measured{': ' + trial.error if trial.error else ''}"
-    held = {each.failure for each in before.held} - {each.failure for each in before.found}
-    new = [each.failure for each in trial.found if each.failure in held]
+    held = {other.failure for other in before.held} - {other.failure for other in before.found}
+    new = [other.failure for other in trial.found if other.failure in held]
     return f"its repair brings {', '.join(new)}, which was not there before" if new else ""
 
 
@@ -193,18 +193,18 @@ def _held(finding: Finding, answer: Answer) -> str:
     one, neither the same fault nor another, it has measured both.
     """
     for failure in _HELD_BY.get(finding.failure, (finding.failure,)):
-        for each in answer.held:
-            if each.failure == failure and (not finding.part or each.part in ("", finding.part)):
-                return each.evidence
+        for other in answer.held:
+            if other.failure == failure and (not finding.part or other.part in ("", finding.part)):
+                return other.evidence
     if not finding.part:
         return ""
-    same = [each for each in answer.findings if each.failure == finding.failure]
-    others = [each for each in same if each.part and each.part != finding.part and each in answer.found]
-    silent = all(each.part != finding.part for each in same)
+    same = [other for other in answer.findings if other.failure == finding.failure]
+    others = [other for other in same if other.part and other.part != finding.part and other in answer.found]
+    silent = all(other.part != finding.part for other in same)
     return f"it is no longer said of {finding.part}" if others and silent else ""
 
 
 def _is_accused(finding: Finding, answer: Answer) -> bool:
     """Whether a run speaks of the same thing: it was measured again, or is suspected of the whole script."""
-    suspected = {each.key if finding.part else each.failure for each in answer.suspected}
-    return finding.key in {*suspected, *(each.key for each in answer.found)}
+    suspected = {other.key if finding.part else other.failure for other in answer.suspected}
+    return finding.key in {*suspected, *(other.key for other in answer.found)}

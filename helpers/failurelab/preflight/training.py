@@ -1,4 +1,4 @@
-"""What a judge is given to see: the trainer, what was asked for, the loads of models, and the script."""
+"""What a judge is asked about: a script's training, the models that it loads, and the script."""
 
 import ast
 import dataclasses
@@ -43,7 +43,7 @@ class TrainedAdapter:
 
     Attributes:
         name: of the adapter, for messages.
-        logits: of eight tokens, `(1, 8, vocabulary)`, see `intercept.small.probe`.
+        logits: of eight tokens, `(1, 8, vocabulary)`, see `stage.models.probe`.
         base: the same without the adapter.
         trainable: whether it was loaded to be trained.
     """
@@ -55,25 +55,25 @@ class TrainedAdapter:
 
 
 @dataclasses.dataclass
-class Seen:
-    """What preflight has seen of a script when the judges are asked; they change none of it.
+class Training:
+    """The training that is judged: its trainer and what the script gave it, and what came of it. Judges change none.
 
     Attributes:
         trainer: the script's trainer, built with the cut model. Its reward functions and tokenizer are real.
         dataset: the training dataset as the script gave it to the trainer: whole, and before the trainer tokenized it.
-        asked: the training arguments as the script gave them, before they were cut, by name.
+        arguments: the training arguments as the script gave them, before they were cut, by name.
         loads: of models, in order.
         adapters: trained ones, in order.
         finished: whether the cut training came to its end.
         log: the trainer's log history, empty before training.
         world_size: of the launch.
         small: whether the model was cut.
-        given: the arguments that the script gave the trainer, by name.
+        keywords: the arguments that the script gave the trainer, by name.
         device: the GPU that the last rank trains on, by the number that it has there: 0 where a scheduler shows each
             process one. None is as many as there are other ranks.
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
         source: the script, for repairs that are a diff of its lines.
-        handed: what the trainer handed to a reward function at its first call, by name; None where it never did.
+        reward_inputs: what the trainer handed to a reward function at its first call, by name; None where it never did.
         called: the places of the reward functions that the trainer has called in the cut training.
         not_called: reward functions, by their id, that do not return, or cannot be asked here.
         rewards: what the reward functions pay for made-up completions; None where they were not asked.
@@ -82,7 +82,7 @@ class Seen:
     """
 
     trainer: Any
-    asked: dict[str, Any]
+    arguments: dict[str, Any]
     dataset: Any = None
     loads: list[Load] = dataclasses.field(default_factory=list)
     adapters: list[TrainedAdapter] = dataclasses.field(default_factory=list)
@@ -90,11 +90,11 @@ class Seen:
     log: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     world_size: int = 1
     small: bool = True
-    given: dict[str, Any] = dataclasses.field(default_factory=dict)
+    keywords: dict[str, Any] = dataclasses.field(default_factory=dict)
     device: int | None = None
     zero_stage: int = 0
     source: "Source | None" = None
-    handed: dict[str, Any] | None = None
+    reward_inputs: dict[str, Any] | None = None
     called: set[int] = dataclasses.field(default_factory=set)
     not_called: set[int] = dataclasses.field(default_factory=set)
     rewards: RewardTable | None = None
@@ -125,8 +125,8 @@ class Source:
         """Return whether two lines stand in the two branches of an `if`, so that one of them alone is run."""
         for node in ast.walk(ast.parse(self.text)):
             if isinstance(node, ast.If) and node.orelse:
-                in_body = [holds_line(node.body[0], node.body[-1], each) for each in (line, other)]
-                inside = [holds_line(node, node, each) for each in (line, other)]
+                in_body = [holds_line(node.body[0], node.body[-1], number) for number in (line, other)]
+                inside = [holds_line(node, node, number) for number in (line, other)]
                 if all(inside) and in_body[0] != in_body[1]:
                     return True
         return False
@@ -138,4 +138,8 @@ class Source:
             for node in ast.walk(ast.parse(self.text))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "train"
         )
-        return sorted(each.end_lineno or each.lineno for each in called if "trainer" in ast.unparse(each.value).lower())
+        return sorted(
+            trainer.end_lineno or trainer.lineno
+            for trainer in called
+            if "trainer" in ast.unparse(trainer.value).lower()
+        )

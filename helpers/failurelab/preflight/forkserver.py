@@ -1,4 +1,4 @@
-"""Runs in the Python that trains: `PYTHON child.py SPEC`. It takes this package along, and nothing else from beside it.
+"""Runs in the Python that trains: `PYTHON forkserver.py SPEC`. It takes this package along, and nothing from beside it.
 
 It imports what scripts import, and then reads one order a line on its input: the processes of one run of the script.
 Each is forked from it, so that libraries are imported once for all runs, and answers as a process of its own does.
@@ -31,7 +31,7 @@ _BEFORE_ANY_SCRIPT = {  # what is imported once, and names in it: libraries' own
     "datasets": ("Dataset",),
     "peft": ("PeftModel", "LoraConfig"),
     "trl": (),  # those that stand in the script
-    **{f"failurelab.preflight.{name}": () for name in ("run", "intercept.saved", "intercept.rewards", "judges.order")},
+    **{f"failurelab.preflight.{name}": () for name in ("run", "stage.saving", "stage.rewards", "judges.order")},
 }
 # A script that sets one of these before it imports a library: what that import does is its own then.
 _SETS_VARIABLES = re.compile(r"environ\s*(\[[^\]]+\]\s*=(?!=)|\.\s*(update|setdefault))|putenv|load_dotenv")

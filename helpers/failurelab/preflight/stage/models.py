@@ -22,7 +22,7 @@ from failurelab import updates
 from failurelab._unwrap import unwrap
 from failurelab.failures import release
 from failurelab.handles import eval_mode, keep_requires_grad
-from failurelab.preflight.inputs import Load, TrainedAdapter
+from failurelab.preflight.training import Load, TrainedAdapter
 from failurelab.simulate.loads import FOR_FILES, Call, loaded_by
 from failurelab.simulate.no_gpu import Mapped
 from failurelab.textbook import without_adapters
@@ -114,24 +114,25 @@ def built_small(
     def load_small(call: Call) -> Any:
         if not call.options.pop("output_loading_info", False):
             return load_one(call)
-        told: dict[str, list[Any]] = {name: [] for name in _LOADING_INFO}
+        missing: dict[str, list[Any]] = {name: [] for name in _LOADING_INFO}
         original = call.original
 
         def load_and_tell(*arguments: Any, **options: Any) -> Any:
             model, info = original(*arguments, output_loading_info=True, **options)
-            told.update(info)
+            missing.update(info)
             return model
 
         call.original = load_and_tell  # where transformers loads weights, it says itself what they lack
-        return load_one(call), told
+        return load_one(call), missing
 
     def load_one(call: Call) -> Any:
-        name, given = call.name, dict(call.options)
-        if name is None or given.get("state_dict") is not None:
+        name, options = call.name, dict(call.options)
+        if name is None or options.get("state_dict") is not None:
             return call.load()
         config = call.read_config()
-        load = Load(str(name), given, copy.deepcopy(config), by_trainer(), _dtype(config, given), _bits(config, given))
-        load.device_map, load.early = given.get("device_map"), too_early()
+        dtype, bits = _dtype(config, options), _bits(config, options)
+        load = Load(str(name), options, copy.deepcopy(config), by_trainer(), dtype, bits)
+        load.device_map, load.early = options.get("device_map"), too_early()
         load.config._name_or_path = load.name  # which a model's own class leaves out, unlike the Auto classes
         load.small = not (real or is_small(call.cls, config, name))
         loads.append(load)
@@ -146,10 +147,10 @@ def built_small(
         if not load.small:
             call.arguments, call.config = (), _without_quantization(config)
             # All in one dtype: a reference that trl loads like the policy's parameters would lack its rounding.
-            call.options = _attention(given) | _for_files(given) | {dtype_argument(): torch.float32}
+            call.options = _attention(options) | _for_files(options) | {dtype_argument(): torch.float32}
             return _marked(call.load().float(), load)
-        model = build(call.cls, load.config, **_attention(given))
-        if (generation_config := _generation_config(name, given)) is not None:  # a reward model has none
+        model = build(call.cls, load.config, **_attention(options))
+        if (generation_config := _generation_config(name, options)) is not None:  # a reward model has none
             model.generation_config = generation_config
         return _marked(model, load)
 
@@ -211,7 +212,7 @@ def _other_weights(mapped: Mapped) -> contextlib.AbstractContextManager:
             return original(self, state_dict, *args, **options)
         mapped.tell(f"load_state_dict, {len(large)} tensors of the whole model's sizes", "random ones")
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(zlib.crc32(str([each.flatten()[:8].tolist() for each in large.values()]).encode()))
+            torch.manual_seed(zlib.crc32(str([weight.flatten()[:8].tolist() for weight in large.values()]).encode()))
             for parameter in self.parameters():
                 if parameter.ndim > 1 and parameter.is_floating_point():
                     parameter.normal_(std=0.1)
@@ -344,8 +345,8 @@ def _for_files(options: dict[str, Any]) -> dict[str, Any]:
 
 def _attention(options: dict[str, Any]) -> dict[str, str]:
     """Return the attention asked for, where a CPU has it."""
-    asked = options.get("attn_implementation")
-    return {"attn_implementation": asked} if asked in ("eager", "sdpa") else {}
+    attention = options.get("attn_implementation")
+    return {"attn_implementation": attention} if attention in ("eager", "sdpa") else {}
 
 
 def dtype_argument() -> str:
@@ -359,18 +360,18 @@ def _dtype(config: Any, options: dict[str, Any]) -> str:
     """Return the dtype of the weights that this call gives with the weights there."""
     import transformers
 
-    asked = options.get("dtype", options.get("torch_dtype"))
+    dtype = options.get("dtype", options.get("torch_dtype"))
     own = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
-    if asked is None and release(transformers.__version__) < Version("5"):
-        asked = torch.float32
-    if asked is None or asked == "auto":
-        asked = own or torch.float32
-    return str(asked).removeprefix("torch.")
+    if dtype is None and release(transformers.__version__) < Version("5"):
+        dtype = torch.float32
+    if dtype is None or dtype == "auto":
+        dtype = own or torch.float32
+    return str(dtype).removeprefix("torch.")
 
 
 def _bits(config: Any, options: dict[str, Any]) -> int:
-    asked = options.get("quantization_config") or getattr(config, "quantization_config", None) or {}
-    read = asked.get if isinstance(asked, dict) else lambda name, default=None: getattr(asked, name, default)
+    own = options.get("quantization_config") or getattr(config, "quantization_config", None) or {}
+    read = own.get if isinstance(own, dict) else lambda name, default=None: getattr(own, name, default)
     for bits in (4, 8):
         if options.get(f"load_in_{bits}bit") or read(f"load_in_{bits}bit"):
             return bits

@@ -19,7 +19,7 @@ import torch
 from packaging.version import Version
 
 from failurelab.failures import release
-from failurelab.preflight.intercept.own_code import OwnCode
+from failurelab.preflight.stage.own_code import OwnCode
 
 PROMPTS, GENERATIONS = 2, 4  # of one batch at most: two prompts, for padding
 TWICE = 2  # accumulated steps, and iterations, at most: two show what more would
@@ -106,7 +106,7 @@ _STAND_INS = {
 def _wants(value: Any) -> bool:
     """Whether an option asks for what stands in for it is told of: not where it names what is the default, or none."""
     values = value if isinstance(value, (list, tuple)) else [value]
-    return any(each not in (None, False, "", "none", "all", "tensorboard") for each in values)
+    return any(option not in (None, False, "", "none", "all", "tensorboard") for option in values)
 
 
 def _values(arguments: Any) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class _Values(dict[str, Any]):
 
 
 class CutArguments:
-    """The training arguments of a script: as asked, by name, and how they were cut.
+    """The training arguments of a script: uncut, by name, and how they were cut.
 
     `note` is called with each arguments object while it is made.
     `own` is the script's code, which reads arguments as they were given; None lets all code read them as they were cut.
@@ -154,7 +154,7 @@ class CutArguments:
         self._processes = processes
         self.made: list[Any] = []
         self._known: list[tuple[Any, Any]] = []  # these and their copies, each with the ones that were made
-        self._kept: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # of each: as asked, cut, as made
+        self._kept: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []  # of each: uncut, cut, as made
 
     @contextlib.contextmanager
     def cut(self) -> Iterator[None]:
@@ -167,11 +167,11 @@ class CutArguments:
             value = get(arguments, name)
             if name not in _READ or self._own is None or not self._own.asks(through=_PASS_ON, through_here=False):
                 return value
-            asked, cut, _ = self._of(arguments, ({}, {}, {}))
+            uncut, cut, _ = self._of(arguments, ({}, {}, {}))
             shown = cut.keys() & (_ALWAYS_AS_GIVEN if id(arguments) in self._with_trainer else _ALL_CUT)
             if name == "__dict__":  # as vars() asks for it
-                return _Values(value, {each: asked[each] for each in shown if value[each] == cut[each]})
-            return asked[name] if name in shown and value == cut[name] else value
+                return _Values(value, {key: uncut[key] for key in shown if value[key] == cut[key]})
+            return uncut[name] if name in shown and value == cut[name] else value
 
         def copied(arguments: Any, memo: dict[int, Any] | None = None) -> Any:
             """Copy arguments, deep with a memo, with what is known of them."""
@@ -179,19 +179,19 @@ class CutArguments:
             get(new, "__dict__").update(values if memo is None else copy.deepcopy(values, memo))
             if kept := self._of(arguments, None):
                 self._known.append((new, self.origin(arguments)))
-                asked, cut, made = map(dict, kept) if memo is None else copy.deepcopy(kept, memo)
-                self._kept.append((asked, cut, made))
+                uncut, cut, made = map(dict, kept) if memo is None else copy.deepcopy(kept, memo)
+                self._kept.append((uncut, cut, made))
             return new
 
         def post_init(arguments: Any) -> None:
-            asked = _values(arguments)
-            cut = self._cut(asked)
+            uncut = _values(arguments)
+            cut = self._cut(uncut)
             values: dict[str, Any] = {}
             for name, value in cut.items():
                 setattr(arguments, name, value)
             self.made.append(arguments)
             self._known.append((arguments, arguments))
-            self._kept.append((asked, cut, values))
+            self._kept.append((uncut, cut, values))
             self._note(arguments)
             original(arguments)
             values.update(_values(arguments))
@@ -208,63 +208,63 @@ class CutArguments:
         """Take what the script has set on its arguments since they were made as asked: their trainer is made now."""
         self._with_trainer.add(id(arguments))
         values = _values(arguments)
-        asked, cut, values = self._of(arguments, (values, {}, values))
+        uncut, cut, values = self._of(arguments, (values, {}, values))
         late = {name: value for name, value in _values(arguments).items() if name not in cut}
-        asked.update({name: value for name, value in late.items() if value is not values[name]})
+        uncut.update({name: value for name, value in late.items() if value is not values[name]})
         if cut:
             arguments.output_dir = self.output_dir  # which the script may have set since
 
-    def asked(self, arguments: Any) -> dict[str, Any]:
+    def uncut(self, arguments: Any) -> dict[str, Any]:
         """Return the arguments as the script asked for them, also what it set after they were made."""
-        asked, cut, _ = self._of(arguments, (_values(arguments), {}, {}))
+        uncut, cut, _ = self._of(arguments, (_values(arguments), {}, {}))
         late = {name: getattr(arguments, name) for name in cut if name not in _DERIVED}
-        return asked | {name: value for name, value in late.items() if value != cut[name]}
+        return uncut | {name: value for name, value in late.items() if value != cut[name]}
 
-    def last_asked(self) -> dict[str, Any]:
+    def last_uncut(self) -> dict[str, Any]:
         """Return the arguments that were made last, as the script asked for them; empty if there are none."""
         return self._kept[-1][0] if self._kept else {}
 
     def origin(self, arguments: Any) -> Any:
         """Return the arguments that these are a copy of, or these."""
-        return next((origin for each, origin in self._known if each is arguments), arguments)
+        return next((origin for known, origin in self._known if known is arguments), arguments)
 
     def _of(self, arguments: Any, otherwise: Any) -> Any:
-        """Return these arguments as asked, cut and made; otherwise, where they were not seen to be made."""
-        return next((kept for (each, _), kept in zip(self._known, self._kept) if each is arguments), otherwise)
+        """Return these arguments uncut, cut and made; otherwise, where they were not seen to be made."""
+        return next((kept for (known, _), kept in zip(self._known, self._kept) if known is arguments), otherwise)
 
     def cuts(self, arguments: Any) -> list[str]:
         """Return what of the work was cut, a text each, such as `max_completion_length 256 -> 8`."""
-        asked, cut, _ = self._of(arguments, (_values(arguments), {}, {}))
+        uncut, cut, _ = self._of(arguments, (_values(arguments), {}, {}))
         names = ["per_device_train_batch_size", "num_generations", *_AT_MOST]
         names += ["gradient_accumulation_steps", "num_iterations"]
-        names = [name for name in names if name in cut and asked[name] is not None and cut[name] < asked[name]]
-        cuts = [f"{name} {asked[name]} -> {cut[name]}" for name in names if "eval" not in name]
-        return cuts + [f"{name}: {said}" for name, said in _STAND_INS.items() if _wants(asked.get(name))]
+        names = [name for name in names if name in cut and uncut[name] is not None and cut[name] < uncut[name]]
+        cuts = [f"{name} {uncut[name]} -> {cut[name]}" for name in names if "eval" not in name]
+        return cuts + [f"{name}: {said}" for name, said in _STAND_INS.items() if _wants(uncut.get(name))]
 
-    def _cut(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _cut(self, uncut: dict[str, Any]) -> dict[str, Any]:
         launch, real = self._processes.launch, self._processes.real
         cut = {**_SET, **_OFF, **({} if torch.cuda.is_available() and real == 1 else _NO_GPU)}
         cut |= {"output_dir": self.output_dir, "logging_dir": None, "max_steps": self.steps}
         for name, limit in _AT_MOST.items():
-            if isinstance(asked.get(name), int):
-                cut[name] = min(asked[name], limit)
+            if isinstance(uncut.get(name), int):
+                cut[name] = min(uncut[name], limit)
         cut["per_device_train_batch_size"] = PROMPTS
-        if "rloo_k" in asked:
+        if "rloo_k" in uncut:
             cut |= {"per_device_train_batch_size": 2 * PROMPTS, "total_episodes": 2 * PROMPTS * self.steps}
-        if isinstance(asked.get("num_generations"), int):
-            cut |= _cut_batch(asked, self._processes)
-            if is_refused(asked, launch):  # by trl itself then, before anything is trained
+        if isinstance(uncut.get("num_generations"), int):
+            cut |= _cut_batch(uncut, self._processes)
+            if is_refused(uncut, launch):  # by trl itself then, before anything is trained
                 cut = {name: value for name, value in cut.items() if name not in _BATCH}
-                whole = asked["per_device_train_batch_size"] * launch
+                whole = uncut["per_device_train_batch_size"] * launch
                 # fewer processes have the same batch together, or twice that, for groups of twice the size
                 twice = bool(whole % real)
                 cut["per_device_train_batch_size"] = whole if twice else whole // real
                 for name in ("num_generations", "generation_batch_size") if twice else ():
-                    cut |= {name: real * asked[name]} if asked.get(name) else {}
-        optimizer = str(getattr(asked.get("optim"), "value", asked.get("optim")))
+                    cut |= {name: real * uncut[name]} if uncut.get(name) else {}
+        optimizer = str(getattr(uncut.get("optim"), "value", uncut.get("optim")))
         if optimizer not in _IN_TORCH and not torch.cuda.is_available():
             cut["optim"] = "adamw_torch"
-        return {name: value for name, value in cut.items() if name in asked}
+        return {name: value for name, value in cut.items() if name in uncut}
 
 
 _ALL_CUT = {
@@ -279,62 +279,62 @@ _BATCH = (
 )  # fmt: skip
 
 
-def is_refused(asked: Mapping[str, Any], world_size: int) -> bool:
+def is_refused(uncut: Mapping[str, Any], world_size: int) -> bool:
     """Return whether trl refuses a batch of this size on so many processes; so does no release before 0.15."""
-    return not counts_prompts() and _possible(asked, world_size) is not None
+    return not counts_prompts() and _possible(uncut, world_size) is not None
 
 
-def make_divide(asked: Mapping[str, Any], world_size: int) -> dict[str, Any]:
+def make_divide(uncut: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     """Return training arguments with which trl takes the batch: another number of generations, if one divides it."""
-    possible = _possible(asked, world_size)
+    possible = _possible(uncut, world_size)
     if possible:
-        return {"num_generations": min(possible, key=lambda count: (abs(count - asked["num_generations"]), count))}
-    if possible is None or asked["num_generations"] < 2:
+        return {"num_generations": min(possible, key=lambda count: (abs(count - uncut["num_generations"]), count))}
+    if possible is None or uncut["num_generations"] < 2:
         return {"num_generations": 2, "per_device_train_batch_size": 2}
-    values = {"per_device_train_batch_size": asked["num_generations"]}
-    return values | ({"generation_batch_size": None} if asked.get("generation_batch_size") else {})
+    values = {"per_device_train_batch_size": uncut["num_generations"]}
+    return values | ({"generation_batch_size": None} if uncut.get("generation_batch_size") else {})
 
 
-def _possible(asked: Mapping[str, Any], world_size: int) -> list[int] | None:
+def _possible(uncut: Mapping[str, Any], world_size: int) -> list[int] | None:
     """Return the numbers of generations that divide a round of generation, where the asked one does not; else None."""
-    generations, each = asked["num_generations"], asked["per_device_train_batch_size"] * world_size
-    steps, per_round = asked.get("steps_per_generation"), asked.get("generation_batch_size")
+    generations, each = uncut["num_generations"], uncut["per_device_train_batch_size"] * world_size
+    steps, per_round = uncut.get("steps_per_generation"), uncut.get("generation_batch_size")
     if steps and per_round:
         return []
-    accumulated = asked.get("gradient_accumulation_steps") or 1
+    accumulated = uncut.get("gradient_accumulation_steps") or 1
     if per_round is None:
-        per_round = each * (steps or accumulated) if "steps_per_generation" in asked else each
+        per_round = each * (steps or accumulated) if "steps_per_generation" in uncut else each
     if per_round % each:
         return []
     fits = generations > 1 and per_round % generations == 0
     return None if fits else [count for count in range(2, per_round + 1) if per_round % count == 0]
 
 
-def _cut_batch(asked: dict[str, Any], processes: Processes = Processes()) -> dict[str, Any]:
+def _cut_batch(uncut: dict[str, Any], processes: Processes = Processes()) -> dict[str, Any]:
     """Return a batch of the script's own kind: as many prompts in a generation, accumulated steps and iterations.
 
     At most two of each. A batch of one prompt is never padded, so failures of padding are not there. Where a process
     has too few completions for a group, groups lie across processes here too.
     """
-    device, wanted = asked["per_device_train_batch_size"], asked.get("gradient_accumulation_steps") or 1
-    generations, accumulated = max(2, min(asked["num_generations"], GENERATIONS)), min(wanted, TWICE)
-    cut = {"num_iterations": min(asked.get("num_iterations") or 1, TWICE), "gradient_accumulation_steps": accumulated}
+    device, wanted = uncut["per_device_train_batch_size"], uncut.get("gradient_accumulation_steps") or 1
+    generations, accumulated = max(2, min(uncut["num_generations"], GENERATIONS)), min(wanted, TWICE)
+    cut = {"num_iterations": min(uncut.get("num_iterations") or 1, TWICE), "gradient_accumulation_steps": accumulated}
     if counts_prompts():
         return cut | {"num_generations": generations, "per_device_train_batch_size": min(device, PROMPTS)}
     lasts = steps = 1  # optimizer passes that one generation gives completions to; one where it is made for each
-    if "steps_per_generation" in asked:
-        per_round = asked.get("generation_batch_size")
-        lasts = asked.get("steps_per_generation") or (max(1, per_round // device) if per_round else wanted)
+    if "steps_per_generation" in uncut:
+        per_round = uncut.get("generation_batch_size")
+        lasts = uncut.get("steps_per_generation") or (max(1, per_round // device) if per_round else wanted)
         if lasts == wanted:
             steps = accumulated
         else:  # the loss is divided by the tokens of another number of passes than are accumulated
             accumulated = cut["gradient_accumulation_steps"] = accumulated if lasts < wanted else 1
             steps = cut["steps_per_generation"] = 1 if lasts < wanted else TWICE
-    together = device * lasts * processes.launch // asked["num_generations"]
+    together = device * lasts * processes.launch // uncut["num_generations"]
     share, rest = divmod(max(1, min(together, PROMPTS)) * generations, processes.real * steps)
-    if processes.real > 1 and device * lasts < asked["num_generations"] and not rest:
+    if processes.real > 1 and device * lasts < uncut["num_generations"] and not rest:
         return cut | {"num_generations": generations, "per_device_train_batch_size": share}
-    prompts = max(1, min(device * lasts // asked["num_generations"], PROMPTS))
+    prompts = max(1, min(device * lasts // uncut["num_generations"], PROMPTS))
     if prompts * generations % steps:
         generations = 2
     return cut | {"num_generations": generations, "per_device_train_batch_size": prompts * generations // steps}

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 from unittest import mock
 
-from failurelab.preflight.intercept.own_code import OwnCode
+from failurelab.preflight.stage.own_code import OwnCode
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATHS = {  # events; of their arguments, those that are paths which change, each with that of the folder it is below
@@ -54,7 +54,7 @@ class Effects:
         inside = {os.path.join(os.path.realpath(folder), "") for folder in allowed}
         self._allowed = (*inside, *cache_folders(), "/dev/", "/proc/")
         self._hub: set[str] = set()  # addresses
-        self._told: set[str] = set()
+        self._lines: set[str] = set()
         self._inside = threading.local()
 
     def listen(self) -> None:
@@ -62,10 +62,10 @@ class Effects:
         resolve = socket.getaddrinfo
 
         def note_hub(host: Any, *args: Any, **kwargs: Any) -> Any:
-            found = resolve(host, *args, **kwargs)
+            addresses = resolve(host, *args, **kwargs)
             if _is_hub(host):
-                self._hub.update(str(entry[4][0]) for entry in found)
-            return found
+                self._hub.update(str(entry[4][0]) for entry in addresses)
+            return addresses
 
         mock.patch.object(socket, "getaddrinfo", note_hub).start()
         sys.addaudithook(self._hear)
@@ -120,8 +120,8 @@ class Effects:
 
     def _tell(self, kind: str, what: str) -> None:
         line = json.dumps({"kind": kind, "what": what})
-        if line not in self._told and len(self._told) < _MOST:
-            self._told.add(line)
+        if line not in self._lines and len(self._lines) < _MOST:
+            self._lines.add(line)
             with self._path.open("a") as file:
                 file.write(line + "\n")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from failurelab.preflight.intercept import small
+from failurelab.preflight.stage import models
 
 _SAVING = ("save_model", "push_to_hub", "create_model_card", "save_state")
 
@@ -57,7 +57,7 @@ def _call(around: Callable[..., Any], original: Callable[..., Any], run: Any) ->
 
 def _init(run: Any, original: Callable[..., None], trainer: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     if not run.making or kwargs.get("peft_config"):  # of a subclass that makes its model, the call of its parent
-        small.note_given(kwargs.get("model", args[0] if args else None), run.adapters)
+        models.note_given(kwargs.get("model", args[0] if args else None), run.adapters)
     run.initialize(original, trainer, args, kwargs)
 
 
@@ -67,7 +67,7 @@ def _train(run: Any, original: Callable[..., Any], trainer: Any, args: tuple, kw
     run.training = True
     output = run.train(original, trainer)  # which ends the process, but for a training that a later one follows
     if not run.real:
-        small.seem_trained(trainer.model, std=0.01)  # little: a small checkpoint's own completions stay what they are
+        models.seem_trained(trainer.model, std=0.01)  # little: a small checkpoint's own completions stay what they are
     return output
 
 

@@ -18,11 +18,11 @@ from unittest import mock
 
 import torch
 
-from failurelab.preflight.intercept import small
+from failurelab.preflight.stage import models
 
 
 @contextlib.contextmanager
-def elsewhere(output: str | os.PathLike, loads: list[small.Load], real: bool = False) -> Iterator[None]:
+def elsewhere(output: str | os.PathLike, loads: list[models.Load], real: bool = False) -> Iterator[None]:
     """Inside, models, adapters and tokenizers are saved below `output`; loads of the same folders find them there.
 
     That folder is taken away with the run. `loads` are of the script's models; `real` ones are kept with their weights.
@@ -33,21 +33,21 @@ def elsewhere(output: str | os.PathLike, loads: list[small.Load], real: bool = F
     saved = _Saved(pathlib.Path(output))
 
     def save_model(original: Callable[..., None], model: Any, folder: pathlib.Path, *args: Any, **options: Any) -> None:
-        whole = not small.is_cut(model) and small.is_few(type(model), model.config)
+        whole = not models.is_cut(model) and models.is_few(type(model), model.config)
         if real or whole:
             original(model, folder, *args, **options)
         if real:
             return
         load = next((load for load in loads if load.name == model.config._name_or_path), None)
         config = copy.deepcopy(load.config if load and not whole else model.config)
-        setattr(config, small.dtype_argument(), getattr(torch, load.dtype) if load else model.dtype)
+        setattr(config, models.dtype_argument(), getattr(torch, load.dtype) if load else model.dtype)
         config.save_pretrained(folder)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(saved.writing("model", PreTrainedModel, save_model))
         stack.enter_context(saved.reading("model", PretrainedConfig, "get_config_dict"))
         stack.enter_context(saved.reading("model", PreTrainedModel))
-        stack.enter_context(saved.reading("model", small, "is_small", "name"))
+        stack.enter_context(saved.reading("model", models, "is_small", "name"))
         # An Auto class looks into the folder before any class of a model does.
         stack.enter_context(saved.reading("model", auto_factory, "find_adapter_config_file", "model_id"))
         if hasattr(auto_factory, "cached_file"):  # transformers 4
