@@ -130,7 +130,9 @@ def stage(folder: pathlib.Path) -> None:
         # GitHub wants an element as the target of a link, Sphinx a label that no other page has.
         mark = "".join(f"{part}-" for part in page.split("/")[:-1])
         text = re.sub(r'^<a id="([\w-]+)"></a>$', rf"({mark}\1)=", text, flags=re.MULTILINE)
-        text = text.replace("](#", f"](#{mark}")
+        text = (
+            re.sub(r"\]\(([\w-]+\.md)?#", rf"](\1#{mark}", text) if mark else text
+        )  # pages beside it have such labels too
         pages[page] = text + (_contents() if page == "index.md" else "")
     pages |= {f"notebooks/{path.name}": _notebook(path) for path in notebooks()}
     pages |= {f"labs/{path.name}.md": _lab(path) for path in labs()}
