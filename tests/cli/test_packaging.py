@@ -1,5 +1,6 @@
 """Packaging: one list of the course's packages, and a take-home package that needs nothing else."""
 
+import importlib
 import os
 import pathlib
 import re
@@ -46,6 +47,18 @@ def test_the_contracts_of_imports_hold(command):
     command = [pathlib.Path(sys.executable).parent / command.split()[0], *command.split()[1:]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_front_door_shows_what_there_is():
+    """Each name in its text is there; each public module stands in `__all__`, and in both pages for users."""
+    shown = dict(re.findall(r"^    (\w+)  +(.*(?:\n {16}.*)*)", failurelab.__doc__, re.MULTILINE))
+    assert sorted(shown) == failurelab.__all__
+    pages = [(ROOT / page).read_text() for page in ("helpers/README.md", "docs/repairs.md")]
+    for name, text in shown.items():
+        module = importlib.import_module(f"failurelab.{name}")
+        public = [word for part in text.split(": ")[1:] for word in re.split("[,;]", part)[:-1] if "_" in word]
+        assert [word for word in public if not hasattr(module, word.strip())] == []
+        assert all(f"`{name}`" in page for page in pages), name
 
 
 def test_the_version_stands_in_one_place():
