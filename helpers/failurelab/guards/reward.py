@@ -241,8 +241,8 @@ class RewardGuard(Guard):
         told = f". {'; '.join(map(str, functions))}" if functions else ""
         self._tell(
             "flat",
-            f"the rewards of each of the last {self.groups} groups are equal ({figures.span(rewards)}): every advantage is 0, "
-            f"and so is the gradient. {cause}: {CAUSES[cause]}{told}",
+            f"the rewards of each of the last {self.groups} groups are equal ({figures.span(rewards)}): every "
+            f"advantage is 0, and so is the gradient. {cause}: {CAUSES[cause]}{told}",
         )
 
     def _read_groups(
