@@ -48,6 +48,19 @@ def test_the_contracts_of_imports_hold(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_front_door_shows_what_there_is():
+    """A line for each module that is public, which stands in both pages for users; each name in it is there."""
+    lines = re.findall(r"^    (\w+)  +(.*(?:\n {16}.*)*)", failurelab.__doc__, re.MULTILINE)
+    assert sorted(name for name, _ in lines) == failurelab.__all__
+    pages = [(ROOT / page).read_text() for page in ("helpers/README.md", "docs/repairs.md")]
+    for name, text in lines:
+        paths = [ROOT / "helpers" / "failurelab" / path for path in (f"{name}.py", f"{name}/__init__.py")]
+        code = "".join(path.read_text() for path in paths if path.is_file())
+        shown = re.findall(r"\b(?:[a-z]\w*_\w+|\w+Guard)\b", text)
+        assert [word for word in shown if not re.search(rf"\b{word}\b", code)] == []
+        assert all(f"`{name}`" in page for page in pages), name
+
+
 def test_the_version_stands_in_one_place():
     """Both distributions read it there; the citation and the changelog follow."""
     take_home = tomllib.loads((ROOT / "helpers" / "pyproject.toml").read_text())
