@@ -351,7 +351,7 @@ def test_a_script_that_cannot_be_asked_is_one_line(tmp_path, monkeypatch):
     """Its own error, where it is, in its own words, and the next step."""
     monkeypatch.chdir(tmp_path)
     with one_session.scripts(tmp_path, variables={"HF_HUB_OFFLINE": "1"}) as run:
-        errors = {text: run(text)["error"] for text in OWN_ERRORS}
+        errors = {text: run(text).error for text in OWN_ERRORS}
     for text, said in OWN_ERRORS.items():
         assert all(each in errors[text] for each in said), errors[text]
         assert "\n" not in errors[text] and "SystemExit" not in errors[text]
@@ -370,8 +370,8 @@ def test_answers_for_a_machine_and_the_exit_status(tmp_path):
         )
         assert done.returncode == 3 and text in " ".join(done.stdout.split())
         told = json.loads((tmp_path / "out.json").read_text())
-        lists = {"findings", "suspected", "held", "not_applicable", "not_checked", "cut"}
-        assert set(told) == lists | {"rewards", "script", "script_sha256", "versions"}
+        lists = {"findings", "suspected", "held", "not_applicable", "not_checked", "cut", "notes"}
+        assert set(told) == lists | {"ended_first", "error", "rewards", "script", "script_sha256", "versions"}
 
 
 def test_a_python_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):

@@ -69,6 +69,7 @@ class Comparison:
         apart: trainer's gradient and the textbook's.
         floor: of the measurement.
         named: what explains a wrong gradient, where one suspect does; or None.
+        line: which one of that kind it is, such as `without temperature`; "" where there is one.
         reading: which reading of an option that the help text leaves open the trainer follows; "" the first.
         not_shown: what this step cannot show, a line each.
         texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
@@ -88,6 +89,7 @@ class Comparison:
     apart: Apart | None = None
     floor: Floor = dataclasses.field(default_factory=Floor)
     named: str | None = None
+    line: str = ""
     reading: str = ""
     not_shown: tuple[str, ...] = ()
     texts: str = ""
@@ -267,6 +269,7 @@ class _Comparer:
             apart=nearest,
             floor=floor,
             named=found.named,
+            line=found.line,
             reading=reading,
             not_shown=tuple(self._not_shown(ours, tally, options, backward)),
             clipped=tally.clipped / max(tally.tokens, 1),

@@ -204,10 +204,11 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What explains the gradient: the name, or None, a line, suspects beside the trainer's, and solved weights."""
+    """What explains the gradient: the name, or None, and its line; a text; suspects beside it, and solved weights."""
 
     named: str | None = None
     text: str = ""
+    line: str = ""
     tried: Mapping[str, Apart] = dataclasses.field(default_factory=dict)
     solved: tuple[Solution, ...] = ()
 
@@ -369,7 +370,8 @@ class Search:
 def _say(fits: Sequence[Fit], same: str) -> Explanation:
     """Return the explanation that some suspects fit, the best first: it is named where all are of its kind."""
     if len({fit.name for fit in fits}) == 1:
-        return Explanation(fits[0].name, f"Named: {fits[0]}, whose {same} is the trainer's: {fits[0].apart}.")
+        said = f"Named: {fits[0]}, whose {same} is the trainer's: {fits[0].apart}."
+        return Explanation(fits[0].name, said, line=fits[0].line)
     listed = "; ".join(map(str, fits))
     return Explanation(None, f"{len(fits)} suspects have the trainer's {same}, so none is named: {listed}.")
 

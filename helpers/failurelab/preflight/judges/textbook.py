@@ -201,6 +201,9 @@ class StepJudge(TrainerCallback):
         where = f" Overridden by the script: {names}." if own else ""
         repair, undo = self._repair(failure, report.named or "", own)
         yield Finding(failure, f"step {report.step}: {report.reason}{where}", repair, undo=undo)
+        if failure == "F3b" and "temperature" in report.line:
+            said, why = f"step {report.step}: these scores lack the temperature too", "told alone once F3b is repaired"
+            yield Finding.suspected("F15", said, why, _REPAIRS["F15"])
         if report.named and failure != "F3b":  # scores at other rows may lack the temperature too
             others = self._held_too(report, f"the gradient of step {report.step} is that of: {report.named}")
             yield from (answer for answer in others if answer.failure != failure)

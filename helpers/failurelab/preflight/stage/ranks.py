@@ -73,7 +73,7 @@ class Launched:
         import torch.distributed as dist
 
         if self.rank.launched and dist.is_initialized():
-            here = torch.zeros(7, 3, dtype=torch.int32)  # of a shape that no other call has
+            here = torch.zeros(7, 3, dtype=torch.int32, device="cpu")  # of a shape that no other call has
             dist.all_gather([torch.empty_like(here) for _ in range(self.rank.count)], here)
 
     def follow(self) -> None:
