@@ -467,7 +467,7 @@ def test_a_function_is_healed_by_what_is_said_of_itself(then, heals):
         bad = finding("F14", ["column"], part="reward_funcs[0]", fault="column")
         return Answer(findings=then if change.files else [bad])
 
-    outcome, suspected = tried(run)
+    outcome, _ = tried(run)
     assert [each.key for each in named(outcome)] == ["F14:reward_funcs[0]:column"] * heals
 
 

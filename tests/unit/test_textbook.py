@@ -935,7 +935,10 @@ def test_weights_are_solved_for_where_no_other_scores_explain_it(monkeypatch):
     tally = gradient.Tally()
     ours = gradient_of(options, tally=tally)
     late = {"scoring": lambda options, pad: textbook.Scoring(options.temperature, shift=1, pad=pad)}
-    for functions, named, count in ((late, "scores shifted by one", 0), ({"advantages": roll}, "other rows' advantages", 1)):
+    for functions, named, count in (
+        (late, "scores shifted by one", 0),
+        ({"advantages": roll}, "other rows' advantages", 1),
+    ):
         theirs = gradient_of(options, dataclasses.replace(textbook.GRPO, **functions))
         search = suspects.Search(model, rows, options, textbook.GRPO, theirs, textbook.Floor(), gradient_of)
         assert search.explain(ours, apart.measure_apart(theirs, ours), tally).named == named
