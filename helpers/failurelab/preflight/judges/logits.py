@@ -33,6 +33,7 @@ class LogitsJudge:
         self._guarded = Guarded(guards.LogitsGuard, seen.trainer)
         self._name, self._asked, self._made = "", 0, 0  # the argument that asks for rows, its number, and those made
         self._ids: torch.Tensor | None = None  # (batch, tokens) of a training pass
+        self._whole = 0  # the tokens of the sequence for which the rows were made
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -54,6 +55,7 @@ class LogitsJudge:
             wanted = kwargs.get(name)
             if isinstance(wanted, int) and wanted:
                 self._name, self._asked, self._made = name, wanted, rows.shape[1]
+                self._whole = rows.shape[1] if ids is None else ids.shape[1]
 
     def answers(self) -> Iterator[Finding]:
         """Yield what was seen, after training, or after the error that ended it."""
@@ -79,6 +81,9 @@ class LogitsJudge:
 
     def _judge_rows(self, report: Any) -> Finding:
         figures = (Quantity("rows of logits", self._made, "rows", self._asked),)
+        if self._asked < self._made < self._whole:  # a layer of the script's own keeps as many
+            kept_rows = f"the last {self._made} of {self._whole} rows of logits are made, and {self._asked} asked for"
+            return Finding.not_checked("F3a", kept_rows, figures=figures)
         if self._made > self._asked:
             prompt, kept = (self._seen.asked.get(name) or 0 for name in ("max_prompt_length", "max_completion_length"))
             full = f"; at full size {(prompt + kept) / kept:.1f} times the memory of logits" if prompt and kept else ""
