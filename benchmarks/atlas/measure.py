@@ -1,0 +1,308 @@
+"""The atlas: every failure in every release of trl and transformers, measured: `make atlas`.
+
+    python benchmarks/atlas/measure.py [--only new|NAME,...] [--jobs N] [--out evidence/atlas]
+
+For each stack (`stacks`) an environment is made with uv as people could make it on its day, all probes (`probes.toml`)
+are run in it by one process that has its libraries and forks, and the environment is removed. What came out is one file
+a stack: for each probe whether the failure was there, loud or silent, with what was measured. A stack that cannot be
+installed, and a probe that cannot run, are recorded as that. What is measured is not measured again, so that Ctrl-C loses
+one stack at most; `--again` measures it all the same.
+
+It needs a package index and 3 GB of disk.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import stacks
+from stacks import Stack
+
+from failurelab.errors import FailureLabError
+from failurelab.failures import versions
+from failurelab.preflight.answer import Answer, Change, Verdict
+from failurelab.preflight.session import Session, TimeIsOver
+from failurelab_course.eras import install
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve().parent
+OUT = ROOT / "evidence" / "atlas"
+ENVIRONMENTS = ROOT / ".atlas"
+NEEDED = 4 * 2**30  # free bytes: two environments, most of which are links into uv's cache
+BESIDE = ("peft", "accelerate", "datasets", "hypothesis", "packaging", "psutil")
+LIMIT = 900.0  # seconds in which a stack runs all its probes
+NOT_THERE, COULD_NOT_RUN, NOT_MEASURED = "not there", "could not run", "not measured"
+LOUD, SILENT, NONE = "loud", "silent", "no failure"
+Record = dict[str, Any]
+
+
+def read_probes(path: pathlib.Path = HERE / "probes.toml") -> list[Record]:
+    """Return the probes: id, failures, what is run, and the arguments of probe.py."""
+    read = tomllib.loads(path.read_text(encoding="utf-8"))
+    probes = list(read["probe"])
+    for settings in (settings for table in read["option"] for settings in table["settings"]):
+        what = f"GRPOTrainer's step beside its definition: {settings}"
+        probes.append(
+            {
+                "id": f"step {settings}",
+                "failure": ["F15", "F20", "F21"],
+                "what": what,
+                "arguments": settings,
+                "only_trl": True,
+            }
+        )
+    return probes
+
+
+def measure(stack: Stack, probes: list[Record], folder: pathlib.Path) -> Record:
+    """Return what all probes say in a stack whose environment is made in a folder and removed."""
+    record: Record = {"stack": stack.name, "pinned": stack.pinned, "until": str(stack.until)}
+    started = time.monotonic()
+    try:
+        python = _install(stack, folder)
+        record |= {
+            "versions": versions.ask_versions(python),
+            "seconds_to_install": round(time.monotonic() - started, 1),
+        }
+        record["probes"] = _ask_all(str(python), probes)
+    except FailureLabError as error:
+        record["could_not_be_installed"] = str(error)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    record["seconds"] = round(time.monotonic() - started, 1)
+    return record
+
+
+def _install(stack: Stack, folder: pathlib.Path) -> pathlib.Path:
+    """Make an environment with the stack, and torch as all eras have it; return its Python."""
+    shutil.rmtree(folder, ignore_errors=True)
+    python, torch = folder / "bin" / "python", _torch()
+    wanted = [f"{name}=={version}" for name, version in stack.pinned.items()]
+    wanted += [name for name in ("transformers", *BESIDE) if name not in stack.pinned]
+    backend = [] if install.find_links() else ["--torch-backend=cpu"]
+    for line in (
+        ["venv", "--python", sys.executable, str(folder)],
+        ["pip", "install", "--python", str(python), *backend, torch],
+        ["pip", "install", "--python", str(python), "--exclude-newer", str(stack.until), *backend, torch, *wanted],
+    ):
+        environment = os.environ | {"UV_FIND_LINKS": install.find_links()}
+        done = subprocess.run([install.uv(), "--quiet", *line], env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise NotInstalled(" ".join((done.stderr.strip() or "uv said nothing").split())[:500])
+    return python
+
+
+class NotInstalled(FailureLabError):
+    """A stack cannot be made; the message is the installer's."""
+
+
+def _torch() -> str:
+    lines = (ROOT / "eras" / "torch.txt").read_text().splitlines()
+    return next(line for line in lines if line.startswith("torch=="))
+
+
+def _ask_all(python: str, probes: list[Record]) -> list[Record]:
+    script = HERE / "probe.py"
+    spec = {"script": str(script), "folder": str(HERE), "module": "", "arguments": [], "steps": 3, "real_model": False}
+    spec |= {"world_size": 1, "zero_stage": 0, "left_out": [], "visible": "", "preload": True}
+    variables = {"ATLAS_MODEL": str(ROOT / "models" / "tiny-qwen2"), "HF_HUB_OFFLINE": "1"}
+    records = []
+    with tempfile.TemporaryDirectory(prefix="atlas-", ignore_cleanup_errors=True) as folder:
+        with Session(pathlib.Path(folder), python, variables, spec, LIMIT, lambda stage: None).open() as session:
+            for probe in probes:
+                session.spec["arguments"] = probe["arguments"].split()
+                started = time.monotonic()
+                try:
+                    said = judge(session.run(Change()), probe["failure"])
+                except TimeIsOver as error:
+                    said = {"state": NOT_MEASURED, "said": str(error)}
+                records.append({"id": probe["id"], **said, "seconds": round(time.monotonic() - started, 1)})
+    return records
+
+
+def judge(answer: Answer, failures: list[str]) -> Record:
+    """Return the state of a probe by what preflight answered, and what it measured."""
+    if "NOT THERE" in answer.error:
+        return {"state": NOT_THERE, "said": answer.error.partition("NOT THERE: ")[2].split(" Next")[0]}
+    concerned = [finding for finding in answer.findings if finding.failure in failures]
+    if accused := [finding for finding in concerned if finding.accuses]:
+        first = accused[0]
+        state = LOUD if first.ends or first.failure == "F22" else SILENT
+        sure = {} if first.verdict in (Verdict.FOUND, Verdict.NAMED) else {"read": True}
+        return {"state": state, "failure": first.failure, "said": first.evidence, **sure}
+    if held := [finding for finding in concerned if finding.verdict is Verdict.HELD]:
+        return {"state": NONE, "said": held[0].evidence}
+    if answer.error:
+        return {"state": COULD_NOT_RUN, "said": answer.error}
+    whys = [finding.why for finding in concerned if finding.verdict is Verdict.NOT_APPLICABLE]
+    if whys:
+        return {"state": NONE, "said": whys[0]}
+    whys = [finding.why for finding in concerned if finding.why]
+    return {"state": NOT_MEASURED, "said": (whys or ["preflight says nothing of it"])[0]}
+
+
+def left_to_measure(chosen: list[Stack], out: pathlib.Path, again: bool) -> list[Stack]:
+    """Return the stacks that have no evidence yet, or all of them."""
+    return [stack for stack in chosen if again or not (out / f"{stack.name}.json").exists()]
+
+
+def write(record: Record, out: pathlib.Path) -> None:
+    """Write a stack's evidence, a line for each probe."""
+    out.mkdir(parents=True, exist_ok=True)
+    head = {name: value for name, value in record.items() if name != "probes"}
+    lines = ",\n".join(f"  {json.dumps(probe, ensure_ascii=False)}" for probe in record.get("probes", ()))
+    text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
+    text += f',\n "probes": [\n{lines}\n ]\n}}\n' if lines else "\n}\n"
+    part = out / f"{record['stack']}.part"
+    part.write_text(text, encoding="utf-8")
+    part.rename(out / f"{record['stack']}.json")
+
+
+def _free(folder: pathlib.Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+@contextlib.contextmanager
+def _environments() -> Iterator[pathlib.Path]:
+    """Give a folder for environments that is gone afterwards, however this ends."""
+    ENVIRONMENTS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ENVIRONMENTS, ignore_cleanup_errors=True) as folder:
+        yield pathlib.Path(folder)
+
+
+def main() -> int:
+    """Measure what is asked for; return 1 if a stack could not be measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--only", default="new", help="names of stacks, with commas; without, all that are not measured"
+    )
+    parser.add_argument(
+        "--probes", default="", help="only probes whose id holds this text; what is known of others is kept"
+    )
+    parser.add_argument("--one", default="", metavar="NAME", help="measure this stack, in this process")
+    parser.add_argument("--again", action="store_true", help="measure what is measured already, too")
+    parser.add_argument("--jobs", type=int, default=2, help="stacks at a time")
+    parser.add_argument("--out", type=pathlib.Path, default=OUT, metavar="FOLDER")
+    parser.add_argument("--list", action="store_true", help="only say which stacks there are")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        every = stacks.choose(stacks.read_index("trl"), stacks.read_index("transformers"))
+        chosen = every if options.only == "new" else _named(every, options.only.split(","))
+        if options.list:
+            print("\n".join(f"{stack.name}, as of {stack.until}" for stack in chosen))
+            return 0
+        if _free(ENVIRONMENTS) < NEEDED:
+            free = _free(ENVIRONMENTS) / 2**30
+            raise NoSpace(
+                f"{free:.1f} GiB are free at {ENVIRONMENTS}, and 4 are needed. Next: free some, and run it again"
+            )
+        if options.one:
+            return _measure_one(_named(every, [options.one])[0], options)
+        return _measure_all(left_to_measure(chosen, options.out, options.again or options.only != "new"), options)
+    except FailureLabError as error:
+        print(error, file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is kept. Next: the same command goes on", file=sys.stderr)
+        return 130
+
+
+class NoSpace(FailureLabError):
+    """The disk has no place for environments."""
+
+    exit_status = 3
+
+
+def _measure_one(stack: Stack, options: argparse.Namespace) -> int:
+    probes = [probe for probe in read_probes() if options.probes in probe["id"]]
+    if "trl" not in stack.name:
+        probes = [probe for probe in probes if not probe.get("only_trl")]
+    with _environments() as folder:
+        record = measure(stack, probes, folder / stack.name)
+    path = options.out / f"{stack.name}.json"
+    if options.probes and path.exists() and "probes" in record:
+        print("\n".join(f"  {probe['id']}: {probe['state']}. {probe['said'][:160]}" for probe in record["probes"]))
+        before = json.loads(path.read_text(encoding="utf-8"))
+        record = before | {"probes": _together(before.get("probes", []), record["probes"])}
+    write(record, options.out)
+    return int("probes" not in record)
+
+
+def _together(before: list[Record], now: list[Record]) -> list[Record]:
+    """Return the records of all probes that there are today, the newest of each, in their order."""
+    newest = {record["id"]: record for record in [*before, *now]}
+    return [newest[probe["id"]] for probe in read_probes() if probe["id"] in newest]
+
+
+def _named(every: list[Stack], names: list[str]) -> list[Stack]:
+    known = {stack.name: stack for stack in every}
+    if unknown := [name for name in names if name not in known]:
+        raise UnknownStack(f"no stack is called {', '.join(unknown)}. Next: --list names them")
+    return [known[name] for name in names]
+
+
+class UnknownStack(FailureLabError):
+    """A name that no stack has."""
+
+    exit_status = 2
+
+
+def _measure_all(left: list[Stack], options: argparse.Namespace) -> int:
+    """Measure stacks in processes of their own, some at a time; on Ctrl-C these are ended, and clear up."""
+    missing, started = 0, time.monotonic()
+    running: set[subprocess.Popen] = set()
+
+    def measure_one(stack: Stack) -> None:
+        line = [sys.executable, __file__, "--one", stack.name, "--out", str(options.out), "--probes", options.probes]
+        with subprocess.Popen(line, start_new_session=True) as process:  # or Ctrl-C would reach it as well
+            running.add(process)
+        running.discard(process)
+
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        tasks = {pool.submit(measure_one, stack): stack for stack in left}
+        try:
+            for count, done in enumerate(concurrent.futures.as_completed(tasks), 1):
+                done.result()
+                path = options.out / f"{tasks[done].name}.json"
+                record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+                missing += "probes" not in record
+                took = datetime.timedelta(seconds=round(time.monotonic() - started))
+                print(f"{count} of {len(left)}, after {took}: {_in_words(tasks[done].name, record)}", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                process.terminate()
+            raise
+    return int(missing > 0)
+
+
+def _in_words(name: str, record: Record) -> str:
+    if "probes" not in record:
+        return (
+            f"{name} was not measured: {record.get('could_not_be_installed', 'its process ended without a word')[:160]}"
+        )
+    counts = {state: sum(probe["state"] == state for probe in record["probes"]) for state in STATES}
+    said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    return f"{name}, {record['seconds']:.0f} s: {said}"
+
+
+STATES = (LOUD, SILENT, NONE, NOT_THERE, NOT_MEASURED, COULD_NOT_RUN)
+
+if __name__ == "__main__":
+    sys.exit(main())

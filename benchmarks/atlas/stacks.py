@@ -1,0 +1,122 @@
+"""Which stacks the atlas measures: each release of trl with what people could install on its day, and of transformers.
+
+The day of a release is that of its upload, as the package index tells it.
+"""
+
+import dataclasses
+import datetime
+import json
+import os
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+from packaging.version import InvalidVersion, Version
+
+from failurelab.errors import FailureLabError
+
+FROM = {"trl": Version("0.14"), "transformers": Version("4.45")}
+_LATER = datetime.timedelta(days=3)  # after a release, in which its faults of packaging are mended
+_SIMPLE = "application/vnd.pypi.simple.v1+json"
+
+
+class IndexUnreadable(FailureLabError):
+    """A package index does not tell which releases there are, or of which day; the message says what to do."""
+
+    exit_status = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """One release of a package.
+
+    Attributes:
+        version: of it.
+        day: on which its first file was uploaded.
+    """
+
+    version: Version
+    day: datetime.date
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """What one column of the atlas is measured in.
+
+    Attributes:
+        name: of its evidence, such as `trl-0.19.1` or `transformers-4.53.0`.
+        pinned: the packages whose release is given, such as {"trl": "0.19.1"}.
+        until: the last day whose releases are taken for all other packages.
+    """
+
+    name: str
+    pinned: dict[str, str]
+    until: datetime.date
+
+
+def read_index(package: str) -> list[Release]:
+    """Return the releases of a package that the atlas measures, in their order; without those that were taken back.
+
+    Raises:
+        IndexUnreadable: no index is reached, or it tells no days.
+    """
+    address = f"{_index()}/{package}/"
+    request = urllib.request.Request(address, headers={"Accept": _SIMPLE})
+    try:
+        context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or os.environ.get("PIP_CERT"))
+        with urllib.request.urlopen(request, timeout=30, context=context) as answer:
+            files = json.load(answer)["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise IndexUnreadable(
+            f"{address} does not tell the releases of {package} ({error}): the atlas is made from a package index. "
+            "Next: check the network; what is measured already is kept"
+        ) from error
+    days: dict[Version, datetime.date] = {}
+    for file in files:
+        version = _version_of(file["filename"], package)
+        if version is None or version.is_prerelease or version < FROM[package] or file.get("yanked"):
+            continue
+        if "upload-time" not in file:
+            raise IndexUnreadable(
+                f"{address} tells no days of upload, so that nobody can know what went with a release then. "
+                "Next: --index-url of an index that does, such as PyPI, in UV_INDEX_URL"
+            )
+        day = datetime.date.fromisoformat(file["upload-time"][:10])
+        days[version] = min(day, days.get(version, day))
+    return [Release(version, days[version]) for version in sorted(days)]
+
+
+def _version_of(filename: str, package: str) -> Version | None:
+    if not filename.startswith(f"{package}-") or not filename.endswith(".whl"):
+        return None
+    try:
+        return Version(filename.split("-")[1])
+    except InvalidVersion:
+        return None
+
+
+def _index() -> str:
+    if named := os.environ.get("UV_INDEX_URL") or os.environ.get("UV_DEFAULT_INDEX"):
+        return named.rstrip("/")
+    line = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    said = subprocess.run(line, capture_output=True, text=True)
+    return (said.stdout.strip() or "https://pypi.org/simple").rstrip("/")
+
+
+def choose(trl: list[Release], transformers: list[Release]) -> list[Stack]:
+    """Return all stacks: one for each release of trl, and one for each minor release of transformers.
+
+    With a release of transformers goes the trl that was the newest on its day, or the first one that is measured.
+    """
+    stacks = [Stack(f"trl-{each.version}", {"trl": str(each.version)}, each.day + _LATER) for each in trl]
+    firsts: dict[tuple[int, int], Release] = {}
+    for each in transformers:
+        firsts.setdefault((each.version.major, each.version.minor), each)
+    for each in firsts.values():
+        until = max(each.day, trl[0].day) + _LATER
+        fitting = [release for release in trl if release.day <= until][-1]
+        pinned = {"transformers": str(each.version), "trl": str(fitting.version)}
+        stacks.append(Stack(f"transformers-{each.version}", pinned, until))
+    return stacks
