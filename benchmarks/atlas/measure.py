@@ -4,9 +4,9 @@
 
 For each stack (`stacks`) an environment is made with uv as people could make it on its day, all probes (`probes.toml`)
 are run in it by one process that has its libraries and forks, and the environment is removed. What came out is one file
-a stack: for each probe whether the failure was there, loud or silent, with what was measured. A stack that cannot be
-installed, and a probe that cannot run, are recorded as that. What is measured is not measured again, so that Ctrl-C loses
-one stack at most; `--again` measures it all the same.
+a stack: what each field of the configurations is by default, and for each probe whether the failure was there, loud or
+silent, with what was measured. A stack that cannot be installed, and a probe that cannot run, are recorded as that.
+What is measured is not measured again, so that Ctrl-C loses one stack at most; `--again` measures it all the same.
 
 It needs a package index and 3 GB of disk.
 """
@@ -24,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,6 +32,7 @@ from stacks import Stack
 
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
+from failurelab.failures.toml_table import read_toml
 from failurelab.preflight.answer import Answer, Change, Verdict
 from failurelab.preflight.session import Session, TimeIsOver
 from failurelab_course.eras import install
@@ -51,7 +51,7 @@ Record = dict[str, Any]
 
 def read_probes(path: pathlib.Path = HERE / "probes.toml") -> list[Record]:
     """Return the probes: id, failures, what is run, and the arguments of probe.py."""
-    read = tomllib.loads(path.read_text(encoding="utf-8"))
+    read = read_toml(path)
     probes = list(read["probe"])
     for settings in (settings for table in read["option"] for settings in table["settings"]):
         what = f"GRPOTrainer's step beside its definition: {settings}"
@@ -77,7 +77,7 @@ def measure(stack: Stack, probes: list[Record], folder: pathlib.Path) -> Record:
             "versions": versions.ask_versions(python),
             "seconds_to_install": round(time.monotonic() - started, 1),
         }
-        record["probes"] = _ask_all(str(python), probes)
+        record |= _ask_all(str(python), probes)
     except FailureLabError as error:
         record["could_not_be_installed"] = str(error)
     finally:
@@ -114,14 +114,16 @@ def _torch() -> str:
     return next(line for line in lines if line.startswith("torch=="))
 
 
-def _ask_all(python: str, probes: list[Record]) -> list[Record]:
-    script = HERE / "probe.py"
-    spec = {"script": str(script), "folder": str(HERE), "module": "", "arguments": [], "steps": 3, "real_model": False}
-    spec |= {"world_size": 1, "zero_stage": 0, "left_out": [], "visible": "", "preload": True}
+def _ask_all(python: str, probes: list[Record]) -> Record:
+    spec = {"script": str(HERE / "probe.py"), "folder": str(HERE), "module": "", "arguments": [], "steps": 3}
+    spec |= {"real_model": False, "world_size": 1, "zero_stage": 0, "left_out": [], "visible": "", "preload": True}
     variables = {"ATLAS_MODEL": str(ROOT / "models" / "tiny-qwen2"), "HF_HUB_OFFLINE": "1"}
     records = []
-    with tempfile.TemporaryDirectory(prefix="atlas-", ignore_cleanup_errors=True) as folder:
-        with Session(pathlib.Path(folder), python, variables, spec, LIMIT, lambda stage: None).open() as session:
+    with tempfile.TemporaryDirectory(prefix="atlas-", ignore_cleanup_errors=True) as name:
+        folder, defaults = pathlib.Path(name), pathlib.Path(name, "defaults.json")
+        with Session(folder, python, variables, spec, LIMIT, lambda stage: None).open() as session:
+            session.spec["arguments"] = ["--defaults", str(defaults)]
+            session.run(Change())
             for probe in probes:
                 session.spec["arguments"] = probe["arguments"].split()
                 started = time.monotonic()
@@ -130,7 +132,7 @@ def _ask_all(python: str, probes: list[Record]) -> list[Record]:
                 except TimeIsOver as error:
                     said = {"state": NOT_MEASURED, "said": str(error)}
                 records.append({"id": probe["id"], **said, "seconds": round(time.monotonic() - started, 1)})
-    return records
+        return {"defaults": json.loads(defaults.read_text()) if defaults.exists() else {}, "probes": records}
 
 
 def judge(answer: Answer, failures: list[str]) -> Record:
@@ -239,7 +241,7 @@ def _measure_one(stack: Stack, options: argparse.Namespace) -> int:
     if options.probes and path.exists() and "probes" in record:
         print("\n".join(f"  {probe['id']}: {probe['state']}. {probe['said'][:160]}" for probe in record["probes"]))
         before = json.loads(path.read_text(encoding="utf-8"))
-        record = before | {"probes": _together(before.get("probes", []), record["probes"])}
+        record |= {"probes": _together(before.get("probes", []), record["probes"])}
     write(record, options.out)
     return int("probes" not in record)
 

@@ -6,6 +6,7 @@ What a release does not have ends it with the words NOT THERE.
 import argparse
 import ast
 import dataclasses
+import json
 import os
 import pathlib
 import sys
@@ -49,8 +50,19 @@ parser.add_argument("--trainer", choices=sorted(SIZES), default="GRPO")
 parser.add_argument("--model", default="plain")  # frozen, lora, wrapped, trained_adapter, name, bfloat16, bfloat16_lora
 parser.add_argument("--checkpointing", choices=sorted(CHECKPOINTING), default="off")
 parser.add_argument("--lengths", choices=("mixed", "long"), default="mixed")
+parser.add_argument("--defaults", help="write what each configuration's fields are by default into this file, and end")
 parser.add_argument("settings", nargs="*")
 asked = parser.parse_args()
+
+if asked.defaults:
+    defaults = {}
+    for name in SIZES:
+        config = getattr(trl, f"{name}Config", None)
+        for field in dataclasses.fields(config) if config else ():
+            if isinstance(field.default, (bool, int, float, str, type(None))):
+                defaults.setdefault(f"{name}Config", {})[field.name] = field.default
+    pathlib.Path(asked.defaults).write_text(json.dumps(defaults))
+    sys.exit()
 
 config_class = getattr(trl, f"{asked.trainer}Config", None)
 trainer_class = getattr(trl, f"{asked.trainer}Trainer", None)
@@ -112,6 +124,7 @@ if asked.trainer == "OnlineDPO":
         """Prefer the shorter completion."""
 
         def judge(self, prompts, completions, shuffle_order=True):
+            """Return 0 where the first is preferred, and 1 where the second is."""
             return [int(len(second) < len(first)) for first, second in completions]
 
     rows = rows.remove_columns("answer")
