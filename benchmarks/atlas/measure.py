@@ -32,6 +32,7 @@ from stacks import Stack
 
 from failurelab.errors import FailureLabError
 from failurelab.failures import versions
+from failurelab.failures.atlas import COULD_NOT_RUN, LOUD, NONE, NOT_MEASURED, NOT_THERE, SILENT
 from failurelab.failures.toml_table import read_toml
 from failurelab.preflight.answer import Answer, Change, Verdict
 from failurelab.preflight.session import Session, TimeIsOver
@@ -44,8 +45,6 @@ ENVIRONMENTS = ROOT / ".atlas"
 NEEDED = 4 * 2**30  # free bytes: two environments, most of which are links into uv's cache
 BESIDE = ("peft", "accelerate", "datasets", "hypothesis", "packaging", "psutil")
 LIMIT = 900.0  # seconds in which a stack runs all its probes
-NOT_THERE, COULD_NOT_RUN, NOT_MEASURED = "not there", "could not run", "not measured"
-LOUD, SILENT, NONE = "loud", "silent", "no failure"
 Record = dict[str, Any]
 
 

@@ -1,0 +1,181 @@
+"""The atlas: what was measured of each failure in each release of trl and transformers, and how two releases differ.
+
+`atlas.json` is written by `benchmarks/atlas/summary.py` from evidence/atlas, one file a stack: what people could install
+on the day of a release. A cell is one set-up (`Row`) in one stack (`Column`). Nothing here is read in source texts.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from failurelab.errors import FailureLabError
+from failurelab.failures.loader import release
+
+FILE = pathlib.Path(__file__).with_name("atlas.json")
+LOUD, SILENT, NONE, NOT_THERE = "loud", "silent", "no failure", "not there"
+NOT_MEASURED, COULD_NOT_RUN = "not measured", "could not run"
+
+
+class UnknownRelease(FailureLabError):
+    """A release that the atlas does not have; the message names those that are near."""
+
+    exit_status = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One set-up that was tried in all stacks.
+
+    Attributes:
+        id: such as `F1 frozen, default`.
+        what: the set-up in words.
+        failures: the ids of the registry that it can show.
+    """
+
+    id: str
+    what: str
+    failures: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One stack.
+
+    Attributes:
+        name: of its evidence, such as `trl-0.19.1`.
+        versions: package to version, as they were installed.
+        day: the last one whose releases were taken.
+        states: of each row, by its id: what was found, and of which failure.
+        defaults: of the fields of the configurations, by their name.
+    """
+
+    name: str
+    versions: dict[str, str]
+    day: str
+    states: dict[str, tuple[str, str]]
+    defaults: dict[str, dict[str, Any]]
+
+    def had(self) -> dict[str, set[str]]:
+        """Return the failures that were found, with the ids of the rows that showed them."""
+        found: dict[str, set[str]] = {}
+        for row, (state, failure) in self.states.items():
+            if state in (LOUD, SILENT):
+                found.setdefault(failure, set()).add(row)
+        return found
+
+
+@functools.cache
+def read() -> tuple[list[Row], list[Column]]:
+    """Return the rows and the columns, the columns by package and release."""
+    table = json.loads(FILE.read_text(encoding="utf-8"))
+    rows = [Row(row["id"], row["what"], tuple(row["failures"])) for row in table["rows"]]
+    columns = []
+    for column in table["columns"]:
+        states = {row.id: tuple(state) for row, state in zip(rows, column["states"]) if state}
+        columns.append(Column(column["name"], column["versions"], column["day"], states, column["defaults"]))
+    return rows, columns
+
+
+def find(versions: Mapping[str, str]) -> Column | None:
+    """Return the stack that was measured with these releases of trl and transformers; None if there is none.
+
+    A development version counts as the release whose code it has for the most part (see `release`).
+    """
+    try:
+        wanted = {name: release(versions[name]) for name in ("trl", "transformers")}
+    except (KeyError, InvalidVersion):
+        return None
+    for column in read()[1]:
+        if all(Version(column.versions.get(name, "0")) == version for name, version in wanted.items()):
+            return column
+    return None
+
+
+def of_release(trl: str) -> Column:
+    """Return the stack of a release of trl, with what people could install on its day.
+
+    Raises:
+        UnknownRelease: it was not measured.
+    """
+    columns = [column for column in read()[1] if column.name.startswith("trl-")]
+    try:
+        wanted = release(trl)
+    except InvalidVersion as error:
+        raise UnknownRelease(f"{trl!r} is no version of trl. Next: a number such as 0.19.1") from error
+    for column in columns:
+        if Version(column.versions["trl"]) == wanted:
+            return column
+    minor = [version for version in (column.versions["trl"] for column in columns) if same_minor(version, wanted)]
+    known = minor or [column.versions["trl"] for column in columns[:: max(1, len(columns) // 8)]]
+    raise UnknownRelease(f"trl {trl} was not measured. Next: one of {', '.join(known) or 'none: make atlas'}")
+
+
+def same_minor(version: str, other: Version) -> bool:
+    """Return whether a version is of the same minor release as another one."""
+    return Version(version).release[:2] == other.release[:2]
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """What an upgrade brings, by measurements alone.
+
+    Attributes:
+        before: the stack that one comes from.
+        after: the stack that one goes to.
+        gone: rows whose failure was there before, and is not after.
+        came: rows whose failure was not there before, and is after.
+        stayed: rows whose failure is there in both.
+        defaults: configuration, field, the default before and the one after, where they differ.
+    """
+
+    before: Column
+    after: Column
+    gone: tuple[Row, ...]
+    came: tuple[Row, ...]
+    stayed: tuple[Row, ...]
+    defaults: tuple[tuple[str, str, Any, Any], ...]
+
+
+def compare(before: Column, after: Column) -> Changes:
+    """Return how two stacks differ: rows that both have measured, and the defaults of fields that both have."""
+    parts: dict[tuple[bool, bool], list[Row]] = {}
+    for row in read()[0]:
+        states = [column.states.get(row.id, (NOT_MEASURED, ""))[0] for column in (before, after)]
+        if all(state in (LOUD, SILENT, NONE, NOT_THERE) for state in states):
+            was, now = (state in (LOUD, SILENT) for state in states)
+            parts.setdefault((was, now), []).append(row)
+    defaults = [
+        (config, name, fields[name], after.defaults[config][name])
+        for config, fields in before.defaults.items()
+        for name in fields
+        if name in after.defaults.get(config, {}) and after.defaults[config][name] != fields[name]
+    ]
+    groups = [tuple(parts.get(key, ())) for key in ((True, False), (False, True), (True, True))]
+    return Changes(before, after, *groups, tuple(defaults))
+
+
+def describe(changes: Changes) -> str:
+    """Return the changes of an upgrade for a terminal."""
+    before, after = changes.before, changes.after
+    lines = [f"From {_name(before)} to {_name(after)}, as they were measured:"]
+    for title, rows, column in (
+        ("gone", changes.gone, before),
+        ("NEW", changes.came, after),
+        ("still there", changes.stayed, after),
+    ):
+        lines.append(f"\n{title}:" + ("" if rows else " nothing"))
+        for row in rows:
+            state, failure = column.states[row.id]
+            lines.append(f"  {failure:<4} {state:<7} {row.what}")
+    lines.append("\ndefaults that change without a word:" + ("" if changes.defaults else " none"))
+    lines += [f"  {config}.{name}: {old!r} -> {new!r}" for config, name, old, new in changes.defaults]
+    return "\n".join(lines)
+
+
+def _name(column: Column) -> str:
+    return ", ".join(f"{name} {column.versions[name]}" for name in ("trl", "transformers") if name in column.versions)
