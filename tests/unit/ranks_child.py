@@ -9,13 +9,16 @@ ends in "=": then the weights of both are compared.
 import contextlib
 import copy
 import dataclasses
+import datetime
 import hashlib
 import json
 import os
 import pathlib
 import random
+import signal
 import sys
 import time
+import traceback
 import warnings
 
 import torch
@@ -26,7 +29,7 @@ from steps import right, trainer
 from transformers import TrainerCallback
 
 from failurelab import guards
-from failurelab.textbook import ranks
+from failurelab.textbook import comparison, ranks
 from failurelab_course.experiments import models
 
 RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -146,6 +149,7 @@ def lora():
 
 LARGE = {"max_grad_norm": 1e9}
 FSDP = {"kind": Sharded}
+ALONE = ("a guard on rank 0 alone",)
 SPREAD = {"per_device_train_batch_size": 2, "num_generations": 4}
 CASES = {
     "ddp": {},
@@ -188,6 +192,7 @@ CASES = {
     "weights apart": {"kind": changed(step=drift)},
     "batch dropped": {"kind": changed(lambda loss, call: loss * (not (RANK == 1 and call == 2)))},
     "not averaged": {"kind": Unaveraged},
+    "a guard on rank 0 alone": {},
 }
 
 
@@ -201,7 +206,50 @@ def digest(made):
     return total.hexdigest()
 
 
-def run(name, folder, guarded=True, action="warn", every=1):
+class Release(TrainerCallback):
+    def on_pre_optimizer_step(self, *_, **__):
+        ranks._store().set("told", "")
+
+
+class Hurt(TrainerCallback):
+    """Ends or stops rank 1 before the guard comes to this event; one that hangs goes on when rank 0 has been told."""
+
+    def __init__(self, event, how):
+        setattr(self, event, lambda *_, **__: self.hurt(how))
+
+    def hurt(self, how):
+        if RANK == 1 and how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if RANK == 1:
+            ranks._store().wait(["told"], datetime.timedelta(seconds=300))
+
+
+def dies_in_a_pass(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def told_of(caught):
+    return [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+
+
+HURT = {
+    "dies before training": Hurt("on_train_begin", "dies"),
+    "dies before the comparison": Hurt("on_pre_optimizer_step", "dies"),
+    "hangs before the comparison": Hurt("on_pre_optimizer_step", "hangs"),
+    "dies in a pass": None,
+}
+
+
+def hurt(name, folder):
+    """Train while rank 1 is hurt; return what rank 0 is told of by then."""
+    ranks.WAIT, ranks.GONE = 10.0, 3.0
+    CASES[name] = {}
+    if name == "dies in a pass" and RANK == 1:
+        comparison.expected_gradient = dies_in_a_pass
+    return run(name, folder, before=HURT[name])
+
+
+def run(name, folder, guarded=True, before=None):
     options = CASES[name]
     options = dict(options() if callable(options) else options)
     rows = options.pop("rows", None)
@@ -216,15 +264,23 @@ def run(name, folder, guarded=True, action="warn", every=1):
         given["rows"] = [(f"{a}+{a}=", str(2 * a)) for a in range(rows)]
     made = trainer(model, tokenizer, folder, rewards=[right, lengths], **({"lengths": (4, 5)} | given))
     guard = None
-    told = []
+    if before is not None:
+        made.add_callback(before)
     if guarded:
-        guard = guards.StepGuard(made, action, every=every)
+        guard = guards.StepGuard(made, every=1)
         made.add_callback(guard)
-    begun = time.monotonic()
+    begun, error = time.monotonic(), ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        made.train()
-    told = [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+        if name.startswith("hangs") and RANK == 0:
+            made.add_callback(Release())
+        try:
+            made.train()
+        except RuntimeError as problem:  # of the launch itself, where a rank is gone
+            if name not in HURT:
+                raise
+            error = str(problem)
+    told = told_of(caught)
     report = guard.report if guard else None
     return {
         "case": name,
@@ -234,6 +290,7 @@ def run(name, folder, guarded=True, action="warn", every=1):
         "apart": dataclasses.asdict(report.apart) if report and report.apart else None,
         "reason": report and report.reason,
         "told": told,
+        "ended in": error,
         "weights": digest(made),
         "seconds": time.monotonic() - begun,
     }
@@ -246,12 +303,15 @@ def main(folder, *names):
 
         deepspeed.init_distributed("gloo")
     for name in names:
+        if name in ALONE:
+            ranks.WAIT = 5.0
         plain = run(name.rstrip("="), folder, guarded=False)["weights"] if name.endswith("=") else None
         try:
-            answer = run(name.rstrip("="), folder) | {"plain": plain}
+            answer = (
+                hurt(name, folder) if name in HURT else run(name.rstrip("="), folder, name not in ALONE or not RANK)
+            )
+            answer |= {"plain": plain}
         except Exception as error:
-            import traceback
-
             traceback.print_exc()
             answer = {"case": name, "error": repr(error)}
         with out.open("a") as stream:

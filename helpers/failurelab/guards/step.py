@@ -9,6 +9,7 @@ number raise nothing, and their curves look healthy. Where weights of rows or of
 it prints those that the trainer gave beside those of the definition.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -97,8 +98,10 @@ class StepGuard(Guard):
         with keep_random_state():
             report = textbook.compare_step(trainer, evidence, with_suspects=self.suspects)
             if self.ask_again:
-                again = ranks.share(_ask_again(self._recorder.functions, evidence))
-                report = dataclasses.replace(report, again=next(filter(None, again), ""))
+                again = _ask_again(self._recorder.functions, evidence)
+                with contextlib.suppress(RanksApart):  # which the comparison has told of
+                    again = next(filter(None, ranks.share(again)), "")
+                report = dataclasses.replace(report, again=again)
         self.report = report
         if ranks.number and self.action != "stop":
             return  # the same is said by rank 0

@@ -179,9 +179,8 @@ class Ranks:
         """Return a gradient that is the same on all ranks, and whether it was: else their mean."""
         own = [int(_bits(grad)) for grad in gradient.values()]
         if all(other == own for other in self.share(own)):
-            return gradient, self.agree(lambda: True)
-        mean = self.add(lambda: {name: grad / self.count for name, grad in gradient.items()})
-        return mean, self.agree(lambda: False)
+            return gradient, True
+        return self.add(lambda: {name: grad / self.count for name, grad in gradient.items()}), False
 
     def factors(self, work: Callable[[], Gradient], theirs: Gradient) -> tuple[list[float], float]:
         """Solve for what each rank's part of a gradient is multiplied by in another one.

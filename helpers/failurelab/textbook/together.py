@@ -39,10 +39,9 @@ def gather(trainer: Any, evidence: Evidence) -> Evidence:
         for row in evidence.rows if here else each["rows"]:
             micro = None if row.micro is None else rank * micros + row.micro
             rows.append(dataclasses.replace(row, micro=micro, rank=rank, here=here))
-    rows, problems = _group(rows, size)
-    if not evidence.problems:  # else there is no evidence on this rank, and it has its reason
-        problems = [f"rank {rank} trains on no completion" for rank, each in enumerate(every) if not each["rows"]]
-    problems = _of_some([each["problems"] for each in every]) + problems * (not any(e["problems"] for e in every))
+    rows, apart = _group(rows, size)
+    empty = [f"rank {rank} trains on no completion" for rank, each in enumerate(every) if not each["rows"]]
+    problems = _of_some([each["problems"] for each in every]) or empty or apart
     temperatures = {each["temperature"] for each in every}
     if len(temperatures) > 1:
         problems.append("the ranks drew their completions at several temperatures")
