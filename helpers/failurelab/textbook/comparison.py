@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from failurelab.textbook import fields
+from failurelab.textbook import fields, together
 from failurelab.textbook.apart import COSINE, NAMES, Apart, Floor, measure_apart, norm
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
 from failurelab.textbook.definition import GRPO, SMALL, Definition
@@ -26,6 +26,8 @@ from failurelab.textbook.gradient import (
     expected_gradient,
     reward_table,
 )
+from failurelab.textbook.ranks import Apart as RanksApart
+from failurelab.textbook.ranks import several, whole, whole_bytes
 from failurelab.textbook.recorder import Evidence, own_precision, pad_id, precisions
 from failurelab.textbook.rows import Row
 from failurelab.textbook.scores import without_adapters
@@ -139,13 +141,18 @@ def why_not_here(trainer: Any) -> list[str]:
     if elsewhere := not_grpo(trainer):
         return [elsewhere]
     lines = fields.why_not(trainer)
-    accelerator, model = trainer.accelerator, trainer.accelerator.unwrap_model(trainer.model)
+    model = trainer.accelerator.unwrap_model(trainer.model)
     if "fp16" in precisions(trainer) and not getattr(trainer.args, "fp16", False):
         lines.append("fp16 of the launcher: the loss is scaled")
-    if accelerator.num_processes > 1 or getattr(trainer.args, "n_gpu", 1) > 1:
-        lines.append("several processes or devices: each has a part of the batch")
-    if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
-        lines.append("DeepSpeed or FSDP: the gradients are spread over an engine's buckets")
+    if getattr(trainer.args, "n_gpu", 1) > 1:
+        lines.append("several devices of one process: each has a part of the batch")
+    if type(model).__name__ == "FullyShardedDataParallel" or any(
+        type(parameter).__name__ == "FlatParameter" for parameter in model.parameters()
+    ):
+        lines.append("FSDP of version 1: the gradients of several tensors are one flat one")
+    needed, free = whole_bytes(model)
+    if needed > free:
+        lines.append(f"the whole weights and gradients take {needed >> 20} MiB, and {free >> 20} MiB are free")
     for config in (getattr(model, "peft_config", None) or {}).values():
         if getattr(config, "is_prompt_learning", False):
             lines.append("the adapter is a learned prompt, and no layer of the model")
@@ -167,25 +174,40 @@ def compare_step(
 
     Args:
         trainer: the trainer, at the weights that the gradient was computed at.
-        evidence: of the step, from all processes.
+        evidence: of the step, from this process: all have to call this, and get the same answer.
         definition: of the trainer's kind.
         with_suspects: look for what explains a gradient that is wrong: a pass of the textbook for each suspect, and
             three for the weights that are solved for.
         with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each.
         variants: other options to compare with too, by name.
     """
-    problems = why_not_here(trainer)
-    wrong = [] if problems else evidence.wrong
-    problems = problems or list(dict.fromkeys(evidence.problems))
-    if problems:
-        report = Comparison("NOT CHECKED", "; ".join(problems))
-    else:
-        try:
-            report = _Comparer(trainer, evidence, definition).compare(with_suspects, with_controls, variants or {})
-        except OutOfMemory as error:
-            report = Comparison("NOT CHECKED", f"out of memory: not even one row fits ({error})")
-        except ValueError as error:  # what the definition needs is not there
-            report = Comparison("NOT CHECKED", str(error))
+    wrong: list[tuple[str, str]] = []
+    try:
+        step = trainer.state.global_step + 1
+        given = evidence.ranks.call(
+            f"the comparison of step {step}", (why_not_here(trainer), with_suspects, with_controls)
+        )
+        problems = [line for lines, *_ in given for line in lines]
+        if several() and evidence.ranks.count == 1:
+            problems.append("several processes, which have not met at the beginning of training")
+        if not problems and evidence.ranks.count > 1:
+            evidence = together.gather(trainer, evidence)
+        wrong = [] if problems else evidence.wrong
+        problems = list(dict.fromkeys(problems or evidence.problems))
+        searched, planted = (all(each[place] for each in given) for place in (1, 2))
+        if problems:
+            report = Comparison("NOT CHECKED", "; ".join(problems))
+        elif any(name == together.DRIFTED for name, _ in wrong):
+            report = Comparison("NOT CHECKED", "there is no one policy to compute the gradient of")
+        else:
+            with whole(trainer.model, getattr(trainer, "ref_model", None)):
+                comparer = _Comparer(trainer, evidence, definition)
+                wrong = wrong + comparer.wrong
+                report = comparer.compare(searched, planted, variants or {})
+    except OutOfMemory as error:
+        report = Comparison("NOT CHECKED", f"out of memory: not even one row fits ({error})")
+    except (ValueError, RanksApart) as error:  # what the definition needs is not there
+        report = Comparison("NOT CHECKED", str(error))
     if wrong:
         names, lines = zip(*wrong)
         reason = f"{'; '.join(lines)}. Beside that: {report.verdict}, {report.reason}"
@@ -197,16 +219,30 @@ class _Comparer:
     def __init__(self, trainer: Any, evidence: Evidence, definition: Definition = GRPO):
         self.trainer, self.definition = trainer, definition
         self.model = trainer.accelerator.unwrap_model(trainer.model)
-        self.theirs = _by_name(evidence.gradient, trainer.model, self.model)
+        self.ranks, self.wrong = evidence.ranks, list[tuple[str, str]]()
+        self.theirs, same = self.ranks.same(_by_name(evidence.gradient, trainer.model, self.model))
+        if not same:
+            self.wrong.append((together.OWN_GRADIENTS, "each rank would step with a gradient of its own; their mean"))
         asked = Options.of(trainer.args)
         self.options = dataclasses.replace(asked, temperature=evidence.temperature or asked.temperature)
         self.rows = evidence.rows
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
 
-    def gradient(self, options: Options, **given: Any) -> Gradient:
+    def part(self, options: Options, **given: Any) -> Gradient:
+        """Return the part of the expected gradient that the rows of this process have."""
         given = {"definition": self.definition, "pad": pad_id(self.trainer), **given}
         return expected_gradient(self.model, self.rows, options, reference=reference_of(self.trainer), **given)
+
+    def gradient(self, options: Options, *, tally: Tally | None = None, **given: Any) -> Gradient:
+        if self.ranks.count == 1:
+            return self.part(options, tally=tally, **given)
+        own = None if tally is None else Tally()
+        gradient = self.ranks.add(lambda: self.part(options, tally=own, **given))
+        if tally is not None and own is not None:
+            for other in self.ranks.share(own.cpu()):
+                tally.add(other)
+        return gradient
 
     def readings(self) -> dict[str, Options]:
         readings = dict(self.options.readings())
@@ -255,12 +291,14 @@ class _Comparer:
             self.gradient,
             pad=pad_id(self.trainer),
             accumulated=int(self.trainer.args.gradient_accumulation_steps),
+            ranks=self.ranks,
+            part=functools.partial(self.part, options),
         )
         if verdict == "FOUND" and with_suspects:
             found = self._explain(search, ours, nearest, rounded, tally)
         planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
         if verdict == "HELD":
-            backward = measure_backward(self.model, self.rows, options, ours, tally)
+            backward = measure_backward(self.model, self.rows, options, ours, tally, self.ranks)
             if backward.wrong:
                 verdict, found = "FOUND", Explanation(BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
         return Comparison(
@@ -291,7 +329,8 @@ class _Comparer:
         if rounded is None or self.own is None:
             return search.explain(ours, apart, tally)
         gradient = functools.partial(self.gradient, precision=self.own)
-        own = dataclasses.replace(search, floor=Floor(), gradient=gradient, precision=self.own)
+        part = functools.partial(search.part, precision=self.own)
+        own = dataclasses.replace(search, floor=Floor(), gradient=gradient, part=part, precision=self.own)
         return own.explain(rounded, measure_apart(self.theirs, rounded), tally)
 
     def floor(self, options: Options, ours: Gradient, apart: Apart, tally: Tally) -> tuple[Floor, str, Gradient | None]:
@@ -361,6 +400,8 @@ class _Comparer:
             f"{apart} beside the textbook's gradient ({len(self.trained)} completions, {tally.tokens} tokens, "
             f"{len(self.theirs)} tensors; healthy: at least {1 - cosine:.4f}, and 1 ± {size:.2f})"
         )
+        if self.ranks.count > 1:
+            said += f"; {self.ranks.count} processes"
         if verdict == "HELD":
             return f"{said}; {reading}" if reading else said
         return f"the trainer's gradient is not its algorithm's: {said}. {found.text}".strip()

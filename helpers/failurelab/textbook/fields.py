@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 _IMPLEMENTED = """
-    beta bf16 delta entropy_coef epsilon epsilon_high generation_batch_size gradient_accumulation_steps
+    beta bf16 deepspeed delta entropy_coef epsilon epsilon_high fsdp generation_batch_size gradient_accumulation_steps
     importance_sampling_level loss_type mask_truncated_completions max_completion_length multi_objective_aggregation
     num_generations num_iterations off_policy_mask_threshold per_device_train_batch_size reward_weights
     sapo_temperature_neg sapo_temperature_pos scale_rewards steps_per_generation temperature top_entropy_quantile
@@ -97,9 +97,7 @@ def changes_distribution(trainer: Any) -> bool:
 
 
 NOT_HERE: dict[str, Left] = {
-    "deepspeed": Left((None,), "the gradients are spread over an engine's buckets"),
     "fp16": Left((False,), "the gradients are scaled by a factor that the scaler changes"),
-    "fsdp": Left((None, "", [], False), "the gradients are spread over processes"),
     "generation_kwargs": Left(
         (None, {}), "they may change the distribution that the tokens are drawn from", changes_distribution
     ),

@@ -128,6 +128,17 @@ class Tally:
         self.drift = max(self.drift, other.drift)
         self.slopes += other.slopes
         self.log_ratios += other.log_ratios
+        self.entropies |= other.entropies
+
+    def cpu(self) -> "Tally":
+        """Return the same with all tensors on the CPU, as another process may be told it."""
+        slopes = [
+            Slopes(each.part, tuple(own.cpu() for own in each.scores), tuple(own.cpu() for own in each.slopes))
+            for each in self.slopes
+        ]
+        entropies = {micro: values.cpu() for micro, values in self.entropies.items()}
+        ratios = [values.cpu() for values in self.log_ratios]
+        return dataclasses.replace(self, slopes=slopes, log_ratios=ratios, entropies=entropies)
 
     def count(self, definition: Definition, options: Options, part: types.SimpleNamespace) -> None:
         """Count what the loss of a part was made of."""
@@ -164,7 +175,7 @@ def expected_gradient(
     Args:
         model: the policy at the weights before the step, wrapped or not.
         rows: of each generation that the step takes rows from, all rows, of all processes; `micro` says which this step
-            trains on.
+            trains on, and `here` of which the gradient is returned.
         options: of the definition.
         definition: of the trainer's kind, or a suspect's.
         reference: gives the reference model for a block; needed where beta is not 0.
@@ -217,9 +228,9 @@ def in_parts(model: nn.Module, step: "Step", work: Callable[[range], Any]) -> It
     Raises:
         OutOfMemory: one row alone does not fit.
     """
-    size, start = step.rows_that_fit(model), 0
-    while start < len(step.rows):
-        part = range(start, min(start + size, len(step.rows)))
+    size, start = step.rows_that_fit(model), step.own.start
+    while start < step.own.stop:
+        part = range(start, min(start + size, step.own.stop))
         try:
             result = work(part)
         except RuntimeError as error:
@@ -252,6 +263,8 @@ class Step:
         if not chosen:
             raise ValueError("no completion is trained on in this step")
         self.rows = [rows[number] for number in chosen]
+        here = [number for number, row in enumerate(self.rows) if row.here]  # those of a rank follow each other
+        self.own = range(here[0], here[-1] + 1) if here else range(0)
         self.advantages = advantages(rows, self.options, definition)[torch.tensor(chosen)]  # (rows,)
         self.weights = row_weights(rows, self.options, definition)  # (rows,)
         self.scoring = definition.scoring(self.options, pad)
@@ -281,7 +294,8 @@ class Step:
         entropies: dict[int | None, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
         known: dict[int, float] = {}
         with torch.no_grad():
-            for number, row in enumerate(self.rows):
+            for number in self.own:
+                row = self.rows[number]
                 if not left_out(row, self.options):
                     scores = score_part(range(number, number + 1))
                     own = zip(self._texts_before(row), scores.entropies[0].tolist())
@@ -518,4 +532,4 @@ def draws(model: nn.Module, seed: int | None) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory was asked for that is not there: on a GPU, or in the machine."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | OutOfMemory) or "can't allocate memory" in str(error)

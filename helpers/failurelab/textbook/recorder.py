@@ -15,7 +15,11 @@ model that changes, and a gradient that the optimizer is not given are wrong wha
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import importlib.metadata
 import math
+import pathlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,11 +31,11 @@ from failurelab.errors import raises_own
 from failurelab.handles import is_unseen, listen_to, wrap_method
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
 from failurelab.textbook.gradient import Gradient, Precision, score_old
+from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.rows import Row, cut_at_end
 
 Ids = tuple[int, ...]
 _IDS = ("inputs", "input_ids", "attention_mask")
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclasses.dataclass
@@ -58,6 +62,8 @@ class Evidence:
         texts: what reward functions were given that was not drawn; "" if nothing.
         asked: calls of the reward functions that the rows come from.
         temperature: that the tokens were drawn at, as `generate` was handed it; None where it was not asked.
+        random: of several processes, a number for the state of the generator before each draw.
+        ranks: this process among those that train together.
     """
 
     rows: list[Row]
@@ -67,6 +73,8 @@ class Evidence:
     texts: str = ""
     asked: list[RewardCalls] = dataclasses.field(default_factory=list)
     temperature: float | None = None
+    random: list[int] = dataclasses.field(default_factory=list)
+    ranks: Ranks = ALONE
 
 
 @dataclasses.dataclass
@@ -80,6 +88,7 @@ class _Batch:
         problems: why it cannot be judged.
         texts: pairs of what was drawn and what reward functions were given instead.
         temperature: that `generate` was handed; None where it was not asked.
+        random: of several processes, the state of the generator before the draw; 0 where it is not known.
         slices: micro-batches that have trained on it.
         used: places of the rows that have been trained on in this iteration.
         trained: places of the rows that this optimizer step trains on, with their micro-batches.
@@ -91,6 +100,7 @@ class _Batch:
     problems: list[str]
     texts: list[tuple[str, str]]
     temperature: float | None = None
+    random: int = 0
     slices: int = 0
     used: set[int] = dataclasses.field(default_factory=set)
     trained: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -106,6 +116,8 @@ class Recorder:
 
     def __init__(self, trainer: Any, wanted: Callable[[int], bool]):
         self.trainer, self.wanted = trainer, wanted
+        self.ranks = ALONE
+        self.engine: Any = None  # that steps by itself
         self._attached = contextlib.ExitStack()
         self._forget()
 
@@ -113,6 +125,7 @@ class Recorder:
         self._inside = False
         self._drawn: list[Row] = []
         self._temperature: float | None = None  # that they were drawn at
+        self._random = 0
         self._asked: RewardCalls | None = None
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
@@ -149,6 +162,31 @@ class Recorder:
             wrap_method(trainer.accelerator, "clip_grad_norm_", self._clip, "textbook: gradient before clipping")
         )
         self._listen_to_rewards()
+
+    def begin(self, compare: Callable[[], None]) -> None:
+        """Meet the other processes, and find an engine that steps by itself; to be called as training begins.
+
+        Args:
+            compare: is called before an engine steps, where no callback is; see `engine`.
+
+        Raises:
+            ranks.Apart: another process does not come, or runs something else.
+        """
+        self.ranks = Ranks.meet(_told_of_run() | {"the first step that is compared": self._first_wanted()})
+        self.engine = engine_of(self.trainer)
+        if self.engine is not None:
+            around = functools.partial(self._engine_step, compare)
+            self._attached.enter_context(wrap_method(self.engine, "step", around, "textbook: gradient of the engine"))
+
+    def _first_wanted(self) -> int | None:
+        now = self.trainer.state.global_step
+        return next((step for step in range(now + 1, now + 1000) if self.wanted(step)), None)
+
+    def _engine_step(self, compare: Callable[[], None], method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.engine.is_gradient_accumulation_boundary() and self.wanted(self.trainer.state.global_step + 1):
+            self._safely(self._keep_gradient)
+            compare()
+        return method(*args, **kwargs)
 
     def detach(self) -> None:
         """Give everything back."""
@@ -209,6 +247,8 @@ class Recorder:
             self._drawn.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if several() and self._listens and not self._random:
+            self._random = _random_state(self.trainer.model)
         output = method(*args, **kwargs)
         if self._listens:
             self._safely(self._record_generation, args, kwargs, output)
@@ -314,20 +354,12 @@ class Recorder:
         return getattr(self.trainer.args, "steps_per_generation", None) or 1
 
     def _clip(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.wanted(self.trainer.state.global_step + 1):
+        if self.engine is None and self.wanted(self.trainer.state.global_step + 1):
             self._safely(self._keep_gradient)
         return method(*args, **kwargs)
 
     def _keep_gradient(self) -> None:
-        self._gradient = self._take_gradient()
-
-    def _take_gradient(self, copy: bool = True) -> Gradient:
-        gradient = {}
-        for name, parameter in self.trainer.model.named_parameters():
-            if parameter.requires_grad:
-                grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                gradient[name] = grad.detach().to(torch.float32, copy=copy)
-        return gradient
+        self._gradient = full_gradient(self.trainer)
 
     # what is made of it
 
@@ -336,6 +368,7 @@ class Recorder:
         count, number = len(asked.rewards[0]), len(self._batches)
         drawn, self._drawn = self._drawn, []
         temperature, self._temperature = self._temperature, None
+        random, self._random = self._random, 0
         problems: list[str] = []
         if any(len(values) != count for values in asked.rewards.values()):
             problems.append("the reward functions returned different numbers of rewards")
@@ -347,7 +380,9 @@ class Recorder:
         if problems:
             self._batches.append(_Batch([], asked, self.trainer.state.global_step, problems, []))
             return
-        groups, problem = _groups(drawn, asked.given("prompts"), int(self.trainer.num_generations))
+        groups, problem = [0] * count, None  # of several processes they are told when all rows are there
+        if not several():
+            groups, problem = _groups(drawn, asked.given("prompts"), int(self.trainer.num_generations))
         rows = [
             dataclasses.replace(row, rewards=rewards, group=group, batch=number, micro=None)
             for row, rewards, group in zip(
@@ -355,7 +390,8 @@ class Recorder:
             )
         ]
         problems, texts = [problem] if problem else [], self._other_texts(rows, asked.given("completions"))
-        self._batches.append(_Batch(rows, asked, self.trainer.state.global_step, problems, texts, temperature))
+        now = self.trainer.state.global_step
+        self._batches.append(_Batch(rows, asked, now, problems, texts, temperature, random))
 
     def _find_drawn(self, drawn: list[Row], asked: RewardCalls, count: int) -> list[Row]:
         """Return the draws that the reward functions were asked about: by the ids that they were given, or by texts."""
@@ -396,15 +432,17 @@ class Recorder:
         now = self.trainer.state.global_step + 1
         if steps > 1 and any(self.wanted(step) for step in range(now + 1, now + steps + 1)):
             given = pad_id(self.trainer), own_precision(self.trainer)
-            for batch in self._batches[known:]:
-                if batch.rows:
-                    temperature = batch.temperature or float(args.temperature)
-                    batch.rows = score_old(self.trainer.model, batch.rows, temperature, *given)
+            with whole(self.trainer.model):
+                for batch in self._batches[known:]:
+                    if batch.rows:
+                        temperature = batch.temperature or float(args.temperature)
+                        batch.rows = score_old(self.trainer.model, batch.rows, temperature, *given)
 
     def evidence(self) -> Evidence:
         """Return what is known of the step that ends now; to be asked before the optimizer steps."""
-        wrong = self._compare_given(self._gradient) if self._gradient else []
-        gradient = self._gradient or self._take_gradient()
+        clipped = self._gradient and self.engine is None  # an engine clips within its step
+        wrong = self._compare_given(self._gradient) if self._gradient and clipped else []
+        gradient = self._gradient or full_gradient(self.trainer)
         problems = list(self._problems)
         if not self._batches:
             problems.append("no reward function was asked, or no tokens were drawn")
@@ -438,7 +476,8 @@ class Recorder:
         if len(temperatures) > 1:
             problems.append("the step trains on generations that were drawn at several temperatures")
         temperature = next(iter(temperatures), None)
-        return Evidence(rows, gradient, problems, wrong, said, [batch.asked for batch in batches], temperature)
+        asked, random = [batch.asked for batch in batches], [batch.random for batch in batches]
+        return Evidence(rows, gradient, problems, wrong, said, asked, temperature, random, self.ranks)
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""
@@ -476,7 +515,7 @@ class Recorder:
         most, size = self.trainer.args.max_grad_norm, norm(gradient)
         if not most or not size or not math.isfinite(size):
             return []
-        apart, right = measure_apart(self._take_gradient(copy=False), gradient), min(1.0, most / size)
+        apart, right = measure_apart(full_gradient(self.trainer, copy=False), gradient), min(1.0, most / size)
         if apart.cosine > 1 - COSINE and abs(apart.size / right - 1) < SIZE:
             return []
         said = f"the optimizer is given another gradient than the clipped one: {apart} where {right:.3g} is right"
@@ -491,7 +530,26 @@ class Recorder:
         else:
             own = model.named_parameters() if getattr(model, "peft_config", None) else ()
             tensors = [parameter for name, parameter in own if ".ref." in name]
-        return [int(each.detach().view(_INTEGERS[each.element_size()]).sum(dtype=torch.int64)) for each in tensors]
+        return fingerprint(tensors)
+
+
+def _told_of_run() -> dict[str, Any]:
+    """Return what has to be the same in all processes of a run: releases, and the script."""
+    told: dict[str, Any] = {}
+    for name in ("torch", "transformers", "trl", "peft", "deepspeed"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            told[name] = importlib.metadata.version(name)
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    if script is not None and pathlib.Path(script).is_file():
+        told["the script"] = hashlib.sha256(pathlib.Path(script).read_bytes()).hexdigest()[:12]
+    return told
+
+
+def _random_state(model: nn.Module) -> int:
+    """Return a number for the state of the generator that tokens are drawn by."""
+    device = next(model.parameters()).device
+    state = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.random.get_rng_state()
+    return int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:7], "big")
 
 
 def _temperature_of(kwargs: dict[str, Any], model: Any) -> float | None:

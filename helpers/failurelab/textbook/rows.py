@@ -22,6 +22,8 @@ class Row:
         old_logps: log-probabilities (tokens,) of the completion, then of its padding, under the policy that drew it;
             None: under this one, so that every ratio is 1.
         old_rounded: the same in the trainer's own numbers, where these are narrower than float32.
+        rank: of the process that drew it and trains on it.
+        here: whether that is this process, which computes it; the others' count in advantages and divisors.
         inputs: what else the model was given for the prompt, such as images, by name: of one dimension, a number for
             each token of the prompt; else its slices along the first one.
         given: places in the completion of tokens that an environment gave: they are read, and not trained on.
@@ -40,6 +42,8 @@ class Row:
     old_rounded: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     given: frozenset[int] = frozenset()
     ends_in_padding: bool = False
+    rank: int = 0
+    here: bool = True
     inputs: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def length(self) -> int:

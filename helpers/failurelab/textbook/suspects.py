@@ -8,8 +8,9 @@ order, and a later one only where the one before named nothing:
 1. tensors without gradient,
 2. other scores of the right tokens,
 3. the right direction, or the opposite one, times a factor,
-4. any other suspect, as it is or times a constant factor,
-5. other weights of the rows, or of places in them.
+4. of several processes, other weights of the ranks' parts,
+5. any other suspect, as it is or times a constant factor,
+6. other weights of the rows, or of places in them.
 """
 
 import dataclasses
@@ -24,8 +25,17 @@ from failurelab.textbook.apart import NAMES, Apart, Floor, measure_apart, norm
 from failurelab.textbook.definition import DIVISORS, GRPO, SCALES, Definition, clipped, k3, weighted_sum
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import EXACT, Gradient, OutOfMemory, Precision, Step, Tally
+from failurelab.textbook.ranks import ALONE, Ranks
 from failurelab.textbook.rows import Row, Scoring
 from failurelab.textbook.solve import Solution, say, solve
+from failurelab.textbook.together import (
+    DIVIDED,
+    OF_ONE,
+    SUMMED,
+    advantages_between,
+    name_factors,
+    tokens_of,
+)
 
 MISSING = "tensors without gradient"
 CONTROLS = ("scores shifted by one", "rows of the prompt", "no attention mask", "temperature")
@@ -227,7 +237,9 @@ class Search:
         gradient: gives the expected gradient of a definition.
         pad: token id of the padding.
         precision: of the trainer's numbers, or exact ones.
-        accumulated: micro-batches that were asked for.
+        accumulated: micro-batches that were asked for, of a process.
+        ranks: the processes that train together.
+        part: gives this process's part of the expected gradient.
     """
 
     model: nn.Module
@@ -240,6 +252,8 @@ class Search:
     pad: int = 0
     precision: Precision = EXACT
     accumulated: int = 1
+    ranks: Ranks = ALONE
+    part: Callable[..., Gradient] = dict
 
     @property
     def near(self) -> float:
@@ -260,14 +274,17 @@ class Search:
         explanation = self._choose(tried, apart.distance)
         if self.floor.holds(Apart(abs(apart.cosine), 1.0, 0.0)):
             return dataclasses.replace(explanation or self._factor(apart), tried=_nearest(tried))
+        explanation = explanation or self._of_ranks()
         # with old log-probabilities other scores move the ratios, and so clip as a mistake of another kind does
         if explanation is None or _is_old(self.rows, self.options):
-            tried = sorted([*tried, *self._try(OTHERS, ours)], key=lambda fit: fit.apart.distance)
+            tried = sorted(
+                [*tried, *self._try([*OTHERS, *self._between_ranks()], ours)], key=lambda fit: fit.apart.distance
+            )
             explanation = self._choose(tried, apart.distance)
         explanation = explanation or self._with_factor(tried)
         step = Step(self.rows, self.options, self.definition)
         try:
-            solved = tuple(solve(self.model, step, tally, self.theirs, self.precision, self.pad))
+            solved = tuple(solve(self.model, step, tally, self.theirs, self.precision, self.pad, self.ranks.add))
         except OutOfMemory:
             solved = ()
         if explanation is None and solved and solved[0].rest <= self.near and solved[0].off:
@@ -299,17 +316,43 @@ class Search:
         fits = [Fit(name, line, apart) for name, line, size in self._factors() if self._is_one(apart.size / size)]
         return _say(fits or [Fit("constant factor", "", apart, apart.size)], "direction")
 
+    def _of_ranks(self) -> Explanation | None:
+        """Return the explanation that the parts of the ranks were not added up alike."""
+        if self.ranks.count == 1:
+            return None
+        factors, rest = self.ranks.factors(self.part, self.theirs)
+        if rest > self.near:
+            return None
+        name, line = name_factors(factors, tokens_of(self.rows, self.options), self._is_one)
+        return Explanation(name, f"Named: {name}: {line}.") if name else None
+
+    def _between_ranks(self) -> list[Suspect]:
+        """Return suspects that there are with several processes alone."""
+        if self.ranks.count == 1:
+            return []
+        functions = advantages_between(self.rows, self.definition)
+        return [Suspect("advantages mixed between ranks", line, {"advantages": own}) for line, own in functions]
+
     def _is_one(self, size: float) -> bool:
         return self.floor.holds(Apart(1.0, size, 0.0))
 
     def _factors(self) -> Iterator[tuple[str, str, float]]:
         """Yield factors that have a name: what micro-batches and generations may be divided by."""
         trained = [row for row in self.rows if row.micro is not None]
-        count, every = len({row.micro for row in trained}), sum(row.length() for row in self.rows)
+        ranks = len({row.rank for row in trained})
+        count, every = len({row.micro for row in trained}) // ranks, sum(row.length() for row in self.rows)
         share = sum(row.length() for row in trained) / max(1, every)
         generations = len({row.batch for row in trained})
         by_tokens = self.options.loss_type in ("dapo", "cispo")
         of_generation = share < 1 and by_tokens
+        if ranks > 1:
+            yield SUMMED, "", float(ranks)
+            yield DIVIDED, "", 1 / ranks
+            tokens = tokens_of(self.rows, self.options)
+            for rank, own in enumerate(tokens):
+                if by_tokens and own and share == 1 and not self._is_one(sum(tokens) / (ranks * own)):
+                    yield OF_ONE, f"rank {rank}'s, times {ranks}", sum(tokens) / (ranks * own)
+                    yield OF_ONE, f"rank {rank}'s", sum(tokens) / own
         if generations > 1 and by_tokens:  # each divided by its own, as trl 0.22 to 1.9 do
             yield "divided by the tokens of the generation", "each by its own", float(generations)
         if of_generation:

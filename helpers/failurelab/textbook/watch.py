@@ -7,6 +7,7 @@ from transformers.trainer_callback import TrainerCallback
 
 from failurelab.textbook.comparison import Comparison, compare_step, not_grpo
 from failurelab.textbook.fields import Options
+from failurelab.textbook.ranks import Apart
 from failurelab.textbook.recorder import Recorder
 
 
@@ -49,13 +50,27 @@ class Watch(TrainerCallback):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.trainer.remove_callback(self)
         if self._recorder is not None:
             self._recorder.detach()
-            self.trainer.remove_callback(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Meet the other processes."""
+        if self._recorder is not None:
+            try:
+                self._recorder.begin(self._compare)
+            except Apart as error:
+                self.reports.append(Comparison("NOT CHECKED", str(error)))
+                self._recorder.detach()
+                self._recorder = None
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Compare."""
-        if self._recorder is not None and state.global_step + 1 in self.steps:
+        """Compare, where no engine has stepped by itself."""
+        if self._recorder is not None and self._recorder.engine is None:
+            self._compare()
+
+    def _compare(self) -> None:
+        if self._recorder is not None and self.trainer.state.global_step + 1 in self.steps:
             self.reports.append(
                 compare_step(
                     self.trainer,

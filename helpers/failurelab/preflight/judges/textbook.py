@@ -28,6 +28,7 @@ from failurelab.preflight.judges.logits import LOGITS_REPAIRED
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
 from failurelab.preflight.training import Training
+from failurelab.textbook.ranks import Apart as RanksApart
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
 _MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
@@ -39,6 +40,7 @@ _FAILURES = {
     "no attention mask and no temperature": "F15",
 }
 _PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
+ENGINES = ("deepspeed", "fsdp")  # whose processes train a part of the model each
 _OF_GENERATION = "divided by the tokens of the generation"
 _REPAIRS = {
     "F3b": "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later.",
@@ -116,6 +118,10 @@ class StepJudge(TrainerCallback):
         self._recorder = textbook.Recorder(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
         self._recorder.attach()
+        try:
+            self._recorder.begin(self._compare)
+        except RanksApart as error:
+            self._error = str(error)
 
     def _end(self, generate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Put an end into the completions that were drawn, each at another place."""
@@ -134,7 +140,10 @@ class StepJudge(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Compare."""
-        if not self._wanted(state.global_step + 1):
+        self._compare()
+
+    def _compare(self) -> None:
+        if not self._wanted(self.trainer.state.global_step + 1):
             return
         model = self.trainer.model
         affordable = next(model.parameters()).is_cuda or sum(p.numel() for p in model.parameters()) < _MOST
@@ -262,7 +271,12 @@ class StepJudge(TrainerCallback):
 
 def cut_away(training: Training) -> list[str]:
     """Return why the cut training is not the script's own as to its gradient: a text for each option."""
-    lines = []
+    lines = [
+        f"{name} is cut away, and each process trains the whole model: the gradient is not that of the engine"
+        for name in ENGINES
+        if (training.arguments.get(name) or (name == "deepspeed" and training.zero_stage))
+        and not getattr(training.trainer.args, name, None)
+    ]
     for name, left in textbook.NOT_HERE.items():
         value = training.arguments.get(name, left.neutral[0])
         if not textbook.is_neutral(name, value) and textbook.is_neutral(

@@ -1,0 +1,346 @@
+"""The processes that train together, for a comparison that is one on all of them.
+
+Each rank computes the textbook for its own rows, and the sums are reduced: cost and memory are a rank's. All ranks hold
+the same rows, trainer's gradient and sums, so that each comes to the same passes in the same order.
+
+Before anything is done together, each rank writes into the store of the launch that it is there, and waits a limited
+time for the others: a guard on one rank, a rank that died or one that hangs is named, and nobody waits in a call of all
+processes. Those go through a group of gloo of our own, with a time limit, so that the trainer's group stays as it is.
+
+Weights and gradients that are spread over the ranks, of ZeRO and of FSDP2, are put together here too.
+"""
+
+import contextlib
+import datetime
+import itertools
+import pickle
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from failurelab.textbook.apart import inner
+from failurelab.textbook.gradient import Gradient, OutOfMemory, is_out_of_memory
+
+WAIT = 60.0  # seconds in which the others come to where one is
+PASS = 600.0  # seconds in which they are done with a pass
+GONE = 5.0  # seconds in which those that still live say so, after a call has failed
+SHARDING = ("deepspeed.runtime.zero.", "deepspeed.utils.nvtx", "torch.distributed.fsdp.")
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_KINDS = {kind.__name__: kind for kind in (OutOfMemory, ValueError, RuntimeError)}
+_meetings = itertools.count(1)
+T = TypeVar("T")
+
+
+class Apart(RuntimeError):
+    """The ranks do not come to the same place; the message names those that do not."""
+
+
+class Ranks:
+    """This process among those that train together; by default the only one.
+
+    Args:
+        number: of this process.
+        count: of all.
+        store: that all of them read and write; None of a single one.
+    """
+
+    def __init__(self, number: int = 0, count: int = 1, store: Any = None):
+        self.number, self.count, self._store = number, count, store
+        self._calls = 0
+        self._group: Any = None
+
+    @classmethod
+    def meet(cls, told: Mapping[str, Any]) -> "Ranks":
+        """Return this process among the others, which all have to come here.
+
+        Args:
+            told: what has to be the same on all of them, by what it is called.
+
+        Raises:
+            Apart: one of them does not come, or is told otherwise.
+        """
+        if not several():
+            return cls()
+        place = f"failurelab/{next(_meetings)}"
+        ranks = cls(dist.get_rank(), dist.get_world_size(), dist.PrefixStore(place, _store()))
+        every = ranks.call("the beginning of training, with StepGuard or textbook.compare", dict(told))
+        for number, other in enumerate(every):
+            for name in told:
+                if other.get(name) != every[0].get(name):
+                    raise Apart(
+                        f"the ranks are not alike: {name} is {other.get(name)} on rank {number}, and "
+                        f"{every[0].get(name)} on rank 0"
+                    )
+        ranks._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PASS))
+        return ranks
+
+    def call(self, where: str, told: Any) -> list[Any]:
+        """Return what each rank says here, once all have come; by the store alone.
+
+        One that does not come in time is waited for by nobody: the first who knows writes down whether it goes on.
+
+        Raises:
+            Apart: one of them does not come.
+        """
+        if self.count == 1:
+            return [told]
+        self._calls += 1
+        key, until = f"call-{self._calls}", time.monotonic() + WAIT
+        try:
+            self._store.set(f"{key}/{self.number}", pickle.dumps(told))
+            absent = [rank for rank in range(self.count) if not self._came(f"{key}/{rank}", until)]
+            word = self._store.compare_set(f"{key}/word", "", "waited in vain" if absent else "go")
+        except RuntimeError as error:  # the store's own: who keeps it is gone
+            raise Apart(f"the store of the launch, through which the ranks meet, does not answer: {error}") from error
+        if word != b"go":
+            raise Apart(f"{name_ranks(absent) or 'another rank'} did not come to {where} within {WAIT:g} seconds")
+        return [pickle.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.count)]
+
+    def _came(self, key: str, until: float) -> bool:
+        left = datetime.timedelta(seconds=max(0.01, until - time.monotonic()))
+        try:
+            self._store.wait([key], left)
+        except RuntimeError as error:
+            if self._store.check([key]):
+                raise Apart(str(error)) from error
+            return False
+        return True
+
+    def together(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Make a call of all processes, in our group.
+
+        Raises:
+            Apart: it failed; with the ranks that no longer answer.
+        """
+        try:
+            call(*args, group=self._group, **kwargs)
+        except RuntimeError as error:
+            until = time.monotonic() + GONE
+            try:
+                self._store.set(f"alive/{self.number}", "")
+                gone = [rank for rank in range(self.count) if not self._came(f"alive/{rank}", until)]
+            except RuntimeError:  # the store went with them
+                gone = []
+            said = f"{name_ranks(gone)} no longer answers" if gone else "the ranks have lost each other"
+            raise Apart(f"{said}: {str(error).splitlines()[0]}") from error
+
+    def share(self, value: T) -> list[T]:
+        """Return the value of each rank, in their order."""
+        if self.count == 1:
+            return [value]
+        values: list[Any] = [None] * self.count
+        self.together(dist.all_gather_object, values, value)
+        return values
+
+    def agree(self, work: Callable[[], T]) -> T:
+        """Do a rank's own work, and return what it gives; an error of one rank is raised on all.
+
+        Raises:
+            OutOfMemory: memory is not enough on a rank.
+            ValueError: the work raised one.
+            RuntimeError: it raised another error.
+        """
+        if self.count == 1:
+            return work()
+        result, error = None, ""
+        try:
+            result = work()
+        except Exception as raised:
+            kind = OutOfMemory if is_out_of_memory(raised) else type(raised)
+            error = f"{kind.__name__ if kind.__name__ in _KINDS else 'RuntimeError'}|{raised}"
+        for rank, told in enumerate(self.share(error)):
+            if told:
+                name, _, line = told.partition("|")
+                raise _KINDS[name](f"rank {rank}: {line}")
+        return result  # type: ignore[return-value]  # no error, so it is there
+
+    def total(self, work: Callable[[], float]) -> float:
+        """Return the sum of a number over the ranks."""
+        return sum(self.share(self.agree(work)))
+
+    def add(self, work: Callable[[], Gradient]) -> Gradient:
+        """Return the sum of the ranks' gradients, the same bits on all."""
+        gradient = self.agree(work)
+        if self.count == 1:
+            return gradient
+        return {name: self._reduce(grad) for name, grad in gradient.items()}
+
+    def _reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        own = tensor.detach().cpu().contiguous()
+        self.together(dist.all_reduce, own)
+        return own.to(tensor.device)
+
+    def same(self, gradient: Gradient) -> tuple[Gradient, bool]:
+        """Return a gradient that is the same on all ranks, and whether it was: else their mean."""
+        own = [int(_bits(grad)) for grad in gradient.values()]
+        if all(other == own for other in self.share(own)):
+            return gradient, True
+        return self.add(lambda: {name: grad / self.count for name, grad in gradient.items()}), False
+
+    def factors(self, work: Callable[[], Gradient], theirs: Gradient) -> tuple[list[float], float]:
+        """Solve for what each rank's part of a gradient is multiplied by in another one.
+
+        Return the factors, and the norm of what they leave by that of the other gradient. A rank's part is sent to all
+        one tensor after another: `R` times the gradient is sent, and one tensor of it is kept.
+        """
+        part = self.agree(work)
+        rows = torch.zeros(self.count, dtype=torch.float64)  # (ranks,), this rank's products with each
+        for rank in range(self.count):
+            for grad in part.values():
+                other = grad.detach().cpu().contiguous()
+                self.together(dist.broadcast, other, rank)
+                rows[rank] += inner(other, grad.detach().cpu())
+        own = sum(inner(part[name], grad) for name, grad in theirs.items())
+        every = self.share((rows, own))
+        products, target = torch.stack([row for row, _ in every]), torch.tensor([each for _, each in every]).double()
+        factors = torch.linalg.lstsq(products, target[:, None], driver="gelsd").solution[:, 0]
+        size = sum(inner(grad, grad) for grad in theirs.values())
+        rest = size - 2 * float(factors @ target) + float(factors @ products @ factors)
+        return factors.tolist(), (max(0.0, rest) / size) ** 0.5
+
+
+ALONE = Ranks()
+
+
+def several() -> bool:
+    """Whether several processes train together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _store() -> Any:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d._get_default_store()
+
+
+def name_ranks(numbers: Sequence[int]) -> str:
+    """Return a few ranks in words."""
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}" if numbers else ""
+
+
+def fingerprint(tensors: Sequence[Any]) -> list[int]:
+    """Return a number for each tensor, of the part that is on this rank: the sum of its bits."""
+    return [_bits(tensor.to_local() if is_sharded(tensor) else tensor) for tensor in tensors]
+
+
+def _bits(tensor: torch.Tensor) -> int:
+    return int(tensor.detach().contiguous().view(_INTEGERS[tensor.element_size()]).sum(dtype=torch.int64))
+
+
+# Weights and gradients that lie on several ranks.
+
+
+def engine_of(trainer: Any) -> Any:
+    """Return the engine that steps by itself, inside the backward pass; None where the trainer steps an optimizer."""
+    wrapper = getattr(trainer.accelerator, "deepspeed_engine_wrapped", None)
+    engine = getattr(wrapper, "engine", None)
+    return engine if callable(getattr(engine, "zero_optimization_stage", None)) else None
+
+
+def is_sharded(tensor: Any) -> bool:
+    """Whether a tensor is one of FSDP2, of which each rank has a part."""
+    return callable(getattr(tensor, "full_tensor", None))
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether weights of a model are spread over the ranks."""
+    return any(hasattr(parameter, "ds_id") or is_sharded(parameter) for parameter in model.parameters())
+
+
+def full_gradient(trainer: Any, copy: bool = True) -> Gradient:
+    """Return the trainer's gradient of all rows, in float32; zeros where a parameter got none.
+
+    To be asked between the backward pass and the step; of DeepSpeed and of FSDP2 on all ranks at once.
+    """
+    engine, gradient = engine_of(trainer), {}
+    for name, parameter in trainer.model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if engine is not None:
+            from deepspeed.utils import safe_get_full_grad
+
+            grad = safe_get_full_grad(parameter)
+        else:
+            grad = parameter.grad
+        if grad is None:
+            grad = torch.zeros(getattr(parameter, "ds_shape", parameter.shape), device=parameter.device)
+        elif is_sharded(grad):
+            grad = grad.full_tensor()
+        gradient[name] = grad.detach().to(parameter.device, torch.float32, copy=copy)
+    return gradient
+
+
+def whole_bytes(model: nn.Module) -> tuple[int, int]:
+    """Return how many bytes a comparison takes for weights that are spread over ranks, and how many there are.
+
+    These are the weights themselves, and in float32 their copy and three gradients of those that are trained.
+    """
+    if not is_spread(model):
+        return 0, 0
+    needed = 0
+    for parameter in model.parameters():
+        count = getattr(parameter, "ds_numel", parameter.numel())
+        narrow = 4 * (parameter.element_size() < 4)
+        needed += count * (parameter.element_size() + narrow + 12 * parameter.requires_grad)
+    return needed, free_memory(next(model.parameters()).device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return how many bytes can be asked for."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+@contextlib.contextmanager
+def whole(*models: nn.Module | None) -> Iterator[None]:
+    """Within the block models have plain, whole weights, where they are spread over the ranks by ZeRO-3 or FSDP2.
+
+    All ranks have to enter it. Weights are gathered one tensor after another, into parameters that stand in the place
+    of those that are spread; the hooks that would gather them are out. Afterwards everything is as it was.
+    """
+    with contextlib.ExitStack() as stack:
+        for model in models:
+            if model is not None and is_spread(model):
+                _replace(model, stack)
+        yield
+
+
+def _replace(model: nn.Module, stack: contextlib.ExitStack) -> None:
+    known: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        own = {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
+        if own:
+            for parameter in own.values():
+                if id(parameter) not in known:
+                    known[id(parameter)] = nn.Parameter(_full(parameter), requires_grad=parameter.requires_grad)
+            replaced = {name: known[id(own[name])] if name in own else None for name in module._parameters}
+            stack.enter_context(mock.patch.object(module, "_parameters", replaced))
+        for name in ("_forward_hooks", "_forward_pre_hooks"):
+            hooks = getattr(module, name)
+            kept = type(hooks)((key, hook) for key, hook in hooks.items() if not _shards(hook))
+            if len(kept) < len(hooks):
+                stack.enter_context(mock.patch.object(module, name, kept))
+
+
+def _full(parameter: Any) -> torch.Tensor:
+    if is_sharded(parameter):
+        whole: torch.Tensor = parameter.detach().full_tensor()
+        return whole
+    if not hasattr(parameter, "ds_id"):
+        return parameter.detach()  # type: ignore[no-any-return]
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.detach().clone()  # type: ignore[no-any-return]
+
+
+def _shards(hook: Any) -> bool:
+    return (getattr(hook, "__module__", None) or "").startswith(SHARDING)

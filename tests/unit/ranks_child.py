@@ -1,0 +1,325 @@
+"""One of two real processes that train together by gloo: runs cases one after another, a line of JSON for each.
+
+    ranks_child.py FOLDER CASE...
+
+Each case is a way of training or a mistake, by its name in CASES. It is run with and without StepGuard where the name
+ends in "=": then the weights of both are compared.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import datetime
+import hashlib
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import time
+import traceback
+import warnings
+
+import torch
+import torch.distributed as dist
+import transformers
+import trl
+from steps import right, trainer
+from transformers import TrainerCallback
+
+from failurelab import guards
+from failurelab.textbook import comparison, ranks
+from failurelab_course.experiments import models
+
+RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+ZERO = {
+    "zero_force_ds_cpu_optimizer": False,
+    "zero_allow_untested_optimizer": True,
+    "bf16": {"enabled": "auto"},
+    "train_micro_batch_size_per_gpu": "auto",
+    "train_batch_size": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+}
+
+
+def lengths(completions, **_):
+    """Reward ones, and punish length, with no two alike, so that no group has equal rewards."""
+    return [text.count("1") - 0.3 * len(text) + 0.01 * sum(map(ord, text)) for text in completions]
+
+
+def changed(loss=None, inputs=None, step=None):
+    """Return a trainer with a mistake in its loss, in what its loss is given, or before its steps."""
+
+    class Changed(trl.GRPOTrainer):
+        calls = 0
+
+        def compute_loss(self, model, given, *rest, **options):
+            self.calls += 1
+            if inputs is not None:
+                given = inputs(dict(given))
+            value = super().compute_loss(model, given, *rest, **options)
+            return value if loss is None else loss(value, self.calls)
+
+        def training_step(self, *given, **options):
+            if step is not None:
+                step(self)
+            return super().training_step(*given, **options)
+
+    return Changed
+
+
+def of_rank_0(inputs):
+    """Divide by the tokens of rank 0, times the number of ranks, in the place of those of all."""
+    own = inputs["completion_mask"].sum() * 2  # micro-batches of a generation
+    dist.broadcast(own, 0)
+    return inputs | {"num_items_in_batch": own * COUNT}
+
+
+def of_own(inputs):
+    return inputs | {"num_items_in_batch": inputs["completion_mask"].sum() * 2 * COUNT}
+
+
+def of_other_rank(inputs):
+    every = [torch.empty_like(inputs["advantages"]) for _ in range(COUNT)]
+    dist.all_gather(every, inputs["advantages"].contiguous())
+    return inputs | {"advantages": every[0]}
+
+
+def drift(made):
+    if made.state.global_step == 0 and RANK == 1:
+        with torch.no_grad():
+            next(made.model.parameters()).mul_(1.001)
+
+
+def same_numbers(made):
+    torch.manual_seed(7)
+
+
+class SamePrompts(trl.GRPOTrainer):
+    """Hands every rank the first rank's batch, as a sampler does that knows of no others."""
+
+    def training_step(self, model, inputs, *rest):
+        if isinstance(inputs, list):
+            inputs = [inputs]
+            dist.broadcast_object_list(inputs, 0)
+            inputs = inputs[0]
+        return super().training_step(model, inputs, *rest)
+
+
+class Unaveraged(trl.GRPOTrainer):
+    """Computes its loss on the model below DDP, whose gradients nobody adds up."""
+
+    def compute_loss(self, model, *rest, **options):
+        return super().compute_loss(self.accelerator.unwrap_model(model), *rest, **options)
+
+
+class Sharded(trl.GRPOTrainer):
+    """A model that is sharded by hand: accelerate takes FSDP for accelerators alone, and would wrap it in DDP."""
+
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (COUNT,))
+        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        for layer in inner.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.accelerator.prepare_model = lambda model, **_: model
+
+    def _clip_grad_norm(self, model):
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+
+
+def zero(stage, **more):
+    spread = {"stage3_param_persistence_threshold": 0} if stage == 3 else {}
+    return {"deepspeed": copy.deepcopy(ZERO) | {"zero_optimization": {"stage": stage} | spread}} | more
+
+
+def lora():
+    import peft
+
+    names = ["q_proj", "v_proj"]
+    config = peft.LoraConfig(r=2, target_modules=names, task_type="CAUSAL_LM", init_lora_weights="gaussian")
+    return {"config": config}
+
+
+LARGE = {"max_grad_norm": 1e9}
+FSDP = {"kind": Sharded}
+ALONE = ("a guard on rank 0 alone",)
+SPREAD = {"per_device_train_batch_size": 2, "num_generations": 4}
+CASES = {
+    "ddp": {},
+    "groups on both ranks": SPREAD,
+    "grpo": {"loss_type": "grpo"} | SPREAD,
+    "bnpo": {"loss_type": "bnpo"},
+    "scaled by the batch": {"scale_rewards": "batch"},
+    "two steps from a generation": {"steps_per_generation": 6, "max_steps": 2, "learning_rate": 1e-3},
+    "beta": {"beta": 0.1, "max_steps": 2, "learning_rate": 1e-3},
+    "an epoch's rest": {"rows": 12, "num_train_epochs": 1, "max_steps": -1, "gradient_accumulation_steps": 2},
+    "checkpointing": {"gradient_checkpointing": True},
+    "bf16": {"bf16": True},
+    "lora": lora,
+    "entropy": {"top_entropy_quantile": 0.5},
+    "zero1": zero(1),
+    "zero2": zero(2),
+    "zero3": zero(3),
+    "zero3 two steps from a generation": zero(3, steps_per_generation=6, max_steps=2, learning_rate=1e-3),
+    "zero3 lora": lambda: zero(3) | lora(),
+    "zero2 bf16": zero(2, bf16=True),
+    "zero3 bf16": zero(3, bf16=True),
+    "zero3 beta": zero(3, beta=0.1, max_steps=2, learning_rate=1e-3),
+    "zero3 checkpointing": zero(3, gradient_checkpointing=True),
+    "zero2 rank left out": zero(2, kind=changed(lambda loss, _: loss * (RANK != 1))),
+    "zero3 rank left out": zero(3, kind=changed(lambda loss, _: loss * (RANK != 1))),
+    "fsdp2": FSDP,
+    "fsdp2 two steps from a generation": FSDP | {"steps_per_generation": 6, "max_steps": 2, "learning_rate": 1e-3},
+    "fsdp2 lora": lambda: FSDP | lora(),
+    "fsdp2 checkpointing": FSDP | {"gradient_checkpointing": True},
+    "fsdp2 bf16": FSDP | {"bf16": True},
+    "fsdp2 rank left out": {"kind": type("Both", (changed(lambda loss, _: loss * (RANK != 1)), Sharded), {})},
+    "rank left out": {"kind": changed(lambda loss, _: loss * (RANK != 1))},
+    "summed": {"kind": changed(lambda loss, _: loss * COUNT)},
+    "divided twice": {"kind": changed(lambda loss, _: loss / COUNT)},
+    "tokens of rank 0": {"kind": changed(inputs=of_rank_0)},
+    "own tokens": {"kind": changed(inputs=of_own)},
+    "same prompts": {"kind": SamePrompts},
+    "same numbers": {"kind": changed(step=same_numbers)} | SPREAD,
+    "advantages of rank 0": {"kind": changed(inputs=of_other_rank)},
+    "weights apart": {"kind": changed(step=drift)},
+    "batch dropped": {"kind": changed(lambda loss, call: loss * (not (RANK == 1 and call == 2)))},
+    "not averaged": {"kind": Unaveraged},
+    "a guard on rank 0 alone": {},
+}
+
+
+def digest(made):
+    """Return a number for the weights that this rank has after training."""
+    total = hashlib.sha256()
+    for parameter in made.model.parameters():
+        value = parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter
+        value = value.to_local() if hasattr(value, "to_local") else value
+        total.update(value.detach().float().numpy().tobytes())
+    return total.hexdigest()
+
+
+class Release(TrainerCallback):
+    def on_pre_optimizer_step(self, *_, **__):
+        ranks._store().set("told", "")
+
+
+class Hurt(TrainerCallback):
+    """Ends or stops rank 1 before the guard comes to this event; one that hangs goes on when rank 0 has been told."""
+
+    def __init__(self, event, how):
+        setattr(self, event, lambda *_, **__: self.hurt(how))
+
+    def hurt(self, how):
+        if RANK == 1 and how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if RANK == 1:
+            ranks._store().wait(["told"], datetime.timedelta(seconds=300))
+
+
+def dies_in_a_pass(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def told_of(caught):
+    return [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
+
+
+HURT = {
+    "dies before training": Hurt("on_train_begin", "dies"),
+    "dies before the comparison": Hurt("on_pre_optimizer_step", "dies"),
+    "hangs before the comparison": Hurt("on_pre_optimizer_step", "hangs"),
+    "dies in a pass": None,
+}
+
+
+def hurt(name, folder):
+    """Train while rank 1 is hurt; return what rank 0 is told of by then."""
+    ranks.WAIT, ranks.GONE = 10.0, 3.0
+    CASES[name] = {}
+    if name == "dies in a pass" and RANK == 1:
+        comparison.expected_gradient = dies_in_a_pass
+    return run(name, folder, before=HURT[name])
+
+
+def run(name, folder, guarded=True, before=None):
+    options = CASES[name]
+    options = dict(options() if callable(options) else options)
+    rows = options.pop("rows", None)
+    given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_completion_length": 4, "seed": 1}
+    given |= LARGE | options
+    random.seed(RANK)
+    if any(key == "deepspeed" for key in given):
+        transformers.integrations.deepspeed.unset_hf_deepspeed_config()
+    model = transformers.AutoModelForCausalLM.from_pretrained(models.path("tiny"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(models.path("tiny"), padding_side="left")
+    if rows:
+        given["rows"] = [(f"{a}+{a}=", str(2 * a)) for a in range(rows)]
+    made = trainer(model, tokenizer, folder, rewards=[right, lengths], **({"lengths": (4, 5)} | given))
+    guard = None
+    if before is not None:
+        made.add_callback(before)
+    if guarded:
+        guard = guards.StepGuard(made, every=1)
+        made.add_callback(guard)
+    begun, error = time.monotonic(), ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if name.startswith("hangs") and RANK == 0:
+            made.add_callback(Release())
+        try:
+            made.train()
+        except RuntimeError as problem:  # of the launch itself, where a rank is gone
+            if name not in HURT:
+                raise
+            error = str(problem)
+    told = told_of(caught)
+    report = guard.report if guard else None
+    return {
+        "case": name,
+        "rank": RANK,
+        "verdict": report and report.verdict,
+        "named": report and report.named,
+        "apart": dataclasses.asdict(report.apart) if report and report.apart else None,
+        "reason": report and report.reason,
+        "told": told,
+        "ended in": error,
+        "weights": digest(made),
+        "seconds": time.monotonic() - begun,
+    }
+
+
+def main(folder, *names):
+    out = pathlib.Path(folder) / f"answers-{RANK}"
+    if any("zero" in name for name in names):
+        import deepspeed
+
+        deepspeed.init_distributed("gloo")
+    for name in names:
+        if name in ALONE:
+            ranks.WAIT = 5.0
+        plain = run(name.rstrip("="), folder, guarded=False)["weights"] if name.endswith("=") else None
+        try:
+            answer = (
+                hurt(name, folder) if name in HURT else run(name.rstrip("="), folder, name not in ALONE or not RANK)
+            )
+            answer |= {"plain": plain}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"case": name, "error": repr(error)}
+        with out.open("a") as stream:
+            stream.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main(*sys.argv[1:])
+        if dist.is_initialized():
+            dist.destroy_process_group()
