@@ -17,8 +17,8 @@ from failurelab_course import eras
 UNIT = eras.root() / "tests" / "unit"
 OLD = [era.name for era in eras.known() if era.name != eras.TODAY]
 TODAY = (
-    "devices expect issue measure names node observe predicates preflight_repairs preflight_together registry "
-    "reward_guard shapes simulate symptoms"
+    "devices expect issue measure names node observe predicates preflight_logits preflight_repairs "
+    "preflight_together registry reward_guard shapes simulate symptoms"
 )
 OLDEST = (
     "adapter_paths adapters alignment gradients guard_faults guard_report guard_script guards logits logits_guard "

@@ -923,6 +923,28 @@ def test_other_scores_are_no_other_weights():
     assert min(best.rest, other_one.rest) > 0.1
 
 
+def test_weights_are_solved_for_where_no_other_scores_explain_it(monkeypatch):
+    """Solving takes as long as all suspects together, and its weights are of the right scores."""
+    model, rows, options = stir(qwen2(), "layernorm", 1.0), six_rows(), textbook.Options(loss_type="grpo")
+    asked, solutions = [], suspects.solve
+    monkeypatch.setattr(suspects, "solve", lambda *given: asked.append(given) or solutions(*given))
+
+    def gradient_of(options, definition=textbook.GRPO, **more):
+        return textbook.expected_gradient(model, rows, options, definition=definition, **more)
+
+    tally = gradient.Tally()
+    ours = gradient_of(options, tally=tally)
+    late = {"scoring": lambda options, pad: textbook.Scoring(options.temperature, shift=1, pad=pad)}
+    for functions, named, count in (
+        (late, "scores shifted by one", 0),
+        ({"advantages": roll}, "other rows' advantages", 1),
+    ):
+        theirs = gradient_of(options, dataclasses.replace(textbook.GRPO, **functions))
+        search = suspects.Search(model, rows, options, textbook.GRPO, theirs, textbook.Floor(), gradient_of)
+        assert search.explain(ours, apart.measure_apart(theirs, ours), tally).named == named
+        assert len(asked) == count
+
+
 def test_each_suspect_replaces_functions_that_the_definition_has():
     names = {field.name for field in dataclasses.fields(textbook.GRPO)}
     known = [*suspects.SCORES, *suspects.OTHERS]

@@ -31,12 +31,10 @@ class LogitsJudge:
     def __init__(self, training: Training):
         self._training, self._model = training, training.trainer.model
         self._guarded = Guarded(guards.LogitsGuard, training.trainer)
-        self._name, self._rows_wanted, self._rows_made = (
-            "",
-            0,
-            0,
-        )  # the argument that asks for rows, its number, and those made
+        self._name = ""  # of the argument that asks for rows
+        self._rows_wanted, self._rows_made = 0, 0
         self._ids: torch.Tensor | None = None  # (batch, tokens) of a training pass
+        self._whole = 0  # the tokens of the sequence for which the rows were made
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -58,6 +56,7 @@ class LogitsJudge:
             wanted = kwargs.get(name)
             if isinstance(wanted, int) and wanted:
                 self._name, self._rows_wanted, self._rows_made = name, wanted, rows.shape[1]
+                self._whole = rows.shape[1] if ids is None else ids.shape[1]
 
     def answers(self) -> Iterator[Finding]:
         """Yield what was seen, after training, or after the error that ended it."""
@@ -83,6 +82,9 @@ class LogitsJudge:
 
     def _judge_rows(self, report: Any) -> Finding:
         figures = (Quantity("rows of logits", self._rows_made, "rows", self._rows_wanted),)
+        if self._rows_wanted < self._rows_made < self._whole:  # a layer of the script's own keeps as many
+            rows = f"the last {self._rows_made} of {self._whole} rows of logits"
+            return Finding.not_checked("F3a", f"{rows} are made, and {self._rows_wanted} asked for", figures=figures)
         if self._rows_made > self._rows_wanted:
             prompt, kept = (
                 self._training.arguments.get(name) or 0 for name in ("max_prompt_length", "max_completion_length")
