@@ -136,7 +136,7 @@ class Sharded(trl.GRPOTrainer):
         inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         for layer in inner.model.layers:
             fully_shard(layer, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
+        fully_shard(inner, mesh=mesh)  # which generation calls, below PEFT's wrapper
         self.accelerator.prepare_model = lambda model, **_: model
 
     def _clip_grad_norm(self, model):
