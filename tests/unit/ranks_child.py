@@ -49,16 +49,14 @@ def lengths(completions, **_):
     return [text.count("1") - 0.3 * len(text) + 0.01 * sum(map(ord, text)) for text in completions]
 
 
-def changed(loss=None, inputs=None, step=None):
-    """Return a trainer with a mistake in its loss, in what its loss is given, or before its steps."""
+def changed(loss=None, step=None):
+    """Return a trainer with a mistake in its loss, or before its steps."""
 
     class Changed(trl.GRPOTrainer):
         calls = 0
 
         def compute_loss(self, model, given, *rest, **options):
             self.calls += 1
-            if inputs is not None:
-                given = inputs(dict(given))
             value = super().compute_loss(model, given, *rest, **options)
             return value if loss is None else loss(value, self.calls)
 
@@ -70,21 +68,32 @@ def changed(loss=None, inputs=None, step=None):
     return Changed
 
 
-def of_rank_0(inputs):
-    """Divide by the tokens of rank 0, times the number of ranks, in the place of those of all."""
-    own = inputs["completion_mask"].sum() * 2  # micro-batches of a generation
+def scored(change):
+    """Return a trainer with a mistake in what it makes of a generation, before that is cut into micro-batches."""
+
+    class Scored(trl.GRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            made = super()._generate_and_score_completions(inputs)
+            return made | change(made)
+
+    return Scored
+
+
+def of_rank_0(made):
+    """Count the tokens of rank 0, times the number of ranks, in the place of those of all."""
+    own = made["completion_mask"].sum()
     dist.broadcast(own, 0)
-    return inputs | {"num_items_in_batch": own * COUNT}
+    return {"num_items_in_batch": own * COUNT}
 
 
-def of_own(inputs):
-    return inputs | {"num_items_in_batch": inputs["completion_mask"].sum() * 2 * COUNT}
+def of_own(made):
+    return {"num_items_in_batch": made["completion_mask"].sum() * COUNT}
 
 
-def of_other_rank(inputs):
-    every = [torch.empty_like(inputs["advantages"]) for _ in range(COUNT)]
-    dist.all_gather(every, inputs["advantages"].contiguous())
-    return inputs | {"advantages": every[0]}
+def of_other_rank(made):
+    own = made["advantages"].clone()
+    dist.broadcast(own, 0)
+    return {"advantages": own}
 
 
 def drift(made):
@@ -127,7 +136,7 @@ class Sharded(trl.GRPOTrainer):
         inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         for layer in inner.model.layers:
             fully_shard(layer, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
+        fully_shard(inner, mesh=mesh)  # which generation calls, below PEFT's wrapper
         self.accelerator.prepare_model = lambda model, **_: model
 
     def _clip_grad_norm(self, model):
@@ -184,11 +193,11 @@ CASES = {
     "rank left out": {"kind": changed(lambda loss, _: loss * (RANK != 1))},
     "summed": {"kind": changed(lambda loss, _: loss * COUNT)},
     "divided twice": {"kind": changed(lambda loss, _: loss / COUNT)},
-    "tokens of rank 0": {"kind": changed(inputs=of_rank_0)},
-    "own tokens": {"kind": changed(inputs=of_own)},
+    "tokens of rank 0": {"kind": scored(of_rank_0)},
+    "own tokens": {"kind": scored(of_own)},
     "same prompts": {"kind": SamePrompts},
     "same numbers": {"kind": changed(step=same_numbers)} | SPREAD,
-    "advantages of rank 0": {"kind": changed(inputs=of_other_rank)},
+    "advantages of rank 0": {"kind": scored(of_other_rank)},
     "weights apart": {"kind": changed(step=drift)},
     "batch dropped": {"kind": changed(lambda loss, call: loss * (not (RANK == 1 and call == 2)))},
     "not averaged": {"kind": Unaveraged},

@@ -192,7 +192,7 @@ class Ranks:
         rows = torch.zeros(self.count, dtype=torch.float64)  # (ranks,), this rank's products with each
         for rank in range(self.count):
             for grad in part.values():
-                other = grad.detach().cpu().contiguous()
+                other = grad.detach().cpu().clone()  # into which the other's is written
                 self.together(dist.broadcast, other, rank)
                 rows[rank] += inner(other, grad.detach().cpu())
         own = sum(inner(part[name], grad) for name, grad in theirs.items())

@@ -110,12 +110,14 @@ def _drifted(trainer: Any, ranks: Ranks) -> list[tuple[str, str]]:
 def _drawn_alike(rows: Sequence[Row], random: Sequence[Sequence[int]], trainer: Any) -> list[tuple[str, str]]:
     """Return whether ranks got the same prompts, or drew with the same random numbers."""
     wrong, count = [], len(random)
-    drew = [numbers for numbers in random if numbers and all(numbers)]
-    if len(drew) == count and all(numbers == drew[0] for numbers in drew):
-        said = "the generators of all ranks were in the same state as their completions were drawn"
-        wrong.append((SAME_NUMBERS, f"{said}, so that ranks with the same prompt draw the same"))
     own = [[(row.batch, row.prompt) for row in rows if row.rank == rank] for rank in range(count)]
     groups = [{(row.batch, row.group) for row in rows if row.rank == rank} for rank in range(count)]
+    drew = all(numbers == random[0] and all(numbers) for numbers in random) and bool(random[0])
+    if drew and any(
+        set(own[0]) & set(other) for other in own[1:]
+    ):  # of other prompts they are other draws all the same
+        said = "the generators of all ranks were in the same state as their completions were drawn"
+        wrong.append((SAME_NUMBERS, f"{said}, so that ranks with the same prompt draw the same"))
     apart = not any(groups[0] & other for other in groups[1:])
     if apart and all(each == own[0] for each in own) and (len(set(own[0])) > 2 or _never_twice(trainer)):
         said = f"all {count} ranks got the same {len(set(own[0]))} prompts, in groups of their own"
