@@ -113,7 +113,7 @@ def run_part(steps: list[Step], file: pathlib.Path, python: pathlib.Path, limit:
             lines = process.communicate(timeout=end - started)[0].strip().splitlines() or [""]
             outcome = OUTCOMES.get(process.returncode, "FAIL")
             reasons = [line for line in lines if re.search(r"^\d\d_\w+: (?!started)|NOT RUN|^ERROR", line)]
-            said = (reasons[0] if reasons and outcome != "PASS" else lines[-1])[:300]
+            said = (reasons[0] if reasons and outcome != "PASS" else lines[-1]).replace(f"{ROOT}{os.sep}", "")[:300]
             lacks = "No module named" in said or "eras create" in said
             outcome = "NOT RUN" if outcome == "FAIL" and lacks else outcome
         except subprocess.TimeoutExpired:

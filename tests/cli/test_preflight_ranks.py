@@ -4,7 +4,6 @@ What one rank does alone is told with its number, whether it raises, ends, dies,
 others do not come; and nothing is left running.
 """
 
-import contextlib
 import json
 import sys
 
@@ -13,7 +12,7 @@ import torch
 from tests.cli.one_session import scripts
 
 from failurelab.preflight import cli, launcher_line
-from failurelab.preflight.session import TimeIsOver, _with_folder
+from failurelab.preflight.session import _with_folder
 from failurelab_course.experiments import models
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(torch.cuda.is_available(), reason="ranks are on the CPU")]
@@ -133,7 +132,7 @@ WAITS = {
 def test_ranks_that_wait_in_different_calls_are_told_where(name, tmp_path):
     """On GPUs this hangs until NCCL's own limit. Rank 0 is told with its line, and rank 1 with where it was."""
     text = WAITS[name]
-    with scripts(tmp_path, processes=2, limit=40) as run:
+    with scripts(tmp_path, processes=2, limit=60) as run:
         error = run(text).error
     assert "the ranks do not come to the same calls" in error and "rank 1" in error, error
     words = "dist.barrier" if name == "before training" else "all_gather_object"
@@ -142,20 +141,12 @@ def test_ranks_that_wait_in_different_calls_are_told_where(name, tmp_path):
 
 
 def test_a_rank_that_hangs_is_named_and_the_other_is_ended(tmp_path):
-    """Rank 0 waits for a part of the time limit; without time for that, the limit's own line says who was where."""
+    """Rank 0 waits for a part of the time limit."""
     text = script(step="while RANK == 1: pass")
     line = line_of(text, "while RANK")
-    with scripts(tmp_path, processes=2, limit=40) as run:
+    with scripts(tmp_path, processes=2, limit=60) as run:
         error = run(text).error
     assert "rank 0 waited" in error and f"rank 1 was training 3 steps (line {line})" in error, error
-    (tmp_path / "session").rename(tmp_path / "before")
-    with contextlib.suppress(FileNotFoundError):
-        (tmp_path / "train.py").unlink()
-    text = script(first="while RANK == 1: pass")
-    line = line_of(text, "while RANK")
-    over = pytest.raises(TimeIsOver, match=rf"rank 1 was running train.py \(line {line}\)")
-    with over, scripts(tmp_path, processes=2, limit=30) as run:
-        run(text)
     assert not _with_folder(tmp_path / "session")
 
 

@@ -50,6 +50,11 @@ again = {"num_iterations": 2} if "num_iterations" in GRPOConfig.__dataclass_fiel
 options, more = {"gradient_accumulation_steps": 4, **again}, {}
 """
 # Release 0.14 computes log-probabilities and advantages inside its loss, so there the loss is what can be overridden.
+NEGATED = """
+class Own(Own):
+    def compute_loss(self, *args, **kwargs):
+        return -super().compute_loss(*args, **kwargs)
+"""
 REVERSED = """
 def reversed_logps(self, *args, **kwargs):
     logps, *rest = self.parent(*args, **kwargs)
@@ -128,7 +133,8 @@ def test_a_planted_mistake_is_found_and_named(mistake, failure, said, run):
 
 
 def test_the_parent_s_method_heals_and_what_decodes_has_no_undo(run):
-    for mistake, healed in ((REVERSED, ["F21"]), (MUTE, [])):
+    """One that stands in the class is taken out; no edit of the script undoes one that is set on the class."""
+    for mistake, healed in ((NEGATED, ["F21"]), (REVERSED, []), (MUTE, [])):
         text = mistake + PLAIN + GRPO
         outcome = trials.Rounds(lambda change, text=text: run(text, change), run(text))
         outcome.try_all()

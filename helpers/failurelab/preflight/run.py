@@ -361,7 +361,9 @@ class WatchedScript:
                 stack.enter_context(judge.listening())
             stack.enter_context(rewards.differing_rewards(training))
             stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
-            raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own))
+            raised: list[Finding] = []
+            if not self.launched.rank.launched:  # of several ranks the others would wait for the one that goes on
+                raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own))
             try:
                 original(trainer)
                 self.launched.meet()

@@ -1,7 +1,8 @@
 """Errors of the script's own callbacks, which would end the cut training before it is judged.
 
 A run of three steps has other logs, files and metrics than the whole one, so such an error may be the cut's and not the
-script's. It is told, and the training goes on without that call.
+script's. It is told, and the training goes on without that call. Of several processes none goes on alone: the error
+ends the run, and is told with its rank.
 """
 
 import contextlib
