@@ -597,7 +597,7 @@ def test_a_subclass_of_trl_s_own_has_another_objective(make):
     assert compare(make(kind=kind, **FEW)).verdict == "FOUND"
     kind.__module__ = "trl.experimental.other.other_trainer"
     made = make(kind=type("Own", (kind,), {}), **FEW)
-    assert compare(made).verdict == "NOT CHECKED" and "Planted" in textbook.not_grpo(made)
+    assert compare(made).verdict == "NOT CHECKED" and "Planted" in textbook.no_textbook(made)
 
 
 def test_what_was_not_recorded_is_the_reason(monkeypatch, own_errors_are_told, make):

@@ -9,16 +9,14 @@ The loss's slopes by the scores are those of the textbook's pass, so clipping, w
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from failurelab.textbook.apart import norm
-from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import EXACT, Gradient, Step, Tally, forward_of, is_out_of_memory
-from failurelab.textbook.rows import Row
 from failurelab.textbook.scores import plain
 
 DIRECTIONS = 3
@@ -58,11 +56,9 @@ class Backward:
 
 
 @torch.no_grad()
-def measure_backward(
-    model: nn.Module, rows: Sequence[Row], options: Options, gradient: Gradient, tally: Tally, ranks: Sum
-) -> Backward:
+def measure_backward(model: nn.Module, step: Step, gradient: Gradient, tally: Tally, ranks: Sum) -> Backward:
     """Compare a gradient of the textbook with finite differences of the scores that its pass left in `tally`."""
-    step, scale = Step(rows, options), _scale(model, gradient)
+    scale = _scale(model, gradient)
     try:
         for far in FAR:
             backward = _measure(model, step, gradient, tally, far * scale, ranks)

@@ -1,8 +1,8 @@
 """A trainer's gradient beside the textbook's: direction, size, and how far apart two textbook passes lie themselves."""
 
-import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,27 +10,29 @@ import torch
 from torch import nn
 
 from failurelab.textbook import fields, together
+from failurelab.textbook.algorithms import algorithm_of, no_textbook
 from failurelab.textbook.apart import COSINE, NAMES, Apart, Floor, measure_apart, norm
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
-from failurelab.textbook.definition import GRPO, SMALL, Definition
+from failurelab.textbook.definition import SMALL, Definition
+from failurelab.textbook.definition_online_dpo import say_ties
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import (
     TIE,
     Gradient,
     OutOfMemory,
     Precision,
-    Reference,
     Shift,
+    Step,
     Tally,
     advantages,
     expected_gradient,
     reward_table,
 )
+from failurelab.textbook.mistakes import suspects_of
 from failurelab.textbook.ranks import Apart as RanksApart
 from failurelab.textbook.ranks import several, whole, whole_bytes
-from failurelab.textbook.recorder import Evidence, own_precision, pad_id, precisions
+from failurelab.textbook.recorder import Evidence, own_precision, pad_id, precisions, reference_of
 from failurelab.textbook.rows import Row
-from failurelab.textbook.scores import without_adapters
 from failurelab.textbook.solve import Solution
 from failurelab.textbook.suspects import Explanation, Search
 
@@ -121,26 +123,11 @@ class Comparison:
         return "\n".join(parts)
 
 
-def not_grpo(trainer: Any) -> str | None:
-    """Return why there is no textbook for a trainer, or None.
-
-    A subclass that trl ships has an objective of its own, such as GMPO's. One of the user's is meant to be GRPO.
-    """
-    kinds = type(trainer).__mro__
-    bases = [place for place, kind in enumerate(kinds) if kind.__name__ == "GRPOTrainer"]
-    if not bases:
-        return f"no textbook here for {type(trainer).__name__}"
-    for kind in kinds[: bases[-1]]:
-        if kind.__module__.partition(".")[0] == "trl":
-            return f"no textbook here for {kind.__name__}: a subclass of trl's own, with another objective than GRPO's"
-    return None
-
-
 def why_not_here(trainer: Any) -> list[str]:
     """Return why the gradient of this trainer is not implemented, a line for each reason."""
-    if elsewhere := not_grpo(trainer):
+    if elsewhere := no_textbook(trainer):
         return [elsewhere]
-    lines = fields.why_not(trainer)
+    lines = fields.why_not(trainer, algorithm_of(trainer).losses)
     model = trainer.accelerator.unwrap_model(trainer.model)
     if "fp16" in precisions(trainer) and not getattr(trainer.args, "fp16", False):
         lines.append("fp16 of the launcher: the loss is scaled")
@@ -165,7 +152,7 @@ def compare_step(
     trainer: Any,
     evidence: Evidence,
     *,
-    definition: Definition = GRPO,
+    definition: Definition | None = None,
     with_suspects: bool = True,
     with_controls: bool = False,
     variants: Mapping[str, Options] | None = None,
@@ -175,7 +162,7 @@ def compare_step(
     Args:
         trainer: the trainer, at the weights that the gradient was computed at.
         evidence: of the step, from this process: all have to call this, and get the same answer.
-        definition: of the trainer's kind.
+        definition: by default that of the trainer's algorithm.
         with_suspects: look for what explains a gradient that is wrong: a pass of the textbook for each suspect, and
             three for the weights that are solved for.
         with_controls: plant known mistakes in the textbook where the gradient is right, a pass for each.
@@ -216,15 +203,15 @@ def compare_step(
 
 
 class _Comparer:
-    def __init__(self, trainer: Any, evidence: Evidence, definition: Definition = GRPO):
-        self.trainer, self.definition = trainer, definition
+    def __init__(self, trainer: Any, evidence: Evidence, definition: Definition | None = None):
+        algorithm = algorithm_of(trainer)
+        self.trainer, self.definition = trainer, definition or algorithm.definition
         self.model = trainer.accelerator.unwrap_model(trainer.model)
         self.ranks, self.wrong = evidence.ranks, list[tuple[str, str]]()
         self.theirs, same = self.ranks.same(_by_name(evidence.gradient, trainer.model, self.model))
         if not same:
             self.wrong.append((together.OWN_GRADIENTS, "each rank would step with a gradient of its own; their mean"))
-        asked = Options.of(trainer.args)
-        self.options = dataclasses.replace(asked, temperature=evidence.temperature or asked.temperature)
+        self.options = algorithm.options(trainer, evidence.temperature)
         self.rows = evidence.rows
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
@@ -250,6 +237,8 @@ class _Comparer:
             readings = {name: options for name, options in readings.items() if not options.generation_tokens}
         if not any(row.ends_in_padding for row in self.rows):
             readings = {name: options for name, options in readings.items() if not options.padding_ends}
+        if max(len(row.prompt) + row.padded[1] for row in self.rows) <= (self.options.max_length or math.inf):
+            readings = {name: options for name, options in readings.items() if not options.length_padded}
         return readings
 
     def compare(self, with_suspects: bool, with_controls: bool, variants: Mapping[str, Options]) -> Comparison:
@@ -293,12 +282,14 @@ class _Comparer:
             accumulated=int(self.trainer.args.gradient_accumulation_steps),
             ranks=self.ranks,
             part=functools.partial(self.part, options),
+            suspects=suspects_of(self.definition.name),
         )
         if verdict == "FOUND" and with_suspects:
             found = self._explain(search, ours, nearest, rounded, tally)
         planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
         if verdict == "HELD":
-            backward = measure_backward(self.model, self.rows, options, ours, tally, self.ranks)
+            step = Step(self.rows, options, self.definition)
+            backward = measure_backward(self.model, step, ours, tally, self.ranks)
             if backward.wrong:
                 verdict, found = "FOUND", Explanation(BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
         return Comparison(
@@ -402,6 +393,9 @@ class _Comparer:
         )
         if self.ranks.count > 1:
             said += f"; {self.ranks.count} processes"
+        if self.definition.together == 2:
+            cut = torch.tensor([not row.ended for row in self.trained])
+            said += "".join(f"; {line}" for line in [say_ties(reward_table(self.trained), cut, self.options)] if line)
         if verdict == "HELD":
             return f"{said}; {reading}" if reading else said
         return f"the trainer's gradient is not its algorithm's: {said}. {found.text}".strip()
@@ -412,8 +406,12 @@ class _Comparer:
         if empty:
             kind = "LoRA's A has none while B is 0" if all("lora_A" in name for name in empty) else empty[0]
             yield f"{len(empty)} of {len(ours)} tensors, for which no gradient is expected in this step ({kind})"
-        if options.beta and tally.apart <= SAME:
+        if options.beta and tally.apart <= SAME and self.definition.together == 2:
+            yield "beta and loss_type, beyond a factor: the policy is still its reference, so every margin is 0"
+        elif options.beta and tally.apart <= SAME:
             yield "beta: the policy is still its reference, so the KL divergence and its gradient are 0"
+        if options.kl_in_reward and all(abs(row.kl) <= SAME * len(row.completion) for row in self.trained):
+            yield "beta: the policy that drew was still its reference, so the KL divergence in the rewards is 0"
         if options.epsilon is not None and tally.drift < 1e-4:
             yield "clipping (epsilon, epsilon_high, delta): every ratio is 1, for the policy itself drew these tokens"
         elif options.epsilon is not None and not tally.clipped:
@@ -439,26 +437,6 @@ def _say_backward(backward: Backward) -> str:
         f"random directions the scores change otherwise, by {backward.away:.2g} of the gradient's norm. Look for "
         "no_grad, detach and hooks in the model's layers"
     )
-
-
-def reference_of(trainer: Any) -> Reference:
-    """Return what gives the reference model for a block: the trainer's own, else the policy without its adapters.
-
-    In this order trl asks for it too: 0.14 keeps a copy of a policy that came with its adapter.
-    """
-    model = trainer.accelerator.unwrap_model(trainer.model)
-
-    @contextlib.contextmanager
-    def reference() -> Iterator[nn.Module]:
-        if getattr(trainer, "ref_model", None) is not None:
-            yield trainer.accelerator.unwrap_model(trainer.ref_model)
-        elif getattr(model, "peft_config", None):
-            with without_adapters(model):
-                yield model
-        else:
-            raise ValueError("beta is not 0, and the trainer has no reference model")
-
-    return reference
 
 
 def drops_out(model: nn.Module) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from failurelab.textbook.fields import Options
-from failurelab.textbook.rows import Scoring
+from failurelab.textbook.rows import Row, Scoring
 
 SMALL = 1e-4  # added to a standard deviation, so that equal rewards do not divide by zero
 
@@ -122,10 +122,24 @@ DIVISORS: dict[str, Callable[[Any, Options], Tensor]] = {
 DIVISORS |= {"sapo": DIVISORS["grpo"], "cispo": DIVISORS["dapo"]}
 
 
+def left_out(row: Row, options: Options) -> bool:
+    """Whether a completion is left out because it was cut."""
+    ended = row.ended or (options.padding_ends and row.ends_in_padding)
+    return options.mask_truncated_completions and not ended
+
+
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """The functions that the loss is made of; a suspect replaces one of them."""
+    """The functions that the loss is made of; a suspect replaces one of them.
 
+    `together` rows, which stand side by side, make one term of the loss. `taken` is what a row's reward loses something
+    for: advantages are given it for all rows, (R,), behind the matrices. `read` is a row as the model reads it.
+    """
+
+    name: str = "GRPO"
+    together: int = 1
+    taken: Callable[[Row, Options], float] | None = None
+    read: Callable[[Row, Options], Row] = lambda row, options: row
     advantages: Callable[..., Tensor] = lambda *given: ADVANTAGES[given[-1].multi_objective_aggregation](*given)
     scoring: Callable[[Options, int], Scoring] = lambda options, pad: Scoring(options.temperature, pad=pad)
     quantile: Callable[[Options], float] = lambda options: options.top_entropy_quantile

@@ -1,4 +1,6 @@
-"""Every field of GRPOConfig: what the textbook makes of it. One table, from trl 0.14 to 1.16.
+"""Every field of GRPOConfig, RLOOConfig and OnlineDPOConfig: what the textbook makes of it, from trl 0.14 to 1.16.
+
+One table: a name means the same in each.
 
 A field is IMPLEMENTED by its documented meaning, has NO_EFFECT on the gradient of the completions that were drawn
 (before it is clipped), or is NOT_HERE: away from the value that leaves the gradient as it is, nothing is judged. Where
@@ -10,15 +12,15 @@ Read in the help texts of trl 0.14.0, 0.15.2, 0.22.2 and 1.16.0, and of transfor
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _IMPLEMENTED = """
     beta bf16 deepspeed delta entropy_coef epsilon epsilon_high fsdp generation_batch_size gradient_accumulation_steps
-    importance_sampling_level loss_type mask_truncated_completions max_completion_length multi_objective_aggregation
-    num_generations num_iterations off_policy_mask_threshold per_device_train_batch_size reward_weights
-    sapo_temperature_neg sapo_temperature_pos scale_rewards steps_per_generation temperature top_entropy_quantile
-    use_bias_correction_kl
+    importance_sampling_level loss_type mask_truncated_completions max_completion_length max_length missing_eos_penalty
+    multi_objective_aggregation normalize_advantages num_generations num_iterations off_policy_mask_threshold
+    per_device_train_batch_size reward_clip_range reward_weights sapo_temperature_neg sapo_temperature_pos scale_rewards
+    steps_per_generation temperature top_entropy_quantile use_bias_correction_kl
 """
 
 # What chooses the completions, the step that follows, the devices' speed, the saving, the evaluation and the logs. The
@@ -61,6 +63,16 @@ _NO_EFFECT = """
     _n_gpu
 
     vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos
+
+    dataset_num_proc gpu_memory_utilization judge max_new_tokens reward_model_path
+"""
+
+# Of RLOO before 0.22, whose trainer has no textbook; 0.22 gives their values to fields of other names, or drops them.
+_NO_EFFECT += """
+    batch_size cliprange exp_name kl_coef local_batch_size local_mini_batch_size local_rollout_forward_batch_size
+    micro_batch_size mini_batch_size normalize_advantage normalize_reward num_mini_batches num_ppo_epochs
+    num_sample_generations num_total_batches response_length rloo_k sft_model_path stop_token stop_token_id
+    token_level_kl total_episodes whiten_rewards world_size
 """
 
 
@@ -147,6 +159,13 @@ class Options:
         off_policy_mask_threshold: completions with a negative advantage that drifted further than this are left out.
         sapo_temperature_pos: of SAPO's gate, for positive advantages.
         sapo_temperature_neg: the same, for the others.
+        kl_in_reward: weight of the KL divergence that RLOO takes off the reward.
+        truncated_kl: whether it is taken off that of a truncated completion too. The help text leaves it open.
+        normalize_advantages: whether RLOO's have mean 0 and deviation 1 over the generation.
+        reward_clip_range: least and largest reward of RLOO, summed over the functions.
+        missing_eos_penalty: what Online DPO takes off the reward of a completion without an end.
+        max_length: tokens that Online DPO reads at most, of prompt and completion.
+        length_padded: whether the completion is counted there as it is padded. "Of the sequence" leaves it open.
     """
 
     temperature: float = 1.0
@@ -171,6 +190,13 @@ class Options:
     off_policy_mask_threshold: float | None = None
     sapo_temperature_pos: float = 1.0
     sapo_temperature_neg: float = 1.05
+    kl_in_reward: float = 0.0
+    truncated_kl: bool = False
+    normalize_advantages: bool = False
+    reward_clip_range: tuple[float, float] | None = None
+    missing_eos_penalty: float | None = None
+    max_length: int | None = None
+    length_padded: bool = False
 
     @classmethod
     def of(cls, args: Any) -> "Options":
@@ -204,16 +230,20 @@ class Options:
     def readings(self) -> dict[str, "Options"]:
         """Return the options under each reading that their help texts allow, by what each says."""
         readings = {"": self}
+
+        def open_to(line: str, **otherwise: Any) -> None:
+            for name, options in list(readings.items()):
+                readings["; ".join(filter(None, (name, line)))] = dataclasses.replace(options, **otherwise)
+
         if self.mask_truncated_completions:
-            line = "truncated completions count where the loss is divided"
-            readings[line] = dataclasses.replace(self, truncated_count=True)
-            for name, options in list(readings.items()):
-                line = "a completion that the padding's token ends is not truncated"
-                readings["; ".join(filter(None, (name, line)))] = dataclasses.replace(options, padding_ends=True)
+            open_to("truncated completions count where the loss is divided", truncated_count=True)
+            open_to("a completion that the padding's token ends is not truncated", padding_ends=True)
+            if self.kl_in_reward:
+                open_to("the KL divergence of a truncated completion is a part of its reward", truncated_kl=True)
         if self.loss_type in ("dapo", "cispo"):
-            for name, options in list(readings.items()):
-                line = "the loss is divided by the step's share of the generation's tokens"
-                readings["; ".join(filter(None, (name, line)))] = dataclasses.replace(options, generation_tokens=True)
+            open_to("the loss is divided by the step's share of the generation's tokens", generation_tokens=True)
+        if self.max_length is not None:
+            open_to("prompts are cut as if all completions were as long as the longest", length_padded=True)
         return readings
 
 
@@ -227,8 +257,13 @@ def is_neutral(name: str, value: Any) -> bool:
     return any(value is neutral or value == neutral for neutral in NOT_HERE[name].neutral)
 
 
-def why_not(trainer: Any) -> list[str]:
-    """Return why the gradient that a trainer's arguments ask for is not implemented: a line for each field, or none."""
+def why_not(trainer: Any, losses: Sequence[str] = LOSSES) -> list[str]:
+    """Return why the gradient that a trainer's arguments ask for is not implemented: a line for each field, or none.
+
+    Args:
+        trainer: of an algorithm that there is a definition of.
+        losses: the kinds of loss that it has.
+    """
     args, lines = trainer.args, []
     for name, left in NOT_HERE.items():
         value = getattr(args, name, left.neutral[0])
@@ -243,9 +278,9 @@ def why_not(trainer: Any) -> list[str]:
     optim = getattr(optim, "value", optim)
     if "layerwise" in optim:
         lines.append(f"optim={optim!r}: it takes each gradient during the backward pass, and drops it")
-    loss = getattr(args, "loss_type", "grpo")
-    if loss not in LOSSES:
-        lines.append(f"loss_type={loss!r}: the textbook has {', '.join(LOSSES)}")
+    loss = getattr(args, "loss_type", losses[0])
+    if loss not in losses:
+        lines.append(f"loss_type={loss!r}: the textbook has {', '.join(losses)}")
     if loss == "luspo" and getattr(args, "importance_sampling_level", "token") != "sequence":
         lines.append("loss_type='luspo' is defined for importance_sampling_level='sequence'")
     return lines

@@ -17,7 +17,7 @@ from torch import nn
 
 from failurelab._unwrap import input_device, unwrap
 from failurelab.logits import keep_argument
-from failurelab.textbook.definition import GRPO, Definition
+from failurelab.textbook.definition import GRPO, Definition, left_out
 from failurelab.textbook.fields import Options
 from failurelab.textbook.rows import Row, Scoring, lay_out
 from failurelab.textbook.scores import Scores, plain, score
@@ -185,7 +185,7 @@ def expected_gradient(
         tally: is added to.
 
     Raises:
-        OutOfMemory: one row alone does not fit.
+        OutOfMemory: one term of the loss alone, a row of most kinds, does not fit.
         ValueError: an option lacks what it needs, or no row is trained on.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -193,6 +193,8 @@ def expected_gradient(
         raise ValueError("no parameter of the model requires a gradient")
     if options.beta and reference is None:
         raise ValueError(f"beta={options.beta:g} asks for a reference model, and there is none")
+    if not precision.float32:
+        rows = [dataclasses.replace(row, kl=row.kl if row.kl_rounded is None else row.kl_rounded) for row in rows]
     step = Step(rows, options, definition, shift, pad)
     if precision.padded and not step.scoring.from_prompt:
         step.scoring = dataclasses.replace(step.scoring, padded=True)
@@ -236,9 +238,9 @@ def in_parts(model: nn.Module, step: "Step", work: Callable[[range], Any]) -> It
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            if size == 1:
+            if size == step.definition.together:
                 raise OutOfMemory(f"{len(step.rows[start].completion)} tokens of one completion") from error
-            size, result = max(1, size // 2), None
+            size, result = step.fitting(size // 2), None
         if result is None:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -262,7 +264,7 @@ class Step:
         chosen = [number for number, row in enumerate(rows) if row.micro is not None]
         if not chosen:
             raise ValueError("no completion is trained on in this step")
-        self.rows = [rows[number] for number in chosen]
+        self.rows = [definition.read(rows[number], self.options) for number in chosen]
         here = [number for number, row in enumerate(self.rows) if row.here]  # those of a rank follow each other
         self.own = range(here[0], here[-1] + 1) if here else range(0)
         self.advantages = advantages(rows, self.options, definition)[torch.tensor(chosen)]  # (rows,)
@@ -282,7 +284,12 @@ class Step:
         words = int(unwrap(model).get_output_embeddings().weight.shape[0])
         longest = max(max(len(row.prompt) + len(row.completion), sum(row.padded)) for row in self.rows)
         room = LOGITS_BYTES.get(input_device(model).type, LOGITS_BYTES["cuda"])
-        return max(1, min(len(self.rows), room // (4 * words * longest)))
+        return self.fitting(min(len(self.rows), room // (4 * words * longest)))
+
+    def fitting(self, count: int) -> int:
+        """Return about so many rows, none of which is parted from those that its term of the loss has."""
+        together = self.definition.together
+        return together * max(1, count // together)
 
     def choose_tokens(self, score_part: Callable[[range], Scores], tally: Tally | None = None) -> None:
         """Choose of each micro-batch the tokens of the highest entropy, which are trained on: by their rank.
@@ -394,7 +401,10 @@ def advantages(rows: Sequence[Row], options: Options, definition: Definition = G
     batches, groups = (
         [key(row) for row in rows] for key in (lambda row: row.batch, lambda row: (row.batch, row.group))
     )
-    return definition.advantages(reward_table(rows), _same(groups), _same(batches), options)
+    given = [reward_table(rows), _same(groups), _same(batches)]
+    if definition.taken is not None:
+        given.append(torch.tensor([definition.taken(row, options) for row in rows], dtype=torch.float64))
+    return definition.advantages(*given, options)
 
 
 def _same(keys: Sequence[Any]) -> torch.Tensor:
@@ -402,12 +412,6 @@ def _same(keys: Sequence[Any]) -> torch.Tensor:
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     own = torch.tensor([numbers[key] for key in keys])
     return own[:, None] == own
-
-
-def left_out(row: Row, options: Options) -> bool:
-    """Whether a completion is left out because it was cut."""
-    ended = row.ended or (options.padding_ends and row.ends_in_padding)
-    return options.mask_truncated_completions and not ended
 
 
 def row_weights(rows: Sequence[Row], options: Options, definition: Definition = GRPO) -> torch.Tensor:
@@ -450,6 +454,24 @@ def score_old(
     exact = _score_all(model, rows, temperature, pad, EXACT)
     other = _score_all(model, rows, temperature, pad, rounded) if rounded else [None] * len(rows)
     return [dataclasses.replace(row, old_logps=old, old_rounded=own) for row, old, own in zip(rows, exact, other)]
+
+
+def with_kl(rows: Sequence[Row], references: Sequence[Row]) -> list[Row]:
+    """Return rows with log(policy / reference) of each completion, from `score_old` of both."""
+
+    def kl(own: torch.Tensor | None, other: torch.Tensor | None, row: Row) -> float | None:
+        places = [place for place in range(len(row.completion)) if place not in row.given]
+        return None if own is None or other is None else float((own - other)[places].double().sum())
+
+    pairs = list(zip(rows, references, strict=True))
+    return [
+        dataclasses.replace(
+            row,
+            kl=kl(row.old_logps, other.old_logps, row) or 0.0,
+            kl_rounded=kl(row.old_rounded, other.old_rounded, row),
+        )
+        for row, other in pairs
+    ]
 
 
 def _score_all(

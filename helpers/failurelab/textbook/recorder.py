@@ -3,8 +3,8 @@
 Listened to, on this one trainer, and given back afterwards:
 
 - `model.generate`, or the trainer's `rollout_func`: the prompts that were given, and the token ids that were drawn,
-- the reward functions: the texts that they were given, and what they returned,
-- `training_step` and `compute_loss`: which completions a micro-batch trains on,
+- the reward functions, or a judge: the texts that they were given, and what they returned,
+- `training_step` and `compute_loss`: which completions a micro-batch trains on; Online DPO draws them in its step,
 - `accelerator.clip_grad_norm_`: the gradient before it is clipped.
 
 The trainer's own advantages, masks and log-probabilities are not read. A subclass may override any method: each of
@@ -20,8 +20,8 @@ import importlib.metadata
 import math
 import pathlib
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -29,12 +29,16 @@ from torch import nn
 from failurelab._row_inputs import split_inputs
 from failurelab.errors import raises_own
 from failurelab.handles import is_unseen, listen_to, wrap_method
+from failurelab.textbook.algorithms import algorithm_of, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
-from failurelab.textbook.gradient import Gradient, Precision, score_old
+from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
+from failurelab.textbook.preferences import listen_to_preference, source_of
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
 from failurelab.textbook.rows import Row, cut_at_end
+from failurelab.textbook.scores import without_adapters
 
 Ids = tuple[int, ...]
+T = TypeVar("T")
 _IDS = ("inputs", "input_ids", "attention_mask")
 
 
@@ -110,12 +114,13 @@ class Recorder:
     """Listens to a trainer from `attach` to `detach`.
 
     Args:
-        trainer: a GRPO trainer.
+        trainer: of an algorithm that there is a definition of.
         wanted: says of an optimizer step, counted from 1, whether it is to be compared.
     """
 
     def __init__(self, trainer: Any, wanted: Callable[[int], bool]):
         self.trainer, self.wanted = trainer, wanted
+        self.algorithm = algorithm_of(trainer)
         self.ranks = ALONE
         self.engine: Any = None  # that steps by itself
         self._attached = contextlib.ExitStack()
@@ -200,8 +205,12 @@ class Recorder:
         return self._inside and not is_unseen()
 
     def _listen_to_rewards(self) -> None:
-        self.functions = list(self.trainer.reward_funcs)
         after = functools.partial(self._safely, self._rewards)
+        if not hasattr(self.trainer, "reward_funcs"):  # Online DPO before it had any
+            self.functions = [source_of(self.trainer)]
+            self._attached.enter_context(listen_to_preference(self.trainer, after))
+            return
+        self.functions = list(self.trainer.reward_funcs)
         self._attached.enter_context(listen_to(self.trainer.reward_funcs, lambda *_: None, after))
         for index, function in enumerate(self.functions):
             if isinstance(function, nn.Module):
@@ -300,6 +309,8 @@ class Recorder:
             result = method(*args, **kwargs)
         finally:
             self._inside = False
+        if self.algorithm.is_paired:  # it calls no compute_loss
+            self._safely(self._record_micro, None, known)
         self._safely(self._keep_old, known)
         return result
 
@@ -317,7 +328,7 @@ class Recorder:
         """
         micro, self._micros = self._micros, self._micros + 1
         ids = _ids_of(inputs)
-        if ids is None:  # trl 0.14 generates in compute_loss: the micro-batch is what came of it
+        if ids is None:  # completions are drawn where they are trained on: the micro-batch is what came of it
             for batch in self._batches[known:]:
                 batch.trained = dict.fromkeys(range(len(batch.rows)), micro)
             return
@@ -382,16 +393,26 @@ class Recorder:
             return
         groups, problem = [0] * count, None  # of several processes they are told when all rows are there
         if not several():
-            groups, problem = _groups(drawn, asked.given("prompts"), int(self.trainer.num_generations))
+            prompts = [*asked.given("prompts")]
+            if len(prompts) != count:
+                prompts = [row.prompt for row in drawn]
+            groups, problem = _groups(self._by_prompt(prompts), group_size(self.trainer))
+        rewards = list(zip(*(asked.rewards[index] for index in range(len(self.functions)))))
+        texts = self._other_texts(drawn, asked.given("completions"))
         rows = [
             dataclasses.replace(row, rewards=rewards, group=group, batch=number, micro=None)
-            for row, rewards, group in zip(
-                drawn, zip(*(asked.rewards[index] for index in range(len(self.functions)))), groups
-            )
+            for row, rewards, group in zip(self._by_prompt(drawn), self._by_prompt(rewards), groups)
         ]
-        problems, texts = [problem] if problem else [], self._other_texts(rows, asked.given("completions"))
+        problems = [problem] if problem else []
         now = self.trainer.state.global_step
         self._batches.append(_Batch(rows, asked, now, problems, texts, temperature, random))
+
+    def _by_prompt(self, values: list[T]) -> list[T]:
+        """Return values of completions in the order of the prompts: trainers of pairs have all first ones first."""
+        if not self.algorithm.is_paired:
+            return values
+        half = len(values) // 2
+        return [value for pair in zip(values[:half], values[half:]) for value in pair]
 
     def _find_drawn(self, drawn: list[Row], asked: RewardCalls, count: int) -> list[Row]:
         """Return the draws that the reward functions were asked about: by the ids that they were given, or by texts."""
@@ -430,13 +451,17 @@ class Recorder:
         lasts = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
         steps = math.ceil(lasts / max(1, args.gradient_accumulation_steps))
         now = self.trainer.state.global_step + 1
-        if steps > 1 and any(self.wanted(step) for step in range(now + 1, now + steps + 1)):
-            given = pad_id(self.trainer), own_precision(self.trainer)
-            with whole(self.trainer.model):
-                for batch in self._batches[known:]:
-                    if batch.rows:
-                        temperature = batch.temperature or float(args.temperature)
-                        batch.rows = score_old(self.trainer.model, batch.rows, temperature, *given)
+        used_again = steps > 1 and any(self.wanted(step) for step in range(now + 1, now + steps + 1))
+        penalized = self.algorithm.options(self.trainer).kl_in_reward and (used_again or self.wanted(now))
+        given = pad_id(self.trainer), own_precision(self.trainer)
+        for batch in [each for each in self._batches[known:] if each.rows and (used_again or penalized)]:
+            temperature = batch.temperature or float(args.temperature)
+            with whole(self.trainer.model, getattr(self.trainer, "ref_model", None)):
+                scored = score_old(self.trainer.model, batch.rows, temperature, *given)
+                if penalized:
+                    with reference_of(self.trainer)() as reference:
+                        scored = with_kl(scored, score_old(reference, batch.rows, temperature, *given))
+            batch.rows = scored if used_again else [dataclasses.replace(row, old_logps=None) for row in scored]
 
     def evidence(self) -> Evidence:
         """Return what is known of the step that ends now; to be asked before the optimizer steps."""
@@ -582,14 +607,13 @@ def _ids_of(inputs: Any) -> list[tuple[Ids, Ids]] | None:
     return list(zip(prompts, (tuple(row) for row in inputs["completion_ids"].tolist())))
 
 
-def _groups(drawn: Sequence[Row], prompts: Sequence[Any], size: int) -> tuple[list[int], str | None]:
+def _groups(prompts: Sequence[Any], size: int) -> tuple[list[int], str | None]:
     """Return each row's group: `size` completions, one after another, of one prompt; and what speaks against it."""
-    keys: Sequence[Any] = prompts if len(prompts) == len(drawn) else [row.prompt for row in drawn]
-    groups = [place // size for place in range(len(drawn))]
-    for place in range(len(drawn)):
-        if keys[place] != keys[place - place % size]:
+    groups = [place // size for place in range(len(prompts))]
+    for place in range(len(prompts)):
+        if prompts[place] != prompts[place - place % size]:
             return groups, f"the completions of a prompt do not stand together in groups of {size}"
-    return groups, f"{len(drawn)} completions are no groups of {size}" if len(drawn) % size else None
+    return groups, f"{len(prompts)} completions are no groups of {size}" if len(prompts) % size else None
 
 
 def _plain_text(completion: Any) -> str | None:
@@ -600,6 +624,26 @@ def _plain_text(completion: Any) -> str | None:
         content = completion[0].get("content")
         return content if isinstance(content, str) else None
     return None
+
+
+def reference_of(trainer: Any) -> Reference:
+    """Return what gives the reference model for a block: the trainer's own, else the policy without its adapters.
+
+    In this order trl asks for it too: 0.14 keeps a copy of a policy that came with its adapter.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+
+    @contextlib.contextmanager
+    def reference() -> Iterator[nn.Module]:
+        if getattr(trainer, "ref_model", None) is not None:
+            yield trainer.accelerator.unwrap_model(trainer.ref_model)
+        elif getattr(model, "peft_config", None):
+            with without_adapters(model):
+                yield model
+        else:
+            raise ValueError("beta is not 0, and the trainer has no reference model")
+
+    return reference
 
 
 def precisions(trainer: Any) -> set[str]:

@@ -22,6 +22,9 @@ class Row:
         old_logps: log-probabilities (tokens,) of the completion, then of its padding, under the policy that drew it;
             None: under this one, so that every ratio is 1.
         old_rounded: the same in the trainer's own numbers, where these are narrower than float32.
+        kl: of the completion, log(policy / reference) of the policy that drew it, over its tokens; where that is a part
+            of the reward.
+        kl_rounded: the same in the trainer's own numbers, where these are narrower than float32.
         rank: of the process that drew it and trains on it.
         here: whether that is this process, which computes it; the others' count in advantages and divisors.
         inputs: what else the model was given for the prompt, such as images, by name: of one dimension, a number for
@@ -42,6 +45,8 @@ class Row:
     old_rounded: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     given: frozenset[int] = frozenset()
     ends_in_padding: bool = False
+    kl: float = 0.0
+    kl_rounded: float | None = None
     rank: int = 0
     here: bool = True
     inputs: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict, compare=False, repr=False)
@@ -61,8 +66,8 @@ class Scoring:
         padded: prompts are padded on the left, completions on the right, as in generation.
         attend_padding: the padding is attended to as if it were text.
         from_prompt: completions are scored by the first rows of the padded prompt.
-        tokens: which tokens are scored: `completion`, or `no first`, `no last`, `rolled`, `rolled back`, `padding`,
-            `all`.
+        tokens: which tokens are scored: `completion`, or `no first`, `no last`, `no end` (the last one where it ends
+            the completion), `rolled`, `rolled back`, `padding`, `all`.
         mask_attends: only the tokens of the completion that are scored are attended to.
         environment: tokens that an environment gave are trained on too.
         pad: token id of the padding, which matters where it is attended to or scored.
@@ -113,6 +118,7 @@ def lay_out(row: Row, scoring: Scoring) -> Layout:
         "completion": list(range(start, end)),
         "no first": list(range(start + 1, end)),
         "no last": list(range(start, end - 1)),
+        "no end": list(range(start, end - row.ended)),
         "rolled": list(range(start + 1, end + 1)) if right else list(range(start, end)),
         "rolled back": [*range(start, end - 1), len(ids) - 1],
         "padding": list(range(start, end + right)),

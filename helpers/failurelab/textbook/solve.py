@@ -344,6 +344,8 @@ def _say_rows(solution: Solution, step: Step) -> tuple[str, str]:
         if len(known) >= 2 * len(kinds) > 2 and holds(close):
             if of == "micro-batch" and (dropped := _dropped(rows, kinds, factors.tolist())):
                 return "one rank's batch dropped", dropped
+            if of == "group" and step.definition.together > 1:  # a term's rows, whose weights depend on each other
+                name = ""
             return name, f"the rows of each {of} have their weight times {_list(f'{factor:.3g}' for factor in factors)}"
     single = [each for each in off if len(each.rows) == 1]
     sources = [int((step.advantages - each.solved).abs().argmin()) for each in single]

@@ -15,7 +15,7 @@ order, and a later one only where the one before named nothing:
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,8 @@ class Suspect:
 
     def replace(self, definition: Definition) -> Definition:
         """Return a definition with this mistake in it."""
-        return dataclasses.replace(definition, **self.change)
+        change: dict[str, Any] = dict(self.change)
+        return dataclasses.replace(definition, **change)
 
 
 def _scored(temperature: float | None = None, **otherwise: Any) -> dict[str, Callable[..., Any]]:
@@ -86,6 +87,10 @@ def _is_old(rows: Sequence[Row], options: Options) -> bool:
 
 def _is_cut(rows: Sequence[Row], options: Options) -> bool:
     return options.top_entropy_quantile < 1
+
+
+def _is_cut_short(rows: Sequence[Row], options: Options) -> bool:
+    return any(row.ended for row in rows) and not all(row.ended for row in rows)
 
 
 _BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over
@@ -124,6 +129,7 @@ OTHERS = (
     Suspect("mask shifted", "by one to the left", _scored(tokens="rolled back", mask_attends=True)),
     Suspect("first token left out", "", _scored(tokens="no first", mask_attends=True)),
     Suspect("last token left out", "", _scored(tokens="no last", mask_attends=True)),
+    Suspect("last token left out", "where it is the end", _scored(tokens="no end", mask_attends=True), _is_cut_short),
     Suspect("padding is trained on", "", _scored(tokens="padding", mask_attends=True)),
     Suspect(
         "the environment's tokens are trained on",
@@ -184,6 +190,25 @@ OTHERS = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Suspects:
+    """What is looked for with one algorithm.
+
+    Attributes:
+        scores: other scores of the right tokens.
+        others: all else.
+        factors: names, lines and sizes of a gradient that is the right one times a factor, by rows and options.
+        opposite: what a gradient of the opposite direction is called, by what the definition's pass saw.
+        fitted: suspects with a number of their own, that the trainer's gradient is fitted by; they need a search.
+    """
+
+    scores: tuple[Suspect, ...] = SCORES
+    others: tuple[Suspect, ...] = OTHERS
+    factors: Callable[[Sequence[Row], Options], Iterable[tuple[str, str, float]]] = lambda rows, options: ()
+    opposite: Callable[[Tally], str] = lambda tally: "opposite sign"
+    fitted: Callable[["Search"], Sequence[Suspect]] = lambda search: ()
+
+
 def _scored_zero(rewards: torch.Tensor) -> torch.Tensor:
     return rewards.masked_fill(rewards.isnan().all(1, keepdim=True), 0.0)
 
@@ -240,6 +265,7 @@ class Search:
         accumulated: micro-batches that were asked for, of a process.
         ranks: the processes that train together.
         part: gives this process's part of the expected gradient.
+        suspects: of the trainer's algorithm.
     """
 
     model: nn.Module
@@ -254,6 +280,7 @@ class Search:
     accumulated: int = 1
     ranks: Ranks = ALONE
     part: Callable[..., Gradient] = dict
+    suspects: Suspects = Suspects()
 
     @property
     def near(self) -> float:
@@ -270,19 +297,18 @@ class Search:
         """
         if missing := self._missing(ours):
             return missing
-        tried = self._try(SCORES, ours)
+        tried = self._try(self.suspects.scores, ours)
         explanation = self._choose(tried, apart.distance)
         if self.floor.holds(Apart(abs(apart.cosine), 1.0, 0.0)):
-            return dataclasses.replace(explanation or self._factor(apart), tried=_nearest(tried))
+            return dataclasses.replace(explanation or self._factor(apart, tally), tried=_nearest(tried))
         explanation = explanation or self._of_ranks()
         # with old log-probabilities other scores move the ratios, and so clip as a mistake of another kind does
         if explanation is None or _is_old(self.rows, self.options):
-            tried = sorted(
-                [*tried, *self._try([*OTHERS, *self._between_ranks()], ours)], key=lambda fit: fit.apart.distance
-            )
+            more = [*self.suspects.others, *self.suspects.fitted(self), *self._between_ranks()]
+            tried = sorted([*tried, *self._try(more, ours)], key=lambda fit: fit.apart.distance)
             explanation = self._choose(tried, apart.distance)
         explanation = explanation or self._with_factor(tried)
-        if explanation and explanation.named in {suspect.name for suspect in SCORES}:
+        if explanation and explanation.named in {suspect.name for suspect in self.suspects.scores}:
             return dataclasses.replace(explanation, tried=_nearest(tried))  # other scores: their weights tell nothing
         step = Step(self.rows, self.options, self.definition)
         try:
@@ -311,12 +337,16 @@ class Search:
             return Explanation(MISSING, f"Named: {MISSING} ({len(empty)} of {len(ours)}, {empty[0]} first).")
         return None
 
-    def _factor(self, apart: Apart) -> Explanation:
+    def _factor(self, apart: Apart, tally: Tally) -> Explanation:
         """Return the explanation that the definition's gradient is multiplied by a constant."""
         if apart.cosine < 0:
-            return _say([Fit("opposite sign", "", apart, 1.0 if self._is_one(apart.size) else apart.size)], "direction")
+            factor = 1.0 if self._is_one(apart.size) else apart.size
+            return _say([Fit(self.suspects.opposite(tally), "", apart, factor)], "direction")
         fits = [Fit(name, line, apart) for name, line, size in self._factors() if self._is_one(apart.size / size)]
-        return _say(fits or [Fit("constant factor", "", apart, apart.size)], "direction")
+        if not fits:  # a number that is a factor here may have a name, too
+            fits = [Fit("constant factor", "", apart, apart.size)]
+            fits += [Fit(suspect.name, suspect.line, apart, apart.size) for suspect in self.suspects.fitted(self)]
+        return _say(fits, "direction")
 
     def _of_ranks(self) -> Explanation | None:
         """Return the explanation that the parts of the ranks were not added up alike."""
@@ -345,6 +375,7 @@ class Search:
         count, every = len({row.micro for row in trained}) // ranks, sum(row.length() for row in self.rows)
         share = sum(row.length() for row in trained) / max(1, every)
         generations = len({row.batch for row in trained})
+        yield from self.suspects.factors(self.rows, self.options)
         by_tokens = self.options.loss_type in ("dapo", "cispo")
         of_generation = share < 1 and by_tokens
         if ranks > 1:
@@ -380,7 +411,7 @@ class Search:
     def plant(self, ours: Gradient) -> dict[str, Apart]:
         """Return how far planted mistakes lie from the definition's gradient, `ours`: the first of each of CONTROLS."""
         planted = {"opposite sign": measure_apart({name: -grad for name, grad in ours.items()}, ours)}
-        for suspect in SCORES:
+        for suspect in self.suspects.scores:
             if suspect.name in CONTROLS and suspect.name not in planted:
                 other = self._gradient_of(suspect)
                 if other is not None:

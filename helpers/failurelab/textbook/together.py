@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from failurelab.textbook.definition import Definition
+from failurelab.textbook.algorithms import group_size
+from failurelab.textbook.definition import Definition, left_out
 from failurelab.textbook.fields import Options
-from failurelab.textbook.gradient import left_out
 from failurelab.textbook.ranks import Ranks, fingerprint, is_spread, name_ranks
 from failurelab.textbook.recorder import Evidence
 from failurelab.textbook.rows import Row
@@ -29,7 +29,7 @@ DIVIDED = "divided by the number of ranks once too often"
 
 def gather(trainer: Any, evidence: Evidence) -> Evidence:
     """Return the evidence of all ranks as one, and what is wrong with it; on each rank the same."""
-    ranks, size = evidence.ranks, int(trainer.num_generations)
+    ranks, size = evidence.ranks, group_size(trainer)
     told = dataclasses.replace(evidence, rows=[_bare(row) for row in evidence.rows], gradient={}, asked=[])
     every = ranks.share(_without_ranks(told))
     micros = 1 + max((row.micro for each in every for row in each["rows"] if row.micro is not None), default=0)
@@ -186,7 +186,7 @@ def advantages_between(rows: Sequence[Row], definition: Definition) -> list[tupl
     functions.append(
         (
             "groups and batch are those of a rank alone",
-            lambda rewards, group, batch, options: definition.advantages(rewards, group & same, batch & same, options),
+            lambda rewards, group, batch, *more: definition.advantages(rewards, group & same, batch & same, *more),
         )
     )
     return functions

@@ -5,7 +5,8 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from failurelab.textbook.comparison import Comparison, compare_step, not_grpo
+from failurelab.textbook.algorithms import no_textbook
+from failurelab.textbook.comparison import Comparison, compare_step
 from failurelab.textbook.fields import Options
 from failurelab.textbook.ranks import Apart
 from failurelab.textbook.recorder import Recorder
@@ -15,7 +16,7 @@ class Watch(TrainerCallback):
     """Compares the gradients of some optimizer steps; `reports` has one Comparison for each.
 
     Args:
-        trainer: a GRPO trainer that does not train yet.
+        trainer: one that does not train yet, of an algorithm that there is a definition of.
         steps: numbers of the optimizer steps, from 1.
         with_suspects: look for what explains a gradient that is wrong.
         variants: other options to compare with too, by name.
@@ -40,7 +41,7 @@ class Watch(TrainerCallback):
         return self.reports[-1] if self.reports else Comparison("NOT CHECKED", "no step of those was reached")
 
     def __enter__(self) -> "Watch":
-        reason = not_grpo(self.trainer)
+        reason = no_textbook(self.trainer)
         if reason is not None:
             self.reports.append(Comparison("NOT CHECKED", reason))
             return self

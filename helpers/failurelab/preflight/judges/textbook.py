@@ -78,7 +78,7 @@ class StepJudge(TrainerCallback):
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Inside, steps are compared. To be entered after other callbacks that listen to `generate`."""
-        if textbook.not_grpo(self.trainer) is not None:
+        if textbook.no_textbook(self.trainer) is not None:
             yield
             return
         self.trainer.add_callback(self)
@@ -168,7 +168,7 @@ class StepJudge(TrainerCallback):
 
     def answers(self) -> Iterator[Finding]:
         """Yield what the steps have shown."""
-        reason = textbook.not_grpo(self.trainer)
+        reason = textbook.no_textbook(self.trainer)
         if reason is None and not self.reports:
             reason = self._error or "no optimizer step was reached whose gradient could be seen"
         if reason is not None:
