@@ -51,7 +51,8 @@ class Watch(TrainerCallback):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.trainer.remove_callback(self)
+        if self in self.trainer.callback_handler.callbacks:
+            self.trainer.remove_callback(self)
         if self._recorder is not None:
             self._recorder.detach()
 
