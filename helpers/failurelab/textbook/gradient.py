@@ -415,7 +415,10 @@ def row_weights(rows: Sequence[Row], options: Options, definition: Definition = 
     trained = [row for row in rows if row.micro is not None]
     left = torch.tensor([left_out(row, options) for row in trained])
     counted = torch.ones_like(left) if options.truncated_count else ~left
-    lengths = torch.tensor([row.length() for row in trained], dtype=torch.float64)
+    scoring = definition.scoring(options, 0)
+    lengths = torch.tensor(
+        [len(row.completion) if scoring.counted else row.length() for row in trained], dtype=torch.float64
+    )
     same = _same([row.micro for row in trained]).double()  # (rows, rows)
     step = (lengths * counted).sum().clamp(min=1)
     generation = [0 if left_out(row, options) else row.length() for row in rows]
