@@ -1,21 +1,24 @@
-"""One of two real processes that train together by gloo: runs cases one after another, a line of JSON for each.
-
-    ranks_child.py FOLDER CASE...
+"""Real processes that train together by gloo: each runs cases one after another, a line of JSON for each.
 
 Each case is a way of training or a mistake, by its name in CASES. It is run with and without StepGuard where the name
-ends in "=": then the weights of both are compared.
+ends in "=": then the weights of both are compared. Processes are forked from one that has imported the libraries, which
+takes longer than a case does.
 """
 
 import contextlib
 import copy
 import dataclasses
 import datetime
+import functools
 import hashlib
+import importlib.metadata
 import json
+import multiprocessing
 import os
 import pathlib
 import random
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -28,11 +31,14 @@ import trl
 from steps import right, trainer
 from transformers import TrainerCallback
 
-from failurelab import guards
-from failurelab.textbook import comparison, ranks
+from failurelab import errors, guards
+from failurelab.textbook import comparison, ranks, recorder, together
+from failurelab_course.experiments import deepspeed as engines
 from failurelab_course.experiments import models
 
-RANK, COUNT = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+RANK, COUNT = 0, 1  # of a process that `launch` has started
+PATIENCE = 300  # seconds, a limit against hanging
+LIMIT = 12  # seconds that calls of all processes have, where one of them is hurt
 ZERO = {
     "zero_force_ds_cpu_optimizer": False,
     "zero_allow_untested_optimizer": True,
@@ -158,7 +164,6 @@ def lora():
 
 LARGE = {"max_grad_norm": 1e9}
 FSDP = {"kind": Sharded}
-ALONE = ("a guard on rank 0 alone",)
 SPREAD = {"per_device_train_batch_size": 2, "num_generations": 4}
 CASES = {
     "ddp": {},
@@ -215,81 +220,104 @@ def digest(made):
     return total.hexdigest()
 
 
-class Release(TrainerCallback):
-    def on_pre_optimizer_step(self, *_, **__):
-        ranks._store().set("told", "")
-
-
-class Hurt(TrainerCallback):
-    """Ends or stops rank 1 before the guard comes to this event; one that hangs goes on when rank 0 has been told."""
-
-    def __init__(self, event, how):
-        setattr(self, event, lambda *_, **__: self.hurt(how))
-
-    def hurt(self, how):
-        if RANK == 1 and how == "dies":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if RANK == 1:
-            ranks._store().wait(["told"], datetime.timedelta(seconds=300))
-
-
-def dies_in_a_pass(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def told_of(caught):
-    return [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)]
-
-
-HURT = {
-    "dies before training": Hurt("on_train_begin", "dies"),
-    "dies before the comparison": Hurt("on_pre_optimizer_step", "dies"),
-    "hangs before the comparison": Hurt("on_pre_optimizer_step", "hangs"),
-    "dies in a pass": None,
+# Where rank 1 is hurt, as it comes there for the first time; the last ones while a mistake is searched for, and while
+# weights that are spread are gathered.
+PHASES = {
+    "before the meeting": (recorder.Recorder, "begin", {}),
+    "before a comparison": (recorder.Recorder, "_evidence", {}),
+    "as evidence is shared": (together, "gather", {}),
+    "in a pass": (comparison, "expected_gradient", {}),
+    "in a reduction": (ranks.Ranks, "_reduce", {}),
+    "in the search": (ranks.Ranks, "factors", CASES["rank left out"]),
+    "as weights are gathered": (ranks, "_full", CASES["zero3"]),
 }
+HOWS = ("dies", "hangs", "raises")
+# What is told of other processes before training.
+UNLIKE = ("a guard on rank 0 alone", "another script", "another release", "no evidence")
 
 
-def hurt(name, folder):
-    """Train while rank 1 is hurt; return what rank 0 is told of by then."""
-    ranks.WAIT, ranks.GONE = 10.0, 3.0
-    CASES[name] = {}
-    if name == "dies in a pass" and RANK == 1:
-        comparison.expected_gradient = dies_in_a_pass
-    return run(name, folder, before=HURT[name])
+class Release(TrainerCallback):
+    """Says that this rank's guard is done with an event; a rank that hangs goes on then."""
+
+    def on_train_begin(self, *_, **__):
+        ranks._store().set("begun", "")
+
+    def on_pre_optimizer_step(self, *_, **__):
+        ranks._store().set("stepped", "")
 
 
-def run(name, folder, guarded=True, before=None):
-    options = CASES[name]
+def hurt(name):
+    """End or stop this process where a phase begins."""
+    how, _, phase = name.partition(" ")
+    owner, attribute, _ = PHASES[phase]
+    method = getattr(owner, attribute)
+
+    @functools.wraps(method)
+    def hurting(*args, **kwargs):
+        setattr(owner, attribute, method)
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raises":
+            raise ArithmeticError("of this rank alone")
+        event = "begun" if phase == "before the meeting" else "stepped"
+        ranks._store().wait([event], datetime.timedelta(seconds=PATIENCE))
+        return method(*args, **kwargs)
+
+    setattr(owner, attribute, hurting)
+
+
+def unlike(name):
+    """Make this process another one than rank 0's."""
+    version = importlib.metadata.version
+    if name == "another script":
+        other = pathlib.Path("other.py")
+        other.write_text("# another one\n")
+        sys.modules["__main__"].__file__ = str(other)
+    if name == "another release":
+        importlib.metadata.version = lambda package: "0.0.1" if package == "trl" else version(package)
+    if name == "no evidence":
+        recorder.Recorder._rewards = lambda *_: None
+
+
+def run(name, guarded=True):
+    """Train by a case; return what its guard said."""
+    how, _, phase = name.partition(" ")
+    hurts = how in HOWS and phase in PHASES
+    options = PHASES[phase][2] | {"ddp_timeout": LIMIT} if hurts else CASES.get(name, {})
     options = dict(options() if callable(options) else options)
+    if name in UNLIKE:
+        options["ddp_timeout"] = LIMIT
     rows = options.pop("rows", None)
     given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "max_completion_length": 4, "seed": 1}
     given |= LARGE | options
     random.seed(RANK)
-    if any(key == "deepspeed" for key in given):
-        transformers.integrations.deepspeed.unset_hf_deepspeed_config()
+    transformers.integrations.deepspeed.unset_hf_deepspeed_config()
     model = transformers.AutoModelForCausalLM.from_pretrained(models.path("tiny"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(models.path("tiny"), padding_side="left")
     if rows:
         given["rows"] = [(f"{a}+{a}=", str(2 * a)) for a in range(rows)]
-    made = trainer(model, tokenizer, folder, rewards=[right, lengths], **({"lengths": (4, 5)} | given))
+    made = trainer(model, tokenizer, "out", rewards=[right, lengths], **({"lengths": (4, 5)} | given))
     guard = None
-    if before is not None:
-        made.add_callback(before)
-    if guarded:
+    if guarded and (RANK == 0 or name != "a guard on rank 0 alone"):
         guard = guards.StepGuard(made, every=1)
         made.add_callback(guard)
+    if guarded and hurts and RANK == 0:
+        made.add_callback(Release())
+    if how == "raises":
+        os.environ.pop(errors.OWN_ERRORS, None)
+    if guarded and RANK == 1 and hurts:
+        hurt(name)
+    if guarded and RANK == 1 and name in UNLIKE:
+        unlike(name)
     begun, error = time.monotonic(), ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if name.startswith("hangs") and RANK == 0:
-            made.add_callback(Release())
         try:
             made.train()
         except RuntimeError as problem:  # of the launch itself, where a rank is gone
-            if name not in HURT:
+            if not hurts:
                 raise
             error = str(problem)
-    told = told_of(caught)
     report = guard.report if guard else None
     return {
         "case": name,
@@ -298,37 +326,65 @@ def run(name, folder, guarded=True, before=None):
         "named": report and report.named,
         "apart": dataclasses.asdict(report.apart) if report and report.apart else None,
         "reason": report and report.reason,
-        "told": told,
+        "told": [str(each.message) for each in caught if issubclass(each.category, guards.GuardWarning)],
         "ended in": error,
         "weights": digest(made),
         "seconds": time.monotonic() - begun,
     }
 
 
-def main(folder, *names):
-    out = pathlib.Path(folder) / f"answers-{RANK}"
-    if any("zero" in name for name in names):
-        import deepspeed
+def run_cases(names):
+    """Run cases in this process; write their answers."""
+    with contextlib.ExitStack() as stack:
+        limit = datetime.timedelta(seconds=LIMIT if any(name.startswith(HOWS) for name in names) else PATIENCE)
+        if any("zero" in name or "gathered" in name for name in names):
+            stack.enter_context(engines.ready())
+            import deepspeed
 
-        deepspeed.init_distributed("gloo")
-    for name in names:
-        if name in ALONE:
-            ranks.WAIT = 5.0
-        plain = run(name.rstrip("="), folder, guarded=False)["weights"] if name.endswith("=") else None
-        try:
-            answer = (
-                hurt(name, folder) if name in HURT else run(name.rstrip("="), folder, name not in ALONE or not RANK)
-            )
-            answer |= {"plain": plain}
-        except Exception as error:
-            traceback.print_exc()
-            answer = {"case": name, "error": repr(error)}
-        with out.open("a") as stream:
-            stream.write(json.dumps(answer) + "\n")
+            deepspeed.init_distributed("gloo", timeout=limit)
+        else:  # on a CPU transformers does not hand its `ddp_timeout` on
+            dist.init_process_group("gloo", timeout=limit)
+        for name in names:
+            try:
+                plain = run(name.rstrip("="), guarded=False)["weights"] if name.endswith("=") else None
+                answer = run(name.rstrip("=")) | {"plain": plain}
+            except Exception as error:
+                traceback.print_exc()
+                answer = {"case": name, "error": repr(error)}
+            with open(f"answers-{RANK}", "a") as stream:
+                stream.write(json.dumps(answer) + "\n")
 
 
-if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        main(*sys.argv[1:])
-        if dist.is_initialized():
-            dist.destroy_process_group()
+def enter(rank, count, port, folder, work, args):
+    """Do work as one of the processes of a launch."""
+    global RANK, COUNT
+    RANK, COUNT = rank, count
+    os.chdir(folder)
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    with open(f"log-{rank}", "wb") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    work(*args)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def launch(folder, work, *args, count=2, patience=PATIENCE):
+    """Do work in so many processes of a launch, in a folder; return their exit codes."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])  # of what is forked from
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ranks_child"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started = [context.Process(target=enter, args=(rank, count, port, folder, work, args)) for rank in range(count)]
+    for process in started:
+        process.start()
+    try:
+        for process in started:
+            process.join(patience)
+    finally:
+        for process in started:
+            process.kill()
+    return [process.exitcode for process in started]

@@ -1,29 +1,28 @@
 """One optimizer step of several processes beside its definition: two real ones, by gloo, in every way of training.
 
-Each spawn runs many cases one after another (`ranks_child`), for starting the libraries takes longest.
+A launch runs many cases one after another (`ranks_child`).
 """
 
 import dataclasses
 import json
 import math
-import os
-import pathlib
-import socket
-import subprocess
-import sys
+import shutil
 
 import pytest
+from ranks_child import PHASES, UNLIKE, launch, run_cases
 from small import qwen2
 
 from failurelab.textbook import apart, gradient, rows, together
 from failurelab.textbook.fields import Options
 from failurelab.textbook.ranks import ALONE, Ranks
 
-CHILD = pathlib.Path(__file__).with_name("ranks_child.py")
-PATIENCE = 600  # seconds, a limit against hanging
-
-DDP = ("ddp=", "groups on both ranks=", "grpo", "bnpo", "scaled by the batch", "two steps from a generation=", "beta")
-DDP += ("an epoch's rest", "checkpointing", "bf16", "lora=", "entropy")
+HEALTHY = {
+    "DDP": ("ddp=", "groups on both ranks=", "grpo", "bnpo", "scaled by the batch", "two steps from a generation="),
+    "DDP, more": ("beta", "an epoch's rest", "checkpointing", "bf16", "lora=", "entropy"),
+    "ZeRO": ("zero1=", "zero2=", "zero3=", "zero2 bf16", "zero3 two steps from a generation"),
+    "ZeRO-3, more": ("zero3 lora=", "zero3 bf16", "zero3 beta", "zero3 checkpointing"),
+    "FSDP2": ("fsdp2=", "fsdp2 two steps from a generation", "fsdp2 lora=", "fsdp2 checkpointing", "fsdp2 bf16"),
+}
 PLANTED = {
     "rank left out": together.LEFT_OUT,
     "summed": together.SUMMED,
@@ -36,42 +35,30 @@ PLANTED = {
     "weights apart": together.DRIFTED,
     "batch dropped": "one rank's batch dropped",
     "not averaged": together.OWN_GRADIENTS,
+    "fsdp2 rank left out": together.LEFT_OUT,
+    "zero2 rank left out": together.LEFT_OUT,
+    "zero3 rank left out": together.LEFT_OUT,
 }
-ZERO = ("zero1=", "zero2=", "zero3=", "zero3 two steps from a generation", "zero3 lora=", "zero2 bf16", "zero3 bf16")
-ZERO += ("zero3 beta", "zero3 checkpointing")
-FSDP = ("fsdp2=", "fsdp2 two steps from a generation", "fsdp2 lora=", "fsdp2 checkpointing", "fsdp2 bf16")
+PARTS = (tuple(PLANTED)[:6], tuple(PLANTED)[6:12], tuple(PLANTED)[12:])  # DeepSpeed's by themselves
+COMPILER = bool(shutil.which("g++") or shutil.which("c++"))  # which builds DeepSpeed's operation for the CPU
 
 
-def launch(folder, *names, count=2, children=None):
+def skip_without_compiler(*names):
+    if not COMPILER and any("zero" in name or "gathered" in name for name in names):
+        pytest.skip("no C++ compiler builds DeepSpeed's operation")
+
+
+def answers(folder, *names, count=2):
     """Run cases in so many processes; return the answers of each rank, in the order of the cases."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    numbers = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    started = []
-    for rank in range(count):
-        own = {name: str(value) for name, value in (numbers | {"RANK": rank, "LOCAL_RANK": rank}).items()}
-        path = [*sys.path, str(CHILD.parent)]
-        variables = os.environ | own | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str((children or {}).get(rank, CHILD)), str(folder), *names]
-        with (folder / f"log-{rank}").open("wb") as log:
-            started.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log))
-    try:
-        for process in started:
-            process.wait(PATIENCE)
-    finally:
-        for process in started:
-            process.kill()
-    answers = []
-    for rank in range(count):
-        path = folder / f"answers-{rank}"
-        answers.append([json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [])
-    return answers
+    skip_without_compiler(*names)
+    launch(folder, run_cases, names, count=count)
+    paths = [folder / f"answers-{rank}" for rank in range(count)]
+    return [[json.loads(line) for line in path.read_text().splitlines()] if path.exists() else [] for path in paths]
 
 
-def held(answers, count=2):
+def held(every):
     """Hold that every case is right on each rank, in the same words, and ends with the weights of a run without."""
-    for own in zip(*answers, strict=True):
+    for own in zip(*every, strict=True):
         for answer in own:
             assert "error" not in answer, answer
             assert answer["verdict"] == "HELD" and not answer["told"], answer
@@ -80,60 +67,72 @@ def held(answers, count=2):
 
 
 @pytest.mark.slow
-def test_ddp_holds_and_each_mistake_of_several_processes_is_named_on_all_ranks_and_told_once(tmp_path):
-    answers = launch(tmp_path, *DDP, *PLANTED)
-    held([own[: len(DDP)] for own in answers])
-    for own in zip(*(each[len(DDP) :] for each in answers), strict=True):
-        for answer in own:
-            assert answer.get("verdict") == "FOUND" and answer["named"] == PLANTED[answer["case"]], answer
-            assert bool(answer["told"]) == (answer["rank"] == 0), answer
+@pytest.mark.parametrize("way", HEALTHY)
+def test_a_way_of_training_holds_on_both_ranks_and_the_run_is_the_same(way, tmp_path):
+    every = answers(tmp_path, *HEALTHY[way])
+    assert [len(own) for own in every] == [len(HEALTHY[way])] * 2
+    held(every)
 
 
 @pytest.mark.slow
-def test_zero_holds_at_every_stage(tmp_path):
-    answers = launch(tmp_path, *ZERO, "zero2 rank left out", "zero3 rank left out")
-    held([own[: len(ZERO)] for own in answers])
-    assert all(answer["named"] == together.LEFT_OUT for own in answers for answer in own[len(ZERO) :])
-
-
-@pytest.mark.slow
-def test_a_model_sharded_by_fsdp2_holds(tmp_path):
-    answers = launch(tmp_path, *FSDP, "fsdp2 rank left out")
-    held([own[: len(FSDP)] for own in answers])
-    assert all(answer["named"] == together.LEFT_OUT for own in answers for answer in own[len(FSDP) :])
+@pytest.mark.parametrize("names", PARTS, ids=lambda names: names[0])
+def test_each_mistake_of_several_processes_is_named_on_all_ranks_and_told_once(names, tmp_path):
+    every = answers(tmp_path, *names)
+    assert [len(own) for own in every] == [len(names)] * 2
+    for answer in (answer for own in every for answer in own):
+        assert answer.get("verdict") == "FOUND" and answer["named"] == PLANTED[answer["case"]], answer
+        assert bool(answer["told"]) == (answer["rank"] == 0), answer
 
 
 @pytest.mark.slow
 def test_deepspeed_in_one_process_holds(tmp_path):
-    held(launch(tmp_path, "zero2=", "zero3=", count=1))
+    (own,) = answers(tmp_path, "zero2=", "zero3=", count=1)
+    assert len(own) == 2
+    held([own])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_rank_that_dies_is_named_and_the_other_ends_as_without_the_guard(phase, tmp_path):
+    first, second = answers(tmp_path, f"dies {phase}")
+    told = " ".join(first[0]["told"])
+    assert "could not check" in told and "rank 1" in told, first
+    assert not second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "as weights are gathered"])
+def test_a_rank_that_hangs_is_told_and_both_go_on_at_the_weights_of_a_run_without(phase, tmp_path):
+    """Where weights are gathered, it is the launch's own call that hangs."""
+    for own in answers(tmp_path, f"hangs {phase}="):
+        assert own and not own[0]["ended in"] and own[0]["weights"] == own[0]["plain"], own
+        told = " ".join(own[0]["told"])
+        assert "could not check" in told and ("rank 1" in told or own[0]["rank"]), own
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["dies before training", "dies before the comparison", "dies in a pass", "hangs before the comparison"]
+    "phase", [phase for phase in PHASES if phase not in ("before the meeting", "as weights are gathered")]
 )
-def test_a_rank_that_dies_or_hangs_is_named_and_the_others_end(name, tmp_path):
-    """In each phase: they go on, or end as they would without the guard."""
-    answers = launch(tmp_path, name)
-    told = " ".join(answers[0][0]["told"])
-    assert "could not check" in told and "rank 1" in told, answers[0]
-    assert bool(answers[1]) == name.startswith("hangs")
+def test_an_error_of_one_rank_is_told_by_the_others_which_wait_no_longer(phase, tmp_path):
+    for own in answers(tmp_path, f"raises {phase}="):
+        assert own[0]["weights"] == own[0]["plain"], own
+        assert "of this rank alone" in " ".join(own[0]["told"]) or own[0]["rank"], own
 
 
 @pytest.mark.slow
-def test_a_guard_on_one_rank_only_is_told_and_the_run_goes_on(tmp_path):
-    first, second = launch(tmp_path, "a guard on rank 0 alone")
-    assert "rank 1 did not come" in first[0]["told"][0] and not second[0]["told"]
-    assert first[0]["weights"] == second[0]["weights"]
-
-
-@pytest.mark.slow
-def test_ranks_that_run_different_scripts_are_told(tmp_path):
-    other = tmp_path / "other.py"
-    other.write_text(CHILD.read_text() + "# another one\n")
-    for own in launch(tmp_path, "ddp", children={1: other}):
-        assert "the script is" in " ".join(own[0]["told"]) or own[0]["rank"], own
-        assert own[0]["verdict"] is None
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_rank_that_is_unlike_the_others_is_told_and_the_run_goes_on(name, tmp_path):
+    """It has no guard, another script, another release, or no evidence."""
+    first, second = answers(tmp_path, f"{name}=")
+    told = {
+        "a guard on rank 0 alone": "rank 1 did not come",
+        "another script": "the script is",
+        "another release": "trl is 0.0.1 on rank 1",
+        "no evidence": "rank 1: no reward function was asked",
+    }
+    assert told[name] in " ".join(first[0]["told"]), first
+    assert all(own[0]["weights"] == own[0]["plain"] for own in (first, second))
 
 
 class Two(Ranks):

@@ -182,8 +182,9 @@ def compare_step(
     wrong: list[tuple[str, str]] = []
     try:
         step = trainer.state.global_step + 1
+        lost = [f"rank {evidence.ranks.number}: {evidence.ranks.lost}"] * bool(evidence.ranks.lost)
         given = evidence.ranks.call(
-            f"the comparison of step {step}", (why_not_here(trainer), with_suspects, with_controls)
+            f"the comparison of step {step}", (why_not_here(trainer) + lost, with_suspects, with_controls)
         )
         problems = [line for lines, *_ in given for line in lines]
         if several() and evidence.ranks.count == 1:
@@ -198,7 +199,7 @@ def compare_step(
         elif any(name == together.DRIFTED for name, _ in wrong):
             report = Comparison("NOT CHECKED", "there is no one policy to compute the gradient of")
         else:
-            with whole(trainer.model, getattr(trainer, "ref_model", None)):
+            with whole(evidence.ranks, trainer.model, getattr(trainer, "ref_model", None)):
                 comparer = _Comparer(trainer, evidence, definition)
                 wrong = wrong + comparer.wrong
                 report = comparer.compare(searched, planted, variants or {})
@@ -206,6 +207,9 @@ def compare_step(
         report = Comparison("NOT CHECKED", f"out of memory: not even one row fits ({error})")
     except (ValueError, RanksApart) as error:  # what the definition needs is not there
         report = Comparison("NOT CHECKED", str(error))
+    except Exception as error:  # of this rank alone, perhaps
+        evidence.ranks.leave(f"{type(error).__name__}: {error}")
+        raise
     if wrong:
         names, lines = zip(*wrong)
         reason = f"{'; '.join(lines)}. Beside that: {report.verdict}, {report.reason}"

@@ -26,9 +26,10 @@ from torch import nn
 from failurelab.textbook.apart import inner
 from failurelab.textbook.gradient import Gradient, OutOfMemory, is_out_of_memory
 
-WAIT = 60.0  # seconds in which the others come to where one is
-PASS = 600.0  # seconds in which they are done with a pass
-GONE = 5.0  # seconds in which those that still live say so, after a call has failed
+# Seconds, or less where the launch's own time-out is shorter: nobody waits for longer than it would without a guard.
+WAIT = 60.0  # in which the others come to where one is; at most half of the time-out
+PASS = 600.0  # in which they are done with a pass; at most the time-out
+GONE = 5.0  # in which those that still live say so, after a call has failed; at most a quarter of the time-out
 SHARDING = ("deepspeed.runtime.zero.", "deepspeed.utils.nvtx", "torch.distributed.fsdp.")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _KINDS = {kind.__name__: kind for kind in (OutOfMemory, ValueError, RuntimeError)}
@@ -47,19 +48,23 @@ class Ranks:
         number: of this process.
         count: of all.
         store: that all of them read and write; None of a single one.
+        limit: seconds after which a call of all processes of the launch gives up.
     """
 
-    def __init__(self, number: int = 0, count: int = 1, store: Any = None):
+    def __init__(self, number: int = 0, count: int = 1, store: Any = None, limit: float = PASS):
         self.number, self.count, self._store = number, count, store
+        self._wait, self._pass, self._gone = min(WAIT, limit / 2), min(PASS, limit), min(GONE, limit / 4)
         self._calls = 0
         self._group: Any = None
+        self.lost = ""  # why this rank is in no call of all processes any more
 
     @classmethod
-    def meet(cls, told: Mapping[str, Any]) -> "Ranks":
+    def meet(cls, told: Mapping[str, Any], limit: float = PASS) -> "Ranks":
         """Return this process among the others, which all have to come here.
 
         Args:
             told: what has to be the same on all of them, by what it is called.
+            limit: seconds after which a call of all processes of the launch gives up.
 
         Raises:
             Apart: one of them does not come, or is told otherwise.
@@ -67,7 +72,7 @@ class Ranks:
         if not several():
             return cls()
         place = f"failurelab/{next(_meetings)}"
-        ranks = cls(dist.get_rank(), dist.get_world_size(), dist.PrefixStore(place, _store()))
+        ranks = cls(dist.get_rank(), dist.get_world_size(), dist.PrefixStore(place, _store()), limit)
         every = ranks.call("the beginning of training, with StepGuard or textbook.compare", dict(told))
         for number, other in enumerate(every):
             for name in told:
@@ -76,7 +81,7 @@ class Ranks:
                         f"the ranks are not alike: {name} is {other.get(name)} on rank {number}, and "
                         f"{every[0].get(name)} on rank 0"
                     )
-        ranks._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=PASS))
+        ranks._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=ranks._pass))
         return ranks
 
     def call(self, where: str, told: Any) -> list[Any]:
@@ -90,7 +95,7 @@ class Ranks:
         if self.count == 1:
             return [told]
         self._calls += 1
-        key, until = f"call-{self._calls}", time.monotonic() + WAIT
+        key, until = f"call-{self._calls}", time.monotonic() + self._wait
         try:
             self._store.set(f"{key}/{self.number}", pickle.dumps(told))
             absent = [rank for rank in range(self.count) if not self._came(f"{key}/{rank}", until)]
@@ -98,7 +103,7 @@ class Ranks:
         except RuntimeError as error:  # the store's own: who keeps it is gone
             raise Apart(f"the store of the launch, through which the ranks meet, does not answer: {error}") from error
         if word != b"go":
-            raise Apart(f"{name_ranks(absent) or 'another rank'} did not come to {where} within {WAIT:g} seconds")
+            raise Apart(f"{name_ranks(absent) or 'another rank'} did not come to {where} within {self._wait:g} seconds")
         return [pickle.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.count)]
 
     def _came(self, key: str, until: float) -> bool:
@@ -120,14 +125,33 @@ class Ranks:
         try:
             call(*args, group=self._group, **kwargs)
         except RuntimeError as error:
-            until = time.monotonic() + GONE
-            try:
-                self._store.set(f"alive/{self.number}", "")
-                gone = [rank for rank in range(self.count) if not self._came(f"alive/{rank}", until)]
-            except RuntimeError:  # the store went with them
-                gone = []
-            said = f"{name_ranks(gone)} no longer answers" if gone else "the ranks have lost each other"
-            raise Apart(f"{said}: {str(error).splitlines()[0]}") from error
+            raise self.apart(error) from error
+
+    def apart(self, error: RuntimeError) -> Apart:
+        """Return what an error in a call of all processes is told as, with the ranks that no longer answer.
+
+        One that left by an error of its own has said so.
+        """
+        until, said = time.monotonic() + self._gone, ""
+        try:
+            self._store.compare_set(f"left/{self.number}", "", " ")
+            gone = [rank for rank in range(self.count) if not self._came(f"left/{rank}", until)]
+            others = {rank: self._store.get(f"left/{rank}").decode() for rank in range(self.count) if rank not in gone}
+            said = "; ".join(f"rank {rank}: {why}" for rank, why in others.items() if why.strip())
+        except RuntimeError:  # the store went with them
+            gone = []
+        said = said or (f"{name_ranks(gone)} no longer answers" if gone else "the ranks have lost each other")
+        self.leave(f"{said}: {str(error).splitlines()[0]}")
+        return Apart(self.lost)
+
+    def leave(self, why: str) -> None:
+        """Leave our group, so that those who wait in it for this rank need not wait until their time is up."""
+        if self._group is not None:
+            self.lost = why
+            with contextlib.suppress(RuntimeError):  # the store may have gone
+                self._store.compare_set(f"left/{self.number}", "", why)
+            dist.destroy_process_group(self._group)
+            self._group = None
 
     def share(self, value: T) -> list[T]:
         """Return the value of each rank, in their order."""
@@ -300,16 +324,24 @@ def free_memory(device: torch.device) -> int:
 
 
 @contextlib.contextmanager
-def whole(*models: nn.Module | None) -> Iterator[None]:
+def whole(ranks: Ranks, *models: nn.Module | None) -> Iterator[None]:
     """Within the block models have plain, whole weights, where they are spread over the ranks by ZeRO-3 or FSDP2.
 
     All ranks have to enter it. Weights are gathered one tensor after another, into parameters that stand in the place
     of those that are spread; the hooks that would gather them are out. Afterwards everything is as it was.
+
+    Raises:
+        Apart: a rank does not take part.
     """
     with contextlib.ExitStack() as stack:
-        for model in models:
-            if model is not None and is_spread(model):
-                _replace(model, stack)
+        try:
+            for model in models:
+                if model is not None and is_spread(model):
+                    _replace(model, stack)
+        except RuntimeError as error:
+            if is_out_of_memory(error) or ranks.count == 1:
+                raise
+            raise ranks.apart(error) from error
         yield
 
 

@@ -185,7 +185,8 @@ class Recorder:
         Raises:
             ranks.Apart: another process does not come, or runs something else.
         """
-        self.ranks = Ranks.meet(_told_of_run() | {"the first step that is compared": self._first_wanted()})
+        told = _told_of_run() | {"the first step that is compared": self._first_wanted()}
+        self.ranks = Ranks.meet(told, float(self.trainer.args.ddp_timeout))
         self.engine = engine_of(self.trainer)
         if self.engine is not None:
             around = functools.partial(self._engine_step, compare)
@@ -529,14 +530,25 @@ class Recorder:
         now = self.trainer.state.global_step + 1
         if steps > 1 and any(self.wanted(step) for step in range(now + 1, now + steps + 1)):
             given = pad_id(self.trainer), own_precision(self.trainer)
-            with whole(self.trainer.model):
+            with whole(self.ranks, self.trainer.model):
                 for batch in self._batches[known:]:
                     if batch.rows:
                         temperature = batch.temperature or float(args.temperature)
                         batch.rows = score_old(self.trainer.model, batch.rows, temperature, *given)
 
     def evidence(self) -> Evidence:
-        """Return what is known of the step that ends now; to be asked before the optimizer steps."""
+        """Return what is known of the step that ends now; to be asked before the optimizer steps.
+
+        Of several processes one that fails here must not leave the others waiting, so it has no evidence.
+        """
+        try:
+            return self._evidence()
+        except Exception as error:
+            if raises_own(error):
+                raise
+            return Evidence([], {}, [f"no evidence: {type(error).__name__}: {error}"], ranks=self.ranks)
+
+    def _evidence(self) -> Evidence:
         clipped = self._gradient and self.engine is None  # an engine clips within its step
         wrong = self._compare_given(self._gradient) if self._gradient and clipped else []
         gradient = self._gradient or full_gradient(self.trainer)
