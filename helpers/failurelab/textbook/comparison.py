@@ -369,7 +369,8 @@ class _Comparer:
 
     def _has_bounds(self, options: Options) -> bool:
         """Whether a token's part in the gradient jumps somewhere."""
-        return options.top_entropy_quantile < 1 or any(row.old_logps is not None for row in self.trained)
+        masks = "mask" in (options.engine_weight or "")
+        return masks or options.top_entropy_quantile < 1 or any(row.old_logps is not None for row in self.trained)
 
     def _blinded_by(self, options: Options, ours: Gradient, dropout: bool) -> str:
         """Return what puts right passes so far apart: what is left to compare, rounding alone, or dropout."""
