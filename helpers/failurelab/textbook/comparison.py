@@ -143,8 +143,6 @@ def why_not_here(trainer: Any) -> list[str]:
     for config in (getattr(model, "peft_config", None) or {}).values():
         if getattr(config, "is_prompt_learning", False):
             lines.append("the adapter is a learned prompt, and no layer of the model")
-    if getattr(trainer, "tools", None) or getattr(trainer, "environments", None):
-        lines.append("tools: their answers stand among the completion's tokens")
     return lines
 
 
@@ -216,7 +214,7 @@ class _Comparer:
         if not same:
             self.wrong.append((together.OWN_GRADIENTS, "each rank would step with a gradient of its own; their mean"))
         self.options = algorithm.options(trainer, evidence.temperature)
-        self.rows = evidence.rows
+        self.rows, self.not_seen = evidence.rows, evidence.not_seen
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
 
@@ -362,7 +360,8 @@ class _Comparer:
 
     def _has_bounds(self, options: Options) -> bool:
         """Whether a token's part in the gradient jumps somewhere."""
-        return options.top_entropy_quantile < 1 or any(row.old_logps is not None for row in self.trained)
+        masks = "mask" in (options.engine_weight or "")
+        return masks or options.top_entropy_quantile < 1 or any(row.old_logps is not None for row in self.trained)
 
     def _blinded_by(self, options: Options, ours: Gradient, dropout: bool) -> str:
         """Return what puts right passes so far apart: what is left to compare, rounding alone, or dropout."""
@@ -406,6 +405,7 @@ class _Comparer:
 
     def _not_shown(self, ours: Gradient, tally: Tally, options: Options, backward: Backward | None) -> Iterator[str]:
         """Yield what this step could not have shown."""
+        yield from self.not_seen
         empty = [name for name, grad in ours.items() if not grad.any()]
         if empty:
             kind = "LoRA's A has none while B is 0" if all("lora_A" in name for name in empty) else empty[0]

@@ -20,27 +20,29 @@ _IMPLEMENTED = """
     importance_sampling_level loss_type mask_truncated_completions max_completion_length max_length missing_eos_penalty
     multi_objective_aggregation normalize_advantages num_generations num_iterations off_policy_mask_threshold
     per_device_train_batch_size reward_clip_range reward_weights sapo_temperature_neg sapo_temperature_pos scale_rewards
-    steps_per_generation temperature top_entropy_quantile use_bias_correction_kl
+    steps_per_generation temperature top_entropy_quantile use_bias_correction_kl use_vllm vespo_k_neg vespo_k_pos
+    vespo_lambda_neg vespo_lambda_pos vllm_importance_sampling_cap vllm_importance_sampling_clip_max
+    vllm_importance_sampling_clip_min vllm_importance_sampling_correction vllm_importance_sampling_mode
 """
 
 # What chooses the completions, the step that follows, the devices' speed, the saving, the evaluation and the logs. The
-# textbook asks for the gradient of those completions that were drawn. VESPO's are of a loss that is not in LOSSES.
+# textbook asks for the gradient of those completions that were drawn, by any engine and from any distribution; the
+# temperature in `generation_kwargs` is evidence.
 _NO_EFFECT = """
     activation_checkpointing activation_checkpointing_kwargs cache_implementation cast_lm_head_to_fp32
     chat_template_kwargs disable_dropout ds3_gather_for_generation entropy_coef_delta entropy_coef_max entropy_coef_min
-    entropy_target gradient_checkpointing gradient_checkpointing_kwargs learning_rate log_completions
+    entropy_target generation_kwargs gradient_checkpointing gradient_checkpointing_kwargs learning_rate log_completions
     log_completions_hub_repo log_multimodal log_unique_prompts max_prompt_length max_tool_calling_iterations min_p
     model_init_kwargs num_completions_to_print num_generations_eval pad_to_multiple_of ref_model_mixup_alpha
     ref_model_sync_steps remove_unused_columns repetition_penalty shuffle_dataset top_k top_p
-    transformers_continuous_batching_config trust_remote_code vllm_device vllm_dtype vllm_enable_sleep_mode
-    vllm_gpu_memory_utilization vllm_group_port vllm_guided_decoding_regex vllm_importance_sampling_cap
-    vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_correction
-    vllm_importance_sampling_mode vllm_max_model_len vllm_max_model_length vllm_mode vllm_model_impl
-    vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex
-    vllm_tensor_parallel_size wandb_log_unique_prompts
+    transformers_continuous_batching_config trust_remote_code use_transformers_continuous_batching
+    use_transformers_paged vllm_device vllm_dtype vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port
+    vllm_guided_decoding_regex vllm_max_model_len vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url
+    vllm_server_host vllm_server_port vllm_server_timeout vllm_structured_outputs_regex vllm_tensor_parallel_size
+    wandb_log_unique_prompts
 
-    accelerator_config adafactor adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size batch_eval_metrics
-    average_tokens_across_devices bf16_full_eval data_seed dataloader_drop_last dataloader_in_order
+    _n_gpu accelerator_config adafactor adam_beta1 adam_beta2 adam_epsilon auto_find_batch_size
+    average_tokens_across_devices batch_eval_metrics bf16_full_eval data_seed dataloader_drop_last dataloader_in_order
     dataloader_multiprocessing_context dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
     dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
     ddp_static_graph ddp_timeout debug disable_tqdm dispatch_batches do_eval do_predict do_train enable_jit_checkpoint
@@ -55,14 +57,12 @@ _NO_EFFECT = """
     metric_for_best_model mp_parameters no_cuda num_train_epochs optim optim_args optim_target_modules output_dir
     overwrite_output_dir past_index per_device_eval_batch_size per_gpu_eval_batch_size per_gpu_train_batch_size
     prediction_loss_only project push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token ray_scope
-    report_to restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node
-    save_only_model save_safetensors save_steps save_strategy save_total_limit seed skip_memory_metrics split_batches
-    tf32 torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores
+    report_to restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node save_only_model
+    save_safetensors save_steps save_strategy save_total_limit seed skip_memory_metrics split_batches tf32
+    torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores
     trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy use_cache use_cpu use_ipex
     use_legacy_prediction_loop use_mps_device warmup_ratio warmup_steps weight_decay
     _n_gpu
-
-    vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos
 
     dataset_num_proc gpu_memory_utilization judge max_new_tokens reward_model_path
 """
@@ -103,16 +103,8 @@ def adds_router_loss(trainer: Any) -> bool:
     return any(getattr(part, "output_router_logits", False) for part in (config, getattr(config, "text_config", None)))
 
 
-def changes_distribution(trainer: Any) -> bool:
-    """Whether options of `generate` beside its temperature, which is evidence, are not the arguments'."""
-    return not set(getattr(trainer.args, "generation_kwargs", None) or ()) <= {"temperature"}
-
-
 NOT_HERE: dict[str, Left] = {
     "fp16": Left((False,), "the gradients are scaled by a factor that the scaler changes"),
-    "generation_kwargs": Left(
-        (None, {}), "they may change the distribution that the tokens are drawn from", changes_distribution
-    ),
     "neftune_noise_alpha": Left((None, 0), "noise is added to the embeddings"),
     "parallelism_config": Left((None,), "the gradients are spread over processes"),
     "router_aux_loss_coef": Left((None, 0.0), "the router's loss is added", adds_router_loss),
@@ -121,12 +113,9 @@ NOT_HERE: dict[str, Left] = {
     "use_adaptive_entropy": Left((False,), "the entropy's coefficient changes with every step"),
     "use_liger_kernel": Left((False,), "the kernels replace the model's layers"),
     "use_liger_loss": Left((None, False), "the loss is computed by a kernel of its own"),
-    "use_transformers_continuous_batching": Left((False,), "generation does not go through `generate`"),
-    "use_transformers_paged": Left((None, False), "generation does not go through `generate`"),
-    "use_vllm": Left((False,), "another engine draws the tokens, and its probabilities weigh the loss"),
 }
 
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
 _SCALES = {True: "group", False: "none"}
 
 
@@ -166,6 +155,12 @@ class Options:
         missing_eos_penalty: what Online DPO takes off the reward of a completion without an end.
         max_length: tokens that Online DPO reads at most, of prompt and completion.
         length_padded: whether the completion is counted there as it is padded. "Of the sequence" leaves it open.
+        vespo_k_pos: of VESPO's weight, the power of the ratio, for advantages that are not negative.
+        vespo_k_neg: the same, for the others.
+        vespo_lambda_pos: of VESPO's weight, by how much a ratio above 1 is weighed down, for the same advantages.
+        vespo_lambda_neg: the same, for the others.
+        engine_weight: how the loss is multiplied with the ratio of the policy to the engine that drew; None: it is not.
+        engine_bounds: least and largest of these ratios.
     """
 
     temperature: float = 1.0
@@ -197,6 +192,12 @@ class Options:
     missing_eos_penalty: float | None = None
     max_length: int | None = None
     length_padded: bool = False
+    vespo_k_pos: float = 2.0
+    vespo_k_neg: float = 3.0
+    vespo_lambda_pos: float = 3.0
+    vespo_lambda_neg: float = 2.0
+    engine_weight: str | None = None
+    engine_bounds: tuple[float, float] = (-math.inf, math.inf)
 
     @classmethod
     def of(cls, args: Any) -> "Options":
@@ -208,6 +209,13 @@ class Options:
         given["scale_rewards"] = _SCALES.get(given.get("scale_rewards", True), given.get("scale_rewards"))
         if given.get("reward_weights") is not None:
             given["reward_weights"] = tuple(float(weight) for weight in given["reward_weights"])
+        if getattr(args, "use_vllm", False) and getattr(args, "vllm_importance_sampling_correction", False):
+            # 0.23 to 0.25 have one kind and no name for it; before 1.6 the upper bound was called a cap, and was alone
+            given["engine_weight"] = getattr(args, "vllm_importance_sampling_mode", "token_truncate")
+            cap = getattr(args, "vllm_importance_sampling_cap", None)
+            most = getattr(args, "vllm_importance_sampling_clip_max", cap)
+            least = getattr(args, "vllm_importance_sampling_clip_min", None)
+            given["engine_bounds"] = (-math.inf if least is None else least, math.inf if most is None else most)
         return cls(**given)
 
     @property

@@ -57,6 +57,9 @@ class Shift:
             moved["epsilon_high"] = max(0.0, high * math.exp(self.ratio) - 1)
         if options.delta is not None:
             moved["delta"] = options.delta * math.exp(self.ratio)
+        if options.engine_weight and options.engine_weight.endswith("mask"):
+            low, high = options.engine_bounds
+            moved["engine_bounds"] = (low * math.exp(-self.ratio), high * math.exp(self.ratio))
         if options.off_policy_mask_threshold is not None:
             moved["off_policy_mask_threshold"] = options.off_policy_mask_threshold + self.ratio
         return dataclasses.replace(options, **moved)
@@ -264,6 +267,8 @@ class Step:
         chosen = [number for number, row in enumerate(rows) if row.micro is not None]
         if not chosen:
             raise ValueError("no completion is trained on in this step")
+        if options.engine_weight and any(rows[number].engine_logps is None for number in chosen):
+            raise ValueError("the engine gave no log-probabilities of what it drew, by which the loss is weighed")
         self.rows = [definition.read(rows[number], self.options) for number in chosen]
         here = [number for number, row in enumerate(self.rows) if row.here]  # those of a rank follow each other
         self.own = range(here[0], here[-1] + 1) if here else range(0)
@@ -351,7 +356,8 @@ class Step:
             entropies=now.entropies if entropy else torch.zeros_like(mask),
             mask=mask,
             chosen=chosen,
-            old_logps=self._old_logps(part, logps.detach(), precision),
+            old_logps=(old := self._old_logps(part, logps.detach(), precision)),
+            engine_logps=self._engine_logps(part, old),
             reference_logps=self._reference_logps(reference, part, precision).to(logps)
             if options.beta
             else logps.detach(),
@@ -371,17 +377,25 @@ class Step:
 
         A pass in the trainer's own numbers takes those in the same numbers: what rounding adds to both is no ratio.
         """
-        old = now.clone()
-        for place, number in enumerate(part):
-            row = self.rows[number]
-            known = row.old_logps if precision.float32 or row.old_rounded is None else row.old_rounded
+        own = [self.rows[number] for number in part]
+        exact = [precision.float32 or row.old_rounded is None for row in own]
+        return self._put(part, now, [row.old_logps if one else row.old_rounded for row, one in zip(own, exact)])
+
+    def _engine_logps(self, part: range, old: torch.Tensor) -> torch.Tensor:
+        """Return log-probabilities (rows, tokens) by the engine that drew the tokens; where there is none, `old`."""
+        return self._put(part, old, [self.rows[number].engine_logps for number in part])
+
+    def _put(self, part: range, scores: torch.Tensor, of_rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Return scores (rows, tokens) with those that are known of each row's completion in their places."""
+        scores = scores.clone()
+        for place, (number, known) in enumerate(zip(part, of_rows)):
             if known is None:
                 continue
             layout = lay_out(self.rows[number], self.scoring)
             tokens = [token - layout.start for token in layout.places]
             columns = [column for column, token in enumerate(tokens) if 0 <= token < len(known)]
-            old[place, columns] = known[[tokens[column] for column in columns]].to(old)
-        return old
+            scores[place, columns] = known[[tokens[column] for column in columns]].to(scores)
+        return scores
 
     def _reference_logps(self, reference: Reference | None, part: range, precision: Precision) -> torch.Tensor:
         assert reference is not None  # where beta is not 0, expected_gradient has asked for it
@@ -419,7 +433,10 @@ def row_weights(rows: Sequence[Row], options: Options, definition: Definition = 
     trained = [row for row in rows if row.micro is not None]
     left = torch.tensor([left_out(row, options) for row in trained])
     counted = torch.ones_like(left) if options.truncated_count else ~left
-    lengths = torch.tensor([row.length() for row in trained], dtype=torch.float64)
+    scoring = definition.scoring(options, 0)
+    lengths = torch.tensor(
+        [len(row.completion) if scoring.counted else row.length() for row in trained], dtype=torch.float64
+    )
     same = _same([row.micro for row in trained]).double()  # (rows, rows)
     step = (lengths * counted).sum().clamp(min=1)
     generation = [0 if left_out(row, options) else row.length() for row in rows]

@@ -2,7 +2,8 @@
 
 Listened to, on this one trainer, and given back afterwards:
 
-- `model.generate`, or the trainer's `rollout_func`: the prompts that were given, and the token ids that were drawn,
+- `model.generate`, an engine (`engines`), or the trainer's `rollout_func`: the prompts that were given, and the token
+  ids that were drawn, in one turn or several (`turns`),
 - the reward functions, or a judge: the texts that they were given, and what they returned,
 - `training_step` and `compute_loss`: which completions a micro-batch trains on; Online DPO draws them in its step,
 - `accelerator.clip_grad_norm_`: the gradient before it is clipped.
@@ -17,6 +18,7 @@ import dataclasses
 import functools
 import hashlib
 import importlib.metadata
+import inspect
 import math
 import pathlib
 import sys
@@ -29,15 +31,16 @@ from torch import nn
 from failurelab._row_inputs import split_inputs
 from failurelab.errors import raises_own
 from failurelab.handles import is_unseen, listen_to, wrap_method
+from failurelab.textbook import turns
 from failurelab.textbook.algorithms import algorithm_of, group_size
 from failurelab.textbook.apart import COSINE, SIZE, measure_apart, norm
+from failurelab.textbook.engines import Engine, engines_of
 from failurelab.textbook.gradient import Gradient, Precision, Reference, score_old, with_kl
 from failurelab.textbook.preferences import listen_to_preference, source_of
 from failurelab.textbook.ranks import ALONE, Ranks, engine_of, fingerprint, full_gradient, several, whole
-from failurelab.textbook.rows import Row, cut_at_end
+from failurelab.textbook.rows import Ids, Row, cut_at_end
 from failurelab.textbook.scores import without_adapters
 
-Ids = tuple[int, ...]
 T = TypeVar("T")
 _IDS = ("inputs", "input_ids", "attention_mask")
 
@@ -67,6 +70,7 @@ class Evidence:
         asked: calls of the reward functions that the rows come from.
         temperature: that the tokens were drawn at, as `generate` was handed it; None where it was not asked.
         random: of several processes, a number for the state of the generator before each draw.
+        not_seen: what was taken at its word, a line each.
         ranks: this process among those that train together.
     """
 
@@ -78,6 +82,7 @@ class Evidence:
     asked: list[RewardCalls] = dataclasses.field(default_factory=list)
     temperature: float | None = None
     random: list[int] = dataclasses.field(default_factory=list)
+    not_seen: list[str] = dataclasses.field(default_factory=list)
     ranks: Ranks = ALONE
 
 
@@ -93,6 +98,7 @@ class _Batch:
         texts: pairs of what was drawn and what reward functions were given instead.
         temperature: that `generate` was handed; None where it was not asked.
         random: of several processes, the state of the generator before the draw; 0 where it is not known.
+        wrong: what is wrong with what was drawn, as in Evidence.
         slices: micro-batches that have trained on it.
         used: places of the rows that have been trained on in this iteration.
         trained: places of the rows that this optimizer step trains on, with their micro-batches.
@@ -105,6 +111,7 @@ class _Batch:
     texts: list[tuple[str, str]]
     temperature: float | None = None
     random: int = 0
+    wrong: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     slices: int = 0
     used: set[int] = dataclasses.field(default_factory=set)
     trained: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -129,6 +136,9 @@ class Recorder:
     def _forget(self) -> None:
         self._inside = False
         self._drawn: list[Row] = []
+        self._within: list[Row] | None = None  # what a rollout function draws on its way to its answer
+        self._turns: list[tuple[str, str]] = []  # what is wrong with them
+        self._not_seen: list[str] = []
         self._temperature: float | None = None  # that they were drawn at
         self._random = 0
         self._asked: RewardCalls | None = None
@@ -139,7 +149,7 @@ class Recorder:
     def _forget_step(self) -> None:
         self._micros = 0
         self._open: list[int] = []  # micro-batches, once for each of their rows that is none of a generation's next
-        self._again = self._unknown = self._left = 0
+        self._again = self._unknown = self._left = self._moved = 0
         self._gradient: Gradient | None = None
         self._problems: list[str] = []
 
@@ -161,6 +171,9 @@ class Recorder:
         if getattr(trainer, "rollout_func", None) is not None:
             stack.enter_context(wrap_method(trainer, "rollout_func", self._rollout, "textbook: rollouts recorded"))
         stack.enter_context(wrap_method(model, "generate", self._generate, "textbook: drawn tokens recorded"))
+        for engine in engines_of(trainer, self._encode):
+            around = functools.partial(self._ask_engine, engine)
+            stack.enter_context(wrap_method(engine.owner, engine.name, around, "textbook: an engine's tokens recorded"))
         stack.enter_context(wrap_method(trainer, "training_step", self._training_step, "textbook: micro-batches"))
         stack.enter_context(wrap_method(trainer, "compute_loss", self._compute_loss, "textbook: rows recorded"))
         stack.enter_context(
@@ -235,26 +248,83 @@ class Recorder:
             self._close_batch(asked)
 
     def _rollout(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        inside, self._inside = self._inside, False  # what it draws on its way to the answer is its own affair
+        if not self._listens:
+            return method(*args, **kwargs)
+        self._within = []
         try:
             output = method(*args, **kwargs)
         finally:
-            self._inside = inside
-        if inside and not is_unseen():
-            self._safely(self._record_rollouts, output)
+            drawn, self._within = self._within, None
+        self._safely(self._record_rollouts, output, drawn)
         return output
 
-    def _record_rollouts(self, output: dict[str, Any]) -> None:
+    def _record_rollouts(self, output: dict[str, Any], drawn: Sequence[Row] = ()) -> None:
+        """Take what a rollout function returned; its mask is looked at beside what it was seen to draw."""
         prompts, completions = output["prompt_ids"], output["completion_ids"]
         width = max(map(len, prompts), default=0), max(map(len, completions), default=0)
-        ends = self._ends(None)
-        masks = output.get("env_mask") or [()] * len(prompts)  # 1: the policy's own token, 0: the environment's
-        for prompt, completion, mask in zip(prompts, completions, masks, strict=True):
+        ends, none = self._ends(None), [None] * len(prompts)
+        masks, scores = output.get("env_mask") or none, output.get("logprobs") or none
+        rows, left, wrong = [], list(drawn), dict[str, list[str]]()
+        for prompt, completion, mask, logps in zip(prompts, completions, masks, scores, strict=True):
             ids = tuple(int(token) for token in completion)  # of several turns: the last id says how it ended
-            ended = bool(ids) and ids[-1] in ends
-            given = frozenset(place for place, own in enumerate(mask) if not own)
-            row = Row(tuple(int(token) for token in prompt), ids, ended, padded=width, given=given)
-            self._drawn.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
+            row = Row(tuple(int(token) for token in prompt), ids, bool(ids) and ids[-1] in ends, padded=width)
+            true = turns.match(row, left)
+            if true is not None:
+                left.remove(true)
+            told = [1] * len(ids) if mask is None else mask  # 1: the policy's own token, 0: the environment's
+            if line := turns.wrong_mask(row, told, true):
+                wrong.setdefault(turns.MASK, []).append(line)
+            given = {place for place, own in enumerate(told[: len(ids)]) if not own} if true is None else true.given
+            row = dataclasses.replace(row, given=frozenset(place for place in given if place < len(ids)))
+            if true is None and drawn and (line := turns.encoded_again(row, drawn, self._decode)):
+                wrong.setdefault(turns.RENDERED, []).append(line)
+            if logps is not None and len(logps) == len(ids):
+                row = dataclasses.replace(row, engine_logps=_tensor(logps))
+            if true is not None and true.engine_logps is not None:
+                row = dataclasses.replace(row, engine_logps=true.engine_logps[: len(ids)])
+            if true is None and mask is not None:
+                self._not_seen = ["the environment's mask: what drew its tokens was not seen, so it is believed"]
+            rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
+        if len(left) > len(drawn) - len(rows) and (line := turns.rendered_anew(drawn, self._decode)):
+            wrong.setdefault(turns.RENDERED, []).append(line)
+        for name, lines in wrong.items():
+            said = "env_mask " * (name == turns.MASK) + lines[0]
+            self._turns.append((name, f"{said} (of {len(lines)} of {len(rows)} completions)"))
+        self._drawn += rows
+
+    def _ask_engine(self, engine: Engine, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = method(*args, **kwargs)
+        if self._listens:
+            given = inspect.signature(method).bind(*args, **kwargs).arguments
+            self._safely(self._record_answers, engine, given, output)
+        return output
+
+    def _record_answers(self, engine: Engine, given: dict[str, Any], output: Any) -> None:
+        given = given | given.get("kwargs", {})
+        answers, ends = engine.read(given, output), self._ends(None)
+        multiple = getattr(self.trainer.args, "pad_to_multiple_of", None) or 1
+        longest = (max((len(answer[place]) for answer in answers), default=0) for place in (0, 1))
+        padded, rows = tuple(-(-length // multiple) * multiple for length in longest), []
+        for prompt, drawn, scores in answers:
+            completion, ended = cut_at_end([int(token) for token in drawn], ends)
+            row = Row(tuple(int(token) for token in prompt), completion, ended, padded=padded)
+            if scores is not None:
+                row = dataclasses.replace(row, engine_logps=_tensor(scores[: len(completion)]))
+            rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
+        self._temperature = engine.temperature(given)
+        self._take(rows)
+
+    def _take(self, rows: Sequence[Row]) -> None:
+        if self._within is None:
+            self._drawn = turns.join(self._drawn, rows)
+        else:
+            self._within = turns.join(self._within, rows)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(_tokenizer(self.trainer)(text)["input_ids"])
+
+    def _decode(self, ids: Ids) -> str:
+        return _decode(_tokenizer(self.trainer), ids)
 
     def _generate(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if several() and self._listens and not self._random:
@@ -283,12 +353,14 @@ class Recorder:
         if inputs is None:
             self._problems.append(f"{', '.join(beside)}: which part belongs to which prompt is not known")
             return
+        rows = []
         for number, row in enumerate(sequences.tolist()):
             completion, ended = cut_at_end(row[width:], ends)
             padded = (width, len(row) - width)
             source = number // copies
             row = Row(prompts[source], completion, ended, padded=padded, inputs=inputs[source])
-            self._drawn.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
+            rows.append(dataclasses.replace(row, ends_in_padding=self._ends_in_padding(row)))
+        self._take(rows)
 
     def _ends_in_padding(self, row: Row) -> bool:
         """Whether a completion was cut behind the padding's token, drawn as a word."""
@@ -337,6 +409,7 @@ class Recorder:
         for batch in reversed(self._batches):
             for place, row in enumerate(batch.rows):
                 where.setdefault((row.prompt, row.completion), []).append((batch, place))
+        elsewhere = {completion for _, completion in where}
         for prompt, completion in ids:
             lengths = range(len(completion), -1, -1)  # it may be padded behind its end
             places = next(filter(None, (where.get((prompt, completion[:length])) for length in lengths)), [])
@@ -352,6 +425,7 @@ class Recorder:
                 self._open.append(micro)
                 self._again += bool(places)
                 self._unknown += not places
+                self._moved += not places and any(completion[:length] in elsewhere for length in lengths[:-1])
         if self._batches:
             batch = self._batches[-1]
             batch.slices += 1
@@ -384,14 +458,18 @@ class Recorder:
         problems: list[str] = []
         if any(len(values) != count for values in asked.rewards.values()):
             problems.append("the reward functions returned different numbers of rewards")
-        if len(drawn) != count:
-            drawn = self._find_drawn(drawn, asked, count)
+        wrong, self._turns = self._turns, []
+        if len(drawn) != count or any(row.given for row in drawn):
+            every, drawn = drawn, self._find_drawn(drawn, asked, count)
             if len(drawn) != count:
                 said = "the completions that reward functions were given are not those that were drawn"
                 problems += self._problems or [said]  # what was not recorded is the reason
+                if line := turns.rendered_anew(every, self._decode):
+                    wrong.append((turns.RENDERED, line))
         if problems:
-            self._batches.append(_Batch([], asked, self.trainer.state.global_step, problems, []))
+            self._batches.append(_Batch([], asked, self.trainer.state.global_step, problems, [], wrong=wrong))
             return
+        drawn = turns.pad_alike(drawn)
         groups, problem = [0] * count, None  # of several processes they are told when all rows are there
         if not several():
             prompts = [*asked.given("prompts")]
@@ -406,7 +484,7 @@ class Recorder:
         ]
         problems = [problem] if problem else []
         now = self.trainer.state.global_step
-        self._batches.append(_Batch(rows, asked, now, problems, texts, temperature, random))
+        self._batches.append(_Batch(rows, asked, now, problems, texts, temperature, random, wrong))
 
     def _by_prompt(self, values: list[T]) -> list[T]:
         """Return values of completions in the order of the prompts: trainers of pairs have all first ones first."""
@@ -417,17 +495,36 @@ class Recorder:
 
     def _find_drawn(self, drawn: list[Row], asked: RewardCalls, count: int) -> list[Row]:
         """Return the draws that the reward functions were asked about: by the ids that they were given, or by texts."""
-        left, found = list(drawn), []
-        for ids in asked.given("completion_ids"):
-            match = next((row for row in left if row.completion == tuple(ids)), None)
-            if match is not None:
-                left.remove(match)
-                found.append(match)
+        left, found = dict(enumerate(drawn)), []
+        for number, ids in enumerate(asked.given("completion_ids")):
+            own = tuple(ids)
+            places = sorted(
+                left, key=lambda place: place != number
+            )  # the order of the draws, where nothing speaks against
+            place = next((place for place in places if left[place].completion == own), None)
+            if place is None:  # a later turn is cut where a completion gets too long
+                begins = (place for place in places if left[place].given and left[place].completion[: len(own)] == own)
+                place = next(begins, None) if own else None
+            if place is not None:
+                found.append(self._cut(left.pop(place), len(own)))
         if len(found) == count:
             return found
         last = drawn[-count:]  # a script may draw before its trainer does, which gives no ids before 0.16
         same = len(asked.given("completions")) == count and not self._other_texts(last, asked.given("completions"))
         return last if len(last) == count and same else []
+
+    def _cut(self, row: Row, length: int) -> Row:
+        """Return the beginning of a row."""
+        if length == len(row.completion):
+            return row
+        completion, scores = row.completion[:length], row.engine_logps
+        return dataclasses.replace(
+            row,
+            completion=completion,
+            ended=completion[-1] in self._ends(None),
+            given=frozenset(place for place in row.given if place < length),
+            engine_logps=None if scores is None else scores[:length],
+        )
 
     def _other_texts(self, rows: Sequence[Row], texts: Sequence[Any]) -> list[tuple[str, str]]:
         """Return pairs of what was drawn and what was given, where these differ."""
@@ -488,6 +585,7 @@ class Recorder:
         if not self._micros:
             problems.append("the trainer's training_step did not call compute_loss")
         broken = [problem for batch in self._concerned() for problem in batch.problems]
+        wrong += dict.fromkeys(each for batch in self._concerned() for each in batch.wrong)
         problems += broken
         if not broken:  # else which rows are trained on is not known
             self._fill_open(problems, wrong)
@@ -516,7 +614,8 @@ class Recorder:
             problems.append("the step trains on generations that were drawn at several temperatures")
         temperature = next(iter(temperatures), None)
         asked, random = [batch.asked for batch in batches], [batch.random for batch in batches]
-        return Evidence(rows, gradient, problems, wrong, said, asked, temperature, random, self.ranks)
+        given = problems, wrong, said, asked, temperature, random, self._not_seen, self.ranks
+        return Evidence(rows, gradient, *given)
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""
@@ -544,6 +643,10 @@ class Recorder:
         elif self._again:
             said = f"{self._again} completions are trained on again before others of their generation are trained on"
             wrong.append(("completions trained on twice", said))
+        elif self._moved:
+            said = f"{self._moved} completions are trained on behind other prompts than they were drawn behind"
+            wrong.append(("completions of other prompts", said))
+            problems.append("completions are not those of their prompts")
         elif self._unknown:
             problems.append("the trainer trains on tokens that are not those that were drawn, on a part of them")
         elif self._left:
@@ -692,6 +795,10 @@ def _decode(tokenizer: Any, ids: Ids) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decode = tokenizer.decode if backend is None else backend.decode
     return str(decode(list(ids), skip_special_tokens=True))
+
+
+def _tensor(scores: Sequence[float | None]) -> torch.Tensor:
+    return torch.tensor([math.nan if score is None else float(score) for score in scores], dtype=torch.float32)
 
 
 def _tokenizer(trainer: Any) -> Any:

@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+Ids = tuple[int, ...]
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -30,6 +32,8 @@ class Row:
         inputs: what else the model was given for the prompt, such as images, by name: of one dimension, a number for
             each token of the prompt; else its slices along the first one.
         given: places in the completion of tokens that an environment gave: they are read, and not trained on.
+        engine_logps: log-probabilities (tokens,) of the completion by the engine that drew it, NaN where it told none;
+            None: it told nothing, or the policy itself drew.
         ends_in_padding: whether it was cut behind a padding token that was drawn as a word.
     """
 
@@ -44,6 +48,7 @@ class Row:
     old_logps: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     old_rounded: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     given: frozenset[int] = frozenset()
+    engine_logps: torch.Tensor | None = dataclasses.field(default=None, compare=False, repr=False)
     ends_in_padding: bool = False
     kl: float = 0.0
     kl_rounded: float | None = None
@@ -69,7 +74,9 @@ class Scoring:
         tokens: which tokens are scored: `completion`, or `no first`, `no last`, `no end` (the last one where it ends
             the completion), `rolled`, `rolled back`, `padding`, `all`.
         mask_attends: only the tokens of the completion that are scored are attended to.
-        environment: tokens that an environment gave are trained on too.
+        mask: which mask says what an environment gave: the right one, `none`, or it `to the right` or `to the left` by
+            one, or `opposite`.
+        counted: tokens that an environment gave count in the divisor.
         pad: token id of the padding, which matters where it is attended to or scored.
     """
 
@@ -80,8 +87,19 @@ class Scoring:
     from_prompt: bool = False
     tokens: str = "completion"
     mask_attends: bool = False
-    environment: bool = False
+    mask: str = "right"
+    counted: bool = False
     pad: int = 0
+
+    def given(self, row: Row) -> frozenset[int]:
+        """Return the places in a completion that are not trained on."""
+        length = len(row.completion)
+        if self.mask == "opposite":
+            return frozenset(range(length)) - row.given
+        if self.mask == "none":
+            return frozenset()
+        shift = {"right": 0, "to the right": 1, "to the left": -1}[self.mask]
+        return frozenset((place + shift) % length for place in row.given)
 
 
 @dataclasses.dataclass

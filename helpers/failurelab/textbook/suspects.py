@@ -93,6 +93,10 @@ def _is_cut_short(rows: Sequence[Row], options: Options) -> bool:
     return any(row.ended for row in rows) and not all(row.ended for row in rows)
 
 
+def _is_mixed(rows: Sequence[Row], options: Options) -> bool:
+    return any(row.given for row in rows)
+
+
 _BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over
 _FRONT: dict[str, Any] = {"padded": True, "from_prompt": True}
 SCORES = (
@@ -131,12 +135,17 @@ OTHERS = (
     Suspect("last token left out", "", _scored(tokens="no last", mask_attends=True)),
     Suspect("last token left out", "where it is the end", _scored(tokens="no end", mask_attends=True), _is_cut_short),
     Suspect("padding is trained on", "", _scored(tokens="padding", mask_attends=True)),
+    Suspect("the environment's tokens are trained on", "", _scored(mask="none"), _is_mixed, "unsloth #5673"),
     Suspect(
         "the environment's tokens are trained on",
-        "",
-        _scored(environment=True),
-        lambda rows, options: any(row.given for row in rows),
+        "and count in the divisor",
+        _scored(mask="none", counted=True),
+        _is_mixed,
         "unsloth #5673",
+    ),
+    *(
+        Suspect("the environment's mask", line, _scored(mask=line), _is_mixed, "TRL #5144")
+        for line in ("to the right", "to the left", "opposite")
     ),
     Suspect(
         "completions without any reward",

@@ -1,0 +1,64 @@
+"""The textbook and what another engine drew: colocated or as a server, with each correction that trl documents."""
+
+import pytest
+from engine import Engine, colocate, serve
+from steps import before, has, ones, trainer
+
+from failurelab import textbook
+
+MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+@pytest.fixture
+def make(model, tokenizer, tmp_path):
+    def made(options, **more):
+        return trainer(model, tokenizer, tmp_path, rewards=[ones], lengths=(4, 5), **options | more)
+
+    return made
+
+
+def compare(made, steps=(1,)):
+    with textbook.compare(made, steps) as watched:
+        made.train()
+    return watched.report
+
+
+def held(report):
+    return report.verdict == "HELD" and report.apart.cosine >= 0.999 and abs(report.apart.size - 1) <= 0.02
+
+
+def test_an_engine_beside_the_trainer_holds_in_every_release(monkeypatch, model, tokenizer, make):
+    """At another temperature too, and where its weights are sent before the second step."""
+    temperature = 1.0 if before("0.16") else 0.7
+    options = colocate(monkeypatch, Engine(model, tokenizer))
+    report = compare(make(options, temperature=temperature, learning_rate=1e-3, max_steps=2), (2,))
+    assert held(report), report
+
+
+@pytest.mark.skipif(not has("vllm_mode"), reason="this release has no server")
+def test_a_server_holds(monkeypatch, model, tokenizer, make):
+    process, options = serve(monkeypatch, Engine(model, tokenizer))
+    try:
+        report = compare(make(options, learning_rate=1e-3, max_steps=2), (2,))
+    finally:
+        process.kill()
+        process.join()
+    assert held(report), report
+
+
+@pytest.mark.skipif(not has("vllm_importance_sampling_mode"), reason="this release has one kind of correction, or none")
+@pytest.mark.parametrize("mode", MODES)
+def test_each_correction_holds(mode, monkeypatch, model, tokenizer, make):
+    """With an engine that has kept its first weights, so that the ratios are far from 1."""
+    options = colocate(monkeypatch, Engine(model, tokenizer, stale=True))
+    bounds = {"vllm_importance_sampling_clip_min": 0.8, "vllm_importance_sampling_clip_max": 1.2}
+    options |= {"vllm_importance_sampling_mode": mode, "learning_rate": 5e-3, "max_steps": 2} | bounds
+    made = make(options)
+    without = textbook.Options.of(made.args)
+    with textbook.compare(
+        made, (2,), variants={"none": textbook.Options(temperature=1.0, loss_type=without.loss_type)}
+    ) as watched:
+        made.train()
+    report = watched.report
+    assert held(report), report
+    assert report.variants["none"].cosine < 0.99 or abs(report.variants["none"].size - 1) > 0.03
