@@ -785,7 +785,7 @@ def test_an_error_in_a_callback_does_not_end_the_judgement(statement, verdict, t
     names = {}
     exec(compile(path.read_text(), str(path), "exec"), names)
     callback, state = names["Own"](), types.SimpleNamespace(global_step=1)
-    trainer = types.SimpleNamespace(callback_handler=types.SimpleNamespace(callbacks=[callback]))
+    trainer = types.SimpleNamespace(callback_handler=types.SimpleNamespace(callbacks=[callback]), state=state)
     with callbacks.errors_noted(trainer, own_code.OwnCode(str(path))) as found:
         for _ in range(2):
             assert callback.on_step_end(None, state, "control", model=1) == ("control" if verdict else None)

@@ -215,7 +215,7 @@ def _judge(answer: Answer, session: Session, script: pathlib.Path, again: bool |
         except TimeIsOver:
             break
         if not told.demands_gpu:
-            note = f"the script demands a GPU, and was told of {session.gpus} that are not here"
+            note = f"the script demands a GPU: it was told of {session.gpus}, and what it puts there is put on the CPU"
             first = dataclasses.replace(told, notes=[*told.notes, note], effects=[*first.effects, *told.effects])
             break
     effects = list(first.effects)

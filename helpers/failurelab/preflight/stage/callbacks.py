@@ -27,7 +27,6 @@ def errors_noted(trainer: Any, own: OwnCode, given: Sequence[Any] = ()) -> Itera
     findings: dict[str, Finding] = {}
 
     def called(method: Callable[..., Any], name: str, *args: Any, **more: Any) -> Any:
-        state = trainer.state
         try:
             return method(*args, **more)
         except Exception as error:
@@ -37,8 +36,8 @@ def errors_noted(trainer: Any, own: OwnCode, given: Sequence[Any] = ()) -> Itera
                 if own.holds(file):
                     place = location(file, trace.tb_lineno, read_source(file))
                 trace = trace.tb_next
-            where = f" ({place})" if place else ""
-            said = f"{name} raises {type(error).__name__}: {error}{where}, at step {state.global_step} of the cut"
+            where = f"{f' ({place})' if place else ''}, at step {trainer.state.global_step} of the cut"
+            said = f"{name} raises {type(error).__name__}: {error}{where}"
             if isinstance(error, _ANYWHERE):
                 why = "the training was judged without this call, so nothing undid it"
                 finding = Finding.suspected("callback", said, why, "Mend that line.", part=name, place=place, ends=True)
