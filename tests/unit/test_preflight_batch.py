@@ -51,6 +51,36 @@ def test_it_refuses_what_this_trl_refuses(size, model, tokenizer):
         assert len(findings) == (size[1] == 1)
 
 
+@pytest.mark.parametrize(("size", "generations", "refused"), [(8, 4, False), (3, 4, True), (6, 4, True)])
+def test_an_evaluation_whose_batch_splits_groups(size, generations, refused, tmp_path):
+    """The cut took the evaluation away before trl could refuse it: a script that ends at its start was "healthy"."""
+    given = asked(generations, generations) | {"eval_strategy": "steps", "per_device_eval_batch_size": size}
+    if cuts.counts_prompts():
+        assert not cuts.is_refused(given, 1)
+        return
+    assert cuts.is_refused(given, 1) == refused and not cuts.is_refused(given | {"eval_strategy": "no"}, 1)
+    assert not refused or cuts.make_divide(given, 1) == {"per_device_eval_batch_size": generations}
+    if size == 3:  # 6 in two processes
+        assert cuts.make_divide(given, 2) == {"per_device_eval_batch_size": generations // 2}
+    made = cuts.CutArguments(3, str(tmp_path))
+    error = None
+    with made.cut():
+        try:
+            config = trl.GRPOConfig("out", use_cpu=True, eval_steps=5, **{n: v for n, v in given.items() if v})
+            small.evaluated(config)
+        except ValueError as caught:
+            error = batch.refused(caught)
+    assert (error is not None) == refused
+
+
+def test_generations_that_are_set_too_late_to_be_refused():
+    """Where the config is made they are checked; a round of generation stays as it was made then."""
+    if "generation_batch_size" not in asked(8, 4):
+        return
+    (found,) = judge(**asked(8, 3, generation_batch_size=8))
+    assert found.key == "F22:num_generations" and found.verdict is Verdict.FOUND and found.ends
+
+
 def test_a_batch_is_judged_for_the_launch_and_not_for_this_machine():
     """Six completions are no multiple of four on one device; on two they are."""
     assert [cuts.is_refused(asked(6, 4), world) for world in (1, 2)] == [not cuts.counts_prompts(), False]

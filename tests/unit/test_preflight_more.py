@@ -20,6 +20,7 @@ from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.updates import judge_updates
 from failurelab.preflight.stage import cuts, trainers
 from failurelab.preflight.training import Load, Training
+from failurelab.rewards.table import Line, RewardTable
 
 
 @pytest.fixture
@@ -205,21 +206,22 @@ def test_a_load_in_16_bits_is_undone_where_it_was_made():
     ("dtype", "rate", "kind"),
     [
         (torch.float32, 1e-6, Verdict.NOT_APPLICABLE),
-        (torch.bfloat16, 1e-6, Verdict.NOT_CHECKED),
+        (torch.bfloat16, 1e-6, Verdict.SUSPECTED),
         (torch.bfloat16, 2e-4, Verdict.NOT_CHECKED),
         (torch.bfloat16, 1e-2, Verdict.HELD),
     ],
 )
 def test_adapters_that_trl_casts_to_bfloat16(dtype, rate, kind):
-    """A long run slows down; how much no cut run tells, so nobody is accused, and the cast is told with its share."""
+    """Below a share of 5 % a step is lost in A as it is in weights; how much more of them slow down, a run tells."""
     wrapped = small.lora(small.qwen2())
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
     answer = updates("bfloat16", rate, wrapped)
     assert answer.verdict is kind
-    if kind is Verdict.NOT_CHECKED:
-        assert "of A's numbers" in answer.why and "to_float32" in answer.why
+    if kind in (Verdict.NOT_CHECKED, Verdict.SUSPECTED):
+        said = f"{answer.evidence}{answer.why}{answer.repair}"
+        assert "of A's numbers" in said and "to_float32" in said
 
 
 @pytest.mark.parametrize(
@@ -319,6 +321,25 @@ def test_what_is_planned_is_suspected_by_the_arguments_alone(config, options, wo
     assert [answer.verdict for answer in answers] == [Verdict.SUSPECTED] * bool(words)
     assert not words or (words in answers[0].evidence and answers[0].why and answers[0].repair)
     assert before is None or before[1].last_epoch == 0  # the script's own schedule is where it was
+
+
+@pytest.mark.parametrize(
+    ("generations", "rewards", "suspected"),
+    [
+        (2, [[0.0], [1.0]], True),
+        (2, [[0.0], [0.5], [1.0]], False),
+        (8, [[0.0], [1.0]], False),
+        (2, [["raises"]], False),
+    ],
+)
+def test_two_completions_and_a_reward_of_two_values(generations, rewards, suspected, tmp_path):
+    """Half of all groups at best give a gradient; where a model is nearly always right, or wrong, one in five."""
+    given = planned(tmp_path, config={"num_generations": generations, "per_device_train_batch_size": 8})
+    given.trainer.reward_weights = None
+    given.rewards = RewardTable(["right"], [Line("right", "alone", "1", row) for row in rewards])
+    answers = list(plan.judge_groups(given))
+    assert [answer.key for answer in answers] == ["F10:num_generations"] * suspected
+    assert all("82% of the groups where 10%" in each.evidence and "50% of" in each.evidence for each in answers)
 
 
 def right_sums(completions, prompts, **_):

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 import trl
+from packaging.version import Version
 from small import qwen2
 
 from failurelab import updates
@@ -24,7 +25,7 @@ from failurelab.preflight.judges import four_bit_placement, logits, rollouts
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.report import terminal
 from failurelab.preflight.script_error import describe_error
-from failurelab.preflight.stage import callbacks, cuts, own_code, processes, ranks, saving
+from failurelab.preflight.stage import callbacks, cuts, gpus, own_code, processes, ranks, saving
 from failurelab.preflight.stage import models as small_models
 from failurelab.preflight.training import Load, Source, Training
 from failurelab.simulate.no_gpu import Mapped
@@ -309,12 +310,120 @@ def test_the_script_reads_arguments_as_they_were_given(tmp_path):
         assert names["during"]() == (names["base"].per_device_train_batch_size, 3, 10)
 
 
+SETS = """
+import trl
+batch = "per_device_train_batch_size", "num_generations"
+late = trl.GRPOConfig("out", per_device_train_batch_size=16, num_generations=8, use_cpu=True)
+late.num_generations = late.per_device_train_batch_size = 4
+late.max_steps, late.max_completion_length, late.save_strategy = 500, 8, "epoch"
+seen = late.num_generations, late.max_steps, late.max_completion_length
+
+def during():
+    return late.max_steps, late.save_strategy, late.max_completion_length
+"""
+
+
+def test_what_a_script_sets_later_is_asked_for_and_cut(tmp_path):
+    """A value equal to the cut one was not seen, a batch was cut by its first numbers, and 500 steps were run."""
+    script = tmp_path / "train.py"
+    made = cuts.CutArguments(3, str(tmp_path), own=own_code.OwnCode(script))
+    names = {}
+    with made.cut():
+        exec(compile(SETS, str(script), "exec"), names)
+        assert names["seen"] == (4, 500, 8)
+        late = names["late"]
+        assert late.max_steps == 3 and late.num_generations == 4
+        asked = made.uncut(late)
+        assert (asked["per_device_train_batch_size"], asked["num_generations"]) == (4, 4)
+        assert (asked["max_steps"], asked["max_completion_length"], asked["save_strategy"]) == (500, 8, "epoch")
+        assert not [cut for cut in made.cuts(late) if cut.startswith(("num_generations", "max_completion_length"))]
+        made.settle(late)
+        assert names["during"]() == (500, "epoch", 8) and late.max_steps == 3
+
+
+DERIVED = """
+import trl
+config = trl.GRPOConfig("out", per_device_train_batch_size=16, num_generations=8, gradient_accumulation_steps=2,
+                        save_strategy="steps", use_cpu=True)
+passes = getattr(config, "steps_per_generation", 2), getattr(config, "generation_batch_size", 32)
+strategy = config.save_strategy.value
+"""
+
+
+def test_what_trl_makes_of_the_arguments_is_read_as_it_makes_it_uncut(tmp_path):
+    """`steps_per_generation` was None for the script, and a strategy was a text without `.value`."""
+    script = tmp_path / "train.py"
+    made = cuts.CutArguments(3, str(tmp_path), own=own_code.OwnCode(script))
+    names = {}
+    with made.cut():
+        exec(compile(DERIVED, str(script), "exec"), names)
+    assert names["passes"] == (2, 32) and names["strategy"] == "steps"
+
+
+class Early:
+    """As transformers' EarlyStoppingCallback, which lies in no file of the script's."""
+
+    def on_train_begin(self, args, state, control, **more):
+        assert args is not None, "wants another strategy"
+
+
+LOGS = """
+class Own:
+    def log(self, logs, *args, **more):
+        return logs["kl"]
+"""
+
+
+def test_a_library_s_callback_and_a_log_of_the_trainer_s_own(tmp_path):
+    """The cut's arguments and numbers are others than the script's, and an error ended the judgement."""
+    path = tmp_path / "train.py"
+    path.write_text(LOGS)
+    names = {}
+    exec(compile(LOGS, str(path), "exec"), names)
+    trainer, early = names["Own"](), Early()
+    trainer.state = types.SimpleNamespace(global_step=1)
+    trainer.callback_handler = types.SimpleNamespace(callbacks=[early])
+    with callbacks.errors_noted(trainer, own_code.OwnCode(str(path)), [early]) as found:
+        assert early.on_train_begin(None, trainer.state, "control") == "control"
+        assert trainer.log({"loss": 1.0}) is None and trainer.log({"kl": 2.0}) == 2.0
+    assert [each.part for each in found] == ["Early.on_train_begin", "Own.log"]
+    assert {each.verdict for each in found} == {Verdict.NOT_CHECKED} and "log" not in vars(trainer)
+
+
+DEMANDS = """
+import torch
+{demand}
+count = torch.cuda.device_count()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU answers for itself")
+@pytest.mark.parametrize(
+    "demand", ["assert torch.cuda.is_available()", "n = torch.cuda.device_count()\nif n < 1: raise SystemExit('no')"]
+)
+def test_a_demand_for_a_gpu_is_known_and_got_past(demand, tmp_path):
+    """It ended with status 3; told of a GPU, the script alone sees it."""
+    script = tmp_path / "train.py"
+    own, text, names = own_code.OwnCode(script), DEMANDS.format(demand=demand), {}
+    script.write_text(text)
+    told = gpus.Told(own)
+    with told.answering(), pytest.raises((AssertionError, SystemExit)) as raised:
+        exec(compile(text, str(script), "exec"), names)
+    assert told.is_demanded(raised.value) and not told.is_demanded(KeyError("another"))
+    with gpus.Told(own, 2).answering():
+        exec(compile(text, str(script), "exec"), names)
+        assert not torch.cuda.is_available()  # for another's code
+    assert names["count"] == 2 and torch.cuda.device_count() == 0
+
+
 def test_rows_that_are_trained_on_differ_in_length():
     """Garbage rollouts of transformers 4.48 need a padded batch: rows of one length would hide them."""
     chosen = cuts.choose_short(Rows("x" * (1 + index % 9) for index in range(100)), 4)
     assert len(chosen) == 4 and len({len(row) for row in chosen}) == 4
     assert max(map(len, chosen)) <= 5
     halves = cuts.choose_short(Rows({"prompt": "x" * (1 + index % 2 * (2 + index % 7))} for index in range(100)), 6)
+    late = cuts.choose_short(Rows({"prompt": "x" * (1 + (index > 300) * (index % 5))} for index in range(600)), 4)
+    assert len({len(row["prompt"]) for row in late}) > 1  # the first 256 have one length
     assert len({len(row["prompt"]) for row in halves}) == 6  # half of them have one length: longer ones too
     ids = torch.arange(1, 201)[None].repeat(2, 1)
     labels = torch.where((ids > 150) & (ids <= 160), ids, -100)  # a long batch keeps the positions of its answers
@@ -634,6 +743,28 @@ def test_prompts_that_do_not_fit_the_model_are_not_generated_from(tokenizer):
     assert rollouts.prompts_of_a_batch(Training(trainer, {}), tokenizer) == ["111", "111111"]
 
 
+@pytest.mark.parametrize("release", ["4.48", "4.49"])
+def test_prompts_of_one_length_show_no_failure_of_padding(release, trained, monkeypatch):
+    """A plain script with checkpointing was HELD in trl 0.15, by two prompts of one length in the cut batch."""
+    model, tokenizer = trained
+    rows = [{"prompt": "1+1="}, {"prompt": "2+2="}]
+    all_rows = [*rows, {"prompt": "10+10="}]
+    monkeypatch.setattr(rollouts, "installed_version", lambda name: Version(release))
+    trainer = types.SimpleNamespace(model=model, processing_class=tokenizer, train_dataset=Rows(rows))
+    trainer.train_dataset.column_names, trainer.generation_config = ["prompt"], None
+    trainer.args = types.SimpleNamespace(num_generations=2, per_device_train_batch_size=8)
+    for dataset, verdict in ((all_rows, Verdict.NOT_CHECKED), (rows, Verdict.HELD)):
+        judge = rollouts.RolloutJudge(Training(trainer, {}, dataset=dataset))
+        told = [types.SimpleNamespace(prompt=row["prompt"]) for row in rows]
+        report = types.SimpleNamespace(agrees=True, error=1e-7, rounding=1e-2, rollouts=told)
+        monkeypatch.setattr(rollouts.Guarded, "report", report)
+        (answer,) = judge.answers()
+        assert answer.verdict is (verdict if release == "4.48" else Verdict.HELD)
+        assert "one length" in answer.why or answer.verdict is Verdict.HELD
+    prompts = rollouts.prompts_of_a_batch(Training(trainer, {}, dataset=all_rows), tokenizer)
+    assert prompts == ["1+1=", "10+10="]
+
+
 CALLBACK = """
 class Own:
     def on_step_end(self, args, state, control, **more):
@@ -654,7 +785,7 @@ def test_an_error_in_a_callback_does_not_end_the_judgement(statement, verdict, t
     names = {}
     exec(compile(path.read_text(), str(path), "exec"), names)
     callback, state = names["Own"](), types.SimpleNamespace(global_step=1)
-    trainer = types.SimpleNamespace(callback_handler=types.SimpleNamespace(callbacks=[callback]))
+    trainer = types.SimpleNamespace(callback_handler=types.SimpleNamespace(callbacks=[callback]), state=state)
     with callbacks.errors_noted(trainer, own_code.OwnCode(str(path))) as found:
         for _ in range(2):
             assert callback.on_step_end(None, state, "control", model=1) == ("control" if verdict else None)

@@ -66,6 +66,7 @@ def main(spec: dict[str, Any]) -> None:
             _run_as_main(code, path, spec.get("module", ""))
         except BaseException as error:
             report.traceback(error)
+            report.demands_gpu = run.gpus.is_demanded(error) and not run.trainers
             run.refused(error)
             run.ended(describe_error(error, path, spec["log"]))
         run.ended(f"{path.name} ended without training: it never called train() of a transformers Trainer")
@@ -187,6 +188,8 @@ class Reporter:
         self.notes: list[str] = []
         self.rewards: RewardTable | None = None
         self.script: repairs.EditableScript | None = None
+        self.demands_gpu = False
+        self.explained: dict[str, Any] = {}
 
     def say(self, stage: str) -> None:
         """Tell what is done now."""
@@ -202,6 +205,7 @@ class Reporter:
         """Write the answers, and end the process: nothing of the script runs after that."""
         findings = [self._with_changes(finding) if finding.undo else finding for finding in self.answers]
         answer = Answer(findings=findings, error=error, cut=list(cut), notes=self.notes, rewards=self.rewards)
+        answer.demands_gpu, answer.explained = self.demands_gpu, self.explained
         whole = self._path.with_suffix(".part")
         whole.write_text(json.dumps(answer.to_json()))
         whole.rename(self._path)
@@ -230,7 +234,7 @@ class WatchedScript:
     """One script, watched until its first training ends."""
 
     def __init__(self, spec: dict[str, Any], source: Source, report: Reporter, files: OwnFiles):
-        from failurelab.preflight.stage import cuts, ranks
+        from failurelab.preflight.stage import cuts, gpus, ranks
 
         self.spec, self.source, self.report, self.files = spec, source, report, files
         self.places: dict[str, list[list[Place]]] = {}  # of the calls that repairs speak of
@@ -245,9 +249,11 @@ class WatchedScript:
         self.datasets: dict[int, Any] = {}
         self.making = 0
         self.training = False
+        self.evaluating, self.calls_evaluate, self.resume = False, False, None
         self.skipped: Any = None  # the trainer whose training in this line was left out for a later one
         self.skipped_line = 0
         self.real = spec["real_model"]
+        self.gpus = gpus.Told(files.own, spec.get("gpus", 0))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -260,6 +266,7 @@ class WatchedScript:
             processes.no_other_processes(own),
             logins.no_logins(),
             rank.as_launched(own),
+            self.gpus.answering(),
             self.arguments.cut(),
             saving.elsewhere(self.spec["output"], self.loads, self.real),
             # a load is cut here, and finds by `saving` what the script has saved: so `saving` comes before
@@ -339,6 +346,9 @@ class WatchedScript:
             zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
             source=source,
             real=self.real,
+            resume=self.resume,
+            calls_evaluate=self.calls_evaluate,
+            explained=self.spec.get("explained", {}),
         )
         self.launched.has_engine = bool(training.zero_stage)
         self._note_other_trainings(source)
@@ -362,8 +372,9 @@ class WatchedScript:
             stack.enter_context(rewards.differing_rewards(training))
             stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
             raised: list[Finding] = []
+            given = [each for each in training.keywords.get("callbacks") or () if not isinstance(each, type)]
             if not self.launched.rank.launched:  # of several ranks the others would wait for the one that goes on
-                raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own))
+                raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own, given))
             try:
                 original(trainer)
                 self.launched.meet()
@@ -371,6 +382,8 @@ class WatchedScript:
             except BaseException as problem:
                 self.report.traceback(problem)
                 error = describe_error(problem, self.source.path, line=source.line)
+            if training.finished:
+                self._evaluate(training)
         training.log = list(trainer.state.log_history)
         if not leads:
             self.report.end(error, self.launched.mapped.texts)
@@ -380,8 +393,28 @@ class WatchedScript:
         if step.compared:  # the whole gradient tells for which tokens the scores are
             self.report.answers = [answer for answer in self.report.answers if answer.failure != "F3b"]
         self._ask((*order.AFTER, step), training)
+        self.report.explained = step.explained
         self.report.rewards = training.rewards
         self.report.end(error, self._cuts(trainer, training))
+
+    def _evaluate(self, training: Training) -> None:
+        """Evaluate one batch of each evaluation set, where the script asks for evaluation."""
+        from failurelab.preflight.judges.evaluation import asks_for_evaluation
+        from failurelab.preflight.stage.evaluation import evaluate_once, evaluation_sets
+
+        trainer = training.trainer
+        sets = evaluation_sets(trainer) if asks_for_evaluation(training) else {}
+        if self.launched.rank.launched or not isinstance(getattr(trainer, "reward_funcs", None), list):
+            training.not_evaluated = "it is not run in several processes, nor without reward functions"
+            return
+        if not sets:
+            return
+        self.report.say("evaluating one batch")
+        self.evaluating, logged = True, list(trainer.state.log_history)
+        training.evaluations = {name: evaluate_once(training, trainer.evaluate, rows) for name, rows in sets.items()}
+        if any(error for _, error in training.evaluations.values()):
+            training.trains_evaluated = not evaluate_once(training, trainer.evaluate, trainer.train_dataset)[1]
+        training.evaluated, self.evaluating, trainer.state.log_history = None, False, logged
 
     def _launch(self) -> dict[str, Any]:
         """Return what the judges are told of the launch, also where no trainer was made."""
@@ -454,7 +487,8 @@ class WatchedScript:
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
         short = [f"{picked} short ones of {rows} rows"] if picked < rows else []
         engine = ["DeepSpeed's engine: none, each process trains the whole model"] * bool(training.zero_stage)
-        return [*built, *cut, *engine, *self.launched.mapped.texts, *short]
+        kept = ["what is saved, and what stands behind train(): not run"]
+        return [*built, *cut, *engine, *self.launched.mapped.texts, *short, *kept]
 
     def _note_other_trainings(self, source: Source) -> None:
         left_out = self.skipped_line

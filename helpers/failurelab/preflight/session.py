@@ -87,6 +87,8 @@ class Session:
         self.count = min(spec["world_size"], PROCESSES)
         self.line = shlex.join(spec["arguments"])  # the script's command line
         self.runs = 0
+        self.gpus = 0  # that the script is told of
+        self.explained: dict[str, Any] = {}  # by the first run that looked for what explains a wrong gradient
         self._deadline = time.monotonic() + limit
         self._process: subprocess.Popen | None = None
 
@@ -124,7 +126,7 @@ class Session:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        also = shared | {"files": change.files}
+        also = shared | {"files": change.files, "gpus": self.gpus, "explained": self.explained}
         orders = [rank.order | also | {"variables": self._variables(rank.rank, port)} for rank in ranks]
         if self._process is not None and self._process.poll() is not None:
             self._end()
@@ -142,7 +144,9 @@ class Session:
             for rank in ranks:
                 rank.end()
             _kill_below(folder)
-        return together(results, self._cut())
+        answer = together(results, self._cut())
+        self.explained = self.explained or answer.explained
+        return answer
 
     def _cut(self) -> list[str]:
         """Return what the launch asks for beside what is run, a text each."""

@@ -74,11 +74,20 @@ class Training:
         zero_stage: of DeepSpeed, from the launch or the training arguments; 0 without.
         source: the script, for repairs that are a diff of its lines.
         reward_inputs: what the trainer handed to a reward function at its first call, by name; None where it never did.
+        handed: what each reward function was handed at its first call, by its place.
         called: the places of the reward functions that the trainer has called in the cut training.
         not_called: reward functions, by their id, that do not return, or cannot be asked here.
         rewards: what the reward functions pay for made-up completions; None where they were not asked.
         best: the shortest of the made-up completions that get the largest reward; empty where none is known.
         real: whether the real weights were asked for.
+        resume: what `train()` was given as the checkpoint to go on from.
+        calls_evaluate: whether the script has called `evaluate()` before its training.
+        evaluated: while an evaluation set is evaluated: what each reward function is handed, by its place; else None.
+        evaluations: of each evaluation set by name: what the functions were handed, and the error that ended it.
+        trains_evaluated: whether the same evaluation of rows of the training set ended well.
+        not_evaluated: why no batch was evaluated.
+        explained: the step whose gradient an earlier run of this script found wrong, and what explains it, as
+            `judges.textbook` wrote it; empty where there is none.
     """
 
     trainer: Any
@@ -95,11 +104,19 @@ class Training:
     zero_stage: int = 0
     source: "Source | None" = None
     reward_inputs: dict[str, Any] | None = None
+    handed: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     called: set[int] = dataclasses.field(default_factory=set)
     not_called: set[int] = dataclasses.field(default_factory=set)
     rewards: RewardTable | None = None
     best: str = ""
     real: bool = False
+    resume: Any = None
+    calls_evaluate: bool = False
+    evaluated: dict[int, dict[str, Any]] | None = None
+    evaluations: dict[str, tuple[dict[int, Any], str]] = dataclasses.field(default_factory=dict)
+    trains_evaluated: bool = False
+    not_evaluated: str = ""
+    explained: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def model_name(self) -> str:

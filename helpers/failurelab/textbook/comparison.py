@@ -424,6 +424,8 @@ class _Comparer:
             yield "mask_truncated_completions: no completion was cut"
         if all(len(row.prompt) == row.padded[0] for row in self.trained):
             yield "padding of the prompts: those of a batch have the same length"
+        if all(len(row.completion) == row.padded[1] for row in self.trained):
+            yield "a shift of the completion mask: the completions of a batch have the same length"
         if backward is not None and backward.error > WRONG and not backward.wrong:
             yield "backward pass of the model: too coarse numbers, or too little memory, for finite differences"
 

@@ -86,6 +86,16 @@ def judge_batch(training: Training) -> Iterator[Finding]:
             part="num_generations",
         )
         return
+    if step.rounds and per_round and per_round % generations:
+        yield Finding(
+            "F22",
+            f"num_generations is {generations}, and a round of generation holds {per_round} completions, which it does "
+            "not divide: it was set after the config was made, too late for trl to refuse it",
+            "Give the config numbers that divide where it is made.",
+            part="num_generations",
+            ends=True,
+        )
+        return
     yield from _rows(training, step)
     yield Finding.held(
         "F22",

@@ -22,6 +22,7 @@ from failurelab.preflight.judges.batch import read_step
 from failurelab.preflight.judges.rows import dataset_size, generates
 from failurelab.preflight.judges.updates import optimizer_name, own_optimizer, policy_load
 from failurelab.preflight.training import Training
+from failurelab.rewards import signature
 
 _MOST = 20_000  # steps whose rates are computed
 _OVER, _WARM = 0.5, 0.5  # shares: of steps at a rate of nothing, and of the rate that is never reached
@@ -31,6 +32,7 @@ _NOTHING = 1e-3  # of the largest rate
 # stood at 2e-4 (X-R1 #66) and less.
 _LOW_RATE, _LOW_SUM = 2e-6, 1e-3
 _BY_SCHEDULE = "by the schedule's own values; the cut run is over before that shows"
+_RIGHT = (0.1, 0.5, 0.9)  # shares of right completions
 _HIGH_RATE, _LARGE = 5e-5, 100_000_000  # of a whole model with so many elements
 
 
@@ -49,6 +51,30 @@ def judge_plan(training: Training) -> Iterator[Finding]:
     if rates:
         yield from _schedule(rates)
         yield from _rate(training, rates)
+
+
+def judge_groups(training: Training) -> Iterator[Finding]:
+    """Tell the share of groups that two completions and a reward of two values leave without a gradient (F10)."""
+    step, lines = read_step(training), training.rewards.lines if training.rewards else []
+    weights = signature.weights_of(training.trainer, len(lines[0].rewards)) if lines else []
+    rows = ([value if isinstance(value, (int, float)) else 0.0 for value in line.rewards] for line in lines)
+    totals = {sum(weight * value for weight, value in zip(weights, row)) for row in rows}
+    if step is None or step.generations != 2 or len(totals) != 2:
+        return
+    shares = ", ".join(f"{_equal(2, p):.0%} of the groups where {p:.0%} of the completions are right" for p in _RIGHT)
+    yield Finding.suspected(
+        "F10",
+        f"num_generations is 2, and the reward has two values ({', '.join(f'{total:g}' for total in sorted(totals))}): "
+        f"both of a group get the same, which leaves no gradient, in {shares}",
+        "by chance alone; how often the model is right, a run tells",
+        f"Set num_generations to 8: {', '.join(f'{_equal(8, p):.0%}' for p in _RIGHT)} of the groups then.",
+        part="num_generations",
+    )
+
+
+def _equal(generations: int, right: float) -> float:
+    """Return the share of groups all of whose completions are right, or all wrong, each right with this chance."""
+    return right**generations + (1 - right) ** generations
 
 
 def planned_steps(training: Training) -> int | None:

@@ -11,6 +11,8 @@ tells the failure's own mistake from it.
 """
 
 import contextlib
+import dataclasses
+import functools
 import importlib.metadata
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +58,7 @@ def add_mask(model, args, kwargs):
 for each in filter(None, ({trainer}.model, {trainer}.ref_model)):
     each.register_forward_pre_hook(add_mask, with_kwargs=True)"""
 _LIBRARIES = ("trl", "transformers", "builtins")
+_SAME = 1e-3  # between the cosines of two runs of one script, and, of each, between their sizes
 _FEW = 4  # methods of a script's own that are taken out one after the other
 _OTHERWISE = "Look there in what is overridden or patched; failurelab.guards.StepGuard(trainer) checks the repair."
 
@@ -113,7 +116,7 @@ class StepJudge(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start to listen, around the guards that generate for themselves."""
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        if self.training.small and callable(getattr(model, "generate", None)):
+        if callable(getattr(model, "generate", None)):
             self._listening.enter_context(wrap_method(model, "generate", self._end, "completions are ended"))
         self._recorder = textbook.Recorder(self.trainer, self._wanted)
         self._listening.callback(self._recorder.detach)
@@ -132,8 +135,12 @@ class StepJudge(TrainerCallback):
         if not isinstance(drawn, torch.Tensor) or not isinstance(ids, torch.Tensor) or end is None:
             return drawn
         width = ids.shape[1]
-        for row, completion in enumerate(drawn):
-            place = width + ENDS[row % len(ENDS)]
+        ends = [ENDS[row % len(ENDS)] for row in range(len(drawn))]
+        if not self.training.small:  # its own completions are kept, but where all of them have one length
+            lengths = {_length(completion[width:], end) for completion in drawn}
+            length = lengths.pop()
+            ends = [len(drawn[0])] * len(drawn) if lengths else [length - 1 - row % 2 for row in range(len(drawn))]
+        for completion, place in zip(drawn, (width + max(0, place) for place in ends)):
             if place < len(completion):
                 completion[place], completion[place + 1 :] = end, end if pad is None else pad
         return drawn
@@ -149,12 +156,13 @@ class StepJudge(TrainerCallback):
         affordable = next(model.parameters()).is_cuda or sum(p.numel() for p in model.parameters()) < _MOST
         try:
             with keep_random_state():
-                report = textbook.compare_step(
-                    self.trainer,
-                    self._recorder.evidence(),
-                    with_suspects=affordable and not self.missing(),
-                    with_controls=not self._reports("HELD"),
+                evidence, searched = self._recorder.evidence(), affordable and not self.missing()
+                compare = functools.partial(
+                    textbook.compare_step, self.trainer, evidence, with_controls=not self._reports("HELD")
                 )
+                report = compare(with_suspects=searched and not self.training.explained)
+                if report.verdict == "FOUND" and searched and self.training.explained:
+                    report = _as_before(report, self.training.explained) or compare(with_suspects=True)
         except Exception as error:  # of this check's own: the cut training goes on
             if raises_own(error):
                 raise
@@ -190,6 +198,16 @@ class StepJudge(TrainerCallback):
             report = self.reports[0]
             hides = "; half of the mistakes that are known would lie in a band that wide" * (report.verdict == "HELD")
             yield Finding.not_checked("F21", f"{report.reason}{hides}")
+
+    @property
+    def explained(self) -> dict[str, Any]:
+        """What explains a gradient that was found wrong, for later runs of the same script: they need not search."""
+        report = next(iter(self._reports("FOUND")), None)
+        if report is None or report.apart is None or self.missing():
+            return {}
+        known = {name: getattr(report, name) for name in ("step", "named", "line", "reason")}
+        controls = {name: dataclasses.astuple(apart) for name, apart in report.controls.items()}
+        return known | {"apart": dataclasses.astuple(report.apart), "controls": controls}
 
     @property
     def compared(self) -> bool:
@@ -267,6 +285,24 @@ class StepJudge(TrainerCallback):
         if scaled.size != 1 and not report.floor.holds(scaled) and not _uses_liger(self.training):
             evidence = f"the gradient of step {report.step} is the textbook's: see F21"
             yield Finding.held("F20", evidence, f"scaled it would have size {scaled.size:g}")
+
+
+def _as_before(report: textbook.Comparison, known: dict[str, Any]) -> textbook.Comparison | None:
+    """Return a comparison with an earlier run's explanation, whose gradient was as wrong; None where it was not."""
+    if report.apart is None or report.step != known["step"]:
+        return None
+    cosine, size, _ = known["apart"]
+    if abs(report.apart.cosine - cosine) > _SAME or abs(report.apart.size - size) > _SAME * abs(size):
+        return None
+    controls = {name: textbook.Apart(*apart) for name, apart in known["controls"].items()}
+    more = {name: known[name] for name in ("named", "line", "reason")}
+    return dataclasses.replace(report, controls=controls, **more)
+
+
+def _length(completion: torch.Tensor, end: int) -> int:
+    """Return how many tokens a completion has, up to the first end; it is (tokens,)."""
+    ends = (completion == end).nonzero()
+    return int(ends[0]) + 1 if len(ends) else len(completion)
 
 
 def cut_away(training: Training) -> list[str]:

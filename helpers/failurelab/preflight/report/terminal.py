@@ -12,6 +12,8 @@ _MOST_CHANGED = 6  # lines of a diff in brief
 _TITLES = {  # of what is no failure of the registry
     "given": "What the trainer is given is not what it takes",
     "callback": "A callback of the script's that raises",
+    "evaluation": "An evaluation that cannot be made",
+    "resume": "A checkpoint that training cannot go on from",
     "rate": "A learning rate that cannot teach, or teaches too much",
     "one row": "One prompt to train on",
     "first rewards": "What the untrained model gets",
