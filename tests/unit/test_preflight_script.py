@@ -19,7 +19,7 @@ from small import qwen2
 
 from failurelab import updates
 from failurelab.preflight import launcher_line, launcher_options, notebook, run, script_text
-from failurelab.preflight.answer import Answer, Change, Finding, Verdict
+from failurelab.preflight.answer import Answer, Change, Finding, Location, Verdict
 from failurelab.preflight.judges import four_bit_placement, logits, rollouts
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.report import terminal
@@ -27,6 +27,7 @@ from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.stage import callbacks, cuts, own_code, processes, ranks, saving
 from failurelab.preflight.stage import models as small_models
 from failurelab.preflight.training import Load, Source, Training
+from failurelab.rewards.table import Line, RewardTable
 from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
 
@@ -772,6 +773,10 @@ def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index):
         ("if a:\n    trainer.train(b)\n    trainer.train()\nelse:\n    pass\n", False),
         ("if a:\n    trainer.train(b)\n\ntrainer.train()\n", False),
         ("if a:\n    pass\nelse:\n    trainer.train(b)\n    trainer.train()\n", False),
+        ("def f():\n    if a:\n        trainer.train(b)\n        return\n    trainer.train()\n", True),
+        ("try:\n    trainer.train(b)\nexcept ValueError:\n    trainer.train()\n", True),
+        ("try:\n    trainer.train(b)\nfinally:\n    trainer.train()\n", False),
+        ("match a:\n    case 1:\n        trainer.train(b)\n    case _:\n        trainer.train()\n", True),
     ],
 )
 def test_trainings_in_two_branches_are_one(text, either):
@@ -816,6 +821,28 @@ def test_the_answer_in_each_form():
         Answer(findings=findings, error=error).exit_status for findings, error in ((bad, "x"), ([], "x"), ([], ""))
     ]
     assert statuses == [1, 3, 0]
+
+
+def test_no_heading_is_english_in_the_chinese_answer():
+    """What judges have measured stays as it is; statuses and ids too."""
+    bad = [Finding("F2", "e", "r", verdict=Verdict.NAMED, tried="t", hidden=True, place=Location("a/t.py", 3))]
+    bad += [Finding("F9", "e", "r", verdict=Verdict.NAMED, place=Location("t.ipynb", 3, 2))]
+    bad += [Finding.suspected(each, "e", "w", "r") for each in ("F15", *terminal._TITLES)]
+    rest = [Finding.held("F10", "x", "y"), Finding.not_checked("F12", "w"), Finding.not_applicable("F5", "n")]
+    lines = [Line(worth, "f", "c", [1.0]) for worth in ("right", "wrong", "other", "none")]
+    table = RewardTable(["reward_funcs[0] f"], lines * 5, notes=["n"])
+    answers = [
+        Answer("t.py", findings=[*bad, *rest], cut=["c"], notes=["n"], error="x", rewards=table, ended_first="x"),
+        Answer("t.py", findings=[*bad[:2], *rest], ended_first="x"),
+        Answer("t.py", findings=rest), Answer("t.py", error="x"),
+    ]  # fmt: skip
+    for answer in answers:
+        chinese, english = terminal.text(answer, "zh"), terminal.text(answer)
+        plain = re.sub(r"notebooks/\w+\.ipynb|--json", "", chinese)
+        for finding in answer.findings:
+            plain = plain.replace(terminal.title(finding.failure, "zh"), "")
+        assert not set(re.findall(r"[A-Za-z]{3,}", plain)) - {"completion", "ipynb"}, plain
+        assert chinese.count("\n") >= english.count("\n") - 8
 
 
 def test_what_is_bad_stands_in_40_lines_before_the_details():

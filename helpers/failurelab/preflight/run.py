@@ -27,11 +27,13 @@ from unittest import mock
 from failurelab.errors import raises_own
 from failurelab.preflight import notebook, repairs
 from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Finding
+from failurelab.preflight.judges import releases
 from failurelab.preflight.launcher_line import zero_stage
 from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.script_text import Place, Text, find_called, own_frames, place_of, read_source
 from failurelab.preflight.stage import own_code, processes
 from failurelab.preflight.stage.effects import Effects
+from failurelab.preflight.stage.releases import LeftOut
 from failurelab.preflight.training import Source, Training
 from failurelab.rewards import RewardTable
 
@@ -67,6 +69,7 @@ def main(spec: dict[str, Any]) -> None:
         except BaseException as error:
             report.traceback(error)
             run.refused(error)
+            report.answers += releases.of_error(error, files.own.holds)
             run.ended(describe_error(error, path, spec["log"]))
         run.ended(f"{path.name} ended without training: it never called train() of a transformers Trainer")
 
@@ -243,6 +246,7 @@ class WatchedScript:
         self.arguments = cuts.CutArguments(spec["steps"], spec["output"], self._note_arguments, sizes, files.own)
         self.keywords: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
+        self.left_out = LeftOut()
         self.making = 0
         self.training = False
         self.skipped: Any = None  # the trainer whose training in this line was left out for a later one
@@ -261,6 +265,7 @@ class WatchedScript:
             logins.no_logins(),
             rank.as_launched(own),
             self.arguments.cut(),
+            self.left_out.arguments(),
             saving.elsewhere(self.spec["output"], self.loads, self.real),
             # a load is cut here, and finds by `saving` what the script has saved: so `saving` comes before
             models.built_small(self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note),
@@ -303,7 +308,7 @@ class WatchedScript:
             self.report.answers += judge_given(keywords, trainer)
         self.making += 1
         try:
-            original(trainer, *args, **kwargs)
+            self.left_out.call("trainer", original, trainer, args, kwargs)
         finally:
             self.making -= 1
 
@@ -322,6 +327,7 @@ class WatchedScript:
         if self._is_first_stage(trainer, line):
             return self._skip(trainer, line)
         self._note("train")
+        self.report.answers += releases.of_keywords(self.left_out, went_on=True)
         origin = self.arguments.origin(trainer.args)
         judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, origin)}
         for kind, (calls, its) in judged.items():
@@ -339,6 +345,7 @@ class WatchedScript:
             zero_stage=max(self.spec["zero_stage"], zero_stage(arguments.get("deepspeed"))),
             source=source,
             real=self.real,
+            own=self.files.own.holds,
         )
         self.launched.has_engine = bool(training.zero_stage)
         self._note_other_trainings(source)
@@ -370,6 +377,7 @@ class WatchedScript:
                 training.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
+                self.report.answers += releases.of_error(problem, self.files.own.holds)
                 error = describe_error(problem, self.source.path, line=source.line)
         training.log = list(trainer.state.log_history)
         if not leads:
@@ -380,6 +388,7 @@ class WatchedScript:
         if step.compared:  # the whole gradient tells for which tokens the scores are
             self.report.answers = [answer for answer in self.report.answers if answer.failure != "F3b"]
         self._ask((*order.AFTER, step), training)
+        self.report.notes += training.notes
         self.report.rewards = training.rewards
         self.report.end(error, self._cuts(trainer, training))
 
@@ -431,6 +440,8 @@ class WatchedScript:
             self.skipped.train()
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 
+        if not self.training:
+            self.report.answers += releases.of_keywords(self.left_out, went_on=False)
         if self.loads:
             self._ask((judge_four_bit_placement,), Training(None, {}, **self._launch()))
         self.report.end(error, self.launched.mapped.texts)

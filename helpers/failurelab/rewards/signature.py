@@ -125,6 +125,29 @@ def gives_constant(function: Callable[..., Any]) -> bool:
     return len(set(values)) == 1 and isinstance(values[0], (int, float))
 
 
+def numbers(function: Callable[..., Any]) -> list[float]:
+    """Return the numbers that stand in a function."""
+    tree = parse(function)
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)] if tree is not None else []
+    return [float(value) for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+
+
+def hands_on_the_rest(function: Callable[..., Any]) -> bool:
+    """Return whether a function does more with its **kwargs than to take keys of it, so that others may read them."""
+    rest = next((each.name for each in parameters(function) if each.kind is each.VAR_KEYWORD), None)
+    tree = parse(function)
+    if tree is None:
+        return True
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == rest]
+    keys = [
+        node
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Subscript) and _is_name(node.value, rest))
+        or (isinstance(node, ast.Attribute) and node.attr in ("get", "pop") and _is_name(node.value, rest))
+    ]
+    return len(used) > len(keys)
+
+
 def plain_function(function: Any) -> Any:
     """Return the Python function behind a partial, a decorator, a method, or an object that is called."""
     while hasattr(function, "__wrapped__") or hasattr(function, "func"):
