@@ -48,6 +48,23 @@ def test_a_model_is_cut_in_width_and_depth_and_keeps_class_and_vocabulary():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
 
 
+def test_a_random_model_draws_no_image():
+    """More ids of images than there are images end a forward pass in an error that is none of the script's."""
+    model = small_models.build(transformers.Qwen2ForCausalLM, config(vocab_size=16))
+    model.config.image_token_id, model.config.vision_start_token_id = 5, 6
+    torch.nn.init.zeros_(model.lm_head.weight)  # all tokens are as likely
+    ids = torch.ones(4, 2, dtype=torch.long)
+
+    def drawn():
+        torch.manual_seed(0)
+        new = model.generate(input_ids=ids, attention_mask=ids, do_sample=True, max_new_tokens=30, eos_token_id=None)
+        return set(new[:, 2:].flatten().tolist())
+
+    with small_models._text_drawn_alone():
+        assert len(drawn() - {5, 6}) == len(drawn()) > 9
+    assert {5, 6} <= drawn()
+
+
 def test_a_configuration_that_cannot_be_narrow_keeps_its_width():
     class Wide(transformers.Qwen2ForCausalLM):
         def __init__(self, config):
