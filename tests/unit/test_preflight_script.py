@@ -586,6 +586,25 @@ def test_what_a_launch_asks_for_beside_processes_is_kept_or_told(tmp_path, monke
     assert dict(started.environment) == {"ACCELERATE_MIXED_PRECISION": "bf16"} and "FSDP" in " ".join(started.left_out)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["nohup A=1 t.py --x", "uv run --frozen t.py --x", "A=1 srun --gpus=2 uv run t.py --x", "env A=1 time t.py --x"],
+)
+def test_what_starts_a_launcher_is_passed_over(line, read):
+    """As lines stand in the scripts of clusters: it was said that nohup is no launcher, and nothing was judged."""
+    started = read(line)
+    assert (started.script, started.arguments) == ("t.py", ("--x",))
+    assert dict(started.environment) == ({"A": "1"} if "A=1" in line else {})
+
+
+@pytest.mark.parametrize(
+    "line", ["swift rlhf --rlhf_type grpo", "llamafactory-cli train x.yaml", "bash x.sh", "ray job"]
+)
+def test_a_launcher_of_another_framework_says_what_can_be_judged(line, read):
+    with pytest.raises(launcher_line.LaunchError, match=r"is no launcher .*(python -m \w+|Next: the line)"):
+        read(line)
+
+
 def test_the_stage_of_a_deepspeed_configuration(tmp_path):
     """As a dict, as the path of a file, as text; what cannot be read asks for none."""
     config, path = {"zero_optimization": {"stage": 3}}, tmp_path / "ds.json"

@@ -465,6 +465,10 @@ class WatchedScript:
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
         short = [f"{picked} short ones of {rows} rows"] if picked < rows else []
         engine = ["DeepSpeed's engine: none, each process trains the whole model"] * bool(training.zero_stage)
+        functions = getattr(trainer, "reward_funcs", None)
+        models = isinstance(functions, list) and any(callable(getattr(each, "parameters", None)) for each in functions)
+        if engine and models:
+            engine.append("the reward model under ZeRO: whole, and small")
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short]
 
     def _note_other_trainings(self, source: Source) -> None:
