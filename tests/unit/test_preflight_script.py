@@ -821,6 +821,16 @@ def test_trainings_in_two_branches_are_one(text, either):
     assert source.is_either(*source.training_lines()) is either
 
 
+def test_lines_of_a_notebook_are_told_by_their_cells(tmp_path):
+    """Line 170 of all cells together belongs to no file that its author has."""
+    notebook = tmp_path / "t.ipynb"
+    cells = [{"cell_type": "code", "source": source} for source in ("a = 1\nb = 2", "trainer.train()\ntrainer.train()")]
+    notebook.write_text(json.dumps({"cells": cells}))
+    source = Source(str(notebook), script_text.read_source(notebook))
+    assert [source.at(line) for line in source.training_lines()] == ["cell 2, line 1", "cell 2, line 2"]
+    assert Source("train.py", "x\n").at(1) == "line 1"
+
+
 def test_a_script_s_own_error_is_one_line():
     """A gated model, and an end without an error; the others come from real scripts in tests/cli/test_preflight.py."""
     gated, ended = OSError("You are trying to access a gated repo.\nMake sure"), SystemExit(0)

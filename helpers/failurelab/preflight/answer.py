@@ -56,8 +56,12 @@ class Location:
     cell: int = 0
 
     def __str__(self) -> str:
-        name = pathlib.PurePath(self.file).name
-        return f"{name}, cell {self.cell}, line {self.line}" if self.cell else f"{name}, line {self.line}"
+        return f"{pathlib.PurePath(self.file).name}, {self.within}"
+
+    @property
+    def within(self) -> str:
+        """The place without the file's name."""
+        return f"cell {self.cell}, line {self.line}" if self.cell else f"line {self.line}"
 
 
 COMMAND_LINE = "command line"

@@ -43,12 +43,14 @@ def main(spec: dict[str, Any]) -> None:
     path = pathlib.Path(spec["script"])
     report = Reporter(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
     files = OwnFiles(str(path), Change(spec["files"]))
+    text = ""
     try:
         text = files.read(str(path))
         code = compile(text, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line, problem = getattr(error, "lineno", None), getattr(error, "msg", error)
-        report.end(error=f"{path}{f', line {line}' if line else ''}: {type(error).__name__}: {problem}")
+        where = f", {Source(str(path), text).at(line)}" if line else ""
+        report.end(error=f"{path}{where}: {type(error).__name__}: {problem}")
     if path.suffix == ".ipynb":
         report.notes += [f"left out, {line}" for line in notebook.as_script(path.read_text(encoding="utf-8"))[1]]
     report.say("importing torch and transformers")
@@ -409,7 +411,7 @@ class WatchedScript:
         """Let the script go on as if a training had ended."""
         from transformers.trainer_utils import TrainOutput
 
-        self.report.say(f"leaving out the training of line {line}, for a later one")
+        self.report.say(f"leaving out the training of {self.source.at(line)}, for a later one")
         self.skipped, self.skipped_line, self.training = trainer, line, False
         return TrainOutput(0, 0.0, {})
 
@@ -434,8 +436,8 @@ class WatchedScript:
         """Tell of a script that ended before training, with what its loads alone say."""
         if self.skipped_line and not self.training:
             self.report.notes.append(
-                f"the training of line {self.skipped_line} was judged, for the script did not get to the one after it: "
-                f"{error}"
+                f"the training of {self.source.at(self.skipped_line)} was judged, for the script did not get to the "
+                f"one after it: {error}"
             )
             self.skipped.train()
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
@@ -480,12 +482,12 @@ class WatchedScript:
         ]
         if left_out and source.line not in (0, left_out):
             first = type(self.skipped).__name__
-            note = f"the training of line {left_out} ({first}) was not run: that of line {source.line} was judged"
-            self.report.notes.append(note)
+            judged = f"that of {source.at(source.line)} was judged"
+            self.report.notes.append(f"the training of {source.at(left_out)} ({first}) was not run: {judged}")
         if source.line and others:
             self.report.notes.append(
-                f"the script trains again in line {', '.join(map(str, others))}: the training of line {source.line} "
-                "was judged"
+                f"the script trains again in {'; '.join(map(source.at, others))}: the training of "
+                f"{source.at(source.line)} was judged"
             )
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from failurelab.preflight.script_text import holds_line
+from failurelab.preflight.script_text import holds_line, location
 from failurelab.rewards.table import RewardTable
 
 
@@ -125,6 +125,10 @@ class Source:
     path: str
     text: str
     line: int = 0
+
+    def at(self, line: int) -> str:
+        """Return a line in words: of a notebook the cell, and the line in it."""
+        return location(self.path, line, self.text).within
 
     def is_either(self, line: int, other: int) -> bool:
         """Return whether one of two lines alone is run.
