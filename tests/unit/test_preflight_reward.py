@@ -616,6 +616,26 @@ def test_a_form_whose_pieces_stand_in_the_prompt_is_shown(tokenizer):
     assert [answer.failure for answer in found(judge(boxed_at_the_end, told("Use \\boxed{}."), tokenizer))] == ["F14"]
 
 
+def talks(completions, answer, **_):
+    """Rewards what is correct."""
+    day = time.strftime("%d-%H")
+    if os.getenv("DEBUG_MODE") == "true":
+        with open(os.environ["LOG_PATH"], "a", encoding="utf-8") as file:
+            file.write(f"----- {day} Accuracy reward -----")
+    print("Question:", completions[0], "Extracted: ")
+    if not completions:
+        raise ValueError("no completions were given")
+    return [float(f"<result>{right}</result>" in text(each)) for each, right in zip(completions, answer)]
+
+
+def test_no_made_up_answer_shows_what_a_function_says_to_people():
+    """`DEBUG_MODE` and `Question: 7` stood there as a model's answers."""
+    assert set(signature.texts(talks)) <= {"content", "<result>", "</result>", "true"}
+    shown = " ".join(each.text for each in forms.make([{"prompt": "3+4=", "answer": "7"}], "answer", [talks]))
+    assert "<result>7</result>" in shown
+    assert not re.search("DEBUG|utf-8|Question|Extracted|Accuracy|%d", shown)
+
+
 @pytest.mark.parametrize(
     ("read", "write"),
     [(last_number_bare, write) for write in ("${}$", "\\boxed{{{}}}", "{} cm")] + [(last_number, "{}")],

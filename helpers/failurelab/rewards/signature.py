@@ -157,10 +157,43 @@ def plain_function(function: Any) -> Any:
 
 
 def texts(function: Any) -> list[str]:
-    """Return the texts and patterns that stand in a function, and in what it calls in its own module."""
-    constants = [value for code, values in _codes(function) for value in (*code.co_consts, *values)]
+    """Return the texts and patterns that stand in a function, and in what it calls in its own module.
+
+    What it says to people, or asks the system for, is left out: no completion is read by it.
+    """
+    constants, said, read = [], set[str](), set[str]()
+    for code, values in _codes(function):
+        constants += [*code.co_consts, *values]
+        with contextlib.suppress(OSError, TypeError, SyntaxError):
+            tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+            beside = {id(inner) for node in ast.walk(tree) for part in _said(node) for inner in ast.walk(part)}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    (said if id(node) in beside else read).add(node.value)
     constants = [value.pattern if isinstance(value, re.Pattern) else value for value in constants]
-    return list(dict.fromkeys(value for value in constants if isinstance(value, str)))
+    kept = (value for value in constants if isinstance(value, str) and value not in said - read)
+    return list(dict.fromkeys(kept))
+
+
+_SAYING = re.compile(
+    r"(^|\.)(print|debug|info|warning|warn|error|exception|critical|log|write|writelines|getenv|open|strftime|strptime|"
+    r"encode|decode|add_scalar|environ\.get|\w*(Error|Exception))$"
+)
+
+
+def _said(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a statement that are said to people, or to the system."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if ast.get_docstring(node) is not None:
+            yield node.body[0]
+    elif isinstance(node, ast.Raise):
+        yield node
+    elif isinstance(node, ast.Assert) and node.msg is not None:
+        yield node.msg
+    elif isinstance(node, ast.Call) and _SAYING.search(ast.unparse(node.func)):
+        yield from (*node.args, *node.keywords)
+    elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+        yield node.slice
 
 
 def reads_json(function: Any) -> bool:
