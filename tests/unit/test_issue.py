@@ -40,7 +40,9 @@ def test_a_report_of_preflight_holds_the_listed_fields_alone():
     assert not [word for word in ("ravenholm", "hf_", "quill", "opal", "srv", "0.4 %") if word in text]
     fixes = [failure.fix for failure in failures.all() if failure.id in ("F9", "F14")]
     versions = ("| torch | 2.5.1 |", "| trl | 0.14.0 |", "| peft | 0.17.0+cpu |")
-    assert all(part in text for part in (*fixes, *versions, "F1", "F11", "1 suspected (rate)", "ended in an error"))
+    assert all(
+        part in text for part in (*fixes, *versions, "F1", "F11", "1 suspected (learning rate)", "ended in an error")
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Batch arithmetic: what the installed trl refuses is handed to it as it is, and what a step is, is said."""
 
 import dataclasses
+import sys
 
 import datasets
 import pytest
@@ -10,6 +11,8 @@ import trl
 from failurelab.preflight.answer import Verdict
 from failurelab.preflight.judges import batch
 from failurelab.preflight.judges.given import judge_given
+from failurelab.preflight.repairs import EditableScript
+from failurelab.preflight.script_text import Text
 from failurelab.preflight.stage import cuts
 from failurelab.preflight.training import Training
 from failurelab_course.experiments import models
@@ -106,6 +109,10 @@ def test_other_trainers_have_no_such_arithmetic():
     assert list(batch.judge_batch(training(per_device_train_batch_size=3))) == []
 
 
+def iter_rows():
+    yield {"prompt": "a"}
+
+
 class OfTrl:
     __module__ = "trl.trainer"
 
@@ -123,14 +130,44 @@ class OfTrl:
         ({"reward_funcs": 0.5}, "reward_funcs[0]", ["float '0.5'"]),
         ({"model": OfTrl}, "model", ["the class OfTrl", "a model or its name"]),
         ({"args": {"beta": 0}}, "args", ["GRPOConfig(**args)"]),
+        ({"train_dataset": iter_rows()}, "train_dataset", ["a generator", "from_list(list(rows))"]),
+        ({"train_dataset": "trl-lib/tldr"}, "train_dataset", ["load_dataset"]),
+        ({"reward_funcs": ["a_reward"]}, "reward_funcs[0]", ["the text 'a_reward'", "without quotes"]),
         ({"reward_funcs": [len, "a/reward-model"], "model": "a/model", "train_dataset": None}, "", []),
     ],
 )
-def test_what_a_trainer_cannot_take_is_told_with_what_it_takes(given, part, words):
+def test_what_a_trainer_cannot_take_is_told_with_what_it_takes(given, part, words, monkeypatch):
     """It was an AttributeError in a library, and of a DatasetDict "one prompt to train on"."""
+    monkeypatch.setattr(sys.modules["__main__"], "a_reward", len, raising=False)
     findings = list(judge_given(given, OfTrl()))
     assert [finding.part for finding in findings] == [part] * bool(part)
     assert all(word in f"{findings[0].evidence} {findings[0].repair}" for word in words)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "made"),
+    [
+        ([{"prompt": "a"}], "train_dataset=datasets.Dataset.from_list(rows)"),
+        ({"train": [1], "test": [2]}, "train_dataset=rows['train']"),
+    ],
+)
+def test_a_container_is_made_into_what_the_trainer_takes_by_an_edit(dataset, made):
+    (finding,) = judge_given({"train_dataset": dataset}, OfTrl())
+    text = Text("train.py", "import a\ntrainer = T(train_dataset=rows)\n")
+    given = EditableScript(lambda file: text)
+    given.calls = lambda kind, index=-1: iter([(text, text.tree.body[1].value)])
+    (edited,) = finding.undo.change(given).files.values()
+    assert made in edited
+
+
+def test_a_trainer_that_is_none_of_trl_s_counts_its_batch_itself():
+    """Its prompts are counted, and its groups drawn, by code of its own: F22 was said of it by trl's arithmetic."""
+
+    class Vendored:
+        args = None
+
+    (finding,) = batch.judge_batch(training(Vendored(), **asked(1, 8)))
+    assert finding.verdict is Verdict.NOT_CHECKED and "Vendored" in finding.why
 
 
 def test_a_plain_trainer_takes_a_list():

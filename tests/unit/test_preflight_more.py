@@ -18,7 +18,7 @@ from failurelab.preflight.judges.first_rewards import judge_first_rewards
 from failurelab.preflight.judges.reference import judge_reference
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.updates import judge_updates
-from failurelab.preflight.stage import cuts, trainers
+from failurelab.preflight.stage import cuts, rewards, trainers
 from failurelab.preflight.training import Load, Training
 from failurelab.rewards.table import Line, RewardTable
 
@@ -340,6 +340,39 @@ def test_two_completions_and_a_reward_of_two_values(generations, rewards, suspec
     answers = list(plan.judge_groups(given))
     assert [answer.key for answer in answers] == ["F10:num_generations"] * suspected
     assert all("82% of the groups where 10%" in each.evidence and "50% of" in each.evidence for each in answers)
+
+
+def test_a_dataset_without_a_length_needs_steps(tmp_path):
+    """The cut run has steps of its own, and hid that transformers refuses it."""
+    for steps, count in ((-1, 1), (7, 0)):
+        given = planned(tmp_path, config={"max_steps": steps})
+        given.dataset = given.dataset.to_iterable_dataset()
+        found = [answer for answer in plan.judge_plan(given) if answer.failure == "given"]
+        assert len(found) == count and all(answer.ends and answer.tried for answer in found)
+
+
+def test_options_that_nothing_reads_are_noted(tmp_path):
+    config = {"ref_model_sync_steps": 9, "max_steps": 5, "num_train_epochs": 7}
+    given = planned(tmp_path, config=config)
+    list(plan.judge_plan(given))
+    (note,) = given.notes
+    assert "ref_model_sync_steps (sync_ref_model is False)" in note and "num_train_epochs (max_steps is 5)" in note
+    given = planned(tmp_path, config={"ref_model_sync_steps": 9, "sync_ref_model": True})
+    list(plan.judge_plan(given))
+    assert not given.notes
+
+
+@pytest.mark.parametrize("called", [lambda f: f(["a", "b"], ["c", "d"]), lambda f: f(prompts=["a"], completions=["b"])])
+def test_a_trainer_may_call_its_reward_functions_in_its_own_way(called):
+    """By position, as trainers do that are none of trl's: the cut training ended in an error of preflight's own."""
+
+    def by_name(prompts, completions):
+        return [0.0] * len(completions)
+
+    given = Training(types.SimpleNamespace(reward_funcs=[by_name], num_generations=2), {})
+    with rewards.differing_rewards(given):
+        paid = called(given.trainer.reward_funcs[0])
+    assert len(paid) in (1, 2) and given.called == {0} and set(given.reward_inputs) == {"prompts", "completions"}
 
 
 def right_sums(completions, prompts, **_):

@@ -20,7 +20,7 @@ from small import qwen2
 
 from failurelab import updates
 from failurelab.preflight import launcher_line, launcher_options, notebook, run, script_text
-from failurelab.preflight.answer import Answer, Change, Finding, Verdict
+from failurelab.preflight.answer import Answer, Change, Finding, Location, Verdict
 from failurelab.preflight.judges import four_bit_placement, logits, rollouts
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.report import terminal
@@ -28,6 +28,7 @@ from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.stage import callbacks, cuts, gpus, own_code, processes, ranks, saving
 from failurelab.preflight.stage import models as small_models
 from failurelab.preflight.training import Load, Source, Training
+from failurelab.rewards.table import Line, RewardTable
 from failurelab.simulate.no_gpu import Mapped
 from failurelab_course.experiments import models
 
@@ -46,6 +47,23 @@ def test_a_model_is_cut_in_width_and_depth_and_keeps_class_and_vocabulary():
     assert type(model) is transformers.Qwen2ForCausalLM
     assert model.config.vocab_size == 3000 and model.config.num_hidden_layers == 2 and model.config.hidden_size == 64
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters()))
+
+
+def test_a_random_model_draws_no_image():
+    """More ids of images than there are images end a forward pass in an error that is none of the script's."""
+    model = small_models.build(transformers.Qwen2ForCausalLM, config(vocab_size=16))
+    model.config.image_token_id, model.config.vision_start_token_id = 5, 6
+    torch.nn.init.zeros_(model.lm_head.weight)  # all tokens are as likely
+    ids = torch.ones(4, 2, dtype=torch.long)
+
+    def drawn():
+        torch.manual_seed(0)
+        new = model.generate(input_ids=ids, attention_mask=ids, do_sample=True, max_new_tokens=30, eos_token_id=None)
+        return set(new[:, 2:].flatten().tolist())
+
+    with small_models._text_drawn_alone():
+        assert len(drawn() - {5, 6}) == len(drawn()) > 9
+    assert {5, 6} <= drawn()
 
 
 def test_a_configuration_that_cannot_be_narrow_keeps_its_width():
@@ -677,6 +695,25 @@ def test_what_a_launch_asks_for_beside_processes_is_kept_or_told(tmp_path, monke
     assert dict(started.environment) == {"ACCELERATE_MIXED_PRECISION": "bf16"} and "FSDP" in " ".join(started.left_out)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["nohup A=1 t.py --x", "uv run --frozen t.py --x", "A=1 srun --gpus=2 uv run t.py --x", "env A=1 time t.py --x"],
+)
+def test_what_starts_a_launcher_is_passed_over(line, read):
+    """As lines stand in the scripts of clusters: it was said that nohup is no launcher, and nothing was judged."""
+    started = read(line)
+    assert (started.script, started.arguments) == ("t.py", ("--x",))
+    assert dict(started.environment) == ({"A": "1"} if "A=1" in line else {})
+
+
+@pytest.mark.parametrize(
+    "line", ["swift rlhf --rlhf_type grpo", "llamafactory-cli train x.yaml", "bash x.sh", "ray job"]
+)
+def test_a_launcher_of_another_framework_says_what_can_be_judged(line, read):
+    with pytest.raises(launcher_line.LaunchError, match=r"is no launcher .*(python -m \w+|Next: the line)"):
+        read(line)
+
+
 def test_the_stage_of_a_deepspeed_configuration(tmp_path):
     """As a dict, as the path of a file, as text; what cannot be read asks for none."""
     config, path = {"zero_optimization": {"stage": 3}}, tmp_path / "ds.json"
@@ -903,12 +940,26 @@ def test_a_load_where_each_process_sees_all_gpus_or_one(visible, device, index):
         ("if a:\n    trainer.train(b)\n    trainer.train()\nelse:\n    pass\n", False),
         ("if a:\n    trainer.train(b)\n\ntrainer.train()\n", False),
         ("if a:\n    pass\nelse:\n    trainer.train(b)\n    trainer.train()\n", False),
+        ("def f():\n    if a:\n        trainer.train(b)\n        return\n    trainer.train()\n", True),
+        ("try:\n    trainer.train(b)\nexcept ValueError:\n    trainer.train()\n", True),
+        ("try:\n    trainer.train(b)\nfinally:\n    trainer.train()\n", False),
+        ("match a:\n    case 1:\n        trainer.train(b)\n    case _:\n        trainer.train()\n", True),
     ],
 )
 def test_trainings_in_two_branches_are_one(text, either):
     """Resumed or from the start: it was told that the script trains again."""
     source = Source("train.py", text)
     assert source.is_either(*source.training_lines()) is either
+
+
+def test_lines_of_a_notebook_are_told_by_their_cells(tmp_path):
+    """Line 170 of all cells together belongs to no file that its author has."""
+    notebook = tmp_path / "t.ipynb"
+    cells = [{"cell_type": "code", "source": source} for source in ("a = 1\nb = 2", "trainer.train()\ntrainer.train()")]
+    notebook.write_text(json.dumps({"cells": cells}))
+    source = Source(str(notebook), script_text.read_source(notebook))
+    assert [source.at(line) for line in source.training_lines()] == ["cell 2, line 1", "cell 2, line 2"]
+    assert Source("train.py", "x\n").at(1) == "line 1"
 
 
 def test_a_script_s_own_error_is_one_line():
@@ -947,6 +998,28 @@ def test_the_answer_in_each_form():
         Answer(findings=findings, error=error).exit_status for findings, error in ((bad, "x"), ([], "x"), ([], ""))
     ]
     assert statuses == [1, 3, 0]
+
+
+def test_no_heading_is_english_in_the_chinese_answer():
+    """What judges have measured stays as it is; statuses and ids too."""
+    bad = [Finding("F2", "e", "r", verdict=Verdict.NAMED, tried="t", hidden=True, place=Location("a/t.py", 3))]
+    bad += [Finding("F9", "e", "r", verdict=Verdict.NAMED, place=Location("t.ipynb", 3, 2))]
+    bad += [Finding.suspected(each, "e", "w", "r") for each in ("F15", *terminal._TITLES)]
+    rest = [Finding.held("F10", "x", "y"), Finding.not_checked("F12", "w"), Finding.not_applicable("F5", "n")]
+    lines = [Line(worth, "f", "c", [1.0]) for worth in ("right", "wrong", "other", "none")]
+    table = RewardTable(["reward_funcs[0] f"], lines * 5, notes=["n"])
+    answers = [
+        Answer("t.py", findings=[*bad, *rest], cut=["c"], notes=["n"], error="x", rewards=table, ended_first="x"),
+        Answer("t.py", findings=[*bad[:2], *rest], ended_first="x"),
+        Answer("t.py", findings=rest), Answer("t.py", error="x"),
+    ]  # fmt: skip
+    for answer in answers:
+        chinese, english = terminal.text(answer, "zh"), terminal.text(answer)
+        plain = re.sub(r"notebooks/\w+\.ipynb|--json", "", chinese)
+        for finding in answer.findings:
+            plain = plain.replace(terminal.title(finding.failure, "zh"), "")
+        assert not set(re.findall(r"[A-Za-z]{3,}", plain)) - {"completion", "ipynb"}, plain
+        assert chinese.count("\n") >= english.count("\n") - 8
 
 
 def test_what_is_bad_stands_in_40_lines_before_the_details():

@@ -30,6 +30,9 @@ _IMPORT = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<owner>(?:trl
 _MODULE = re.compile(r"No module named '(?P<name>(?:trl|transformers)\.[\w.]+)'")
 _OF_MODULE = re.compile(r"module '?(?P<owner>(?:trl|transformers)[\w.]*)'? has no attribute '(?P<name>\w+)'")
 _ATTRIBUTE = re.compile(r"'(?P<place>\w+)' object has no attribute '(?P<name>\w+)'")
+_INSTEAD = re.compile(
+    r"from (?P<module>[\w.]+) import (?P<moved>\w+)|[Uu]se `(?P<name>\w+)` instead|instead use `(?P<other>\w+)`"
+)
 _PARSER = re.compile(r"not used by the HfArgumentParser: \[(?P<names>[^]]+)\]")
 
 
@@ -117,6 +120,19 @@ def explain(error: str, installed: Mapping[str, str] | None = None) -> str:
         known[package] = version
     parts = [_explain(error, known), *(note["write"] for note in _notes() if re.search(note["text"], error))]
     return " ".join(part for part in parts if part)
+
+
+def replacement(error: str) -> str:
+    """Return what takes the place of the name that an error speaks of: a name, or a module's (`torch.optim.AdamW`).
+
+    That is what the last release with the name said, or what is written by hand; empty where neither names one.
+    """
+    if note := next((note for note in _notes() if "new" in note and re.search(note["text"], error)), None):
+        return str(note["new"])
+    match = _INSTEAD.search(_explain(error, {}))
+    if match is None:
+        return ""
+    return f"{match['module']}.{match['moved']}" if match["moved"] else match["name"] or match["other"]
 
 
 def _explain(error: str, installed: Mapping[str, str]) -> str:

@@ -56,8 +56,12 @@ class Location:
     cell: int = 0
 
     def __str__(self) -> str:
-        name = pathlib.PurePath(self.file).name
-        return f"{name}, cell {self.cell}, line {self.line}" if self.cell else f"{name}, line {self.line}"
+        return f"{pathlib.PurePath(self.file).name}, {self.within}"
+
+    @property
+    def within(self) -> str:
+        """The place without the file's name."""
+        return f"cell {self.cell}, line {self.line}" if self.cell else f"line {self.line}"
 
 
 COMMAND_LINE = "command line"
@@ -371,8 +375,8 @@ class Answer:
 
 # Worst first: what ends a run, what makes it learn nothing or the wrong thing, what costs memory.
 ORDER = (
-    "given", "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
-    "F11", "rate", "one row", "first rewards", "evaluation", "resume", "F19", "F15", "F20", "F3a",
+    "release", "given", "F22", "F23", "F2", "F5", "F8", "F3b", "F1", "F7", "F21", "F14", "F12", "F13", "F10", "F9",
+    "F11", "override", "rate", "one row", "first rewards", "evaluation", "resume", "F19", "F15", "F20", "F3a",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from failurelab.errors import FailureLabError
 from failurelab.failures import versions
 from failurelab.preflight import launcher_line
 from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Effect, Finding
-from failurelab.preflight.report import issue, terminal
+from failurelab.preflight.report import issue, terminal, words
 from failurelab.preflight.script_text import encode_source, make_patch, read_source
 from failurelab.preflight.session import Session, TimeIsOver
 from failurelab.preflight.stage.effects import cache_folders
@@ -53,6 +53,7 @@ def parser(prog: str = "failurelab preflight") -> argparse.ArgumentParser:
     parser.add_argument("--diff", type=pathlib.Path, metavar="FILE", help="write the patch that was tried, a new FILE")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the answer as JSON too")
     parser.add_argument("--report", type=pathlib.Path, metavar="FILE", help="write it for an issue, a new FILE")
+    parser.add_argument("--lang", choices=sorted(words.LANGUAGES), default="en", help="of headings and verdicts (en)")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE [ARGS...]", help="as python -m")
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS...]")
     return parser
@@ -69,7 +70,7 @@ def _misplaced(line: list[str]) -> str:
     """Return the options of preflight's among the script's arguments that its text does not know."""
     script = pathlib.Path(line[0])
     text = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
-    own = ("--diff", "--json", "--report", "--no-try", "--try", "--python", "--real-model", "--time-limit")
+    own = ("--diff", "--json", "--report", "--lang", "--no-try", "--try", "--python", "--real-model", "--time-limit")
     return ", ".join(word for word in line[1:] if word in own and word not in text)
 
 
@@ -103,7 +104,7 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("\npreflight was interrupted: the script's processes are ended, nothing is left", file=sys.stderr)
         return 130
-    print(terminal.text(answer))
+    print(terminal.text(answer, options.lang))
     try:
         _write(answer, options)
     except OutputError as error:

@@ -27,11 +27,13 @@ from unittest import mock
 from failurelab.errors import raises_own
 from failurelab.preflight import notebook, repairs
 from failurelab.preflight.answer import COMMAND_LINE, Answer, Change, Finding
+from failurelab.preflight.judges import releases
 from failurelab.preflight.launcher_line import zero_stage
 from failurelab.preflight.script_error import describe_error
 from failurelab.preflight.script_text import Place, Text, find_called, own_frames, place_of, read_source
 from failurelab.preflight.stage import own_code, processes
 from failurelab.preflight.stage.effects import Effects
+from failurelab.preflight.stage.releases import LeftOut
 from failurelab.preflight.training import Source, Training
 from failurelab.rewards import RewardTable
 
@@ -41,12 +43,14 @@ def main(spec: dict[str, Any]) -> None:
     path = pathlib.Path(spec["script"])
     report = Reporter(pathlib.Path(spec["report"]), pathlib.Path(spec["progress"]))
     files = OwnFiles(str(path), Change(spec["files"]))
+    text = ""
     try:
         text = files.read(str(path))
         code = compile(text, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         line, problem = getattr(error, "lineno", None), getattr(error, "msg", error)
-        report.end(error=f"{path}{f', line {line}' if line else ''}: {type(error).__name__}: {problem}")
+        where = f", {Source(str(path), text).at(line)}" if line else ""
+        report.end(error=f"{path}{where}: {type(error).__name__}: {problem}")
     if path.suffix == ".ipynb":
         report.notes += [f"left out, {line}" for line in notebook.as_script(path.read_text(encoding="utf-8"))[1]]
     report.say("importing torch and transformers")
@@ -68,6 +72,7 @@ def main(spec: dict[str, Any]) -> None:
             report.traceback(error)
             report.demands_gpu = run.gpus.is_demanded(error) and not run.trainers
             run.refused(error)
+            report.answers += releases.of_error(error, files.own.holds)
             run.ended(describe_error(error, path, spec["log"]))
         run.ended(f"{path.name} ended without training: it never called train() of a transformers Trainer")
 
@@ -247,6 +252,7 @@ class WatchedScript:
         self.arguments = cuts.CutArguments(spec["steps"], spec["output"], self._note_arguments, sizes, files.own)
         self.keywords: dict[int, dict[str, Any]] = {}  # of each trainer, by its id
         self.datasets: dict[int, Any] = {}
+        self.left_out = LeftOut()
         self.making = 0
         self.training = False
         self.evaluating, self.calls_evaluate, self.resume = False, False, None
@@ -268,6 +274,7 @@ class WatchedScript:
             rank.as_launched(own),
             self.gpus.answering(),
             self.arguments.cut(),
+            self.left_out.arguments(),
             saving.elsewhere(self.spec["output"], self.loads, self.real),
             # a load is cut here, and finds by `saving` what the script has saved: so `saving` comes before
             models.built_small(self.loads, self.adapters, lambda: self.making > 0, self.real, *launch, self._note),
@@ -310,7 +317,7 @@ class WatchedScript:
             self.report.answers += judge_given(keywords, trainer)
         self.making += 1
         try:
-            original(trainer, *args, **kwargs)
+            self.left_out.call("trainer", original, trainer, args, kwargs)
         finally:
             self.making -= 1
 
@@ -329,6 +336,7 @@ class WatchedScript:
         if self._is_first_stage(trainer, line):
             return self._skip(trainer, line)
         self._note("train")
+        self.report.answers += releases.of_keywords(self.left_out, went_on=True)
         origin = self.arguments.origin(trainer.args)
         judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, origin)}
         for kind, (calls, its) in judged.items():
@@ -349,6 +357,7 @@ class WatchedScript:
             resume=self.resume,
             calls_evaluate=self.calls_evaluate,
             explained=self.spec.get("explained", {}),
+            own=self.files.own.holds,
         )
         self.launched.has_engine = bool(training.zero_stage)
         self._note_other_trainings(source)
@@ -381,6 +390,7 @@ class WatchedScript:
                 training.finished = True
             except BaseException as problem:
                 self.report.traceback(problem)
+                self.report.answers += releases.of_error(problem, self.files.own.holds)
                 error = describe_error(problem, self.source.path, line=source.line)
             if training.finished:
                 self._evaluate(training)
@@ -394,6 +404,7 @@ class WatchedScript:
             self.report.answers = [answer for answer in self.report.answers if answer.failure != "F3b"]
         self._ask((*order.AFTER, step), training)
         self.report.explained = step.explained
+        self.report.notes += training.notes
         self.report.rewards = training.rewards
         self.report.end(error, self._cuts(trainer, training))
 
@@ -433,7 +444,7 @@ class WatchedScript:
         """Let the script go on as if a training had ended."""
         from transformers.trainer_utils import TrainOutput
 
-        self.report.say(f"leaving out the training of line {line}, for a later one")
+        self.report.say(f"leaving out the training of {self.source.at(line)}, for a later one")
         self.skipped, self.skipped_line, self.training = trainer, line, False
         return TrainOutput(0, 0.0, {})
 
@@ -458,12 +469,14 @@ class WatchedScript:
         """Tell of a script that ended before training, with what its loads alone say."""
         if self.skipped_line and not self.training:
             self.report.notes.append(
-                f"the training of line {self.skipped_line} was judged, for the script did not get to the one after it: "
-                f"{error}"
+                f"the training of {self.source.at(self.skipped_line)} was judged, for the script did not get to the "
+                f"one after it: {error}"
             )
             self.skipped.train()
         from failurelab.preflight.judges.four_bit_placement import judge_four_bit_placement
 
+        if not self.training:
+            self.report.answers += releases.of_keywords(self.left_out, went_on=False)
         if self.loads:
             self._ask((judge_four_bit_placement,), Training(None, {}, **self._launch()))
         self.report.end(error, self.launched.mapped.texts)
@@ -487,6 +500,10 @@ class WatchedScript:
         picked = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 0
         short = [f"{picked} short ones of {rows} rows"] if picked < rows else []
         engine = ["DeepSpeed's engine: none, each process trains the whole model"] * bool(training.zero_stage)
+        functions = getattr(trainer, "reward_funcs", None)
+        models = isinstance(functions, list) and any(callable(getattr(each, "parameters", None)) for each in functions)
+        if engine and models:
+            engine.append("the reward model under ZeRO: whole, and small")
         kept = ["what is saved, and what stands behind train(): not run"]
         return [*built, *cut, *engine, *self.launched.mapped.texts, *short, *kept]
 
@@ -499,12 +516,12 @@ class WatchedScript:
         ]
         if left_out and source.line not in (0, left_out):
             first = type(self.skipped).__name__
-            note = f"the training of line {left_out} ({first}) was not run: that of line {source.line} was judged"
-            self.report.notes.append(note)
+            judged = f"that of {source.at(source.line)} was judged"
+            self.report.notes.append(f"the training of {source.at(left_out)} ({first}) was not run: {judged}")
         if source.line and others:
             self.report.notes.append(
-                f"the script trains again in line {', '.join(map(str, others))}: the training of line {source.line} "
-                "was judged"
+                f"the script trains again in {'; '.join(map(source.at, others))}: the training of "
+                f"{source.at(source.line)} was judged"
             )
 
 

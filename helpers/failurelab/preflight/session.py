@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from failurelab.preflight.answer import Answer, Change, Effect
+from failurelab.preflight.script_text import location, read_source
 
 FORKSERVER = pathlib.Path(__file__).with_name("forkserver.py")
 PROCESSES = 2  # of a launch that has more: two show what a group of processes does
@@ -272,7 +273,11 @@ class Process:
         """Return the line of the script in which it last wrote where it is; empty if it is not in the script."""
         name = re.escape(pathlib.Path(self.script).name)
         match = re.search(rf'File ".*{name}", line (\d+)', self._paths["stack"].read_text())
-        return f"line {match[1]}" if match else ""
+        if match is None:
+            return ""
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            return location(self.script, int(match[1]), read_source(self.script)).within
+        return f"line {match[1]}"
 
     def result(self, session: pathlib.Path, status: int | None) -> "RankResult":
         """Return what it has reported, or how it died; of one that is still there, nothing."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from failurelab.preflight.answer import Finding
-from failurelab.preflight.judges.rows import dataset_size
+from failurelab.preflight.judges.rows import dataset_size, of_trl
 from failurelab.preflight.stage import cuts
 from failurelab.preflight.training import Training
 
@@ -75,6 +75,10 @@ def judge_batch(training: Training) -> Iterator[Finding]:
     """Tell what a step of the batch is, which trl takes (see `refused`)."""
     step = read_step(training)
     if step is None:
+        return
+    if not of_trl(training.trainer):
+        name = type(training.trainer).__name__
+        yield Finding.not_checked("F22", f"{name} is no trainer of trl's, so what its batch counts is its own")
         return
     generations, per_round, accumulated = step.generations, step.per_round, step.accumulated
     if generations < 2:

@@ -15,6 +15,7 @@ from failurelab.preflight.judges.logits import LogitsJudge
 from failurelab.preflight.judges.optimizer import judge_optimizer
 from failurelab.preflight.judges.plan import judge_groups, judge_plan
 from failurelab.preflight.judges.reference import judge_reference
+from failurelab.preflight.judges.replaced import OverrideJudge
 from failurelab.preflight.judges.replaced_adapter import judge_replaced_adapter
 from failurelab.preflight.judges.rewards import judge_rewards
 from failurelab.preflight.judges.rollouts import RolloutJudge
@@ -46,7 +47,7 @@ BEFORE: tuple[Judge, ...] = (
     judge_resume,
 )
 # The first is the outermost: its hooks are called first.
-DURING: tuple[Callable[[Training], TrainingJudge], ...] = (GradientJudge, RolloutJudge, LogitsJudge)
+DURING: tuple[Callable[[Training], TrainingJudge], ...] = (GradientJudge, RolloutJudge, LogitsJudge, OverrideJudge)
 AFTER: tuple[Judge, ...] = (
     judge_optimizer,
     judge_rewards,

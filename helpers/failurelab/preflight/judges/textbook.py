@@ -27,6 +27,7 @@ from failurelab.errors import raises_own
 from failurelab.handles import keep_random_state, wrap_method
 from failurelab.preflight.answer import Finding
 from failurelab.preflight.judges.logits import LOGITS_REPAIRED
+from failurelab.preflight.judges.replaced import Replaced, WithoutPatches, find_replaced
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
 from failurelab.preflight.training import Training
@@ -198,6 +199,9 @@ class StepJudge(TrainerCallback):
             report = self.reports[0]
             hides = "; half of the mistakes that are known would lie in a band that wide" * (report.verdict == "HELD")
             yield Finding.not_checked("F21", f"{report.reason}{hides}")
+        if self.replaced and not self._reports("FOUND"):
+            theirs = ", ".join(map(str, self.replaced))
+            self.training.notes.append(f"in the place of the library's own the script puts {theirs}")
 
     @property
     def explained(self) -> dict[str, Any]:
@@ -226,6 +230,8 @@ class StepJudge(TrainerCallback):
         own = _overridden(self.trainer)
         names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
         where = f" Overridden by the script: {names}." if own else ""
+        if self.replaced:
+            where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
         yield Finding(failure, f"step {report.step}: {report.reason}{where}", repair, undo=undo)
         if failure == "F3b" and "temperature" in report.line:
@@ -234,6 +240,11 @@ class StepJudge(TrainerCallback):
         if report.named and failure != "F3b":  # scores at other rows may lack the temperature too
             others = self._held_too(report, f"the gradient of step {report.step} is that of: {report.named}")
             yield from (answer for answer in others if answer.failure != failure)
+
+    @functools.cached_property
+    def replaced(self) -> list[Replaced]:
+        """The library's functions that the script has put others in the place of."""
+        return find_replaced(self.training.own, self.trainer, self.trainer.accelerator.unwrap_model(self.trainer.model))
 
     def _failure(self, named: str) -> str:
         """Return the failure that a named mistake is: F20 is trl's own in some releases, and F21 elsewhere."""
@@ -255,7 +266,15 @@ class StepJudge(TrainerCallback):
             "no attention mask": Statement(_WITH_MASK),
         }
         words = _REPAIRS.get(failure) or _REPAIRS.get(named, _OTHERWISE)
-        return words, undos.get(failure) or undos.get(named) or _without(own)
+        undo = undos.get(failure) or undos.get(named) or _without(own)
+        if self.replaced:  # what the script itself has put there is looked at first
+            words = (
+                f"Take out what the script puts in the place of {', '.join(r.name for r in self.replaced)}, or mend it."
+            )
+            patches = [_without_patch(self.training, [each]) for each in self.replaced]
+            patches += [_without_patch(self.training, self.replaced)] * (len(patches) > 1)
+            undo = (*patches, *(undo if isinstance(undo, tuple) else [undo] * bool(undo)))
+        return words, undo
 
     def _held(self, reports: Sequence[textbook.Comparison]) -> Finding:
         first, last = reports[0], reports[-1]
@@ -335,6 +354,12 @@ def _overridden(trainer: Any) -> list[WithoutMethod]:
         for name, value in vars(kind).items()
         if inspect.isfunction(value) and name != "__init__"
     ]
+
+
+def _without_patch(training: Training, replaced: Sequence[Replaced]) -> WithoutPatches:
+    names = tuple(each.name.rpartition(".")[2] for each in replaced)
+    script = [training.source.path] if training.source else []
+    return WithoutPatches(names, tuple(dict.fromkeys([*(each.file for each in replaced), *script])))
 
 
 def _without(own: Sequence[WithoutMethod]) -> Repair | tuple[Repair, ...] | None:
