@@ -155,11 +155,6 @@ def version_heads(runs: pandas.DataFrame, eras: Iterable[str], *libraries: str) 
     return [", ".join(f"{library} {versions[era][library]}" for library in libraries) for era in eras]
 
 
-def reached(run: Any) -> str:
-    """Return how many tensors a gradient reached, of the trainable ones."""
-    return f"{run['reached']} of {run['trainable']}"
-
-
 def changed(run: Any) -> str:
     """Return how many tensors a step changed, of the trainable ones."""
     return f"{run['changed']} of {run['trainable']}"
