@@ -1,14 +1,13 @@
-"""Where the minutes of the course, the proof and the suite go, from runs on this machine: `make times`.
+"""Where the minutes of the course and of the proof go, from runs on this machine: `make times`.
 
     python tools/times.py [--parts course verify]
 
-`course` runs each notebook alone, `verify` each lab's scripts; the suite's times are those of its last round (`make
-flakes`). A notebook over 30 seconds, or a lab with a script over 20, is an error: the exit status is 1. A machine that
-computes something else is said in the first line, for then the seconds say little.
+`course` runs each notebook alone, `verify` each lab's scripts. A notebook over 30 seconds, or a lab with a script over
+20, is an error: the exit status is 1. A machine that computes something else is said in the first line, for then the
+seconds say little. (The suite's: pytest --durations=20.)
 """
 
 import argparse
-import collections
 import json
 import os
 import pathlib
@@ -16,10 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-import junitparser
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-SUITE = ROOT / ".course" / "flakes" / "last.xml"
 NOTEBOOK, LAB = 30, 20  # seconds, alone on an idle core
 IDLE = 0.5  # load over the last minute
 SLOWEST = 12
@@ -51,22 +47,12 @@ def verify(folder: str) -> dict[str, float]:
     return longest
 
 
-def suite(report: pathlib.Path) -> tuple[collections.Counter[str], collections.Counter[str]]:
-    """Return the seconds of each file of tests and of each test; a fixture counts to the test that came first."""
-    files, tests = collections.Counter(), collections.Counter()
-    for each in junitparser.JUnitXml.fromfile(str(report)):
-        for case in each:
-            files[case.classname] += case.time
-            tests[f"{case.classname}::{case.name}"] += case.time
-    return files, tests
-
-
-def show(title: str, seconds: dict[str, float], limit: float | None = None) -> int:
+def show(title: str, seconds: dict[str, float], limit: float) -> int:
     """Print the slowest first, with the sum; return how many are over the limit."""
     print(f"\n{title}: {sum(seconds.values()):.0f} s in all")
     over = 0
     for name, value in sorted(seconds.items(), key=lambda item: -item[1])[:SLOWEST]:
-        late = limit is not None and value > limit
+        late = value > limit
         over += late
         print(f"{value:7.1f}  {name}{f'  OVER {limit} s' if late else ''}")
     return over
@@ -88,12 +74,6 @@ def main() -> int:
         except subprocess.CalledProcessError as error:
             print(f"ERROR {' '.join(error.cmd[1:4])} failed. Next: run it by itself", file=sys.stderr)
             return 1
-    if SUITE.is_file():
-        files, tests = suite(SUITE)
-        show("suite, by file", files)
-        show("suite, by test", tests)
-    else:
-        print("\nsuite: NOT RUN. Next: make flakes")
     return int(over > 0)
 
 
