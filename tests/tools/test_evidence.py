@@ -3,8 +3,6 @@
 import importlib.metadata
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
@@ -144,13 +142,3 @@ def test_an_era_that_is_not_made_or_lacks_zero3_is_not_run(tmp_path, monkeypatch
     monkeypatch.setattr(eras.Era, "has_zero3", False)
     with pytest.raises(recording.CannotRun, match="not built in era old"):
         recording.run_in_era(pathlib.Path("x.py"), "old", ["zero3"], [], "cpu")
-
-
-@pytest.mark.slow
-def test_a_real_benchmark_is_recorded_from_end_to_end(tmp_path):
-    words = ["--out", str(tmp_path), "--eras", "today", "--seeds", "1", "--steps", "2"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "learning.py"), *words]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (made,) = recording.read_file(tmp_path / "learning.json")
-    assert made["versions"]["trl"] == importlib.metadata.version("trl") and made["figures"]["optimizer_steps"] == 2
