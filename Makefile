@@ -69,10 +69,8 @@ nightly: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --nbval-lax --nbval-current-env \
 		--nbval-cell-timeout=900 --nbval-kernel-startup-timeout=180 notebooks
 
-# Full disks are small file systems that are mounted: without root these are NOT RUN. What was seen is kept in
-# .course/faults, and with OUT=evidence/cpu in faults.json, which the table of docs/faults.md is made from.
+# Full disks are small file systems that are mounted: without root these are NOT RUN.
 faults: setup
-	@rm -rf .course/faults
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile tests/faults
 
 # Two tests at a time. The tree is copied, and changed only there.

@@ -165,11 +165,6 @@ def percent(values: pandas.Series) -> str:
     return spread([100 * value for value in values], ".2f") + " %"
 
 
-def not_run(run: dict) -> str:
-    """Return why a run was not made; empty if it was."""
-    return f"NOT RUN: {run['not_run']}" if isinstance(run.get("not_run"), str) else ""
-
-
 def table_offline(folder: pathlib.Path) -> str:
     """What a bundle takes, and what installing it took with the network cut."""
     (run,) = read_runs(folder, "offline").to_dict("records")
@@ -183,16 +178,8 @@ def table_offline(folder: pathlib.Path) -> str:
     )
 
 
-def table_faults(folder: pathlib.Path) -> str:
-    """Faults by exit status; nothing was lost or left, or a test had failed."""
-    found: dict[str, list[str]] = {}
-    for run in read_runs(folder, "faults", "fault: (?P<what>.+)").to_dict("records"):
-        found.setdefault(not_run(run) or run["status"], []).append(run["what"])
-    return markdown(["exit status", "fault"], [[status, "; ".join(faults)] for status, faults in found.items()])
-
-
 # Of files that tests write, and no benchmark.
-OF_TESTS = {"faults": table_faults, "offline": table_offline}
+OF_TESTS = {"offline": table_offline}
 
 if __name__ == "__main__":
     main(sys.argv[1:])
