@@ -105,7 +105,7 @@ lab: here
 pack: setup
 	@$(BIN)/python tools/pack.py $(or $(OUT),grpo-failure-lab-offline) $(OPTIONS)
 
-# As root, with the network for packing; installing has none. OUT=evidence/cpu keeps what was measured.
+# As root, with the network for packing; installing has none.
 pack-test: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rA tests/offline
 

@@ -36,9 +36,9 @@ def make(path: pathlib.Path) -> str:
         EvidenceError: the file, or another that a table needs, cannot be read.
     """
     script = pathlib.Path(__file__).with_name(f"{path.stem}.py")
-    made = runpy.run_path(str(script)) if script.exists() else {f"table_{path.stem}": OF_TESTS.get(path.stem)}
+    made = runpy.run_path(str(script)) if script.exists() else {}
     tables = {name.removeprefix("table_").replace("_", "-"): of for name, of in made.items() if name[:6] == "table_"}
-    blocks = [f"<!-- table: {name} -->\n{of(path.parent)}\n<!-- end table -->" for name, of in tables.items() if of]
+    blocks = [f"<!-- table: {name} -->\n{of(path.parent)}\n<!-- end table -->" for name, of in tables.items()]
     return "\n\n".join([digest(path), *blocks]) + "\n" if blocks else ""
 
 
@@ -164,22 +164,6 @@ def percent(values: pandas.Series) -> str:
     """Return the spread of shares, in percent."""
     return spread([100 * value for value in values], ".2f") + " %"
 
-
-def table_offline(folder: pathlib.Path) -> str:
-    """What a bundle takes, and what installing it took with the network cut."""
-    (run,) = read_runs(folder, "offline").to_dict("records")
-    return markdown(
-        ["", f"Python {run['python']}, {run['platform']}, torch {run['torch']}"],
-        [
-            ["bundle", f"{run['bundle_mb']:.0f} MB, {run['wheels']} wheels of {run['eras']} eras"],
-            ["`install.sh`", f"it computed for {run['install_processor_minutes']:.1f} minutes"],
-            ["disk after it", f"{run['installed_gb']:.1f} GB"],
-        ],
-    )
-
-
-# Of files that tests write, and no benchmark.
-OF_TESTS = {"offline": table_offline}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

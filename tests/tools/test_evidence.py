@@ -16,9 +16,9 @@ ROOT = eras.root()
 recording, frames = load("recording"), load("frames")
 FILES = sorted(path for path in (ROOT / "evidence").glob("*/*.json") if not path.stem.startswith("part_"))
 PAGES = tables.find_pages()
-# Written by something else than a benchmark of that name: tests of bundles, a class on one server, and
-# preflight_corpus.py --once, and what the notebooks recorded in their run on a card.
-OTHERS = {"offline", "class_server", "preflight_once", "notebooks"}
+# Written by something else than a benchmark of that name: a class on one server, preflight_corpus.py --once, and what
+# the notebooks recorded in their run on a card.
+OTHERS = {"class_server", "preflight_once", "notebooks"}
 
 
 def make_record(case="GRPO learns sums", era="today", seed=0, **changes):
