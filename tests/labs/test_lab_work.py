@@ -232,7 +232,7 @@ def course(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_learner_at_work(course, failurelab, monkeypatch):
-    """List, a check that names the mistake, an edit, green; solution, a hint, list, reset."""
+    """List, an edit, a check, green; solution, another that fails, a hint, list, reset."""
 
     def ran(*words, status=0):
         done = failurelab("lab", *words)
@@ -245,9 +245,6 @@ def test_a_learner_at_work(course, failurelab, monkeypatch):
     assert script.is_file()  # it was made, for the list says that it is to be edited
     opened, _ = ran("open", "02")
     assert opened == "labs/02_starts_too_low/train.py" and (course / opened).is_file()
-    failed, _ = ran("check", "01", status=1)
-    assert "FAIL lab 01: it does what the symptom says: The log of the sums run" in failed
-    assert "gradient" not in failed.partition("FAIL")[2].replace("Gradients will be None", "")
     script.write_text(script.read_text().replace("    config = GRPOConfig(", REPAIR))
     passed, coloured = ran("check", "01")
     assert "PASS lab 01" in passed and "\x1b[1;32mPASS" in coloured  # green
