@@ -29,12 +29,10 @@ OLDEST = (
 RUNS = {
     "trl-0.14": OLDEST,
     # Its transformers are newer: the name of an argument that is swallowed, and no garbage rollouts.
-    "trl-0.14-tf-4.52": "alignment guards logits_guard logits_repair rollouts trainers",
+    "trl-0.14-tf-4.52": "alignment logits_guard logits_repair rollouts",
     # Its trl alone is newer: what trains, how a batch is counted, and the engine that is handed over. DeepSpeed is the
-    # oldest stack's, where lab 09 is proved with it.
-    "trl-0.15": (
-        "logits_guard preflight_batch preflight_more preflight_step textbook textbook_algorithms trainers zero3"
-    ),
+    # oldest stack's, where lab 09 is proved with it; preflight_step compares a step of its trainer with the textbook.
+    "trl-0.15": "logits_guard preflight_batch preflight_more preflight_step textbook_algorithms trainers zero3",
     # What trl 0.22 and PEFT 0.17 decide: checkpointing at each generation, the way to the trainer, and the step.
     "trl-0.22": (
         "adapter_paths adapters gradients guard_script guards logits_guard preflight_step rollouts step_guard textbook "
