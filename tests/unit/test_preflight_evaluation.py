@@ -47,6 +47,10 @@ def training(tmp_path, function, evaluated, source="", **asked):
 def test_a_set_without_a_column_that_a_function_needs(tmp_path):
     """Nothing was said of evaluation, and the run ended in a TypeError at its first one."""
     lacking = ROWS.remove_columns("answer")
+    if cuts.counts_prompts():  # trl 0.14 cannot evaluate
+        (found,) = judge_evaluation(training(tmp_path, needs_answer, ROWS))
+        assert found.verdict is Verdict.SUSPECTED and "this release" in found.evidence
+        return
     (found,) = judge_evaluation(training(tmp_path, needs_answer, lacking))
     assert found.key == "evaluation:reward_funcs[0]" and found.verdict is Verdict.FOUND and found.tried
     assert "lacks the column 'answer'" in found.evidence and "TypeError" in found.evidence
@@ -58,6 +62,7 @@ def test_a_set_without_a_column_that_a_function_needs(tmp_path):
     assert held.verdict is Verdict.HELD
 
 
+@pytest.mark.skipif(cuts.counts_prompts(), reason="trl 0.14 cannot evaluate")
 def test_a_set_that_cannot_be_evaluated(tmp_path):
     (found,) = judge_evaluation(training(tmp_path, needs_answer, ROWS.rename_column("prompt", "question")))
     assert found.verdict is Verdict.FOUND and "ends in KeyError" in found.evidence

@@ -19,8 +19,8 @@ from packaging.version import Version
 from small import qwen2
 
 from failurelab import updates
-from failurelab.preflight import launcher_line, launcher_options, notebook, run, script_text
-from failurelab.preflight.answer import Answer, Change, Finding, Location, Verdict
+from failurelab.preflight import cli, launcher_line, launcher_options, notebook, run, script_text
+from failurelab.preflight.answer import Answer, Change, Effect, Finding, Location, Verdict
 from failurelab.preflight.judges import four_bit_placement, logits, rollouts
 from failurelab.preflight.judges.updates import policy_load
 from failurelab.preflight.report import terminal
@@ -432,6 +432,24 @@ def test_a_demand_for_a_gpu_is_known_and_got_past(demand, tmp_path):
         exec(compile(text, str(script), "exec"), names)
         assert not torch.cuda.is_available()  # for another's code
     assert names["count"] == 2 and torch.cuda.device_count() == 0
+
+
+@pytest.mark.parametrize(("wanted", "effects", "again", "runs"), [(1, 0, None, 2), (4, 0, None, 3), (1, 1, None, 1)])
+def test_a_script_that_demands_a_gpu_is_run_once_more(wanted, effects, again, runs, tmp_path):
+    """Where it has done nothing yet that another run would do again."""
+    counts = []
+
+    def run_once(change):
+        counts.append(session.gpus)
+        demands = session.gpus < wanted
+        writes = [Effect("writes", "there.txt")] * effects
+        return Answer(error="demands a GPU" if demands else "", demands_gpu=demands, effects=writes)
+
+    session = types.SimpleNamespace(run=run_once, gpus=0, count=1, say=print, line="")
+    answer = Answer()
+    cli._judge(answer, session, tmp_path / "train.py", again)
+    assert counts == [0, 1, 8][:runs] and bool(answer.error) == (runs == 1)
+    assert any("demands a GPU" in note for note in answer.notes) == (runs > 1)
 
 
 def test_rows_that_are_trained_on_differ_in_length():

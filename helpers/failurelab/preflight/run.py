@@ -381,7 +381,7 @@ class WatchedScript:
             stack.enter_context(rewards.differing_rewards(training))
             stack.enter_context(step.listening())  # the innermost: what others generate is no completion of its own
             raised: list[Finding] = []
-            given = [each for each in training.keywords.get("callbacks") or () if not isinstance(each, type)]
+            given = training.keywords.get("callbacks") or ()
             if not self.launched.rank.launched:  # of several ranks the others would wait for the one that goes on
                 raised = stack.enter_context(callbacks.errors_noted(trainer, self.files.own, given))
             try:

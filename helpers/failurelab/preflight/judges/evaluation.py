@@ -90,6 +90,10 @@ def _judge_set(training: Training, name: str, handed: dict[int, Any], error: str
             tried="a batch of the training set in its place is evaluated without an error",
             part=name or "eval_dataset",
         )
+    elif error and not _evaluates_itself(training.trainer):
+        said = f"one batch of {which} ends in {error}: the GRPOTrainer of this release has no evaluation of its own"
+        why = "one of the training set ends so too, and no edit of the script undoes it"
+        yield Finding.suspected(EVALUATION, said, why, "Take eval_strategy out, or upgrade to trl 0.15 or later.")
     elif error:
         yield Finding.not_checked(
             EVALUATION, f"one batch of {which} ends in {error}, and so does one of the training set: perhaps by the cut"
@@ -100,6 +104,12 @@ def _judge_set(training: Training, name: str, handed: dict[int, Any], error: str
             f"one batch of {which} was evaluated, and {len(handed)} reward function(s) were handed what they ask for",
             "a set without a column that a function asks for would be told",
         )
+
+
+def _evaluates_itself(trainer: Any) -> bool:
+    """Whether a trainer makes its inputs in an evaluation too; GRPO's rows are no inputs of a model."""
+    kinds = [kind for kind in type(trainer).__mro__ if kind.__name__ == "GRPOTrainer"]
+    return not kinds or any("prediction_step" in vars(kind) for kind in kinds)
 
 
 def _ask(function: Any, inputs: dict[str, Any]) -> Any:

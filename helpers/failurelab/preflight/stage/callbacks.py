@@ -53,7 +53,7 @@ def errors_noted(trainer: Any, own: OwnCode, given: Sequence[Any] = ()) -> Itera
                 method = getattr(callback, event)
                 code = getattr(method, "__code__", None)
                 its_own = code is not None and own.holds(code.co_filename)
-                if (its_own or callback in given) and event not in vars(callback):
+                if (its_own or callback in given or type(callback) in given) and event not in vars(callback):
                     around = functools.partial(called, method, f"{type(callback).__name__}.{event}")
                     vars(callback)[event] = around
                     stack.callback(vars(callback).pop, event)
