@@ -141,9 +141,14 @@ def test_an_error_about_a_name_says_which_release_and_has_an_edit():
     assert told.part == "OnlineDPOTrainer" and "went with trl 0.29.0" in told.evidence
     kept, taken_out = told.undo
     assert kept.module == "trl.experimental.online_dpo" and taken_out.module is None
-    mistyped = ValueError("Some keys are not used by the HfArgumentParser: ['max_prompt_length']")
-    (told,) = releases.of_error(mistyped, of_this_file)
-    assert told.undo == repairs.WithoutSettings(("max_prompt_length",))
+    for said in (
+        "Some keys are not used by the HfArgumentParser: ['max_prompt_length']",
+        "Some specified arguments are not used by the HfArgumentParser: ['--max_prompt_length', '9']",
+        "Unknown arguments from config file: ['--max_prompt_length', '9']. Please remove them",
+    ):
+        (told,) = releases.of_error(ValueError(said), of_this_file)
+        assert told.undo == repairs.WithoutSettings(("max_prompt_length",)) and "0.28.0" in told.evidence
+        assert "`9`" not in told.evidence
     try:
         compute_loss(None, None, None, num_items_in_batch=3)
     except TypeError as error:

@@ -21,7 +21,6 @@ from failurelab.preflight.stage.releases import LeftOut, installed
 
 FAILURE = "release"
 _IMPORT = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'")
-_UNUSED = re.compile(r"not used by the HfArgumentParser: (?P<names>\[.*\])")
 _CALL = re.compile(r"(?:got an unexpected keyword argument|takes (?:from \d+ to )?\d+ positional arguments? but \d+)")
 
 
@@ -81,10 +80,8 @@ def _undo(error: BaseException, text: str, own: Any) -> tuple[str, Any]:
         file = _own_line(error, own)[0]
         undo = tuple(repairs.Import(file, match["name"], module) for module in ([new] if new else []) + [None])
         return f"Write {words}." if words else f"Take {match['name']} out of the import, and what uses it.", undo
-    if match := _UNUSED.search(text):
-        keys = re.findall(r"'([^']*)'", match["names"])
-        options = tuple(word.removeprefix("--") for word in keys if word.startswith("--") or re.fullmatch(r"\w+", word))
-        return f"Take {', '.join(options)} out.", repairs.WithoutSettings(options)
+    if options := names.unused_options(text):
+        return f"Take {', '.join(options)} out.", repairs.WithoutSettings(tuple(options))
     function = _function(error, own) if _CALL.search(text) else None
     if function is not None:
         return "Let it take *args and **kwargs, and hand them on.", repairs.AnyKeywords(function, positional=True)
