@@ -219,6 +219,8 @@ def test_what_the_script_puts_on_a_module_a_class_or_an_object_is_found(library)
     assert [each.name for each in found] == [
         "trl.library_of_a_test.inner.f", "trl.library_of_a_test.inner.K.m", "K.n",
     ]  # fmt: skip
+    library.inner.__file__ = __file__  # a copy of the library in the script's own folder
+    assert [each.name for each in replaced.find_replaced(of_this_file)] == ["trl.library_of_a_test.f"]
     assert str(found[0]) == f"trl.library_of_a_test.inner.f (test_preflight_releases.py, line {at})"
 
 
