@@ -237,7 +237,7 @@ def test_the_statements_that_put_it_there_are_taken_out_and_no_method_is():
 
 
 class Parent:
-    def compute_loss(self, model, inputs):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         return inputs["x"].sum()
 
 
@@ -245,9 +245,9 @@ Parent.__module__ = "trl.of_a_test"
 
 
 class HandsOn(Parent):
-    def compute_loss(self, model, inputs):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         extra = inputs.get("weights_of_mine")
-        loss = super().compute_loss(model, inputs)
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss if extra is None else loss * extra
 
 
@@ -279,7 +279,7 @@ def test_an_override_whose_result_is_the_library_s(kind, verdict):
     with contextlib.ExitStack() as stack:
         stack.enter_context(judge.listening())
         for _ in range(3):
-            trainer.compute_loss(None, {"x": torch.ones(2)})
+            trainer.compute_loss(None, inputs={"x": torch.ones(2)})
     found = list(judge.answers())
     assert [each.verdict for each in found] == [verdict] * (verdict is not None)
     if verdict is Verdict.SUSPECTED:

@@ -169,7 +169,7 @@ class OverrideJudge:
 
         @functools.wraps(original)
         def noted(trainer: Any, *a: Any, **k: Any) -> Any:
-            same = _same(_values(given), _values((a, k)))
+            same = _same(_by_name(original, *given), _by_name(original, a, k))
             result = original(trainer, *a, **k)
             passed.append((same, (result, _copied(result))))
             return result
@@ -200,8 +200,14 @@ class OverrideJudge:
                 yield Finding.not_checked(OVERRIDE, f"{said} ({place}): is that intended?", part=name)
 
 
-def _values(given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> list[Any]:
-    return [*given[0], *given[1].values()]
+def _by_name(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a method is called with, by its names, with its defaults; not bound to what it does not take."""
+    try:
+        bound = inspect.signature(method).bind(None, *args, **kwargs)
+    except TypeError:
+        return {"args": args, **kwargs}
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
 def _copied(value: Any) -> Any:
