@@ -95,7 +95,7 @@ def _endless(training: Training) -> Iterator[Finding]:
     kind = type(training.dataset).__name__
     yield Finding(
         "given",
-        f"train_dataset is a {kind}, which has no length, and max_steps is not set: transformers refuses it",
+        f"train_dataset is of the class {kind}, which has no length, and max_steps is not set: transformers refuses it",
         "Set max_steps to the optimizer steps that you want.",
         part="max_steps",
         tried=f"with max_steps={training.trainer.args.max_steps}, of the cut, it trains",
