@@ -80,6 +80,22 @@ def test_arguments_without_what_their_class_does_not_take(tmp_path):
     )
 
 
+@pytest.mark.skipif(not TODAY, reason="these keys are there in older releases")
+def test_keys_that_trl_drops_from_a_file_are_told(tmp_path):
+    """`trl grpo --config` trains without a key that it does not know, and says nothing; its launch reads others."""
+    file = tmp_path / "grpo.yaml"
+    file.write_text("learning_rat: 1.0\nmax_prompt_length: 9\nnum_processes: 2\nbeta: 0.5\nof_another_tool: 1\n")
+    left_out = LeftOut()
+    with left_out.arguments():
+        parser = trl.TrlParser((trl.GRPOConfig,))
+        words = ["--config", str(file), "--output_dir", str(tmp_path), "--bf16", "false"]
+        (made, _) = parser.parse_args_and_config(words, return_remaining_strings=True)
+    assert made.beta == 0.5 and not left_out.of
+    told = {finding.part: finding.evidence for finding in releases.of_files(left_out)}
+    assert set(told) == {"learning_rat", "max_prompt_length"}
+    assert "`learning_rate`" in told["learning_rat"] and "0.28.0" in told["max_prompt_length"]
+
+
 def test_an_error_from_inside_a_call_is_the_script_s():
     def inner(made, **kwargs):
         return dict(made, **kwargs)(y=1)

@@ -16,6 +16,7 @@ from typing import Any
 from failurelab.failures import names
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Finding
+from failurelab.preflight.launcher_line import OF_LAUNCH
 from failurelab.preflight.script_error import causes
 from failurelab.preflight.stage.releases import LeftOut, installed
 
@@ -49,6 +50,20 @@ def of_keywords(left_out: LeftOut, went_on: bool) -> Iterator[Finding]:
             ends=True,
             part=owner,
         )
+
+
+def of_files(left_out: LeftOut) -> Iterator[Finding]:
+    """Yield the keys of a file that trl's parser drops without a word, where a release had them, or one is near."""
+    for name in dict.fromkeys(left_out.unread):
+        said = "" if name in OF_LAUNCH else names.explain(f"not used by the HfArgumentParser: ['{name}']", installed())
+        if "went with" in said or "Near to it" in said or "came with" in said:
+            yield Finding.suspected(
+                FAILURE,
+                f"the file has {name}, which no class takes here, and trl trains without it and says nothing: {said}",
+                "what it was to do is not known",
+                f"Take {name} out, or write what this release has.",
+                part=name,
+            )
 
 
 def of_error(error: BaseException, own: Any) -> Iterator[Finding]:
