@@ -324,7 +324,7 @@ def test_what_is_planned_is_suspected_by_the_arguments_alone(config, options, wo
 
 
 @pytest.mark.parametrize(
-    ("generations", "rewards", "suspected"),
+    ("generations", "rewards", "noted"),
     [
         (2, [[0.0], [1.0]], True),
         (2, [[0.0], [0.5], [1.0]], False),
@@ -332,14 +332,14 @@ def test_what_is_planned_is_suspected_by_the_arguments_alone(config, options, wo
         (2, [["raises"]], False),
     ],
 )
-def test_two_completions_and_a_reward_of_two_values(generations, rewards, suspected, tmp_path):
+def test_two_completions_and_a_reward_of_two_values(generations, rewards, noted, tmp_path):
     """Half of all groups at best give a gradient; where a model is nearly always right, or wrong, one in five."""
     given = planned(tmp_path, config={"num_generations": generations, "per_device_train_batch_size": 8})
     given.trainer.reward_weights = None
     given.rewards = RewardTable(["right"], [Line("right", "alone", "1", row) for row in rewards])
-    answers = list(plan.judge_groups(given))
-    assert [answer.key for answer in answers] == ["F10:num_generations"] * suspected
-    assert all("82% of the groups where 10%" in each.evidence and "50% of" in each.evidence for each in answers)
+    assert not list(plan.judge_groups(given))  # nobody is accused: a run with two completions can be meant
+    assert len(given.notes) == noted
+    assert all("82% of the groups where 10%" in note and "50% of" in note for note in given.notes)
 
 
 def test_a_dataset_without_a_length_needs_steps(tmp_path):

@@ -80,6 +80,22 @@ def test_arguments_without_what_their_class_does_not_take(tmp_path):
     )
 
 
+@pytest.mark.skipif(not TODAY, reason="these keys are there in older releases")
+def test_keys_that_trl_drops_from_a_file_are_told(tmp_path):
+    """`trl grpo --config` trains without a key that it does not know, and says nothing; its launch reads others."""
+    file = tmp_path / "grpo.yaml"
+    file.write_text("learning_rat: 1.0\nmax_prompt_length: 9\nnum_processes: 2\nbeta: 0.5\nof_another_tool: 1\n")
+    left_out = LeftOut()
+    with left_out.arguments():
+        parser = trl.TrlParser((trl.GRPOConfig,))
+        words = ["--config", str(file), "--output_dir", str(tmp_path), "--bf16", "false"]
+        (made, _) = parser.parse_args_and_config(words, return_remaining_strings=True)
+    assert made.beta == 0.5 and not left_out.of
+    told = {finding.part: finding.evidence for finding in releases.of_files(left_out)}
+    assert set(told) == {"learning_rat", "max_prompt_length"}
+    assert "`learning_rate`" in told["learning_rat"] and "0.28.0" in told["max_prompt_length"]
+
+
 def test_an_error_from_inside_a_call_is_the_script_s():
     def inner(made, **kwargs):
         return dict(made, **kwargs)(y=1)
@@ -141,9 +157,14 @@ def test_an_error_about_a_name_says_which_release_and_has_an_edit():
     assert told.part == "OnlineDPOTrainer" and "went with trl 0.29.0" in told.evidence
     kept, taken_out = told.undo
     assert kept.module == "trl.experimental.online_dpo" and taken_out.module is None
-    mistyped = ValueError("Some keys are not used by the HfArgumentParser: ['max_prompt_length']")
-    (told,) = releases.of_error(mistyped, of_this_file)
-    assert told.undo == repairs.WithoutSettings(("max_prompt_length",))
+    for said in (
+        "Some keys are not used by the HfArgumentParser: ['max_prompt_length']",
+        "Some specified arguments are not used by the HfArgumentParser: ['--max_prompt_length', '9']",
+        "Unknown arguments from config file: ['--max_prompt_length', '9']. Please remove them",
+    ):
+        (told,) = releases.of_error(ValueError(said), of_this_file)
+        assert told.undo == repairs.WithoutSettings(("max_prompt_length",)) and "0.28.0" in told.evidence
+        assert "`9`" not in told.evidence
     try:
         compute_loss(None, None, None, num_items_in_batch=3)
     except TypeError as error:
@@ -214,6 +235,8 @@ def test_what_the_script_puts_on_a_module_a_class_or_an_object_is_found(library)
     assert [each.name for each in found] == [
         "trl.library_of_a_test.inner.f", "trl.library_of_a_test.inner.K.m", "K.n",
     ]  # fmt: skip
+    library.inner.__file__ = __file__  # a copy of the library in the script's own folder
+    assert [each.name for each in replaced.find_replaced(of_this_file)] == ["trl.library_of_a_test.f"]
     assert str(found[0]) == f"trl.library_of_a_test.inner.f (test_preflight_releases.py, line {at})"
 
 
@@ -230,7 +253,7 @@ def test_the_statements_that_put_it_there_are_taken_out_and_no_method_is():
 
 
 class Parent:
-    def compute_loss(self, model, inputs):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         return inputs["x"].sum()
 
 
@@ -238,9 +261,9 @@ Parent.__module__ = "trl.of_a_test"
 
 
 class HandsOn(Parent):
-    def compute_loss(self, model, inputs):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         extra = inputs.get("weights_of_mine")
-        loss = super().compute_loss(model, inputs)
+        loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         return loss if extra is None else loss * extra
 
 
@@ -272,7 +295,7 @@ def test_an_override_whose_result_is_the_library_s(kind, verdict):
     with contextlib.ExitStack() as stack:
         stack.enter_context(judge.listening())
         for _ in range(3):
-            trainer.compute_loss(None, {"x": torch.ones(2)})
+            trainer.compute_loss(None, inputs={"x": torch.ones(2)})
     found = list(judge.answers())
     assert [each.verdict for each in found] == [verdict] * (verdict is not None)
     if verdict is Verdict.SUSPECTED:

@@ -33,7 +33,7 @@ _ATTRIBUTE = re.compile(r"'(?P<place>\w+)' object has no attribute '(?P<name>\w+
 _INSTEAD = re.compile(
     r"from (?P<module>[\w.]+) import (?P<moved>\w+)|[Uu]se `(?P<name>\w+)` instead|instead use `(?P<other>\w+)`"
 )
-_PARSER = re.compile(r"not used by the HfArgumentParser: \[(?P<names>[^]]+)\]")
+_PARSER = re.compile(r"(?:not used by the HfArgumentParser|Unknown arguments from config file): \[(?P<names>[^]]+)\]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +135,12 @@ def replacement(error: str) -> str:
     return f"{match['module']}.{match['moved']}" if match["moved"] else match["name"] or match["other"]
 
 
+def unused_options(error: str) -> list[str]:
+    """Return the options that no class of a parser takes, by its error, which may hold their values too."""
+    match = _PARSER.search(error)
+    return re.findall(r"--(\w+)", match["names"]) or re.findall(r"\w+", match["names"]) if match else []
+
+
 def _explain(error: str, installed: Mapping[str, str]) -> str:
     if match := _IMPORT.search(error) or _OF_MODULE.search(error):
         name = find(match["owner"], match["name"]) or find("modules", f"{match['owner']}.{match['name']}")
@@ -143,8 +149,7 @@ def _explain(error: str, installed: Mapping[str, str]) -> str:
     if match := _MODULE.search(error):
         name = find("modules", match["name"])
         return _tell([name] if name else [], installed)
-    if match := _PARSER.search(error):
-        names = re.findall(r"\w+", match["names"])
+    if names := unused_options(error):
         told = [_tell(_in_configs(name), installed) or _nearest("GRPOConfig", name) for name in names]
         return " ".join(filter(None, told))
     if match := _ATTRIBUTE.search(error):

@@ -35,6 +35,7 @@ _OF_ACCELERATE = (  # options that trl passes on
     "mixed_precision", "gpu_ids", "main_process_ip", "main_process_port", "machine_rank",
 )  # fmt: skip
 _FLAGS = ("use_deepspeed", "use_fsdp", "multi_gpu", "cpu")
+OF_LAUNCH = (*_OF_ACCELERATE, *_FLAGS)
 _NO_TRAINING = ("chat", "env", "skills", "vllm-serve", "vllm_serve", "--help", "-h")  # of the command trl
 _STARTERS = [["nohup"], ["time"], ["env"], ["exec"], ["srun"], *([tool, "run"] for tool in ("uv", "poetry", "pdm"))]
 _OTHER_LAUNCHERS = {

@@ -337,6 +337,7 @@ class WatchedScript:
             return self._skip(trainer, line)
         self._note("train")
         self.report.answers += releases.of_keywords(self.left_out, went_on=True)
+        self.report.answers += releases.of_files(self.left_out)
         origin = self.arguments.origin(trainer.args)
         judged = {"trainer": (self.trainers, trainer), "arguments": (self.arguments.made, origin)}
         for kind, (calls, its) in judged.items():

@@ -141,7 +141,7 @@ def _unread(inputs: Inputs, functions: Sequence[Any]) -> Iterator[str]:
 
 
 _OF_RIGHT = re.compile(r"correct|accura|right|answer|solution|solve|match|exact", re.IGNORECASE)
-_OF_FORM = re.compile(r"form|tag|struct|shape|xml|len|brev|short|style|think|count", re.IGNORECASE)
+_OF_FORM = re.compile(r"form|tag|struct|shape|xml|len|brev|short|style|think|thought|reason|count", re.IGNORECASE)
 
 
 def _reads_no_reference(examined: Sequence[Examination], said: Sequence[Flag]) -> Iterator[Flag]:

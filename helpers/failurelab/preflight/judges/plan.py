@@ -76,22 +76,25 @@ def judge_plan(training: Training) -> Iterator[Finding]:
 
 
 def judge_groups(training: Training) -> Iterator[Finding]:
-    """Tell the share of groups that two completions and a reward of two values leave without a gradient (F10)."""
+    """Note the share of groups that two completions and a reward of two values leave without a gradient (F10).
+
+    A note, and no finding: how often the model is right only a run tells, and a run with two completions can be meant.
+    """
     step, lines = read_step(training), training.rewards.lines if training.rewards else []
     weights = signature.weights_of(training.trainer, len(lines[0].rewards)) if lines else []
     rows = ([value if isinstance(value, (int, float)) else 0.0 for value in line.rewards] for line in lines)
     totals = {sum(weight * value for weight, value in zip(weights, row)) for row in rows}
-    if step is None or step.generations != 2 or len(totals) != 2:
-        return
-    shares = ", ".join(f"{_equal(2, p):.0%} of the groups where {p:.0%} of the completions are right" for p in _RIGHT)
-    yield Finding.suspected(
-        "F10",
-        f"num_generations is 2, and the reward has two values ({', '.join(f'{total:g}' for total in sorted(totals))}): "
-        f"both of a group get the same, which leaves no gradient, in {shares}",
-        "by chance alone; how often the model is right, a run tells",
-        f"Set num_generations to 8: {', '.join(f'{_equal(8, p):.0%}' for p in _RIGHT)} of the groups then.",
-        part="num_generations",
-    )
+    if step is not None and step.generations == 2 and len(totals) == 2:
+        shares = ", ".join(
+            f"{_equal(2, p):.0%} of the groups where {p:.0%} of the completions are right" for p in _RIGHT
+        )
+        training.notes.append(
+            "num_generations is 2, and the reward has two values "
+            f"({', '.join(f'{total:g}' for total in sorted(totals))}): by chance alone both of a group get the same, "
+            f"which leaves no gradient (F10), in {shares}. With num_generations=8 it is "
+            f"{', '.join(f'{_equal(8, p):.0%}' for p in _RIGHT)}"
+        )
+    yield from ()
 
 
 def _equal(generations: int, right: float) -> float:
@@ -121,7 +124,7 @@ def _endless(training: Training) -> Iterator[Finding]:
     kind = type(training.dataset).__name__
     yield Finding(
         "given",
-        f"train_dataset is a {kind}, which has no length, and max_steps is not set: transformers refuses it",
+        f"train_dataset is of the class {kind}, which has no length, and max_steps is not set: transformers refuses it",
         "Set max_steps to the optimizer steps that you want.",
         part="max_steps",
         tried=f"with max_steps={training.trainer.args.max_steps}, of the cut, it trains",

@@ -16,12 +16,12 @@ from typing import Any
 from failurelab.failures import names
 from failurelab.preflight import repairs
 from failurelab.preflight.answer import Finding
+from failurelab.preflight.launcher_line import OF_LAUNCH
 from failurelab.preflight.script_error import causes
 from failurelab.preflight.stage.releases import LeftOut, installed
 
 FAILURE = "release"
 _IMPORT = re.compile(r"cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)'")
-_UNUSED = re.compile(r"not used by the HfArgumentParser: (?P<names>\[.*\])")
 _CALL = re.compile(r"(?:got an unexpected keyword argument|takes (?:from \d+ to )?\d+ positional arguments? but \d+)")
 
 
@@ -50,6 +50,20 @@ def of_keywords(left_out: LeftOut, went_on: bool) -> Iterator[Finding]:
             ends=True,
             part=owner,
         )
+
+
+def of_files(left_out: LeftOut) -> Iterator[Finding]:
+    """Yield the keys of a file that trl's parser drops without a word, where a release had them, or one is near."""
+    for name in dict.fromkeys(left_out.unread):
+        said = "" if name in OF_LAUNCH else names.explain(f"not used by the HfArgumentParser: ['{name}']", installed())
+        if "went with" in said or "Near to it" in said or "came with" in said:
+            yield Finding.suspected(
+                FAILURE,
+                f"the file has {name}, which no class takes here, and trl trains without it and says nothing: {said}",
+                "what it was to do is not known",
+                f"Take {name} out, or write what this release has.",
+                part=name,
+            )
 
 
 def of_error(error: BaseException, own: Any) -> Iterator[Finding]:
@@ -81,10 +95,8 @@ def _undo(error: BaseException, text: str, own: Any) -> tuple[str, Any]:
         file = _own_line(error, own)[0]
         undo = tuple(repairs.Import(file, match["name"], module) for module in ([new] if new else []) + [None])
         return f"Write {words}." if words else f"Take {match['name']} out of the import, and what uses it.", undo
-    if match := _UNUSED.search(text):
-        keys = re.findall(r"'([^']*)'", match["names"])
-        options = tuple(word.removeprefix("--") for word in keys if word.startswith("--") or re.fullmatch(r"\w+", word))
-        return f"Take {', '.join(options)} out.", repairs.WithoutSettings(options)
+    if options := names.unused_options(text):
+        return f"Take {', '.join(options)} out.", repairs.WithoutSettings(tuple(options))
     function = _function(error, own) if _CALL.search(text) else None
     if function is not None:
         return "Let it take *args and **kwargs, and hand them on.", repairs.AnyKeywords(function, positional=True)

@@ -63,7 +63,7 @@ def find_replaced(own: Callable[[str], bool], *things: Any) -> list[Replaced]:
         things: objects that may have methods of their own: a trainer, a model.
     """
     found: dict[types.CodeType, str] = {}
-    for name, holder in _holders(things):
+    for name, holder in _holders(own, things):
         for attribute, value in list(vars(holder).items()):
             at_object = not isinstance(holder, (type, types.ModuleType))
             if at_object and not callable(getattr(type(holder), attribute, None)):
@@ -74,10 +74,15 @@ def find_replaced(own: Callable[[str], bool], *things: Any) -> list[Replaced]:
     return [Replaced(name, code.co_filename, code.co_firstlineno) for code, name in found.items()]
 
 
-def _holders(things: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield the classes and modules of the libraries that are loaded, by name, and then the objects."""
+def _holders(own: Callable[[str], bool], things: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield the classes and modules of the libraries that are loaded, by name, and then the objects.
+
+    A copy of a library that lies among the script's own files is the script's own as a whole.
+    """
     modules = [(n, m) for n, m in list(sys.modules.items()) if n.partition(".")[0] in LIBRARIES and m is not None]
     for name, module in sorted(modules, key=lambda item: -item[0].count(".")):  # where it is defined, before re-exports
+        if own(getattr(module, "__file__", None) or "<none>"):
+            continue
         yield name, module
         for value in list(vars(module).values()):
             if isinstance(value, type) and value.__module__ == name:
@@ -164,7 +169,7 @@ class OverrideJudge:
 
         @functools.wraps(original)
         def noted(trainer: Any, *a: Any, **k: Any) -> Any:
-            same = _same(_values(given), _values((a, k)))
+            same = _same(_by_name(original, *given), _by_name(original, a, k))
             result = original(trainer, *a, **k)
             passed.append((same, (result, _copied(result))))
             return result
@@ -195,8 +200,14 @@ class OverrideJudge:
                 yield Finding.not_checked(OVERRIDE, f"{said} ({place}): is that intended?", part=name)
 
 
-def _values(given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> list[Any]:
-    return [*given[0], *given[1].values()]
+def _by_name(method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a method is called with, by its names, with its defaults; not bound to what it does not take."""
+    try:
+        bound = inspect.signature(method).bind(None, *args, **kwargs)
+    except TypeError:
+        return {"args": args, **kwargs}
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
 def _copied(value: Any) -> Any:

@@ -4,6 +4,7 @@ A keyword that was removed or renamed ends a script in a TypeError before anythi
 configuration and the trainer are made without it, and what was left out is told, with what the table of names says.
 """
 
+import argparse
 import contextlib
 import difflib
 import functools
@@ -30,6 +31,7 @@ class LeftOut:
     """
 
     def __init__(self) -> None:
+        self.unread: list[str] = []  # keys of a file that trl's parser reads and no class of it takes
         self.of: dict[tuple[str, str], dict[str, tuple[str | None, str]]] = {}
 
     def call(self, kind: str, original: Callable[..., None], made: Any, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -64,7 +66,16 @@ class LeftOut:
         """Inside, training arguments are made without keywords that their class does not take."""
         from transformers import TrainingArguments
 
+        make = argparse.ArgumentParser.__init__  # trl's parser inherits it from transformers, or from a copy of that
+
+        @functools.wraps(make)
+        def made(parser: Any, *args: Any, **kwargs: Any) -> None:
+            make(parser, *args, **kwargs)
+            if read := getattr(parser, "set_defaults_with_config", None):  # of trl's own
+                parser.set_defaults_with_config = functools.partial(self._read_file, read)
+
         with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(argparse.ArgumentParser, "__init__", made))
             wrapped: set[type] = set()
 
             def new(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -78,6 +89,11 @@ class LeftOut:
             TrainingArguments.__new__ = new
             stack.callback(setattr, TrainingArguments, "__new__", lambda cls, *args, **kwargs: object.__new__(cls))
             yield
+
+    def _read_file(self, read: Callable[..., list[str]], **config: Any) -> list[str]:
+        left = read(**config)
+        self.unread += [word.removeprefix("--") for word in left if word.startswith("--")]
+        return left
 
     def _wrap(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
