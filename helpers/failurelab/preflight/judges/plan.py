@@ -91,7 +91,7 @@ def judge_groups(training: Training) -> Iterator[Finding]:
         training.notes.append(
             "num_generations is 2, and the reward has two values "
             f"({', '.join(f'{total:g}' for total in sorted(totals))}): by chance alone both of a group get the same, "
-            f"which leaves no gradient (F10), in {shares}. With num_generations=8 it is "
+            f"which leaves no gradient (F10), in {', '.join(told)}. With num_generations=8 it is "
             f"{', '.join(f'{_equal(8, p):.0%}' for p in _RIGHT)}"
         )
     yield from ()
