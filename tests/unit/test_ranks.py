@@ -19,6 +19,8 @@ from failurelab.textbook.ranks import ALONE, Ranks
 HEALTHY = {
     "DDP": ("ddp=", "groups on both ranks=", "grpo", "bnpo", "scaled by the batch", "two steps from a generation="),
     "DDP, more": ("beta", "an epoch's rest", "checkpointing", "bf16", "lora=", "entropy"),
+    "Online DPO": ("online dpo=", "online dpo lora", "online dpo bf16"),
+    "RLOO": ("rloo=", "rloo groups on both ranks", "rloo normalized"),
     "ZeRO": ("zero1=", "zero2=", "zero3=", "zero2 bf16", "zero3 two steps from a generation"),
     "ZeRO-3, more": ("zero3 lora=", "zero3 bf16", "zero3 beta", "zero3 checkpointing"),
     "FSDP2": ("fsdp2=", "fsdp2 two steps from a generation", "fsdp2 lora=", "fsdp2 checkpointing", "fsdp2 bf16"),
@@ -35,11 +37,12 @@ PLANTED = {
     "weights apart": together.DRIFTED,
     "batch dropped": "one rank's batch dropped",
     "not averaged": together.OWN_GRADIENTS,
+    "online dpo rank left out": together.LEFT_OUT,
     "fsdp2 rank left out": together.LEFT_OUT,
     "zero2 rank left out": together.LEFT_OUT,
     "zero3 rank left out": together.LEFT_OUT,
 }
-PARTS = (tuple(PLANTED)[:6], tuple(PLANTED)[6:12], tuple(PLANTED)[12:])  # DeepSpeed's by themselves
+PARTS = (tuple(PLANTED)[:6], tuple(PLANTED)[6:13], tuple(PLANTED)[13:])  # DeepSpeed's by themselves
 COMPILER = bool(shutil.which("g++") or shutil.which("c++"))  # which builds DeepSpeed's operation for the CPU
 
 
