@@ -275,7 +275,7 @@ def unlike(name):
     if name == "another script":
         other = pathlib.Path("other.py")
         other.write_text("# another one\n")
-        sys.modules["__main__"].__file__ = str(other)
+        sys.modules["__main__"].__file__ = str(other)  # rank 0 has none
     if name == "another release":
         importlib.metadata.version = lambda package: "0.0.1" if package == "trl" else version(package)
     if name == "no evidence":

@@ -76,7 +76,7 @@ class Ranks:
         ranks = cls(dist.get_rank(), dist.get_world_size(), dist.PrefixStore(place, _store()), limit)
         every = ranks.call("the beginning of training, with StepGuard or textbook.compare", dict(told))
         for number, other in enumerate(every):
-            for name in told:
+            for name in every[0] | other:  # the same on all, who tells what
                 if other.get(name) != every[0].get(name):
                     raise Apart(
                         f"the ranks are not alike: {name} is {other.get(name)} on rank {number}, and "
