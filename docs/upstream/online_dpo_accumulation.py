@@ -1,4 +1,4 @@
-"""OnlineDPOTrainer adds the gradients of its micro-batches (trl 0.14 to 1.16). Argument: a model, by folder or hub id."""
+"""OnlineDPOTrainer adds the gradients of its micro-batches (trl 0.14 to 1.16). Argument: a model, by folder or id."""
 
 import sys
 
