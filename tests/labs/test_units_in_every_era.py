@@ -36,7 +36,7 @@ RUNS = {
     # What trl 0.22 and PEFT 0.17 decide: checkpointing at each generation, the way to the trainer, and the step.
     "trl-0.22": (
         "adapter_paths adapters gradients guard_script guards logits_guard preflight_step rollouts step_guard textbook "
-        "trainers"
+        "textbook_algorithms trainers"
     ),
 }
 # The slow ones of those whose answer is this house's in every stack.
@@ -50,6 +50,7 @@ OWN = {
     # The script's function is called with texts.
     "preflight_reward": "test_what_a_function_can_never_reward",
     "step_guard": "test_a_wrong_gradient_stops_the_run",
+    "textbook_algorithms": "test_each_suspect_is_named",
     # Gradients of the textbook itself, one for each mistake, are held against a gradient.
     "textbook": (
         "test_a_planted_mistake_is_named test_a_reference_that_is_the_policy_itself "

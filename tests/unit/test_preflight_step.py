@@ -8,7 +8,7 @@ import torch
 import transformers
 import trl
 from injected import late_scores
-from steps import before, has, planted, trainer
+from steps import before, has, online_dpo, planted, trainer
 
 from failurelab import textbook
 from failurelab.handles import keep_random_state
@@ -33,6 +33,15 @@ def test_a_healthy_step_holds_with_planted_mistakes_seen(model, tokenizer, tmp_p
     answers = judge(trainer(model, tokenizer, tmp_path))
     assert answers["F21"].verdict is Verdict.HELD and answers["F3b"].verdict is Verdict.HELD
     assert "opposite sign: cosine -1" in answers["F21"].control and "32 completions" in answers["F21"].evidence
+
+
+def test_online_dpo_holds_and_its_micro_batches_are_added(model, tokenizer, tmp_path):
+    """The library's own fault has a repair by an argument; no mistake of GRPO's scores is told of."""
+    held = judge(online_dpo(model, tokenizer, tmp_path))
+    assert held["F21"].verdict is Verdict.HELD and "F15" not in held
+    found = judge(online_dpo(model, tokenizer, tmp_path, gradient_accumulation_steps=2))["F21"]
+    assert found.verdict is Verdict.FOUND and "micro-batches are added" in found.evidence
+    assert "gradient_accumulation_steps" in str(found.undo)
 
 
 def test_completions_end_at_several_lengths_and_one_is_cut(model, tokenizer, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 import trl
-from small import lora_config, qwen2
+from small import lora_config, qwen2, said
 from steps import OnlineDPOConfig, OnlineDPOTrainer, before, judges, online_dpo, rloo
 
 from failurelab import guards, textbook
@@ -145,6 +145,22 @@ def test_online_dpo_with_step_guard_ends_at_the_same_weights(trained, tokenizer,
         made.train()
         ended.append({name: weights.clone() for name, weights in made.model.state_dict().items()})
     assert guard.report.verdict == "HELD" and all(torch.equal(ended[0][name], ended[1][name]) for name in ended[0])
+
+
+@needs_online_dpo
+def test_a_preference_that_is_another_one_when_asked_again_is_told(pairs):
+    calls = []
+
+    def turns(completions, **_):
+        calls.append(len(completions))
+        again = len(calls) > (16 if judges() else 1)  # a judge is asked of each pair
+        return [(-1) ** again * float(len(text)) for text in completions]
+
+    made = pairs(reward=turns)
+    made.add_callback(guards.StepGuard(made, ask_again=True))
+    with said() as messages:
+        made.train()
+    assert any("answers otherwise when asked again" in line for line in messages), messages
 
 
 @needs_rloo

@@ -3,10 +3,10 @@
     trainer.add_callback(guards.StepGuard(trainer))
 
 All other guards look for one known failure each. This one takes the tokens that were drawn and the rewards that were
-returned, computes GRPO's gradient by its definition (see `failurelab.textbook`), and compares it with the trainer's own
-before it is clipped. A wrong sign, a mask shifted by one, advantages of other rows and a loss divided by the wrong
-number raise nothing, and their curves look healthy. Where weights of rows or of places in them explain the difference,
-it prints those that the trainer gave beside those of the definition.
+returned, computes the gradient of GRPO, RLOO or Online DPO by its definition (see `failurelab.textbook`), and compares
+it with the trainer's own before it is clipped. A wrong sign, a mask shifted by one, advantages of other rows and a loss
+divided by the wrong number raise nothing, and their curves look healthy. Where weights of rows or of places in them
+explain the difference, it prints those that the trainer gave beside those of the definition.
 """
 
 import contextlib
@@ -103,7 +103,7 @@ class StepGuard(Guard):
                     again = next(filter(None, ranks.share(again)), "")
                 report = dataclasses.replace(report, again=again)
         self.report = report
-        if ranks.number and self.action != "stop":
+        if ranks.number and self.action != "stop" and not ranks.split:
             return  # the same is said by rank 0
         for line in report.not_shown:
             self._held(f"step {report.step}, NOT CHECKED: {line}")

@@ -1,4 +1,4 @@
-"""One optimizer step beside the textbook: the gradient that GRPO's definition gives, and the trainer's.
+"""One optimizer step beside the textbook: the gradient that a definition gives, GRPO's for one, and the trainer's.
 
     with textbook.compare(trainer) as comparison:
         trainer.train()

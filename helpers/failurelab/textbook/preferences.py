@@ -10,7 +10,11 @@ from failurelab.handles import Handle, wrap_method
 
 def source_of(trainer: Any) -> Any:
     """Return what is asked: the reward model, or a function of prompts and completions that asks the judge."""
-    return trainer.reward_model or functools.partial(ask_judge, trainer.judge)
+    if trainer.reward_model is not None:
+        return trainer.reward_model
+    asks = functools.partial(ask_judge, trainer.judge)
+    asks.__name__ = type(trainer.judge).__name__  # type: ignore[attr-defined]  # by which it is told of
+    return asks
 
 
 def ask_judge(judge: Any, prompts: Sequence[str], completions: Sequence[Any]) -> list[float | None]:

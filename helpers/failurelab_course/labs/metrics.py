@@ -101,6 +101,7 @@ _STEP = {
     "step_size": "norm of a step's gradient over that of the definition's, in the worse of two steps",
     "beta": "weight of the KL term that the trainer was given",
     "other_texts": "boolean: the reward functions were given other texts than were drawn",
+    "step_found": "text: what is wrong with a step whatever its gradient is, such as the same prompts on every rank",
 }
 _BY_KIND = {
     "trainer": _COMMON | _TRAINING | _ROLLOUTS | _LOG,
@@ -112,6 +113,7 @@ _BY_KIND = {
     "node": _COMMON | PLACEMENT | NODE,
     "policies": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _POLICIES,
     "step": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _STEP,
+    "ranks": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _STEP,
     "weights": _COMMON | _WEIGHTS,
     "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | PLACEMENT,
 }
@@ -130,16 +132,17 @@ EARLY = {
 EARLY |= {"tensors_total", "tensors_trainable", "tensors_frozen", "tensors_without_gradient", "tensors_changed"}
 EARLY |= {"frozen_changed", "embeddings_changed", "reward_first", "accuracy_there", "overrun_first", "rollout_gap"}
 EARLY |= {"loss_first", "rows_made", "rows_needed", "positions_off", "temperature_off", "policy_gap_first"}
-EARLY |= {"foreign_tokens", "step_cosine_first", "step_cosine", "step_size", "beta", "other_texts"}
+EARLY |= {"foreign_tokens", "step_cosine_first", "step_cosine", "step_size", "beta", "other_texts", "step_found"}
 EARLY |= set(PLACEMENT)  # loaded, not trained
 EARLY_STEPS = 8  # the later of the steps that the kind `step` compares
-CAN_STOP = ("trainer", "loop", "logits", "policies", "step", "launch")  # kinds whose training can end there
+CAN_STOP = ("trainer", "loop", "logits", "policies", "step", "ranks", "launch")  # kinds whose training can end there
 DEVICES = ("cpu", "cuda")
 # Kinds that are measured on the CPU alone, and why.
 CPU_ONLY = {
     "zero3": "its ZeRO-3 engine is set up for the CPU",
     "placement": "its devices are simulated, the same on every machine",
     "node": "its node and GPUs are simulated, the same on every machine",
+    "ranks": "its two processes talk by gloo",
     "launch": "its ranks have simulated devices, and a process with these takes no others",
 }
 

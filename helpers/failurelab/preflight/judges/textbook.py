@@ -1,10 +1,10 @@
 """F3b, F15, F20 and F21: one optimizer step of the cut training beside the textbook.
 
-The whole gradient is compared with GRPO's definition (see `failurelab.textbook`), and what explains a difference is
-looked for: scores at other rows of logits are F3b, a temperature that they leave out F15, a loss divided by the tokens
-of a whole generation F20, anything else F21. It needs completions of several lengths, cut ones among them, or a mask
-and a loss that is divided by the wrong number would not show: a small random model draws no end, so its completions are
-ended here.
+The whole gradient is compared with the definition of GRPO, RLOO or Online DPO (see `failurelab.textbook`), and what
+explains a difference is looked for: scores at other rows of logits are F3b, a temperature that they leave out F15, a
+loss divided by the tokens of a whole generation F20, anything else F21. It needs completions of several lengths, cut
+ones among them, or a mask and a loss that is divided by the wrong number would not show: a small random model draws no
+end, so its completions are ended here.
 
 A failure holds where the gradient is the textbook's, or that of another mistake that is named, and the same measurement
 tells the failure's own mistake from it.
@@ -58,6 +58,7 @@ def add_mask(model, args, kwargs):
     return args, mask | kwargs
 for each in filter(None, ({trainer}.model, {trainer}.ref_model)):
     each.register_forward_pre_hook(add_mask, with_kwargs=True)"""
+_WITHOUT_ACCUMULATION = "Set gradient_accumulation_steps=1, and per_device_train_batch_size to the batch of a step."
 _LIBRARIES = ("trl", "transformers", "builtins")
 _SAME = 1e-3  # between the cosines of two runs of one script, and, of each, between their sizes
 _FEW = 4  # methods of a script's own that are taken out one after the other
@@ -265,6 +266,8 @@ class StepJudge(TrainerCallback):
             "F20": Arguments({"steps_per_generation": self.training.arguments.get("gradient_accumulation_steps") or 1}),
             "no attention mask": Statement(_WITH_MASK),
         }
+        if not own and named == "accumulation":
+            return _WITHOUT_ACCUMULATION, Arguments({"gradient_accumulation_steps": 1})
         words = _REPAIRS.get(failure) or _REPAIRS.get(named, _OTHERWISE)
         undo = undos.get(failure) or undos.get(named) or _without(own)
         if self.replaced:  # what the script itself has put there is looked at first

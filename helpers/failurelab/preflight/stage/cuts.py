@@ -335,6 +335,8 @@ class CutArguments:
         cut["per_device_train_batch_size"] = PROMPTS
         if "rloo_k" in uncut:
             cut |= {"per_device_train_batch_size": 2 * PROMPTS, "total_episodes": 2 * PROMPTS * self.steps}
+        if "max_new_tokens" in uncut:  # Online DPO draws for each micro-batch, and does not divide by their number
+            cut["gradient_accumulation_steps"] = min(uncut.get("gradient_accumulation_steps") or 1, TWICE)
         if isinstance(uncut.get("num_generations"), int):
             cut |= _cut_batch(uncut, self._processes)
             if is_refused(uncut, launch):  # by trl itself then, before anything is trained
