@@ -85,9 +85,7 @@ def judge_groups(training: Training) -> Iterator[Finding]:
     rows = ([value if isinstance(value, (int, float)) else 0.0 for value in line.rewards] for line in lines)
     totals = {sum(weight * value for weight, value in zip(weights, row)) for row in rows}
     if step is not None and step.generations == 2 and len(totals) == 2:
-        shares = ", ".join(
-            f"{_equal(2, p):.0%} of the groups where {p:.0%} of the completions are right" for p in _RIGHT
-        )
+        told = (f"{_equal(2, p):.0%} of the groups where {p:.0%} of the completions are right" for p in _RIGHT)
         training.notes.append(
             "num_generations is 2, and the reward has two values "
             f"({', '.join(f'{total:g}' for total in sorted(totals))}): by chance alone both of a group get the same, "
