@@ -13,6 +13,7 @@ from failurelab.textbook import fields, together
 from failurelab.textbook.apart import COSINE, NAMES, Apart, Floor, measure_apart, norm
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
 from failurelab.textbook.definition import GRPO, SMALL, Definition
+from failurelab.textbook.engine_gap import told_by_engine
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import (
     TIE,
@@ -75,6 +76,7 @@ class Comparison:
         reading: which reading of an option that the help text leaves open the trainer follows; "" the first.
         not_shown: what this step cannot show, a line each.
         texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
+        engine: what an engine says of its tokens, beside what the policy says; "" where none drew, or it said nothing.
         again: what asking the reward functions again has shown; "" if they were not asked.
         clipped: share of the tokens whose ratio a bound holds.
         kl: largest estimate of the KL divergence of a token.
@@ -95,6 +97,7 @@ class Comparison:
     reading: str = ""
     not_shown: tuple[str, ...] = ()
     texts: str = ""
+    engine: str = ""
     again: str = ""
     clipped: float = 0.0
     kl: float = 0.0
@@ -115,7 +118,7 @@ class Comparison:
 
     def __str__(self) -> str:
         parts = [f"{self.verdict}: step {self.step}, {self.reason}"]
-        parts += [line for line in (self.texts, self.again) if line]
+        parts += [line for line in (self.texts, self.engine, self.again) if line]
         parts += [f"NOT CHECKED: {line}" for line in self.not_shown]
         parts += [self.table] * bool(self.table)
         return "\n".join(parts)
@@ -312,6 +315,7 @@ class _Comparer:
             line=found.line,
             reading=reading,
             not_shown=tuple(self._not_shown(ours, tally, options, backward)),
+            engine=told_by_engine(self.model, self.trained, tally, options, pad_id(self.trainer)),
             clipped=tally.clipped / max(tally.tokens, 1),
             kl=tally.kl,
             variants={name: measure_apart(self.theirs, self.gradient(given)) for name, given in variants.items()},

@@ -464,14 +464,15 @@ def score_old(
         pad: token id of the padding.
         rounded: the trainer's own numbers, in which they are scored too; None: these are float32.
     """
-    exact = _score_all(model, rows, temperature, pad, EXACT)
-    other = _score_all(model, rows, temperature, pad, rounded) if rounded else [None] * len(rows)
+    exact = score_rows(model, rows, temperature, pad, EXACT)
+    other = score_rows(model, rows, temperature, pad, rounded) if rounded else [None] * len(rows)
     return [dataclasses.replace(row, old_logps=old, old_rounded=own) for row, old, own in zip(rows, exact, other)]
 
 
-def _score_all(
+def score_rows(
     model: nn.Module, rows: Sequence[Row], temperature: float, pad: int, precision: Precision
 ) -> list[torch.Tensor]:
+    """Return the log-probabilities (tokens,) of each row's completion, and its padding, in some numbers."""
     step = Step([dataclasses.replace(row, micro=0) for row in rows], Options())
     step.scoring = Scoring(temperature, tokens="padding", pad=pad, padded=precision.padded)
     size = step.rows_that_fit(model)
