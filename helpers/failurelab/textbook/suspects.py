@@ -182,6 +182,14 @@ OTHERS = (
             "opposite sign": lambda entropies, counts: -(entropies / counts).sum(),
         }.items()
     ),
+    *(
+        Suspect("the routers' loss", line, {"router": router}, lambda rows, options: bool(options.router_aux_loss_coef))
+        for line, router in {
+            "left out": lambda loss, micros: 0 * loss,
+            "opposite sign": lambda loss, micros: -loss / micros,
+            "added for each micro-batch": lambda loss, micros: loss,
+        }.items()
+    ),
     Suspect("top_entropy_quantile", "left out", {"quantile": lambda options: 1.0}, _is_cut),
     Suspect("top_entropy_quantile", "of 1", {"quantile": lambda options: 1 - options.top_entropy_quantile}, _is_cut),
     *(
