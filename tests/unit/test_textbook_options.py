@@ -81,6 +81,20 @@ def test_a_mistake_in_16_bits_is_named_and_an_overflow_is_none(make):
     assert report.verdict == "NOT CHECKED" and "too large for 16 bits" in report.reason
 
 
+@pytest.mark.skipif(not has("use_liger_loss"), reason="this release has no loss of Liger's")
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_liger_s_loss_is_a_loss(loss, wrong, make):
+    """It is plain torch, in chunks, and runs on a CPU where the package is installed."""
+    pytest.importorskip("liger_kernel")
+    made = make(use_liger_loss=True, loss_type=loss, kind=planted(loss=lambda value: -value) if wrong else None)
+    if getattr(made, "liger_grpo_loss", None) is None:
+        pytest.skip("this release takes the option back")
+    made.liger_grpo_loss.compiled = False
+    (report,) = compare(made)
+    assert (report.verdict, report.named) == (("FOUND", "opposite sign") if wrong else ("HELD", None)), report
+
+
 class Halved(trl.GRPOTrainer):
     """The reference moves half as far as it should."""
 
@@ -156,7 +170,7 @@ def test_a_mistake_in_a_compiled_run_is_named(make):
 
 @pytest.mark.parametrize("options", [SYNCED, ADAPTIVE, VESPO, {"neftune_noise_alpha": 5.0}, {"use_vllm": True}])
 def test_a_run_with_the_guard_ends_at_the_same_weights(options, trained, tmp_path, monkeypatch):
-    if not set(options) <= set(trl.GRPOConfig.__dataclass_fields__):
+    if not set(options) <= set(trl.GRPOConfig.__dataclass_fields__) or (options is VESPO and not has("vespo_k_pos")):
         pytest.skip("this release has no such option")
     weights = []
     for watched in (False, True):

@@ -19,9 +19,10 @@ _IMPLEMENTED = """
     mask_truncated_completions max_completion_length multi_objective_aggregation neftune_noise_alpha num_generations
     num_iterations off_policy_mask_threshold per_device_train_batch_size ref_model_mixup_alpha ref_model_sync_steps
     reward_weights router_aux_loss_coef sapo_temperature_neg sapo_temperature_pos scale_rewards steps_per_generation
-    sync_ref_model temperature top_entropy_quantile use_adaptive_entropy use_bias_correction_kl use_vllm vespo_k_neg
-    vespo_k_pos vespo_lambda_neg vespo_lambda_pos vllm_importance_sampling_cap vllm_importance_sampling_clip_max
-    vllm_importance_sampling_clip_min vllm_importance_sampling_correction vllm_importance_sampling_mode
+    sync_ref_model temperature top_entropy_quantile use_adaptive_entropy use_bias_correction_kl use_liger_loss use_vllm
+    vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos vllm_importance_sampling_cap
+    vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min vllm_importance_sampling_correction
+    vllm_importance_sampling_mode
 """
 
 # What chooses the completions, the step that follows, the devices' speed, the saving, the evaluation and the logs. The
@@ -88,9 +89,8 @@ def spreads(trainer: Any) -> bool:
 
 
 NOT_HERE: dict[str, Left] = {
-    "parallelism_config": Left((None,), "one row's gradient is spread over processes", spreads),
-    "use_liger_kernel": Left((False,), "the kernels replace the model's layers"),
-    "use_liger_loss": Left((None, False), "the loss is computed by a kernel of its own"),
+    "parallelism_config": Left((None,), "one row is computed by several accelerators", spreads),
+    "use_liger_kernel": Left((False,), "its kernels replace the model's layers, and need a GPU"),
 }
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
