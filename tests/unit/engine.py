@@ -8,6 +8,7 @@ import http.server
 import io
 import json
 import multiprocessing
+import sys
 import types
 import urllib.request
 
@@ -115,6 +116,10 @@ def colocate(monkeypatch, engine):
         "is_vllm_available": lambda *_, **__: True,
     }.items():
         monkeypatch.setattr(place, name, value, raising=False)
+    for name in ("vllm", "vllm.worker", "vllm.worker.worker"):  # whose profiling 0.14 and 0.15 switch off
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    worker = types.SimpleNamespace(_assert_memory_footprint_increased_during_profiling=None)
+    sys.modules["vllm.worker.worker"].Worker = worker
     known = trl.GRPOConfig.__dataclass_fields__
     return {"use_vllm": True} | {
         name: value for name, value in {"vllm_mode": "colocate", "vllm_device": "cpu"}.items() if name in known

@@ -107,6 +107,8 @@ class StepGuard(Guard):
             return  # the same is said by rank 0
         for line in report.not_shown:
             self._held(f"step {report.step}, NOT CHECKED: {line}")
+        if report.engine:
+            self._held(f"step {report.step}: {report.engine}")
         found = [line for line in (report.texts, report.again) if line]
         if report.verdict == "FOUND":
             found.insert(0, report.reason)

@@ -15,8 +15,10 @@ from failurelab.textbook.apart import COSINE, NAMES, Apart, Floor, measure_apart
 from failurelab.textbook.backward import WRONG, Backward, measure_backward
 from failurelab.textbook.definition import SMALL, Definition
 from failurelab.textbook.definition_online_dpo import say_ties
+from failurelab.textbook.engine_gap import told_by_engine
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import (
+    EXACT,
     TIE,
     Gradient,
     OutOfMemory,
@@ -25,6 +27,7 @@ from failurelab.textbook.gradient import (
     Step,
     Tally,
     advantages,
+    entropy_sum,
     expected_gradient,
     reward_table,
 )
@@ -42,6 +45,7 @@ BLIND = 0.5  # a floor from which on a direction cannot be told from another
 # Nats between a policy and a reference that is the same: on some processors their log-probabilities differ in the last
 # bits (5e-6 was seen), and then a KL term has a gradient that is rounding alone.
 SAME = 3e-5
+NEAR_TARGET = 0.02  # of an entropy: what rounding, or an entropy that is computed in parts, makes of it
 CANCELS = (
     "completions that were rewarded differently are the same, or nearly, so that their gradients cancel, and rounding "
     "is all that is left to compare"
@@ -56,8 +60,8 @@ BOUNDS = (
     "right gradients lie too far apart to tell a wrong one from them"
 )
 DROPOUT = (
-    "dropout: the textbook's own gradients of different draws lie so far apart that a wrong one could not be told from "
-    "them; a run with attention_dropout and lora_dropout 0 can be checked"
+    "dropout, or noise on the embeddings: the textbook's own gradients of different draws lie so far apart that a "
+    "wrong one could not be told from them; a run with attention_dropout and lora_dropout 0 can be checked"
 )
 EQUAL = "all completions of each prompt get the same reward: every advantage is 0, and so is the gradient (F10)"
 
@@ -77,6 +81,7 @@ class Comparison:
         reading: which reading of an option that the help text leaves open the trainer follows; "" the first.
         not_shown: what this step cannot show, a line each.
         texts: completions whose text differs from what reward functions were given, and one of them; "" if none.
+        engine: what an engine says of its tokens, beside what the policy says; "" where none drew, or it said nothing.
         again: what asking the reward functions again has shown; "" if they were not asked.
         clipped: share of the tokens whose ratio a bound holds.
         kl: largest estimate of the KL divergence of a token.
@@ -97,6 +102,7 @@ class Comparison:
     reading: str = ""
     not_shown: tuple[str, ...] = ()
     texts: str = ""
+    engine: str = ""
     again: str = ""
     clipped: float = 0.0
     kl: float = 0.0
@@ -117,7 +123,7 @@ class Comparison:
 
     def __str__(self) -> str:
         parts = [f"{self.verdict}: step {self.step}, {self.reason}"]
-        parts += [line for line in (self.texts, self.again) if line]
+        parts += [line for line in (self.texts, self.engine, self.again) if line]
         parts += [f"NOT CHECKED: {line}" for line in self.not_shown]
         parts += [self.table] * bool(self.table)
         return "\n".join(parts)
@@ -129,8 +135,8 @@ def why_not_here(trainer: Any) -> list[str]:
         return [elsewhere]
     lines = fields.why_not(trainer, algorithm_of(trainer).losses)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    if "fp16" in precisions(trainer) and not getattr(trainer.args, "fp16", False):
-        lines.append("fp16 of the launcher: the loss is scaled")
+    if "fp16" in precisions(trainer) and getattr(trainer, "is_deepspeed_enabled", False):
+        lines.append("fp16 of DeepSpeed, which scales the loss by itself, and needs a GPU")
     if getattr(trainer.args, "n_gpu", 1) > 1:
         lines.append("several devices of one process: each has a part of the batch")
     if type(model).__name__ == "FullyShardedDataParallel" or any(
@@ -213,10 +219,33 @@ class _Comparer:
         self.theirs, same = self.ranks.same(_by_name(evidence.gradient, trainer.model, self.model))
         if not same:
             self.wrong.append((together.OWN_GRADIENTS, "each rank would step with a gradient of its own; their mean"))
-        self.options = algorithm.options(trainer, evidence.temperature)
+        asked = algorithm.options(trainer, evidence.temperature)
+        coefficient = asked.entropy_coef
+        if evidence.adapting is not None:
+            coefficient = evidence.adapting[0] * evidence.adapting[1]
+        self.options = dataclasses.replace(
+            asked, entropy_coef=coefficient, router_aux_loss_coef=router_coefficient(trainer)
+        )
         self.rows, self.not_seen = evidence.rows, evidence.not_seen
         self.trained = [row for row in self.rows if row.micro is not None]
         self.own = own_precision(trainer)
+        if evidence.adapting is not None:
+            self.wrong += self._adapted(evidence.adapting[0])
+
+    def _adapted(self, before: float) -> Iterator[tuple[str, str]]:
+        """Yield where the weight of the entropy, for the next step, is not what `use_adaptive_entropy` says."""
+        args = self.trainer.args
+        sums = self.ranks.share(entropy_sum(self.model, self.rows, self.options, self.own or EXACT))
+        entropy = sum(total for total, _ in sums) / max(1, sum(count for _, count in sums))
+        if abs(entropy - args.entropy_target) <= NEAR_TARGET * entropy:
+            return  # rounding says on which side
+        moved = args.entropy_coef_delta if entropy < args.entropy_target else -args.entropy_coef_delta
+        right = min(max(before + moved, args.entropy_coef_min), args.entropy_coef_max)
+        if abs(right - self.trainer.entropy_coef) > 1e-6:
+            told = f"{before:g} becomes {right:g} where the entropy is {entropy:.3g}, and the trainer has"
+            yield "entropy's weight", f"{told} {self.trainer.entropy_coef:g}"
+        elif abs((theirs := self.trainer._last_world_entropy) - entropy) > NEAR_TARGET * entropy:
+            yield "entropy's weight", f"it goes by an entropy of {theirs:.3g}, where {entropy:.3g} is right"
 
     def part(self, options: Options, **given: Any) -> Gradient:
         """Return the part of the expected gradient that the rows of this process have."""
@@ -290,8 +319,10 @@ class _Comparer:
             found = self._explain(search, ours, nearest, rounded, tally)
         planted = search.plant(ours) if with_controls and verdict == "HELD" else {}
         if verdict == "HELD":
+            scored = dataclasses.replace(options, router_aux_loss_coef=0.0)  # the scores' part alone
+            of_scores = ours if scored == options else self.gradient(scored)
             step = Step(self.rows, options, self.definition)
-            backward = measure_backward(self.model, step, ours, tally, self.ranks)
+            backward = measure_backward(self.model, step, of_scores, tally, self.ranks)
             if backward.wrong:
                 verdict, found = "FOUND", Explanation(BACKWARD, f"Named: {BACKWARD}. {_say_backward(backward)}")
         return Comparison(
@@ -303,6 +334,7 @@ class _Comparer:
             line=found.line,
             reading=reading,
             not_shown=tuple(self._not_shown(ours, tally, options, backward)),
+            engine=told_by_engine(self.model, self.trained, tally, options, pad_id(self.trainer)),
             clipped=tally.clipped / max(tally.tokens, 1),
             kl=tally.kl,
             variants={name: measure_apart(self.theirs, self.gradient(given)) for name, given in variants.items()},
@@ -446,12 +478,18 @@ def _say_backward(backward: Backward) -> str:
 
 
 def drops_out(model: nn.Module) -> bool:
-    """Whether a module draws dropout in the mode that it is in."""
+    """Whether a module draws dropout, or noise, in the mode that it is in."""
     for module in model.modules():
-        rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", 0)
-        if module.training and isinstance(rate, float) and rate > 0:
+        noise = getattr(module, "neftune_noise_alpha", None) or 0  # on the embeddings
+        rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "attention_dropout", noise)
+        if module.training and isinstance(rate, float | int) and rate > 0:
             return True
     return False
+
+
+def router_coefficient(trainer: Any) -> float:
+    """Return the weight of the routers' loss: the trainer takes its model's own where the arguments name none."""
+    return float(trainer.router_aux_loss_coef) if getattr(trainer, "aux_loss_enabled", False) else 0.0
 
 
 def _by_name(gradient: Gradient, wrapped: nn.Module, model: nn.Module) -> Gradient:

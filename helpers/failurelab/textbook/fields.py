@@ -16,12 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _IMPLEMENTED = """
-    beta bf16 deepspeed delta entropy_coef epsilon epsilon_high fsdp generation_batch_size gradient_accumulation_steps
-    importance_sampling_level loss_type mask_truncated_completions max_completion_length max_length missing_eos_penalty
-    multi_objective_aggregation normalize_advantages num_generations num_iterations off_policy_mask_threshold
-    per_device_train_batch_size reward_clip_range reward_weights sapo_temperature_neg sapo_temperature_pos scale_rewards
-    steps_per_generation temperature top_entropy_quantile use_bias_correction_kl use_vllm vespo_k_neg vespo_k_pos
-    vespo_lambda_neg vespo_lambda_pos vllm_importance_sampling_cap vllm_importance_sampling_clip_max
+    beta bf16 deepspeed delta entropy_coef entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target epsilon
+    epsilon_high fp16 fsdp generation_batch_size gradient_accumulation_steps importance_sampling_level loss_type
+    mask_truncated_completions max_completion_length max_length missing_eos_penalty multi_objective_aggregation
+    neftune_noise_alpha normalize_advantages num_generations num_iterations off_policy_mask_threshold
+    per_device_train_batch_size ref_model_mixup_alpha ref_model_sync_steps reward_clip_range reward_weights
+    router_aux_loss_coef sapo_temperature_neg sapo_temperature_pos scale_rewards steps_per_generation sync_ref_model
+    temperature top_entropy_quantile use_adaptive_entropy use_bias_correction_kl use_liger_loss use_vllm vespo_k_neg
+    vespo_k_pos vespo_lambda_neg vespo_lambda_pos vllm_importance_sampling_cap vllm_importance_sampling_clip_max
     vllm_importance_sampling_clip_min vllm_importance_sampling_correction vllm_importance_sampling_mode
 """
 
@@ -30,11 +32,10 @@ _IMPLEMENTED = """
 # temperature in `generation_kwargs` is evidence.
 _NO_EFFECT = """
     activation_checkpointing activation_checkpointing_kwargs cache_implementation cast_lm_head_to_fp32
-    chat_template_kwargs disable_dropout ds3_gather_for_generation entropy_coef_delta entropy_coef_max entropy_coef_min
-    entropy_target generation_kwargs gradient_checkpointing gradient_checkpointing_kwargs learning_rate log_completions
-    log_completions_hub_repo log_multimodal log_unique_prompts max_prompt_length max_tool_calling_iterations min_p
-    model_init_kwargs num_completions_to_print num_generations_eval pad_to_multiple_of ref_model_mixup_alpha
-    ref_model_sync_steps remove_unused_columns repetition_penalty shuffle_dataset top_k top_p
+    chat_template_kwargs disable_dropout ds3_gather_for_generation generation_kwargs gradient_checkpointing
+    gradient_checkpointing_kwargs learning_rate log_completions log_completions_hub_repo log_multimodal
+    log_unique_prompts max_prompt_length max_tool_calling_iterations min_p model_init_kwargs num_completions_to_print
+    num_generations_eval pad_to_multiple_of remove_unused_columns repetition_penalty shuffle_dataset top_k top_p
     transformers_continuous_batching_config trust_remote_code use_transformers_continuous_batching
     use_transformers_paged vllm_device vllm_dtype vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port
     vllm_guided_decoding_regex vllm_max_model_len vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url
@@ -58,7 +59,7 @@ _NO_EFFECT = """
     overwrite_output_dir past_index per_device_eval_batch_size per_gpu_eval_batch_size per_gpu_train_batch_size
     prediction_loss_only project push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token ray_scope
     report_to restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node save_only_model
-    save_safetensors save_steps save_strategy save_total_limit seed skip_memory_metrics split_batches tf32
+    save_safetensors save_steps save_strategy save_total_limit seed skip_memory_metrics split_batches tf32 torch_compile
     torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores
     trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy use_cache use_cpu use_ipex
     use_legacy_prediction_loop use_mps_device warmup_ratio warmup_steps weight_decay
@@ -94,25 +95,15 @@ class Left:
     counts: Callable[[Any], bool] | None = None
 
 
-def adds_router_loss(trainer: Any) -> bool:
-    """Whether the trainer adds a router's loss: a dense model has none, and a model's config may ask for it."""
-    enabled = getattr(trainer, "aux_loss_enabled", None)
-    if enabled is not None:
-        return bool(enabled)
-    config = getattr(trainer.accelerator.unwrap_model(trainer.model), "config", None)
-    return any(getattr(part, "output_router_logits", False) for part in (config, getattr(config, "text_config", None)))
+def spreads(trainer: Any) -> bool:
+    """Whether one row is computed by several processes: not where each has rows of its own."""
+    config = getattr(trainer.args, "parallelism_config", None)
+    return any(getattr(config, f"{kind}_size", 1) > 1 for kind in ("tp", "cp", "sp"))
 
 
 NOT_HERE: dict[str, Left] = {
-    "fp16": Left((False,), "the gradients are scaled by a factor that the scaler changes"),
-    "neftune_noise_alpha": Left((None, 0), "noise is added to the embeddings"),
-    "parallelism_config": Left((None,), "the gradients are spread over processes"),
-    "router_aux_loss_coef": Left((None, 0.0), "the router's loss is added", adds_router_loss),
-    "sync_ref_model": Left((False,), "the reference model changes during training"),
-    "torch_compile": Left((False,), "the compiled forward pass is not the model's own"),
-    "use_adaptive_entropy": Left((False,), "the entropy's coefficient changes with every step"),
-    "use_liger_kernel": Left((False,), "the kernels replace the model's layers"),
-    "use_liger_loss": Left((None, False), "the loss is computed by a kernel of its own"),
+    "parallelism_config": Left((None,), "one row is computed by several accelerators", spreads),
+    "use_liger_kernel": Left((False,), "its kernels replace the model's layers, and need a GPU"),
 }
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")
@@ -159,6 +150,7 @@ class Options:
         vespo_k_neg: the same, for the others.
         vespo_lambda_pos: of VESPO's weight, by how much a ratio above 1 is weighed down, for the same advantages.
         vespo_lambda_neg: the same, for the others.
+        router_aux_loss_coef: weight of the model's own loss of its routers, the mean over the micro-batches.
         engine_weight: how the loss is multiplied with the ratio of the policy to the engine that drew; None: it is not.
         engine_bounds: least and largest of these ratios.
     """
@@ -196,6 +188,7 @@ class Options:
     vespo_k_neg: float = 3.0
     vespo_lambda_pos: float = 3.0
     vespo_lambda_neg: float = 2.0
+    router_aux_loss_coef: float = 0.0
     engine_weight: str | None = None
     engine_bounds: tuple[float, float] = (-math.inf, math.inf)
 
@@ -205,6 +198,7 @@ class Options:
         given = {
             field.name: getattr(args, field.name) for field in dataclasses.fields(cls) if hasattr(args, field.name)
         }
+        given["router_aux_loss_coef"] = given.get("router_aux_loss_coef") or 0.0
         given["asked_temperature"] = given.get("temperature", 1.0)
         given["scale_rewards"] = _SCALES.get(given.get("scale_rewards", True), given.get("scale_rewards"))
         if given.get("reward_weights") is not None:

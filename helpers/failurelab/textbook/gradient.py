@@ -20,7 +20,7 @@ from failurelab.logits import keep_argument
 from failurelab.textbook.definition import GRPO, Definition, left_out
 from failurelab.textbook.fields import Options
 from failurelab.textbook.rows import Row, Scoring, lay_out
-from failurelab.textbook.scores import Scores, plain, score
+from failurelab.textbook.scores import Scores, plain, router_loss, score
 
 Gradient = dict[str, torch.Tensor]
 Reference = Callable[[], "contextlib.AbstractContextManager[nn.Module]"]
@@ -74,12 +74,14 @@ class Precision:
         autocast: dtype of autocast, or None.
         dropout: modules keep their mode; the number seeds the draws. None: no dropout.
         padded: rows are padded as in generation, which changes nothing but the rounding.
+        scale: that the loss is multiplied with, and the gradient divided by, so that 16 bits hold it.
     """
 
     float32: bool = True
     autocast: torch.dtype | None = None
     dropout: int | None = None
     padded: bool = False
+    scale: float = 1.0
 
 
 EXACT = Precision()
@@ -210,7 +212,18 @@ def expected_gradient(
         def work(rows: range) -> tuple[types.SimpleNamespace, list[torch.Tensor], Sequence[torch.Tensor | None]]:
             part, scores = step.part(forward, rows, reference, precision)
             loss = definition.loss(part, step.options)
-            return part, scores, torch.autograd.grad(loss, [*leaves.values(), *scores], allow_unused=True)
+            return part, scores, derive(loss, [*leaves.values(), *scores])
+
+        def derive(loss: torch.Tensor, by: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+            grads = torch.autograd.grad(loss * precision.scale, by, allow_unused=True)
+            return [None if grad is None else grad / precision.scale for grad in grads]
+
+        if options.router_aux_loss_coef:
+            for rows_of_micro in step.micros():
+                loss = definition.router(router_loss(forward, rows_of_micro, step.scoring), len(step.kept))
+                loss = options.router_aux_loss_coef * loss
+                for name, grad in zip(leaves, derive(loss, list(leaves.values()))):
+                    gradient[name] += 0 if grad is None else grad.to(gradient[name].dtype)
 
         for rows_done, (part, scores, grads) in in_parts(model, step, work):
             for name, grad in zip(leaves, grads):
@@ -284,6 +297,11 @@ class Step:
         """Score some of the rows."""
         return score(forward, [self.rows[number] for number in part], self.scoring, entropy=entropy)
 
+    def micros(self) -> list[list[Row]]:
+        """Return the rows of this process, by the micro-batches that train on them."""
+        own = [self.rows[number] for number in self.own]
+        return [[row for row in own if row.micro == micro] for micro in dict.fromkeys(row.micro for row in own)]
+
     def rows_that_fit(self, model: nn.Module) -> int:
         """Return how many rows have at most LOGITS_BYTES of logits."""
         words = int(unwrap(model).get_output_embeddings().weight.shape[0])
@@ -349,7 +367,9 @@ class Step:
         entropy = bool(options.entropy_coef) or options.top_entropy_quantile < 1
         now = self.score_rows(forward, part, entropy=entropy)
         logps, mask, places = now.logps, now.mask, list(part)  # (rows, tokens)
-        chosen = torch.stack([self._chosen(number, mask) for number in part]) if self.chosen else torch.ones_like(mask)
+        chosen = (
+            torch.stack([self.chosen_of(number, mask) for number in part]) if self.chosen else torch.ones_like(mask)
+        )
         counts = [max(self.kept[self.rows[number].micro], 1) * len(self.kept) for number in part]
         made = types.SimpleNamespace(
             logps=logps,
@@ -367,10 +387,10 @@ class Step:
         )
         return made, [logps, *([now.entropies] if entropy else [])]
 
-    def _chosen(self, number: int, mask: torch.Tensor) -> torch.Tensor:
+    def chosen_of(self, number: int, mask: torch.Tensor) -> torch.Tensor:
         """Return 1 for the tokens (tokens,) of a row that are of high entropy; none are of one that is left out."""
         chosen = self.chosen.get(number, mask.new_zeros(0))
-        return nn.functional.pad(chosen, (0, mask.shape[1] - len(chosen))).to(mask)
+        return nn.functional.pad(chosen, (0, mask.shape[-1] - len(chosen))).to(mask)
 
     def _old_logps(self, part: range, now: torch.Tensor, precision: Precision) -> torch.Tensor:
         """Return log-probabilities (rows, tokens) under the policy that drew the tokens; where unknown, `now`.
@@ -402,6 +422,21 @@ class Step:
         with reference() as model, plain(model), torch.no_grad():
             forward, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
             return self.score_rows(forward, part).logps
+
+
+def entropy_sum(model: nn.Module, rows: Sequence[Row], options: Options, precision: Precision) -> tuple[float, int]:
+    """Return the sum of the entropies of this process's tokens that the policy is trained on, and their number."""
+    step, total, count = Step(rows, options), 0.0, 0
+    with plain(model), torch.no_grad():
+        forward, _ = forward_of(model, {}, precision)
+        if options.top_entropy_quantile < 1:
+            step.choose_tokens(lambda part: step.score_rows(forward, part, entropy=True))
+        for number in step.own:
+            scores = step.score_rows(forward, range(number, number + 1), entropy=True)
+            kept = scores.mask * (step.chosen_of(number, scores.mask) if step.chosen else 1)
+            kept = kept * (not left_out(step.rows[number], options))
+            total, count = total + float((scores.entropies * kept).sum()), count + int(kept.sum())
+    return total, count
 
 
 def reward_table(rows: Sequence[Row]) -> torch.Tensor:
@@ -468,8 +503,8 @@ def score_old(
         pad: token id of the padding.
         rounded: the trainer's own numbers, in which they are scored too; None: these are float32.
     """
-    exact = _score_all(model, rows, temperature, pad, EXACT)
-    other = _score_all(model, rows, temperature, pad, rounded) if rounded else [None] * len(rows)
+    exact = score_rows(model, rows, temperature, pad, EXACT)
+    other = score_rows(model, rows, temperature, pad, rounded) if rounded else [None] * len(rows)
     return [dataclasses.replace(row, old_logps=old, old_rounded=own) for row, old, own in zip(rows, exact, other)]
 
 
@@ -491,9 +526,10 @@ def with_kl(rows: Sequence[Row], references: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _score_all(
+def score_rows(
     model: nn.Module, rows: Sequence[Row], temperature: float, pad: int, precision: Precision
 ) -> list[torch.Tensor]:
+    """Return the log-probabilities (tokens,) of each row's completion, and its padding, in some numbers."""
     step = Step([dataclasses.replace(row, micro=0) for row in rows], Options())
     step.scoring = Scoring(temperature, tokens="padding", pad=pad, padded=precision.padded)
     size = step.rows_that_fit(model)
@@ -514,6 +550,8 @@ def forward_of(
     moved: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Callable[..., torch.Tensor], dict[str, torch.Tensor]]:
     """Return a function of ids, mask, last places and other inputs that gives logits; and the tensors it depends on.
+
+    With `router` it gives the loss that a mixture of experts has of its routers.
 
     These are those of `trained`, to ask for a gradient, by name. `moved` has values that they are given, by name.
     """
@@ -540,12 +578,14 @@ def forward_of(
         attended: Sequence[Sequence[bool]],
         last: int,
         inputs: Mapping[str, torch.Tensor],
+        router: bool = False,
     ) -> torch.Tensor:
         given: dict[str, Any] = {
             "input_ids": torch.tensor(ids, device=device),
             "attention_mask": torch.tensor(attended, device=device, dtype=torch.long),
             "use_cache": False,
             **({fewer: last} if fewer else {}),
+            **({"output_router_logits": True} if router else {}),
             **{
                 name: value.float() if precision.float32 and value.is_floating_point() else value
                 for name, value in inputs.items()
@@ -553,8 +593,9 @@ def forward_of(
         }
         enabled = precision.autocast is not None
         with torch.autocast(device.type, dtype=precision.autocast or torch.bfloat16, enabled=enabled):
-            logits: torch.Tensor = torch.func.functional_call(inner, replaced, (), given).logits
-        return logits
+            output = torch.func.functional_call(inner, replaced, (), given)
+        wanted: torch.Tensor = output.aux_loss if router else output.logits
+        return wanted
 
     return forward, leaves
 

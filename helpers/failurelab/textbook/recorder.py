@@ -42,6 +42,7 @@ from failurelab.textbook.rows import Ids, Row, cut_at_end
 from failurelab.textbook.scores import without_adapters
 
 T = TypeVar("T")
+SAMPLE = 32  # numbers of a tensor by which it is seen where a reference moves to
 _IDS = ("inputs", "input_ids", "attention_mask")
 
 
@@ -70,6 +71,7 @@ class Evidence:
         asked: calls of the reward functions that the rows come from.
         temperature: that the tokens were drawn at, as `generate` was handed it; None where it was not asked.
         random: of several processes, a number for the state of the generator before each draw.
+        adapting: where the entropy's weight adapts, that which the step began with, and whether it counts in it.
         not_seen: what was taken at its word, a line each.
         ranks: this process among those that train together.
     """
@@ -82,6 +84,7 @@ class Evidence:
     asked: list[RewardCalls] = dataclasses.field(default_factory=list)
     temperature: float | None = None
     random: list[int] = dataclasses.field(default_factory=list)
+    adapting: tuple[float, bool] | None = None
     not_seen: list[str] = dataclasses.field(default_factory=list)
     ranks: Ranks = ALONE
 
@@ -144,6 +147,8 @@ class Recorder:
         self._asked: RewardCalls | None = None
         self._batches: list[_Batch] = []
         self._reference = self._fingerprint()
+        self._sample, self._astray = self._sample_reference(), ""
+        self._dtypes = {name: parameter.dtype for name, parameter in self.trainer.model.named_parameters()}
         self._forget_step()
 
     def _forget_step(self) -> None:
@@ -151,6 +156,7 @@ class Recorder:
         self._open: list[int] = []  # micro-batches, once for each of their rows that is none of a generation's next
         self._again = self._unknown = self._left = self._moved = 0
         self._gradient: Gradient | None = None
+        self._adapting: tuple[float, bool] | None = None
         self._problems: list[str] = []
 
     def _safely(self, work: Callable[..., None], *args: Any) -> None:
@@ -378,6 +384,8 @@ class Recorder:
     def _training_step(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._inside = True
         known = len(self._batches)
+        if not self._micros:
+            self._adapting = entropy_coefficient(self.trainer)
         try:
             result = method(*args, **kwargs)
         finally:
@@ -445,7 +453,7 @@ class Recorder:
         return method(*args, **kwargs)
 
     def _keep_gradient(self) -> None:
-        self._gradient = full_gradient(self.trainer)
+        self._gradient = _scaled(full_gradient(self.trainer), 1 / loss_scale(self.trainer))
 
     # what is made of it
 
@@ -578,8 +586,11 @@ class Recorder:
     def _evidence(self) -> Evidence:
         clipped = self._gradient and self.engine is None  # an engine clips within its step
         wrong = self._compare_given(self._gradient) if self._gradient and clipped else []
-        gradient = self._gradient or full_gradient(self.trainer)
+        gradient = self._gradient or _scaled(full_gradient(self.trainer), 1 / loss_scale(self.trainer))
         problems = list(self._problems)
+        if loss_scale(self.trainer) != 1 and not all(bool(grad.isfinite().all()) for grad in gradient.values()):
+            problems.append("the scaled gradient is too large for 16 bits, so that the optimizer leaves this step out")
+        wrong += self._cast()
         if not self._batches:
             problems.append("no reward function was asked, or no tokens were drawn")
         if not self._micros:
@@ -602,6 +613,8 @@ class Recorder:
             problems.append("the completions are of an earlier step, whose policy was not recorded")
         if self._reference != self._fingerprint():
             wrong.append(("reference model", "the reference model's weights are no longer those of the start"))
+        if self._astray:
+            wrong.append(("reference model", self._astray))
         texts = [pair for batch in batches for pair in batch.texts]
         said = ""
         if texts:
@@ -614,16 +627,47 @@ class Recorder:
             problems.append("the step trains on generations that were drawn at several temperatures")
         temperature = next(iter(temperatures), None)
         asked, random = [batch.asked for batch in batches], [batch.random for batch in batches]
-        given = problems, wrong, said, asked, temperature, random, self._not_seen, self.ranks
+        given = problems, wrong, said, asked, temperature, random, self._adapting, self._not_seen, self.ranks
         return Evidence(rows, gradient, *given)
 
     def next_step(self) -> None:
         """Forget this step; generations that later steps train on again are kept."""
         self._forget_step()
+        self._safely(self._follow_reference)
         for batch in self._batches:
             batch.trained = {}
             if batch.step < self._batches[-1].step:
                 batch.rows, batch.asked = [], RewardCalls()
+
+    def _cast(self) -> list[tuple[str, str]]:
+        """Return whether weights that are trained were cast to other numbers since the beginning."""
+        trained = {name: each for name, each in self.trainer.model.named_parameters() if each.requires_grad}
+        other = [name for name, each in trained.items() if self._dtypes.get(name, each.dtype) != each.dtype]
+        if not other:
+            return []
+        kinds = f"{self._dtypes[other[0]]} at the beginning, and are {trained[other[0]].dtype} now"
+        said = f"{len(other)} of {len(trained)} tensors that are trained were {kinds} ({other[0]} first)"
+        return [("weights cast to other numbers", said)]
+
+    def _follow_reference(self) -> None:
+        """Look whether the reference moved as `sync_ref_model` says, at the end of a step; it may from here on."""
+        args, before = self.trainer.args, self._sample
+        if not getattr(args, "sync_ref_model", False) or not before:
+            return
+        now, policy = self._sample_reference(), _sample(self.trainer.accelerator.unwrap_model(self.trainer.model))
+        step, every, share = self.trainer.state.global_step, args.ref_model_sync_steps, args.ref_model_mixup_alpha
+        due = share if step % every == 0 else 0.0
+        right = [(1 - due) * old + due * new for old, new in zip(before, policy, strict=True)]
+        if not all(torch.allclose(one, two, rtol=1e-2, atol=1e-6) for one, two in zip(now, right)):
+            asked = f"moves by {share:g} of the way to the policy" if due else "stays as it is"
+            self._astray = f"the reference model {asked} at step {step}, by sync_ref_model, and did otherwise"
+        self._sample, self._reference = now, self._fingerprint()
+
+    def _sample_reference(self) -> list[torch.Tensor]:
+        reference = getattr(self.trainer, "ref_model", None)
+        if reference is None or not getattr(self.trainer.args, "sync_ref_model", False):
+            return []
+        return _sample(self.trainer.accelerator.unwrap_model(reference))
 
     def _concerned(self) -> list[_Batch]:
         """Return the generations that this step trains on, or should."""
@@ -774,7 +818,22 @@ def own_precision(trainer: Any) -> Precision | None:
     """Return the numbers that the trainer computes in; None where they are float32."""
     narrow = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in trainer.model.parameters())
     autocast = torch.bfloat16 if "bf16" in precisions(trainer) else None
-    return Precision(False, autocast, padded=True) if narrow or autocast else None
+    if "fp16" in precisions(trainer) and getattr(trainer.accelerator, "native_amp", False):  # accelerate: not on a CPU
+        autocast = torch.float16
+    return Precision(False, autocast, padded=True, scale=loss_scale(trainer)) if narrow or autocast else None
+
+
+def loss_scale(trainer: Any) -> float:
+    """Return what the loss is multiplied with before the backward pass, for numbers of 16 bits."""
+    scaler = getattr(trainer.accelerator, "scaler", None)
+    return float(scaler.get_scale()) if scaler is not None else 1.0
+
+
+def entropy_coefficient(trainer: Any) -> tuple[float, bool] | None:
+    """Return the weight of the entropy as a step begins, and whether it counts; None where it does not adapt."""
+    if not getattr(trainer.args, "use_adaptive_entropy", False):
+        return None
+    return float(trainer.entropy_coef), trainer._last_world_entropy <= trainer.args.entropy_target
 
 
 def pad_id(trainer: Any) -> int:
@@ -795,6 +854,15 @@ def _decode(tokenizer: Any, ids: Ids) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decode = tokenizer.decode if backend is None else backend.decode
     return str(decode(list(ids), skip_special_tokens=True))
+
+
+def _scaled(gradient: Gradient, factor: float) -> Gradient:
+    return gradient if factor == 1 else {name: grad * factor for name, grad in gradient.items()}
+
+
+def _sample(model: nn.Module) -> list[torch.Tensor]:
+    """Return a few numbers of each tensor of a model, copied to the CPU."""
+    return [each.detach().reshape(-1)[:SAMPLE].float().cpu().clone() for each in model.parameters()]
 
 
 def _tensor(scores: Sequence[float | None]) -> torch.Tensor:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from failurelab.textbook.apart import NAMES, Apart, Floor, measure_apart, norm
-from failurelab.textbook.definition import DIVISORS, GRPO, SCALES, Definition, clipped, k3, weighted_sum
+from failurelab.textbook.definition import DIVISORS, GRPO, SCALES, Definition, clipped, engine_weight, k3, weighted_sum
 from failurelab.textbook.fields import Options
 from failurelab.textbook.gradient import EXACT, Gradient, OutOfMemory, Precision, Step, Tally
 from failurelab.textbook.ranks import ALONE, Ranks
@@ -94,10 +94,15 @@ def _is_cut_short(rows: Sequence[Row], options: Options) -> bool:
     return any(row.ended for row in rows) and not all(row.ended for row in rows)
 
 
+def _is_weighed(rows: Sequence[Row], options: Options) -> bool:
+    return options.engine_weight is not None
+
+
 def _is_mixed(rows: Sequence[Row], options: Options) -> bool:
     return any(row.given for row in rows)
 
 
+_ANY = -math.inf, math.inf
 _BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over
 _FRONT: dict[str, Any] = {"padded": True, "from_prompt": True}
 SCORES = (
@@ -184,8 +189,33 @@ OTHERS = (
             "opposite sign": lambda entropies, counts: -(entropies / counts).sum(),
         }.items()
     ),
+    *(
+        Suspect("the routers' loss", line, {"router": router}, lambda rows, options: bool(options.router_aux_loss_coef))
+        for line, router in {
+            "left out": lambda loss, micros: 0 * loss,
+            "opposite sign": lambda loss, micros: -loss / micros,
+            "added for each micro-batch": lambda loss, micros: loss,
+        }.items()
+    ),
     Suspect("top_entropy_quantile", "left out", {"quantile": lambda options: 1.0}, _is_cut),
     Suspect("top_entropy_quantile", "of 1", {"quantile": lambda options: 1 - options.top_entropy_quantile}, _is_cut),
+    *(
+        Suspect("the engine's weights", line, {"engine_weight": weight}, _is_weighed)
+        for line, weight in {
+            "left out": lambda difference, mask, options: torch.ones_like(mask),
+            "upside down": lambda difference, *more: engine_weight(-difference, *more),
+            "without bounds": lambda *given: engine_weight(*given[:-1], _otherwise(given[-1], engine_bounds=_ANY)),
+        }.items()
+    ),
+    *(
+        Suspect(
+            "the engine's weights",
+            f"by {mode}",
+            {"engine_weight": lambda *given, mode=mode: engine_weight(*given[:-1], _otherwise(given[-1], mode))},
+            lambda rows, options, mode=mode: options.engine_weight not in (None, mode),
+        )
+        for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    ),
     Suspect("ratio", "always 1", {"log_ratio": lambda difference, *_: difference - difference.detach()}, _is_old),
     *(
         Suspect("clipping", line, {"objective": objective}, _is_old)
@@ -226,6 +256,11 @@ def _scored_zero(rewards: torch.Tensor) -> torch.Tensor:
 def _not_centered(rewards: torch.Tensor, group: torch.Tensor, batch: torch.Tensor, options: Options) -> torch.Tensor:
     total = weighted_sum(rewards, rewards.isnan().all(1), options)
     return (total / SCALES[options.scale_rewards](total, group, batch)).nan_to_num(nan=0.0)
+
+
+def _otherwise(options: Options, mode: str | None = None, **more: Any) -> Options:
+    """Return the options with other weights of what an engine drew."""
+    return dataclasses.replace(options, engine_weight=mode or options.engine_weight, **more)
 
 
 def _swapped(options: Options) -> Options:

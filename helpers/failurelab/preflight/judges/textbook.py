@@ -44,6 +44,17 @@ _FAILURES = {
 }
 _PLANTED = {"F3b": "rows of the prompt", "F15": "temperature"}
 ENGINES = ("deepspeed", "fsdp")  # whose processes train a part of the model each
+CUT_AWAY = {  # options that the cut training lacks, and what they would do to the gradient
+    "fp16": "the gradients are scaled by a factor that the scaler changes",
+    "parallelism_config": "the gradients are spread over processes",
+    "sync_ref_model": "the reference model changes during training",
+    "torch_compile": "the compiled forward pass may be another one",
+    "use_liger_kernel": "the kernels replace the model's layers",
+    "use_liger_loss": "the loss is computed by a kernel of its own",
+    "use_transformers_continuous_batching": "generation does not go through `generate`",
+    "use_transformers_paged": "generation does not go through `generate`",
+    "use_vllm": "another engine draws the tokens, and its probabilities weigh the loss",
+}
 _OF_GENERATION = "divided by the tokens of the generation"
 _REPAIRS = {
     "F3b": "failurelab.logits.repair(model) before the trainer is made; or trl 0.15 and later.",
@@ -335,13 +346,9 @@ def cut_away(training: Training) -> list[str]:
         if (training.arguments.get(name) or (name == "deepspeed" and training.zero_stage))
         and not getattr(training.trainer.args, name, None)
     ]
-    for name, left in textbook.NOT_HERE.items():
-        value = training.arguments.get(name, left.neutral[0])
-        if not textbook.is_neutral(name, value) and textbook.is_neutral(
-            name, getattr(training.trainer.args, name, value)
-        ):
-            lines.append(f"{name} is cut away: {left.reason}")
-    return lines
+    given, args = training.arguments, training.trainer.args
+    cut = {name for name in CUT_AWAY if given.get(name) and not getattr(args, name, None)}
+    return lines + [f"{name} is cut away: {reason}" for name, reason in CUT_AWAY.items() if name in cut]
 
 
 def _uses_liger(training: Training) -> bool:
