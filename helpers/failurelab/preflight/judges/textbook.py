@@ -241,7 +241,7 @@ class StepJudge(TrainerCallback):
             return
         own = _overridden(self.trainer)
         names = ", ".join(f"{method.kind.__name__}.{method.name}" for method in own)
-        where = f" Overridden by the script: {names}." if own else ""
+        where = f" The script also overrides {names}." if own else ""
         if self.replaced:
             where += f" In the place of the library's own the script puts: {', '.join(map(str, self.replaced))}"
         repair, undo = self._repair(failure, report.named or "", own)
@@ -282,9 +282,7 @@ class StepJudge(TrainerCallback):
         words = _REPAIRS.get(failure) or _REPAIRS.get(named, _OTHERWISE)
         undo = undos.get(failure) or undos.get(named) or _without(own)
         if self.replaced:  # what the script itself has put there is looked at first
-            words = (
-                f"Take out what the script puts in the place of {', '.join(r.name for r in self.replaced)}, or mend it."
-            )
+            words = f"Take out what the script puts in the place of {', '.join(r.name for r in self.replaced)}, or correct it."
             patches = [_without_patch(self.training, [each]) for each in self.replaced]
             patches += [_without_patch(self.training, self.replaced)] * (len(patches) > 1)
             undo = (*patches, *(undo if isinstance(undo, tuple) else [undo] * bool(undo)))

@@ -25,6 +25,15 @@ _TITLES = {  # of what is no failure of the registry: a short name, and a title
 }
 
 
+_HELD = (
+    "HELD: looked for, and not there (in brackets: what the same measurement says with the failure put in on purpose)"
+)
+_HELD_REPAIRED = (
+    "HELD, with the repairs above: looked for, and not there (in brackets: the same measurement with the failure put "
+    "in on purpose)"
+)
+
+
 def text(answer: Answer, language: str = "en") -> str:
     """Return the answer as lines for a terminal: what is named and suspected, in 40 lines at most, then the details."""
     width = max(70, min(110, shutil.get_terminal_size().columns))
@@ -42,14 +51,14 @@ def text(answer: Answer, language: str = "en") -> str:
         lines += [say("IN FULL") + (say(", and beside these: {}", more) if more else "")]
         lines += [line for accusation in whole for line in (*accusation, "")]
     for heading, findings in (
-        ("HELD (in brackets: what the same measurement said with the failure planted)", answer.held),
+        (_HELD_REPAIRED if answer.named else _HELD, answer.held),
         ("NOT CHECKED", answer.not_checked),
         ("DOES NOT APPLY", answer.not_applicable),
     ):
-        lines += [say(heading)] * bool(findings)
+        lines += _wrap(say(heading), width, "", "  ") if findings else []
         for finding in findings:
             said = finding.why or f"{finding.evidence} ({finding.control})"
-            lines += _wrap(said, width, f"  {name(finding.failure, say):<6} ", " " * 9)
+            lines += _wrap(f"{_subject(finding.failure, language)} – {said}", width, "  ", " " * 9)
     if answer.cut:
         lines += _wrap(say("Cut: {}.", "; ".join(answer.cut)), width, "")
     for note in answer.notes:
@@ -70,8 +79,10 @@ def _accusation(finding: Finding, width: int, language: str, brief: bool = False
     named = f"{finding.failure} " * (finding.failure not in _TITLES)
     lines = [f"{say(finding.verdict.value)}  {named}{title(finding.failure, language)}{where}"]
     evidence = finding.evidence
+    edited = bool(finding.diff)  # else the judge has tried it beside the script: other rows, another completion
     if finding.tried:
-        evidence = say("{}; with this repair: {} (tried)", evidence.rstrip("."), finding.tried)
+        words = "{}; with this repair: {} (tried)" if edited else "{}; tried beside it: {}"
+        evidence = say(words, evidence.rstrip("."), finding.tried)
     if brief:
         lines += _wrap(textwrap.shorten(finding.evidence, 2 * width - 20, placeholder=" …"), width)
         lines += _wrap(textwrap.shorten(say("repair: {}", finding.repair), width - 8, placeholder=" …"), width)
@@ -81,7 +92,7 @@ def _accusation(finding: Finding, width: int, language: str, brief: bool = False
     lines += _wrap(evidence, width)
     lines += _wrap(say("not named: {}", finding.why), width) if suspected else []
     if finding.repair:
-        lines += _wrap(say("repair: {}" if suspected else "repair (tried): {}", finding.repair), width)
+        lines += _wrap(say("repair (tried): {}" if edited and not suspected else "repair: {}", finding.repair), width)
     lines += [f"         {line}" for line in finding.diff.splitlines()]
     return lines + (_wrap(say("why: {}", f"notebooks/{finding.notebook}.ipynb"), width) if finding.notebook else [])
 
@@ -133,6 +144,11 @@ def verdict(answer: Answer, language: str = "en") -> str:
 def name(failure: str, say: Callable[..., str] = str.format) -> str:
     """Return a failure's id, or a short name of what is no failure of the registry."""
     return say(_TITLES[failure][0]) if failure in _TITLES else failure
+
+
+def _subject(failure: str, language: str) -> str:
+    """Return a failure's id with its title, or the short name of what is none."""
+    return f"{failure} {title(failure, language)}" if failure not in _TITLES else name(failure, speak(language))
 
 
 def _names(findings: Sequence[Finding], say: Callable[..., str]) -> str:

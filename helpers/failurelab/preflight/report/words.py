@@ -10,12 +10,16 @@ _CHINESE = {
     "NAMED": "确定", "SUSPECTED": "怀疑", "FOUND": "测到", "HELD": "无此故障", "NOT CHECKED": "未检查",
     "DOES NOT APPLY": "不适用",
     # headings
-    "HELD (in brackets: what the same measurement said with the failure planted)":
-        "无此故障（括号内：故意放入这个故障时，同样的测量得到什么）",
+    "HELD: looked for, and not there (in brackets: the same measurement with the failure put in on purpose)":
+        "无此故障：找过，没有（括号内：故意放入这个故障时，同样的测量得到什么）",
+    "HELD, with the repairs above: looked for, and not there (in brackets: the same measurement with the failure put "
+    "in on purpose)":
+        "加上上面的改法之后，无此故障：找过，没有（括号内：故意放入这个故障时，同样的测量得到什么）",
     "IN FULL": "完整内容", ", and beside these: {}": "，此外还有：{}",
     "Cut: {}.": "裁掉的：{}。", "Note: {}.": "注意：{}。", "ERROR {}": "错误：{}",
     # of one finding
-    "{}; with this repair: {} (tried)": "{}；加上这个改法：{}（试过）", "not named: {}": "为什么只是怀疑：{}",
+    "{}; with this repair: {} (tried)": "{}；加上这个改法：{}（试过）",
+    "{}; tried beside it: {}": "{}；另外试过：{}", "not named: {}": "为什么只是怀疑：{}",
     "repair: {}": "改法：{}", "repair (tried): {}": "改法（试过）：{}", "why: {}": "原因：{}",
     "line {}": "第 {} 行", "cell {}, line {}": "单元格 {}，第 {} 行",
     # the chain
