@@ -282,7 +282,8 @@ class StepJudge(TrainerCallback):
         words = _REPAIRS.get(failure) or _REPAIRS.get(named, _OTHERWISE)
         undo = undos.get(failure) or undos.get(named) or _without(own)
         if self.replaced:  # what the script itself has put there is looked at first
-            words = f"Take out what the script puts in the place of {', '.join(r.name for r in self.replaced)}, or correct it."
+            names = ", ".join(each.name for each in self.replaced)
+            words = f"Take out what the script puts in the place of {names}, or correct it."
             patches = [_without_patch(self.training, [each]) for each in self.replaced]
             patches += [_without_patch(self.training, self.replaced)] * (len(patches) > 1)
             undo = (*patches, *(undo if isinstance(undo, tuple) else [undo] * bool(undo)))
