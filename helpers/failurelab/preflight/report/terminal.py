@@ -25,9 +25,7 @@ _TITLES = {  # of what is no failure of the registry: a short name, and a title
 }
 
 
-_HELD = (
-    "HELD: looked for, and not there (in brackets: what the same measurement says with the failure put in on purpose)"
-)
+_HELD = "HELD: looked for, and not there (in brackets: the same measurement with the failure put in on purpose)"
 _HELD_REPAIRED = (
     "HELD, with the repairs above: looked for, and not there (in brackets: the same measurement with the failure put "
     "in on purpose)"
