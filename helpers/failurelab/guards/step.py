@@ -103,7 +103,7 @@ class StepGuard(Guard):
                     again = next(filter(None, ranks.share(again)), "")
                 report = dataclasses.replace(report, again=again)
         self.report = report
-        if ranks.number and self.action != "stop":
+        if ranks.number and self.action != "stop" and not ranks.split:
             return  # the same is said by rank 0
         for line in report.not_shown:
             self._held(f"step {report.step}, NOT CHECKED: {line}")

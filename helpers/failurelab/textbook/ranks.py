@@ -57,6 +57,7 @@ class Ranks:
         self._calls = 0
         self._group: Any = None
         self.lost = ""  # why this rank is in no call of all processes any more
+        self.split = False  # whether the others may know something else of the last comparison
 
     @classmethod
     def meet(cls, told: Mapping[str, Any], limit: float = PASS) -> "Ranks":
@@ -75,7 +76,7 @@ class Ranks:
         ranks = cls(dist.get_rank(), dist.get_world_size(), dist.PrefixStore(place, _store()), limit)
         every = ranks.call("the beginning of training, with StepGuard or textbook.compare", dict(told))
         for number, other in enumerate(every):
-            for name in told:
+            for name in every[0] | other:  # the same on all, who tells what
                 if other.get(name) != every[0].get(name):
                     raise Apart(
                         f"the ranks are not alike: {name} is {other.get(name)} on rank {number}, and "
@@ -94,7 +95,7 @@ class Ranks:
         """
         if self.count == 1:
             return [told]
-        self._calls += 1
+        self._calls, self.split = self._calls + 1, True  # until all have come
         key, until = f"call-{self._calls}", time.monotonic() + self._wait
         try:
             self._store.set(f"{key}/{self.number}", pickle.dumps(told))
@@ -104,6 +105,7 @@ class Ranks:
             raise Apart(f"the store of the launch, through which the ranks meet, does not answer: {error}") from error
         if word != b"go":
             raise Apart(f"{name_ranks(absent) or 'another rank'} did not come to {where} within {self._wait:g} seconds")
+        self.split = False
         return [pickle.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.count)]
 
     def _came(self, key: str, until: float) -> bool:
@@ -147,7 +149,7 @@ class Ranks:
     def leave(self, why: str) -> None:
         """Leave our group, so that those who wait in it for this rank need not wait until their time is up."""
         if self._group is not None:
-            self.lost = why
+            self.lost, self.split = why, True
             with contextlib.suppress(RuntimeError):  # the store may have gone
                 self._store.compare_set(f"left/{self.number}", "", why)
             dist.destroy_process_group(self._group)
@@ -182,6 +184,10 @@ class Ranks:
                 name, _, line = told.partition("|")
                 raise _KINDS[name](f"rank {rank}: {line}")
         return result  # type: ignore[return-value]  # no error, so it is there
+
+    def collect(self, work: Callable[[], T]) -> list[T]:
+        """Return what each rank's own work gives, in their order."""
+        return self.share(self.agree(work))
 
     def total(self, work: Callable[[], float]) -> float:
         """Return the sum of a number over the ranks."""

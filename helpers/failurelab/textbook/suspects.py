@@ -38,6 +38,7 @@ from failurelab.textbook.together import (
 )
 
 MISSING = "tensors without gradient"
+ALIKE = 0.1  # how far a part of a generation may lie from the same share for each of its steps
 CONTROLS = ("scores shifted by one", "rows of the prompt", "no attention mask", "temperature")
 When = Callable[[Sequence[Row], Options], bool]
 
@@ -317,7 +318,7 @@ class Search:
         tried = self._try(SCORES, ours)
         explanation = self._choose(tried, apart.distance)
         if self.floor.holds(Apart(abs(apart.cosine), 1.0, 0.0)):
-            return dataclasses.replace(explanation or self._factor(apart), tried=_nearest(tried))
+            return dataclasses.replace(explanation or self._factor(apart, tried), tried=_nearest(tried))
         explanation = explanation or self._of_ranks()
         # with old log-probabilities other scores move the ratios, and so clip as a mistake of another kind does
         if explanation is None or _is_old(self.rows, self.options):
@@ -355,12 +356,17 @@ class Search:
             return Explanation(MISSING, f"Named: {MISSING} ({len(empty)} of {len(ours)}, {empty[0]} first).")
         return None
 
-    def _factor(self, apart: Apart) -> Explanation:
-        """Return the explanation that the definition's gradient is multiplied by a constant."""
+    def _factor(self, apart: Apart, tried: Sequence[Fit]) -> Explanation:
+        """Return the explanation that the definition's gradient is multiplied by a constant.
+
+        A suspect that comes nearer as it is than the definition does with a size of its own is at least as likely: a
+        temperature that is left out is nearly a factor, where the model hardly knows what comes next.
+        """
         if apart.cosine < 0:
             return _say([Fit("opposite sign", "", apart, 1.0 if self._is_one(apart.size) else apart.size)], "direction")
         fits = [Fit(name, line, apart) for name, line, size in self._factors() if self._is_one(apart.size / size)]
-        return _say(fits or [Fit("constant factor", "", apart, apart.size)], "direction")
+        nearer = [fit for fit in tried if fit.apart.distance < _beside(apart)]
+        return _say([*nearer, *fits] or [Fit("constant factor", "", apart, apart.size)], "direction")
 
     def _of_ranks(self) -> Explanation | None:
         """Return the explanation that the parts of the ranks were not added up alike."""
@@ -393,7 +399,8 @@ class Search:
         of_generation = share < 1 and by_tokens
         if ranks > 1:
             yield SUMMED, "", float(ranks)
-            yield DIVIDED, "", 1 / ranks
+            if not of_generation or abs(share * ranks - 1) > ALIKE:  # by as much, with as many steps as ranks
+                yield DIVIDED, "", 1 / ranks
             tokens = tokens_of(self.rows, self.options)
             for rank, own in enumerate(tokens):
                 if by_tokens and own and share == 1 and not self._is_one(sum(tokens) / (ranks * own)):
