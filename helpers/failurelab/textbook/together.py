@@ -51,10 +51,8 @@ def gather(trainer: Any, evidence: Evidence) -> Evidence:
         wrong.append((name, "; ".join(lines)))
     not_seen = _of_some([each["not_seen"] for each in every])
     texts = _of_some([[each["texts"]] if each["texts"] else [] for each in every])
-    said = {"texts": (texts or [""])[0], "not_seen": not_seen}
-    return dataclasses.replace(
-        evidence, rows=rows, problems=problems, wrong=wrong, temperature=temperatures.pop(), **said
-    )
+    evidence = dataclasses.replace(evidence, texts=(texts or [""])[0], not_seen=not_seen)
+    return dataclasses.replace(evidence, rows=rows, problems=problems, wrong=wrong, temperature=temperatures.pop())
 
 
 def _without_ranks(evidence: Evidence) -> dict[str, Any]:
