@@ -30,7 +30,7 @@ import transformers
 
 from failurelab import textbook
 from failurelab_course.experiments import deepspeed as engines
-from failurelab_course.experiments import models, observe
+from failurelab_course.experiments import observe
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "unit"))
 import ranks_child
@@ -76,6 +76,8 @@ def list_combinations() -> dict[str, dict[str, Any]]:
     names = [name for name, asked in OPTIONS.items() if is_known(asked) and "luspo" not in name and "cispo" not in name]
     if before("0.16"):
         names.remove("temperature")  # a finding of its own in these releases
+    if before("0.23"):  # its gathering of several ranks' entropies ends the run, where these have different lengths
+        names = [name for name in names if "top_entropy_quantile" not in name]
     for number in range(COMBINATIONS):
         way = draw.choice([way for way in WAYS if is_here(way)])
         chosen = draw.sample(names, min(len(names), draw.randint(2, 4)))
@@ -110,11 +112,10 @@ def list_threads() -> dict[str, dict[str, Any]]:
 
 def list_cost() -> dict[str, dict[str, Any]]:
     """Return what is measured of the cost: with one and with two processes."""
-    ways = [(way, 2) for way in ("DDP", "ZeRO-2", "ZeRO-3", "FSDP2")] + [("DDP", 1), ("ZeRO-3", 1)]
-    large = ("DDP, LoRA, Qwen2-0.5B, random weights", 2)
+    ways = [("DDP", 1), ("ZeRO-3", 1), *((way, 2) for way in ("DDP", "FSDP2", "ZeRO-2", "ZeRO-3"))]
     return {
         f"cost: {way}, {count} process{'es' * (count > 1)}": {"way": way, "count": count, "cost": True}
-        for way, count in [*ways, large]
+        for way, count in ways
         if is_here(way)
     }
 
@@ -151,20 +152,13 @@ def run(asked: dict[str, Any], device: str) -> dict[str, Any]:
 
 def run_cost(way: str, device: str) -> dict[str, Any]:
     """Measure a step without the guard and with it: seconds of this process, then the peak of memory."""
-    way, _, shape = way.partition(", Qwen2-0.5B")
-    options: dict[str, Any] = {"max_steps": 4, **once()}
-    if shape:
-        options = {"max_steps": 1, "max_completion_length": 32, "gradient_accumulation_steps": 1, **once()}
-        options |= {"per_device_train_batch_size": 4, "policy": models.load("random-0.5b", device=device)[0]}
 
     def again() -> Any:
-        return build(way, options, {}, device)
+        return build(way, {"max_steps": 4, **once()}, {}, device)
 
-    step = options["max_steps"]
-    times = 1 if shape else 3
-    rounds = [[cost_of(again, step, guarded, device, False)[0] for guarded in (False, True)] for _ in range(times)]
-    peaks = [cost_of(again, step, guarded, device, True)[1] for guarded in (False, True)]
-    seconds = [sorted(each)[len(each) // 2] for each in zip(*rounds)]
+    rounds = [[cost_of(again, 4, guarded, device, False)[0] for guarded in (False, True)] for _ in range(3)]
+    peaks = [cost_of(again, 4, guarded, device, True)[1] for guarded in (False, True)]
+    seconds = [sorted(each)[1] for each in zip(*rounds)]
     return {"step_seconds": seconds[0], "guarded_seconds": seconds[1], "peak_mib": peaks[0], "guarded_mib": peaks[1]}
 
 
