@@ -235,7 +235,7 @@ class _Comparer:
     def _adapted(self, before: float) -> Iterator[tuple[str, str]]:
         """Yield where the weight of the entropy, for the next step, is not what `use_adaptive_entropy` says."""
         args = self.trainer.args
-        sums = self.ranks.share(entropy_sum(self.model, self.rows, self.options, self.own or EXACT))
+        sums = self.ranks.share(entropy_sum(self.model, self.rows, self.options, self.own or EXACT, self.ranks.collect))
         entropy = sum(total for total, _ in sums) / max(1, sum(count for _, count in sums))
         if abs(entropy - args.entropy_target) <= NEAR_TARGET * entropy:
             return  # rounding says on which side
@@ -249,7 +249,7 @@ class _Comparer:
 
     def part(self, options: Options, **given: Any) -> Gradient:
         """Return the part of the expected gradient that the rows of this process have."""
-        given = {"definition": self.definition, "pad": pad_id(self.trainer), **given}
+        given = {"definition": self.definition, "pad": pad_id(self.trainer), "collect": self.ranks.collect, **given}
         return expected_gradient(self.model, self.rows, options, reference=reference_of(self.trainer), **given)
 
     def gradient(self, options: Options, *, tally: Tally | None = None, **given: Any) -> Gradient:

@@ -19,6 +19,7 @@ CAUSES = {
     "temperature": "the engine's log-probabilities are those at another temperature (F15)",
     "tokens": "the engine's log-probabilities are those of the tokens beside (F18)",
     "dtype": "the engine computes in another dtype (F16, F17)",
+    "": "what explains it was not looked for, because these tokens are not of this step and process alone",
     "stale": "the engine has other weights than the policy that drew by the trainer's count, such as older ones (F16)",
 }
 
@@ -72,8 +73,9 @@ def _cause(
 
     both = mask[:, 1:] & mask[:, :-1]
     pairs = (policy[:, 1:] - engine[:, :-1], policy[:, :-1] - engine[:, 1:])
+    now = all(row.old_logps is None and row.here for row in rows)  # else this is no longer the policy that drew
     undone = {"tokens": min((float(pair.abs()[both].mean()) for pair in pairs), default=mean) if both.any() else mean}
-    if all(row.old_logps is None and row.here for row in rows):  # else this is no longer the policy that drew
+    if now:
 
         def scored(temperature: float, precision: Precision) -> torch.Tensor:
             scores = score_rows(model, rows, temperature, pad, precision)
@@ -86,4 +88,4 @@ def _cause(
         except OutOfMemory:
             pass
     cause = min(undone, key=undone.__getitem__)
-    return cause if undone[cause] <= LEFT * mean else "stale"
+    return cause if undone[cause] <= LEFT * mean else "stale" * now

@@ -309,8 +309,9 @@ class Recorder:
         given = given | given.get("kwargs", {})
         answers, ends = engine.read(given, output), self._ends(None)
         multiple = getattr(self.trainer.args, "pad_to_multiple_of", None) or 1
-        longest = (max((len(answer[place]) for answer in answers), default=0) for place in (0, 1))
-        padded, rows = tuple(-(-length // multiple) * multiple for length in longest), []
+        width = max((len(prompt) for prompt, _, _ in answers), default=0)
+        length = max((len(drawn) for _, drawn, _ in answers), default=0)
+        padded, rows = (-(-width // multiple) * multiple, -(-length // multiple) * multiple), []
         for prompt, drawn, scores in answers:
             completion, ended = cut_at_end([int(token) for token in drawn], ends)
             row = Row(tuple(int(token) for token in prompt), completion, ended, padded=padded)
@@ -428,6 +429,8 @@ class Recorder:
                 batch.used.add(place)
                 batch.trained[place] = micro
             elif unused:
+                batch, place = unused[0]
+                batch.used.add(place)
                 self._problems.append("the step trains on a generation in more than one iteration")
             else:
                 self._open.append(micro)

@@ -98,11 +98,17 @@ def _is_weighed(rows: Sequence[Row], options: Options) -> bool:
     return options.engine_weight is not None
 
 
+def _weighed(mode: str) -> dict[str, Callable[..., Any]]:
+    def weight(difference: torch.Tensor, mask: torch.Tensor, options: Options) -> torch.Tensor:
+        return engine_weight(difference, mask, dataclasses.replace(options, engine_weight=mode))
+
+    return {"engine_weight": weight}
+
+
 def _is_mixed(rows: Sequence[Row], options: Options) -> bool:
     return any(row.given for row in rows)
 
 
-_ANY = -math.inf, math.inf
 _BARE: dict[str, Any] = {"padded": True, "attend_padding": True}  # trl 0.14 hands no attention mask over
 _FRONT: dict[str, Any] = {"padded": True, "from_prompt": True}
 SCORES = (
@@ -203,17 +209,12 @@ OTHERS = (
         Suspect("the engine's weights", line, {"engine_weight": weight}, _is_weighed)
         for line, weight in {
             "left out": lambda difference, mask, options: torch.ones_like(mask),
-            "upside down": lambda difference, *more: engine_weight(-difference, *more),
-            "without bounds": lambda *given: engine_weight(*given[:-1], _otherwise(given[-1], engine_bounds=_ANY)),
+            "upside down": lambda difference, mask, options: engine_weight(-difference, mask, options),
+            "without bounds": lambda difference, mask, options: engine_weight(difference, mask, _unbound(options)),
         }.items()
     ),
     *(
-        Suspect(
-            "the engine's weights",
-            f"by {mode}",
-            {"engine_weight": lambda *given, mode=mode: engine_weight(*given[:-1], _otherwise(given[-1], mode))},
-            lambda rows, options, mode=mode: options.engine_weight not in (None, mode),
-        )
+        Suspect("the engine's weights", f"by {mode}", _weighed(mode), _is_weighed)
         for mode in ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
     ),
     Suspect("ratio", "always 1", {"log_ratio": lambda difference, *_: difference - difference.detach()}, _is_old),
@@ -258,9 +259,8 @@ def _not_centered(rewards: torch.Tensor, group: torch.Tensor, batch: torch.Tenso
     return (total / SCALES[options.scale_rewards](total, group, batch)).nan_to_num(nan=0.0)
 
 
-def _otherwise(options: Options, mode: str | None = None, **more: Any) -> Options:
-    """Return the options with other weights of what an engine drew."""
-    return dataclasses.replace(options, engine_weight=mode or options.engine_weight, **more)
+def _unbound(options: Options) -> Options:
+    return dataclasses.replace(options, engine_bounds=(-math.inf, math.inf))
 
 
 def _swapped(options: Options) -> Options:

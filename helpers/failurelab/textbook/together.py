@@ -49,14 +49,14 @@ def gather(trainer: Any, evidence: Evidence) -> Evidence:
     for name in dict.fromkeys(name for each in every for name, _ in each["wrong"]):
         lines = _of_some([[line for own, line in each["wrong"] if own == name] for each in every])
         wrong.append((name, "; ".join(lines)))
+    not_seen = _of_some([each["not_seen"] for each in every])
     texts = _of_some([[each["texts"]] if each["texts"] else [] for each in every])
-    return dataclasses.replace(
-        evidence, rows=rows, problems=problems, wrong=wrong, texts=(texts or [""])[0], temperature=temperatures.pop()
-    )
+    evidence = dataclasses.replace(evidence, texts=(texts or [""])[0], not_seen=not_seen)
+    return dataclasses.replace(evidence, rows=rows, problems=problems, wrong=wrong, temperature=temperatures.pop())
 
 
 def _without_ranks(evidence: Evidence) -> dict[str, Any]:
-    names = ("rows", "problems", "wrong", "texts", "temperature", "random")
+    names = ("rows", "problems", "wrong", "texts", "temperature", "random", "not_seen")
     return {name: getattr(evidence, name) for name in names}
 
 
