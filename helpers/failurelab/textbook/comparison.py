@@ -127,7 +127,8 @@ def why_not_here(trainer: Any) -> list[str]:
     """Return why the gradient of this trainer is not implemented, a line for each reason."""
     if elsewhere := no_textbook(trainer):
         return [elsewhere]
-    lines = fields.why_not(trainer, algorithm_of(trainer).losses)
+    algorithm = algorithm_of(trainer)
+    lines = fields.why_not(trainer, algorithm.losses, algorithm.not_here)
     model = trainer.accelerator.unwrap_model(trainer.model)
     if "fp16" in precisions(trainer) and not getattr(trainer.args, "fp16", False):
         lines.append("fp16 of the launcher: the loss is scaled")
