@@ -27,6 +27,7 @@ import frames
 import pandas
 import recording
 import torch
+import transformers
 
 from failurelab import textbook
 from failurelab_course.experiments import deepspeed as engines
@@ -57,7 +58,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 # As in TRL #2960, but for the model, its data and the engine that draws; and in #4631, but for the model.
 TWO_CARDS = {"bf16": True, "num_generations": 8, "gradient_accumulation_steps": 16, "max_grad_norm": 1.0}
-TWO_CARDS |= {"lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "beta": 0.04, "per_device_train_batch_size": 8}
+TWO_CARDS |= {"lr_scheduler_type": "cosine", "warmup_steps": 1, "beta": 0.04, "per_device_train_batch_size": 8}
 
 
 def is_here(way: str) -> bool:
@@ -150,6 +151,7 @@ def build(way: str, options: dict[str, Any], engine: dict[str, Any], device: str
 
 def run(asked: dict[str, Any], device: str) -> dict[str, Any]:
     """Do one run in this process, and return its figures."""
+    transformers.integrations.deepspeed.unset_hf_deepspeed_config()  # the last run's, by which models are loaded
     if asked.get("cost"):
         return run_cost(asked["way"], device)
     if asked.get("curve"):

@@ -198,7 +198,7 @@ CASES = {
     "checkpointing": {"gradient_checkpointing": True},
     "bf16": {"bf16": True},
     "lora": lora,
-    "entropy": {"top_entropy_quantile": 0.5},
+    "entropy": {"top_entropy_quantile": 0.3, "entropy_coef": 1.0, "temperature": 1.5, "max_completion_length": 6},
     "zero1": zero(1),
     "zero2": zero(2),
     "zero3": zero(3),

@@ -208,6 +208,13 @@ def test_an_adapter_that_the_policy_came_with_holds(adapt, std, model, tokenizer
     assert report.verdict == "HELD" and report.kl > 1e-4
 
 
+@pytest.mark.skipif(not has("steps_per_generation"), reason="each step has a generation of its own")
+def test_a_step_over_two_iterations_of_a_generation_accuses_nothing(make):
+    """The same rows twice in one step have ratios of 1 and one gradient twice, which nobody has defined."""
+    report = compare(make(num_iterations=2, steps_per_generation=2, gradient_accumulation_steps=4))
+    assert report.verdict == "NOT CHECKED" and "more than one iteration" in report.reason
+
+
 def test_ratios_that_are_clipped_and_entropies_hold(make):
     """At a third iteration; the bonus is a mean over the tokens that the policy trains on, and not over all."""
     if has("num_iterations"):  # before 0.16 a release takes one step for each generation

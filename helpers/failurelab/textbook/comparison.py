@@ -223,7 +223,7 @@ class _Comparer:
 
     def part(self, options: Options, **given: Any) -> Gradient:
         """Return the part of the expected gradient that the rows of this process have."""
-        given = {"definition": self.definition, "pad": pad_id(self.trainer), **given}
+        given = {"definition": self.definition, "pad": pad_id(self.trainer), "collect": self.ranks.collect, **given}
         return expected_gradient(self.model, self.rows, options, reference=reference_of(self.trainer), **given)
 
     def gradient(self, options: Options, *, tally: Tally | None = None, **given: Any) -> Gradient:

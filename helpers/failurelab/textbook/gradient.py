@@ -23,6 +23,8 @@ from failurelab.textbook.rows import Row, Scoring, lay_out
 from failurelab.textbook.scores import Scores, plain, score
 
 Gradient = dict[str, torch.Tensor]
+# Does work of a process, and gives what it gave on each of them.
+Collect = Callable[[Callable[[], Any]], list[Any]]
 Reference = Callable[[], "contextlib.AbstractContextManager[nn.Module]"]
 TIE = 1e-5  # nats that rounding in float32 moves a log-probability or an entropy by, at most
 # Of logits that are held at once, in float32, before their softmax. More at once saves a GPU time, and a CPU none: with
@@ -166,6 +168,7 @@ def expected_gradient(
     precision: Precision = EXACT,
     pad: int = 0,
     tally: Tally | None = None,
+    collect: Collect = lambda work: [work()],
 ) -> Gradient:
     """Return the gradient of the definition's loss for every trainable parameter of the model, by name, in float32.
 
@@ -183,6 +186,7 @@ def expected_gradient(
         precision: of the computation.
         pad: token id of the padding, for a suspect that scores it.
         tally: is added to.
+        collect: does work of a process, and gives what it gave on each, where rows are of several.
 
     Raises:
         OutOfMemory: one term of the loss alone, a row of most kinds, does not fit.
@@ -202,7 +206,7 @@ def expected_gradient(
     with plain(model, training=precision.dropout is not None), torch.enable_grad(), draws(model, precision.dropout):
         forward, leaves = forward_of(model, trained, precision)
         if options.top_entropy_quantile < 1:
-            step.choose_tokens(lambda some: step.score_rows(forward, some, entropy=True), tally)
+            step.choose_tokens(lambda some: step.score_rows(forward, some, entropy=True), tally, collect)
 
         def work(rows: range) -> tuple[types.SimpleNamespace, list[torch.Tensor], Sequence[torch.Tensor | None]]:
             part, scores = step.part(forward, rows, reference, precision)
@@ -274,6 +278,10 @@ class Step:
         self.kept = dict.fromkeys((row.micro for row in self.rows), 0)  # tokens that the entropy term is the mean of
         for row in self.rows:
             self.kept[row.micro] += 0 if left_out(row, self.options) else row.length()
+        turns: dict[int, dict[int | None, int]] = {}  # of a rank's micro-batches, which come one after another
+        for micro, rank in sorted({(row.micro or 0, row.rank) for row in self.rows}):
+            turns.setdefault(rank, {})[micro] = len(turns.get(rank, {}))
+        self._turns = {micro: turn for own in turns.values() for micro, turn in own.items()}
 
     def score_rows(self, forward: Callable[..., torch.Tensor], part: range, *, entropy: bool = False) -> Scores:
         """Score some of the rows."""
@@ -291,26 +299,38 @@ class Step:
         together = self.definition.together
         return together * max(1, count // together)
 
-    def choose_tokens(self, score_part: Callable[[range], Scores], tally: Tally | None = None) -> None:
-        """Choose of each micro-batch the tokens of the highest entropy, which are trained on: by their rank.
+    def choose_tokens(
+        self,
+        score_part: Callable[[range], Scores],
+        tally: Tally | None = None,
+        collect: Collect = lambda work: [work()],
+    ) -> None:
+        """Choose of each micro-batch the tokens of the highest entropy, which are trained on: by their order.
 
-        They are scored once: beside other rows the same entropy is rounded otherwise, and in a model that knows little
+        Of several processes it is the micro-batch of all, the first ones of each beside each other, and so on. They are
+        scored once: beside other rows the same entropy is rounded otherwise, and in a model that knows little
         all lie so close that the order would be another one. For the same reason tokens of a group behind the same text
         have one entropy.
         """
         entropies: dict[int | None, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
         known: dict[int, float] = {}
-        with torch.no_grad():
-            for number in self.own:
-                row = self.rows[number]
-                if not left_out(row, self.options):
-                    scores = score_part(range(number, number + 1))
-                    own = zip(self._texts_before(row), scores.entropies[0].tolist())
-                    entropy = scores.entropies.new_tensor([known.setdefault(text, value) for text, value in own])
-                    entropies.setdefault(row.micro, []).append((number, entropy, scores.mask[0].bool()))
+
+        def score_own() -> dict[int, torch.Tensor]:
+            with torch.no_grad():
+                for number in self.own:
+                    row = self.rows[number]
+                    if not left_out(row, self.options):
+                        scores = score_part(range(number, number + 1))
+                        own = zip(self._texts_before(row), scores.entropies[0].tolist())
+                        entropy = scores.entropies.new_tensor([known.setdefault(text, value) for text, value in own])
+                        entropies.setdefault(row.micro, []).append((number, entropy, scores.mask[0].bool()))
+            return {self._turns[micro]: _values(rows).cpu() for micro, rows in entropies.items()}
+
+        every = collect(score_own)
         for micro, rows in entropies.items():
-            values = torch.cat([entropy[mask] for _, entropy, mask in rows]).float()
-            least = self._least_entropy(values)
+            beside = [own[self._turns[micro]] for own in every if self._turns[micro] in own]
+            values = _values(rows)
+            least = self._least_entropy(torch.cat(beside).to(values))
             for number, entropy, mask in rows:
                 self.chosen[number] = mask & (entropy >= least)
             self.kept[micro] = int((values >= least).sum())
@@ -388,6 +408,11 @@ class Step:
         with reference() as model, plain(model), torch.no_grad():
             forward, _ = forward_of(model, {}, dataclasses.replace(precision, dropout=None))
             return self.score_rows(forward, part).logps
+
+
+def _values(rows: Sequence[tuple[int, torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Return the entropies (tokens,) of the tokens of rows that count."""
+    return torch.cat([entropy[mask] for _, entropy, mask in rows]).float()
 
 
 def reward_table(rows: Sequence[Row]) -> torch.Tensor:

@@ -185,6 +185,10 @@ class Ranks:
                 raise _KINDS[name](f"rank {rank}: {line}")
         return result  # type: ignore[return-value]  # no error, so it is there
 
+    def collect(self, work: Callable[[], T]) -> list[T]:
+        """Return what each rank's own work gives, in their order."""
+        return self.share(self.agree(work))
+
     def total(self, work: Callable[[], float]) -> float:
         """Return the sum of a number over the ranks."""
         return sum(self.share(self.agree(work)))

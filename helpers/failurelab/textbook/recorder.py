@@ -347,6 +347,8 @@ class Recorder:
                 batch.used.add(place)
                 batch.trained[place] = micro
             elif unused:
+                batch, place = unused[0]
+                batch.used.add(place)
                 self._problems.append("the step trains on a generation in more than one iteration")
             else:
                 self._open.append(micro)

@@ -1,5 +1,6 @@
 """Compare steps of a trainer from outside: attached before `train()`, taken back at the end of the block."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class Watch(TrainerCallback):
         self.with_suspects, self.variants = with_suspects, variants
         self.reports: list[Comparison] = []
         self._recorder: Recorder | None = None
+        self._attached = contextlib.ExitStack()
 
     @property
     def report(self) -> Comparison:
@@ -48,13 +50,12 @@ class Watch(TrainerCallback):
         self._recorder = Recorder(self.trainer, self.steps.__contains__)
         self._recorder.attach()
         self.trainer.add_callback(self)
+        self._attached.callback(self._recorder.detach)
+        self._attached.callback(self.trainer.remove_callback, self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self in self.trainer.callback_handler.callbacks:
-            self.trainer.remove_callback(self)
-        if self._recorder is not None:
-            self._recorder.detach()
+        self._attached.close()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Meet the other processes."""

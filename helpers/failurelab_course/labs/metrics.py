@@ -101,7 +101,11 @@ _STEP = {
     "step_size": "norm of a step's gradient over that of the definition's, in the worse of two steps",
     "beta": "weight of the KL term that the trainer was given",
     "other_texts": "boolean: the reward functions were given other texts than were drawn",
-    "step_found": "text: what is wrong with a step whatever its gradient is, such as the same prompts on every rank",
+}
+_RANKS = {
+    "ranks_cosine": "cosine between both processes' gradient and that of GRPO's definition, in the worse of two steps",
+    "ranks_size": "norm of that gradient over that of the definition's, in the worse of two steps",
+    "ranks_found": "text: what is wrong with a step whatever its gradient is, such as the same prompts on every rank",
 }
 _BY_KIND = {
     "trainer": _COMMON | _TRAINING | _ROLLOUTS | _LOG,
@@ -113,7 +117,7 @@ _BY_KIND = {
     "node": _COMMON | PLACEMENT | NODE,
     "policies": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _POLICIES,
     "step": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _STEP,
-    "ranks": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _STEP,
+    "ranks": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _RANKS,
     "weights": _COMMON | _WEIGHTS,
     "launch": _COMMON | _TRAINING | _ROLLOUTS | _LOG | _LOGITS | PLACEMENT,
 }
@@ -132,7 +136,8 @@ EARLY = {
 EARLY |= {"tensors_total", "tensors_trainable", "tensors_frozen", "tensors_without_gradient", "tensors_changed"}
 EARLY |= {"frozen_changed", "embeddings_changed", "reward_first", "accuracy_there", "overrun_first", "rollout_gap"}
 EARLY |= {"loss_first", "rows_made", "rows_needed", "positions_off", "temperature_off", "policy_gap_first"}
-EARLY |= {"foreign_tokens", "step_cosine_first", "step_cosine", "step_size", "beta", "other_texts", "step_found"}
+EARLY |= {"foreign_tokens", "step_cosine_first", "step_cosine", "step_size", "beta", "other_texts"}
+EARLY |= set(_RANKS)
 EARLY |= set(PLACEMENT)  # loaded, not trained
 EARLY_STEPS = 8  # the later of the steps that the kind `step` compares
 CAN_STOP = ("trainer", "loop", "logits", "policies", "step", "ranks", "launch")  # kinds whose training can end there

@@ -26,7 +26,6 @@ def measure(script: types.ModuleType, run: CheckRun) -> None:
 def _compared(trainer: Any, run: CheckRun) -> Iterator[None]:
     metrics = run.metrics
     metrics |= {"step_cosine_first": None, "step_cosine": None, "step_size": None, "other_texts": None}
-    metrics["step_found"] = None
     metrics["beta"] = trainer.args.beta
     with textbook.compare(trainer, STEPS, with_suspects=False) as comparison:
         try:
@@ -35,7 +34,6 @@ def _compared(trainer: Any, run: CheckRun) -> Iterator[None]:
             reports = comparison.reports
             if reports:
                 metrics["other_texts"] = any(report.texts for report in reports)
-                metrics["step_found"] = next((report.named for report in reports if report.named), "")
             if reports and all(report.verdict != "NOT CHECKED" for report in reports):
                 apart = [report.apart or NOTHING for report in reports]
                 metrics["step_cosine_first"] = apart[0].cosine
