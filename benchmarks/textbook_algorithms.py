@@ -9,6 +9,7 @@ release lacks an option it is not run; RLOO before 0.22 has a training loop of i
 Eras: trl-0.14, trl-0.15, trl-0.22, today.
 """
 
+import os
 import pathlib
 import sys
 import tempfile
@@ -62,6 +63,7 @@ def build(case: str, device: str) -> Any:
         return None
     if "missing_eos_penalty" in options and steps.judges():  # which a judge may not be combined with
         return None
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # transformers 4 leaves the last trainer's there
     make = {"RLOO": steps.rloo, "Online DPO": steps.online_dpo}[algorithm]
     model, tokenizer = models.load("tiny", device=device)
     return make(model, tokenizer, tempfile.mkdtemp(prefix="algorithms-"), **options)

@@ -470,6 +470,17 @@ def test_a_judge_is_asked_again_by_messages():
     assert paid == [1.0, 0.0, None, 0.0, 1.0, None]
 
 
+@needs_online_dpo
+@pytest.mark.parametrize("name", ["fp16", "use_vllm", "neftune_noise_alpha"])
+def test_what_is_compared_with_grpo_alone_is_no_finding(name, monkeypatch, pairs):
+    """Also where GRPO's definition has it, and the common table lists it no more."""
+    made = pairs()
+    monkeypatch.delitem(fields.NOT_HERE, name, raising=False)
+    assert not textbook.why_not_here(made)
+    setattr(made.args, name, 5)
+    assert any(line.startswith(name) for line in textbook.why_not_here(made))
+
+
 def test_loss_types_are_those_of_the_algorithm(monkeypatch):
     monkeypatch.setattr(fields, "NOT_HERE", {})
     args = OnlineDPOConfig("unused", loss_type="sigmoid", use_cpu=True, bf16=False, report_to=[])

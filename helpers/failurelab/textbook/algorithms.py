@@ -9,7 +9,7 @@ from transformers import Trainer
 from failurelab.textbook.definition import GRPO, Definition
 from failurelab.textbook.definition_online_dpo import ONLINE_DPO, PREFERENCES
 from failurelab.textbook.definition_rloo import RLOO
-from failurelab.textbook.fields import LOSSES, Options
+from failurelab.textbook.fields import LOSSES, Left, Options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +19,13 @@ class Algorithm:
     Attributes:
         definition: of its loss.
         losses: values of `loss_type` that the definition has.
+        not_here: fields that are GRPO's alone, or whose evidence is taken from its trainer alone.
         change: what options are otherwise than the arguments of these names say, from the trainer and these options.
     """
 
     definition: Definition
     losses: tuple[str, ...] = LOSSES
+    not_here: Mapping[str, Left] = dataclasses.field(default_factory=dict)
     change: Callable[[Any, Options], dict[str, Any]] = lambda trainer, options: {}
 
     @property
@@ -36,6 +38,20 @@ class Algorithm:
         options = Options.of(trainer.args)
         options = dataclasses.replace(options, temperature=temperature or options.temperature)
         return dataclasses.replace(options, **self.change(trainer, options))
+
+
+_OTHER_ENGINE = "another engine draws the tokens, and of this trainer they are not taken from it"
+_NOT_HERE = {
+    "fp16": Left((False,), "the gradients are scaled by a factor that the scaler changes"),
+    "neftune_noise_alpha": Left((None, 0), "noise is added to the embeddings"),
+    "router_aux_loss_coef": Left(
+        (None, 0.0), "the router's loss is added", lambda trainer: bool(getattr(trainer, "aux_loss_enabled", False))
+    ),
+    "sync_ref_model": Left((False,), "the reference model changes during training"),
+    "use_transformers_continuous_batching": Left((False,), _OTHER_ENGINE),
+    "use_transformers_paged": Left((None, False), _OTHER_ENGINE),
+    "use_vllm": Left((False,), _OTHER_ENGINE),
+}
 
 
 def _of_rloo(trainer: Any, options: Options) -> dict[str, Any]:
@@ -53,8 +69,8 @@ def _of_online_dpo(trainer: Any, options: Options) -> dict[str, Any]:
 
 ALGORITHMS: Mapping[str, Algorithm] = {
     "GRPOTrainer": Algorithm(GRPO),
-    "RLOOTrainer": Algorithm(RLOO, change=_of_rloo),
-    "OnlineDPOTrainer": Algorithm(ONLINE_DPO, tuple(PREFERENCES), _of_online_dpo),
+    "RLOOTrainer": Algorithm(RLOO, not_here=_NOT_HERE, change=_of_rloo),
+    "OnlineDPOTrainer": Algorithm(ONLINE_DPO, tuple(PREFERENCES), _NOT_HERE, _of_online_dpo),
 }
 
 

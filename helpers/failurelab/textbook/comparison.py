@@ -133,7 +133,8 @@ def why_not_here(trainer: Any) -> list[str]:
     """Return why the gradient of this trainer is not implemented, a line for each reason."""
     if elsewhere := no_textbook(trainer):
         return [elsewhere]
-    lines = fields.why_not(trainer, algorithm_of(trainer).losses)
+    algorithm = algorithm_of(trainer)
+    lines = fields.why_not(trainer, algorithm.losses, algorithm.not_here)
     model = trainer.accelerator.unwrap_model(trainer.model)
     if "fp16" in precisions(trainer) and getattr(trainer, "is_deepspeed_enabled", False):
         lines.append("fp16 of DeepSpeed, which scales the loss by itself, and needs a GPU")

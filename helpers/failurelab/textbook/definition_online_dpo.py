@@ -59,14 +59,16 @@ def say_ties(rewards: Tensor, cut: Tensor, options: Options) -> str:
 def shortened(row: Row, options: Options) -> Row:
     """Return the row with as much of its prompt, from its end, as `max_length` leaves room for beside the completion.
 
+    A prompt with images is whole.
+
     Raises:
         ValueError: no token of the prompt is left, and so nothing that the first token's probability depends on.
     """
     length = row.padded[1] if options.length_padded else len(row.completion)
     over = len(row.prompt) + length - (options.max_length or len(row.prompt) + length)
-    if over >= len(row.prompt):
+    if over >= len(row.prompt) and not row.inputs:
         raise ValueError(f"max_length={options.max_length} leaves no token of a prompt beside {length} of a completion")
-    return row if over <= 0 else dataclasses.replace(row, prompt=row.prompt[over:])
+    return row if over <= 0 or row.inputs else dataclasses.replace(row, prompt=row.prompt[over:])
 
 
 PREFERENCES: dict[str, Callable[[Tensor, float], Tensor]] = {

@@ -12,7 +12,8 @@ Read in the help texts of trl 0.14.0, 0.15.2, 0.22.2 and 1.16.0, and of transfor
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _IMPLEMENTED = """
@@ -93,6 +94,10 @@ class Left:
     neutral: tuple[Any, ...]
     reason: str
     counts: Callable[[Any], bool] | None = None
+
+    def is_neutral(self, value: Any) -> bool:
+        """Whether a value leaves the gradient as it is."""
+        return any(value is neutral or value == neutral for neutral in self.neutral)
 
 
 def spreads(trainer: Any) -> bool:
@@ -256,20 +261,23 @@ def unlisted(config: type) -> set[str]:
 
 def is_neutral(name: str, value: Any) -> bool:
     """Whether a field that is not here has a value that leaves the gradient as it is."""
-    return any(value is neutral or value == neutral for neutral in NOT_HERE[name].neutral)
+    return NOT_HERE[name].is_neutral(value)
 
 
-def why_not(trainer: Any, losses: Sequence[str] = LOSSES) -> list[str]:
+def why_not(
+    trainer: Any, losses: Sequence[str] = LOSSES, not_here: Mapping[str, Left] = types.MappingProxyType({})
+) -> list[str]:
     """Return why the gradient that a trainer's arguments ask for is not implemented: a line for each field, or none.
 
     Args:
         trainer: of an algorithm that there is a definition of.
         losses: the kinds of loss that it has.
+        not_here: fields that this algorithm lacks, beside NOT_HERE.
     """
     args, lines = trainer.args, []
-    for name, left in NOT_HERE.items():
+    for name, left in {**not_here, **NOT_HERE}.items():
         value = getattr(args, name, left.neutral[0])
-        if left.counts(trainer) if left.counts else not is_neutral(name, value):
+        if left.counts(trainer) if left.counts else not left.is_neutral(value):
             value = getattr(trainer, name, value)  # the trainer may take its model's own
             lines.append(f"{name}={value!r}: {left.reason}")
     for name in sorted(unlisted(type(args))):
