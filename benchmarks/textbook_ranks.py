@@ -9,7 +9,7 @@ ZeRO-3, bfloat16, groups of eight, many micro-batches) and #4631 (ZeRO-2 learns 
 they can be rebuilt. `cost` is what a comparison adds to a step. FSDP2 is sharded by hand, for accelerate takes it for
 accelerators alone. With `--kept`, runs that a file has are taken from there, and others are added to it.
 
-Eras: trl-0.15, trl-0.22, today.
+Eras: trl-0.22, today.
 """
 
 import importlib.util
