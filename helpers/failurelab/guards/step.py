@@ -21,7 +21,7 @@ import torch
 from failurelab import textbook
 from failurelab.guards.base import Guard
 from failurelab.handles import keep_random_state
-from failurelab.textbook.ranks import Apart as RanksApart
+from failurelab.textbook.ranks import RanksApart
 
 
 class StepGuard(Guard):

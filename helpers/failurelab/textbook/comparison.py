@@ -32,8 +32,7 @@ from failurelab.textbook.gradient import (
     reward_table,
 )
 from failurelab.textbook.mistakes import suspects_of
-from failurelab.textbook.ranks import Apart as RanksApart
-from failurelab.textbook.ranks import several, whole, whole_bytes
+from failurelab.textbook.ranks import RanksApart, several, whole, whole_bytes
 from failurelab.textbook.recorder import Evidence, own_precision, pad_id, precisions, reference_of
 from failurelab.textbook.rows import Row
 from failurelab.textbook.solve import Solution

@@ -37,7 +37,7 @@ _meetings = itertools.count(1)
 T = TypeVar("T")
 
 
-class Apart(RuntimeError):
+class RanksApart(RuntimeError):
     """The ranks do not come to the same place; the message names those that do not."""
 
 
@@ -68,7 +68,7 @@ class Ranks:
             limit: seconds after which a call of all processes of the launch gives up.
 
         Raises:
-            Apart: one of them does not come, or is told otherwise.
+            RanksApart: one of them does not come, or is told otherwise.
         """
         if not several():
             return cls()
@@ -78,7 +78,7 @@ class Ranks:
         for number, other in enumerate(every):
             for name in every[0] | other:  # the same on all, who tells what
                 if other.get(name) != every[0].get(name):
-                    raise Apart(
+                    raise RanksApart(
                         f"the ranks are not alike: {name} is {other.get(name)} on rank {number}, and "
                         f"{every[0].get(name)} on rank 0"
                     )
@@ -91,7 +91,7 @@ class Ranks:
         One that does not come in time is waited for by nobody: the first who knows writes down whether it goes on.
 
         Raises:
-            Apart: one of them does not come.
+            RanksApart: one of them does not come.
         """
         if self.count == 1:
             return [told]
@@ -102,9 +102,13 @@ class Ranks:
             absent = [rank for rank in range(self.count) if not self._came(f"{key}/{rank}", until)]
             word = self._store.compare_set(f"{key}/word", "", "waited in vain" if absent else "go")
         except RuntimeError as error:  # the store's own: who keeps it is gone
-            raise Apart(f"the store of the launch, through which the ranks meet, does not answer: {error}") from error
+            raise RanksApart(
+                f"the store of the launch, through which the ranks meet, does not answer: {error}"
+            ) from error
         if word != b"go":
-            raise Apart(f"{name_ranks(absent) or 'another rank'} did not come to {where} within {self._wait:g} seconds")
+            raise RanksApart(
+                f"{name_ranks(absent) or 'another rank'} did not come to {where} within {self._wait:g} seconds"
+            )
         self.split = False
         return [pickle.loads(self._store.get(f"{key}/{rank}")) for rank in range(self.count)]
 
@@ -114,7 +118,7 @@ class Ranks:
             self._store.wait([key], left)
         except RuntimeError as error:
             if self._store.check([key]):
-                raise Apart(str(error)) from error
+                raise RanksApart(str(error)) from error
             return False
         return True
 
@@ -122,14 +126,14 @@ class Ranks:
         """Make a call of all processes, in our group.
 
         Raises:
-            Apart: it failed; with the ranks that no longer answer.
+            RanksApart: it failed; with the ranks that no longer answer.
         """
         try:
             call(*args, group=self._group, **kwargs)
         except RuntimeError as error:
             raise self.apart(error) from error
 
-    def apart(self, error: RuntimeError) -> Apart:
+    def apart(self, error: RuntimeError) -> RanksApart:
         """Return what an error in a call of all processes is told as, with the ranks that no longer answer.
 
         One that left by an error of its own has said so.
@@ -144,7 +148,7 @@ class Ranks:
             gone = []
         said = said or (f"{name_ranks(gone)} no longer answers" if gone else "the ranks have lost each other")
         self.leave(f"{said}: {str(error).splitlines()[0]}")
-        return Apart(self.lost)
+        return RanksApart(self.lost)
 
     def leave(self, why: str) -> None:
         """Leave our group, so that those who wait in it for this rank need not wait until their time is up."""
@@ -337,7 +341,7 @@ def whole(ranks: Ranks, *models: nn.Module | None) -> Iterator[None]:
     of those that are spread; the hooks that would gather them are out. Afterwards everything is as it was.
 
     Raises:
-        Apart: a rank does not take part.
+        RanksApart: a rank does not take part.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -194,7 +194,7 @@ class Recorder:
             compare: is called before an engine steps, where no callback is; see `engine`.
 
         Raises:
-            ranks.Apart: another process does not come, or runs something else.
+            ranks.RanksApart: another process does not come, or runs something else.
         """
         told = _told_of_run() | {"the first step that is compared": self._first_wanted()}
         self.ranks = Ranks.meet(told, float(self.trainer.args.ddp_timeout))

@@ -9,7 +9,7 @@ from transformers.trainer_callback import TrainerCallback
 from failurelab.textbook.algorithms import no_textbook
 from failurelab.textbook.comparison import Comparison, compare_step
 from failurelab.textbook.fields import Options
-from failurelab.textbook.ranks import Apart
+from failurelab.textbook.ranks import RanksApart
 from failurelab.textbook.recorder import Recorder
 
 
@@ -62,7 +62,7 @@ class Watch(TrainerCallback):
         if self._recorder is not None:
             try:
                 self._recorder.begin(self._compare)
-            except Apart as error:
+            except RanksApart as error:
                 self.reports.append(Comparison("NOT CHECKED", str(error)))
                 self._recorder.detach()
                 self._recorder = None

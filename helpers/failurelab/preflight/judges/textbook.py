@@ -31,7 +31,7 @@ from failurelab.preflight.judges.replaced import Replaced, WithoutPatches, find_
 from failurelab.preflight.judges.rows import tokenizer_of
 from failurelab.preflight.repairs import Arguments, Repair, Statement, Together, WithoutMethod
 from failurelab.preflight.training import Training
-from failurelab.textbook.ranks import Apart as RanksApart
+from failurelab.textbook.ranks import RanksApart
 
 ENDS = (7, 5, 3, 1, 6, 4, 2)  # tokens before the end of each completion, in turn; the first is cut before it
 _MOST = 5e7  # parameters up to which the search for an explanation, sixty passes, is affordable on a CPU
