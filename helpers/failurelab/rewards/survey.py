@@ -227,8 +227,15 @@ def _judge_sum(
         most, text = max(rights, key=operator.itemgetter(0))
         said = f"the right answer (column {column}) got {most:g} as {quote(text)}"
         if max(figures.lead(kept, totals)) <= figures.SAME:
-            what = f"{said}, and a completion that answers nothing no less: read what each adds"
-            yield Flag("", "F14", "NOT CHECKED", what)
+            what = f"{said}, and a completion that answers nothing no less"
+            if any(max(figures.lead(x.completions, x.rewards), default=1.0) <= figures.SAME for x in asking):
+                why = (
+                    "the function that asks for the answer pays it to a text without one, in the forms that were tried"
+                )
+                repair = "Let the function pay nothing for an empty answer and for a part of the right one."
+                yield Flag("", "F14", "SUSPECTED", what, repair, control=why)
+            else:
+                yield Flag("", "F14", "NOT CHECKED", f"{what}: read what each adds")
             return
         control = f"a wrong one in the same words got {more[0][1]:g}, the right one {more[0][0]:g}"
         yield Flag("", "F14", "HELD", said, control=control)

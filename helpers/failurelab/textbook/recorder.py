@@ -42,6 +42,7 @@ from failurelab.textbook.rows import Ids, Row, cut_at_end
 from failurelab.textbook.scores import without_adapters
 
 T = TypeVar("T")
+MIXED = "groups of several prompts"
 SAMPLE = 32  # numbers of a tensor by which it is seen where a reference moves to
 _IDS = ("inputs", "input_ids", "attention_mask")
 
@@ -487,6 +488,9 @@ class Recorder:
             if len(prompts) != count:
                 prompts = [row.prompt for row in drawn]
             groups, problem = _groups(self._by_prompt(prompts), group_size(self.trainer))
+            if problem and self._mixes(prompts):
+                wrong.append((MIXED, f"{problem}: rewards of different prompts are compared with each other"))
+                problem = "an advantage is defined among completions of one prompt"
         rewards = list(zip(*(asked.rewards[index] for index in range(len(self.functions)))))
         texts = self._other_texts(drawn, asked.given("completions"))
         rows = [
@@ -496,6 +500,22 @@ class Recorder:
         problems = [problem] if problem else []
         now = self.trainer.state.global_step
         self._batches.append(_Batch(rows, asked, now, problems, texts, temperature, random, wrong))
+
+    def _mixes(self, prompts: Sequence[Any]) -> bool:
+        """Whether no group has a prompt twice, where trl's own code compares `group_size` completions in their order.
+
+        A rollout function may have given the prompts other words, and a trainer of one's own may group otherwise.
+        """
+        size, kind = group_size(self.trainer), type(self.trainer)
+        scores = getattr(kind, "_generate_and_score_completions", None)
+        if size < 2 or not getattr(scores, "__module__", "").startswith("trl.") or self._rolls_out():
+            return False
+        groups = [list(map(str, prompts[place : place + size])) for place in range(0, len(prompts), size)]
+        return all(len(set(group)) == size for group in groups)
+
+    def _rolls_out(self) -> bool:
+        names = ("rollout_func", "tools", "environment_factory", "environments")
+        return any(getattr(self.trainer, name, None) for name in names)
 
     def _by_prompt(self, values: list[T]) -> list[T]:
         """Return values of completions in the order of the prompts: trainers of pairs have all first ones first."""
