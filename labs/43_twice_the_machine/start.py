@@ -1,8 +1,8 @@
 """Lab 43: twice the machine.
 
 "With one process it learned the sums. Now two processes have a half of the batch each, at the same learning rate, and
-it needs more steps than one did for the same reward. My colleague says that two cards learn worse than one. There are
-threads about it, and nobody in them knows why."
+the log's grad_norm is half of what it was. My colleague says that two cards learn worse than one. There are threads
+about it, and nobody in them knows why."
 
 Make two processes learn as one did. Options and the rate stay.
 
