@@ -735,6 +735,17 @@ def test_nothing_is_held_where_an_empty_completion_gets_as_much(weight, held, to
     assert held or "answers nothing no less" in whole[0].why
 
 
+def in_each_other(completions, answer, **_):
+    """An empty text is in every answer."""
+    return [float(text(each).strip() in right or right in text(each)) for each, right in zip(completions, answer)]
+
+
+def test_a_function_that_pays_an_empty_answer_like_the_right_one_is_suspected(tokenizer):
+    """By itself, and not by another function beside it, as a penalty for length is."""
+    suspected = [answer for answer in judge(in_each_other, tokenizer=tokenizer) if answer.verdict is Verdict.SUSPECTED]
+    assert [answer.failure for answer in suspected] == ["F14"] and "answers nothing no less" in suspected[0].evidence
+
+
 def test_a_number_is_not_what_every_function_that_is_blind_for_right_answers_needs(tokenizer):
     """A reward for the reference's length gives right and wrong answers the same, whatever their type is."""
     for function, answers in ((as_long_as_the_answer, [7, 11, 17, 42]), (stripped_and_short, PLAIN["answer"])):

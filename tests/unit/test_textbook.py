@@ -1000,3 +1000,21 @@ def test_the_trainer_gets_everything_back(model, make):
         assert made.reward_funcs[0] is not functions[0]
     assert made.reward_funcs == functions == [right, functions[1]]
     assert [set(vars(owner)) for owner in owners] == names and made.callback_handler.callbacks == callbacks
+
+
+def test_rows_of_the_same_tokens_that_batches_pad_to_other_lengths():
+    """Of several processes, or micro-batches: the same completion twice, behind which stands more padding once."""
+    rows = [textbook.Row((5, 6), (7, 8), True, padded=(2, width)) for width in (2, 4)]
+    slopes = [torch.tensor([0.0, 0.5, 0.5]), torch.tensor([0.0, 0.5, 0.5, 0.0, 0.0])]
+    step = types.SimpleNamespace(rows=rows, weights=torch.tensor([1.0, 1.0]))
+    (unknown,) = solve._of_rows(step, slopes)
+    assert unknown.name == "rows 1, 2" and [len(slope) for slope in unknown.slopes.values()] == [5]
+
+
+@pytest.mark.skipif(before("0.22"), reason="its rows are grouped elsewhere")
+def test_groups_of_several_prompts_are_found(make, monkeypatch):
+    """A sampler that does not repeat a prompt: rewards of different prompts are compared with each other."""
+    one_after_another = torch.utils.data.SequentialSampler
+    monkeypatch.setattr(trl.GRPOTrainer, "_get_train_sampler", lambda self, rows=None: one_after_another(rows))
+    report = compare(make())
+    assert (report.verdict, report.named) == ("FOUND", "groups of several prompts")

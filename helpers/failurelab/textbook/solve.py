@@ -273,8 +273,10 @@ def _of_rows(step: Step, slopes: Sequence[torch.Tensor]) -> list[_Unknown]:
     usual = float(step.weights[step.weights > 0].mean()) if (step.weights > 0).any() else 1.0
     unknowns = []
     for same in numbers.values():
-        first, own = same[0], _own(_places(step.rows[same[0]]))
-        total = sum((slopes[number] for number in same), torch.zeros_like(slopes[first]))
+        first = max(same, key=lambda number: len(slopes[number]))  # batches pad the same tokens to other lengths
+        own, total = _own(_places(step.rows[first])), torch.zeros_like(slopes[first])
+        for number in same:
+            total[: len(slopes[number])] += slopes[number]
         mean = float(total[own].mean()) if own else 0.0
         coefficient = math.copysign(float(total[own].square().mean().sqrt()) if own else 0.0, mean)
         weight = float(step.weights[same].mean()) or usual
